@@ -211,7 +211,7 @@ def test_doctor_and_capture_agree(name: str, folder: Path) -> None:
         assert (captured.returncode, captured.stdout) == (3, "")
         assert "echo was not started" in captured.stderr
         assert list(folder.iterdir()) == []
-        for answer in (captured.stderr, f"{row['detail']} {row['mend']}"):
+        for answer in (captured.stderr, f"{row['detail']} {row['fix']}"):
             assert re.search(case.said, answer), answer
             assert case.hint in answer
     bpftrace = rows["methods", "bpftrace"]

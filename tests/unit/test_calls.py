@@ -63,7 +63,7 @@ def test_a_function_that_was_named_is_recorded_also_if_it_only_asks() -> None:
 
 
 def test_a_rule_that_there_is_not_is_an_error() -> None:
-    with pytest.raises(TracepipeError, match="no choice of calls 'none'") as refusal:
+    with pytest.raises(TracepipeError, match="Unknown choice of calls: 'none'") as refusal:
         call_rule("none")
     assert refusal.value.hint == "Choose from: all, default, launches."
 

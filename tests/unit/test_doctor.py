@@ -335,7 +335,7 @@ def test_json_is_for_programs() -> None:
         "name": "bcc",
         "state": "fails",
         "detail": "BCC's Python module is missing.",
-        "mend": "apt install python3-bpfcc",
+        "fix": "apt install python3-bpfcc",
     }
     assert as_json(examine(GOOD, FakeTrials()))["can_capture"] is True
 

@@ -450,6 +450,6 @@ def test_a_selection_is_for_warps(machine: Machine, gpu: str) -> None:
 
 
 def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:
-    with pytest.raises(TracepipeError, match="no range of blocks"):
+    with pytest.raises(TracepipeError, match="not a range of blocks"):
         machine.start(request("vec_add", gpu_blocks="5-1"))
     assert machine.children == 0

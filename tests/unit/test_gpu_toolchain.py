@@ -372,7 +372,7 @@ def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path:
     for wish, said in {
         "sm_75": "makes no code for sm_75",
         "sm_120": "sm_120",
-        "hopper": "no architecture",
+        "hopper": "not an architecture",
     }.items():
         with pytest.raises(CaptureUnavailable, match=said):
             tools.build_patches("p", source, [wish])

@@ -72,10 +72,10 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_happened_and_what_to_do(name: str) -> None:
-    operation, number, where, happened, mend = CASES[name]
+    operation, number, where, happened, fix = CASES[name]
     refusal = explain(operation, OSError(number, "said so"), where)
     assert happened in refusal.message
-    assert mend in refusal.hint
+    assert fix in refusal.hint
     assert refusal.exit_code == 3
 
 

@@ -187,7 +187,7 @@ def test_calls_tell_where_there_are_no_events_of_memory(load: Load) -> None:
     assert rows(result, "processes", "count", "peak_bytes", "last_bytes", "never_freed", "unmatched") == [
         (2, 64, 5, 0, 1)
     ]
-    assert "the recording has no events of memory: told by the calls that succeeded" in result.notes
+    assert "the recording has no events of memory: taken from the calls that succeeded" in result.notes
 
 
 def test_what_is_not_known_is_not_0(load: Load) -> None:

@@ -121,7 +121,7 @@ def _capture(
 
 
 def _needs_probes(request: CaptureRequest) -> bool:
-    """Whether anything is asked for beside what a library in the command tells."""
+    """Whether anything is asked for besides what a library in the command reports."""
     return request.layers != (ANNOTATION,) or bool(request.hooks)
 
 

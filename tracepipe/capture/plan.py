@@ -233,7 +233,7 @@ def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> li
 
 
 def _check_found(users: list[HookSet], selection: Selection) -> None:
-    """A hook of the user's own that names nothing here is a mistake, told before anything is run."""
+    """A hook of the user's own that names nothing here is a mistake: an error before anything is run."""
     names = {hooks.name for hooks in users if not hooks.is_shipped}
     for place, reason in selection.unresolved.items():
         if place in names or place.partition(", ")[0] in names:

@@ -227,7 +227,7 @@ def _found(
 
 
 def _tell(report: Report, facts: list[Any], result: Result, target: str, common: Mapping[str, Any]) -> None:
-    """What a report that wrote a file says beside it."""
+    """What a report that wrote a file says besides."""
     if target == STANDARD:
         for note in result.notes:
             say(note)

@@ -36,7 +36,7 @@ category, and a count's line up to its time; by number: names, and names of kern
 by shape: what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by
 number: arguments, and frames of Python. What an event shows has a comma in front of each member."""
 SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block", PYTHON)
-"""What may be shown beside arguments: an argument of that name takes its place."""
+"""What may be shown besides arguments: an argument of that name takes its place."""
 _HEADS: Final = {
     BEGIN: b',\n{"ph":"B","name":',
     # The name again at the end: Speedscope ends nothing by another name.
@@ -106,7 +106,7 @@ class ChromeEvents:
         self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
         self._turns: dict[int, _Turns] = {}
         self._shadows: set[int] = set()
-        """Arguments with names that are shown beside arguments too."""
+        """Arguments with names that are shown besides arguments too."""
         self._out: list[bytes] = []
         self._names_made = self._shapes_made = self._frames_made = 0
         for at, mark in enumerate(MARKS):

@@ -105,7 +105,7 @@ class NativePackets(Packets):
 
     def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
         """Let the core make the annotations of arguments whose texts it does not have; False where it has, or
-        cannot, or where they may stand for what is shown beside them.
+        cannot, or where they may stand for what is shown besides them.
         """
         tables = drawn.book.tables
         if tables.reader is not None or args in made or tables.is_odd(args):

@@ -70,7 +70,7 @@ class Packets:
         self._args: dict[int, bytes] = {}
         self._alike: dict[_Key, bytes] = {}
         self._shadows: set[int] = set()
-        """Arguments with names that are shown beside arguments too."""
+        """Arguments with names that are shown besides arguments too."""
         self._warp_names: dict[int, bytes] = {}
         """By kernel and number of a warp: its name by its number, nothing where it came once."""
         self._named = 0

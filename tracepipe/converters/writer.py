@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the names of formats need no columns
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """What a converter is told before the first operation.
+    """What a converter gets before the first operation.
 
     `start` has the same instant on the trace clock (`trace_ns`) and on host clocks, as far as known;
     `trace_ns` is at or near the first operation. `header` is the recording's.

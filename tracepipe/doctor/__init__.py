@@ -92,12 +92,12 @@ def _wrapped(text: str, width: int, indent: int) -> list[str]:
 
 
 def as_json(diagnoses: list[Diagnosis]) -> dict[str, Any]:
-    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"mend":…},…]}`.
+    """`{"can_capture":…,"findings":[{"area":…,"name":…,"state":…,"detail":…,"fix":…},…]}`.
 
-    `mend` says how to put it right. Programs rely on that key.
+    `fix` is a sentence or a command.
     """
     rows = [
-        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "mend": f.fix}
+        {"area": f.area, "name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix}
         for f in diagnoses
     ]
     return {"can_capture": can_capture(diagnoses), "findings": rows}

@@ -1,7 +1,7 @@
 """The event file `tracepipe/1`: every record of it, and the types that all stages share.
 
 One JSON object a line. The first line is a `Header`, the last a `Footer` (a file without one is a capture
-that was cut off, and is still read); between them events, warp batches, clock pairs and losses, told apart
+that was cut off, and is still read); between them events, warp batches, clock pairs and losses, distinguished
 by `type`. Records are plain dicts, as a parser gives them: these classes state their fields, and
 `schemas/event.schema.json` and the checks in `checks.py` are generated from them.
 """
@@ -410,7 +410,7 @@ class Problem:
 
 Record = dict[str, Any]
 """A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord` or
-`Footer`, told by `type`.
+`Footer`, distinguished by `type`.
 """
 
 

@@ -56,7 +56,5 @@ CALL_RULES: Final = {
 def call_rule(calls: str) -> CallRule:
     """The rule of that name. Raises TracepipeError."""
     if calls not in CALL_RULES:
-        raise TracepipeError(
-            f"There is no choice of calls {calls!r}.", f"Choose from: {', '.join(CALL_RULES)}."
-        )
+        raise TracepipeError(f"Unknown choice of calls: {calls!r}.", f"Choose from: {', '.join(CALL_RULES)}.")
     return CALL_RULES[calls]

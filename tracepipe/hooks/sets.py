@@ -47,7 +47,7 @@ _HOOK_FIELDS: dict[str, type] = {
     "everywhere": bool, "target": str, "condition": str,
 }  # fmt: skip
 _TYPE_NAMES = {str: "a text", list: "an array", dict: "a table", bool: "true or false"}
-# The arguments that an effect cannot be told without; of several in one text, one.
+# The arguments without which an effect is not known; of several in one text, one is enough.
 _EFFECT_NEEDS = {
     "alloc": ("address",),
     "free": ("address",),

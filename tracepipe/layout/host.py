@@ -1,4 +1,4 @@
-"""What the host's events draw beside their slices: names of threads, and the memory that is allocated."""
+"""What the host's events draw besides their slices: names of threads, and the memory that is allocated."""
 
 from __future__ import annotations
 

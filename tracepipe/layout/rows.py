@@ -170,7 +170,7 @@ class Rows:
         layer = shape.drawn_layer, own if shape.domain is None else shape.domain
         if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
             return NO_ROW
-        # What a program calls a thread of its own is no name of its process.
+        # What a program calls one of its threads is not a name of its process.
         comm = "" if shape.type == "annotation" else shape.comm or ""
         thread = self.thread(shape.pid, shape.tid, comm)
         row = thread.rows.get(layer)

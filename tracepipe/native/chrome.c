@@ -234,7 +234,7 @@ static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
 }
 
 /* Whether C can write an operation: 1, or 0 for one with arguments of its own, or whose text is not known, or
- * that take the place of something that is shown beside them; or TP_NO_MEMORY. */
+ * that take the place of something that is shown besides them; or TP_NO_MEMORY. */
 static int can_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];

@@ -36,7 +36,7 @@ typedef struct {
 
 /* More than this is to be taken before more is written. */
 #define OUT_FULL (1 << 18)
-/* The most bytes of a line, and of its separator, beside the texts in it. */
+/* The most bytes of a line, and of its separator, without the texts in it. */
 #define LINE_ROOM 256
 
 /* Time: µs since the base with three decimals, and three more that keep begins and ends of a track apart. */

@@ -101,7 +101,7 @@ static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t 
     return at < end && *at == ']' ? at + 1 : 0;
 }
 
-/* Whether a line is of a thread of a GPU, told by its type's value. */
+/* Whether a line is of a thread of a GPU, by its type's value. */
 static int is_of_thread(const uint8_t *value, const uint8_t *end)
 {
     static const char type[] = "\"gpu_thread\"";

@@ -339,7 +339,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* What is shown of an operation beside its arguments. */
+/* What is shown of an operation besides its arguments. */
 static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
 {
     int32_t event = d->event[at], shape = g->shape[event];
@@ -353,7 +353,7 @@ static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, 
 }
 
 /* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
- * stand for something that is shown beside them. Those are not made: their names may not come anywhere. */
+ * stand for something that is shown besides them. Those are not made: their names may not come anywhere. */
 static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];

@@ -1,4 +1,4 @@
-/* Names that are shown beside arguments. */
+/* Names that are shown besides arguments. */
 #include "shown.h"
 
 #include "json.h"

@@ -1,4 +1,4 @@
-/* What is shown of an event beside its arguments; an argument of the same name takes its place. */
+/* What is shown of an event besides its arguments; an argument of the same name takes its place. */
 #ifndef TP_SHOWN_H
 #define TP_SHOWN_H
 

@@ -2,7 +2,7 @@
  *
  *     {"ts_ns":9,"type":"gpu_warp","name":"k","warp":[0,1],"sm":[4,4],"entry_ns":[0,32],"exit_ns":[512,544]}
  *
- * What is no column of warps is given back as text, for Python: a field of that line that is one stands there
+ * What is not a column of warps is given back as text, for Python: a field of that line that is one stands there
  * as an empty array, and the time and the launch as 0, so that lines of one kernel have the same text.
  */
 #include "json.h"

@@ -32,7 +32,7 @@ HEAD_BYTES = 1 << 16
 # CUDA's largest block and thread indices (CUDA C++ Programming Guide, technical specifications).
 BLOCK_LIMIT = (1 << 31) - 1, 65535, 65535
 THREAD_LIMIT = 1024, 1024, 64
-# One block shape has 1024 threads at most; this many different ones are told apart before memory matters.
+# One block shape has 1024 threads at most; this many different ones are kept apart before memory matters.
 OCCURRENCES_LIMIT = 1 << 16
 # More may be beyond 64 bits.
 _EXACT_DIGITS = 18

@@ -11,8 +11,8 @@
 The first counts whole milliseconds since the start of tracing: clock "trace". The second prints the second of
 its printing and no date: its rows are placed by their order, on the clock "localtime", which counts from the
 first row's midnight. With --no-timestamp it prints no time at all: clock "order", which counts from 0.
-A name may be longer than its column or hold spaces, so rows are told by shape and not by columns. Text that
-has no mark of a row is the program's own, or a log's, and is passed over.
+A name may be longer than its column or hold spaces, so rows are recognised by shape and not by columns. Text
+that has no mark of a row is the program's own, or a log's, and is passed over.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ class _Rows:
 
 
 def _table_of(head: bytes) -> tuple[str, bool] | None:
-    """Which table `head` begins, if any, and whether it has exits, as the libbpf tool may be told not to."""
+    """Which table `head` begins, if any, and whether it has exits, which the libbpf tool can leave out."""
     table, entries, exits = "", 0, 0
     for text in head.removeprefix(BOM).split(b"\n"):
         if len(text) > ROW_BYTES_MAX:

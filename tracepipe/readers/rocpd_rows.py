@@ -10,7 +10,7 @@ from tracepipe.readers.event_rows import Values
 from tracepipe.readers.sqlite_tables import Database, Strings, quoted
 
 _FEW_MAX: Final = 1 << 14
-# What every row has beside its own columns, in this order, after its number.
+# What every row has besides its own columns, in this order, after its number.
 COMMON: Final = (
     "start", "end", "pid", "tid", "agent_id", "queue_id", "stream_id", "stack_id", "category_id", "extdata",
     "event_id",

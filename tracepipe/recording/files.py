@@ -65,7 +65,7 @@ class InputStream:
         return b""
 
     def head(self, is_enough: Callable[[bytes], bool] = lambda head: False) -> bytes:
-        """The first `HEAD_BYTES`, or so many as are enough, which `read` will give again."""
+        """The first `HEAD_BYTES`, or as many as are enough, which `read` will give again."""
         while (
             len(self._ahead) < HEAD_BYTES and not is_enough(self._ahead) and (more := self._pull(HEAD_BYTES))
         ):

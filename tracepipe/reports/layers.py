@@ -26,7 +26,7 @@ from tracepipe.reports.report import Column, Option, Report, Result, Table
 _EXCLUSIVE = (
     "Each ns of a call counts once, for the innermost: off-CPU before driver before system call before the "
     "call itself; “with inner” is all the time in a layer. “calls” spent time there; percentiles are over "
-    "all calls, 0 for the others. The GPU works beside and after a call: it is no part of it."
+    "all calls, 0 for the others. The GPU works during and after a call: that time is not part of the call."
 )
 _SLOWEST = 5
 

@@ -330,7 +330,7 @@ def _lost(run: Run) -> dict[str, int]:
 def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
     allocated = int(np.count_nonzero(found.column("is_made")))
     if found.from_calls and (allocated or len(faults)):
-        yield "the recording has no events of memory: told by the calls that succeeded"
+        yield "the recording has no events of memory: taken from the calls that succeeded"
     met = np.unique(found.column("fault")[np.sort(faults)], return_index=True, return_counts=True)
     for what, _, count in sorted(zip(*met, strict=True), key=lambda one: one[1]):
         yield f"{FAULTS[what]}: {count}"

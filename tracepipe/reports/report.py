@@ -143,7 +143,7 @@ class Report:
 
     `options` is a frozen dataclass whose fields are `Annotated` with an `Option`; each has a default. `run`
     gets a `Run` for each of `inputs`, then the options, and returns a Result. It raises TracepipeError where
-    an option does not fit the recording. `output` is where it writes files, beside what is on the terminal.
+    an option does not fit the recording. `output` is where it writes files, besides what is on the terminal.
     `takes_several`: each of the inputs may be several recordings; `run` then gets, for each input, a list of
     functions that read one. `suits` says whether it belongs on the page of a recording, where it is one of
     those gathered there.

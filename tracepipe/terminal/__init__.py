@@ -1,1 +1,1 @@
-"""What is seen on the terminal beside a command's output: messages, progress, the live view."""
+"""What the terminal shows besides a command's output: messages, progress, the live view."""

@@ -276,14 +276,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return None
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: what the user needs to know is told by `open_trace`."""
+        """Silent: `open_trace` says what the user needs to know."""
 
 
 def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callable[[str], None]) -> None:
     """Serves the converted trace `path` and opens a UI that fetches it; returns once it was fetched.
 
     With `local` the UI itself is served as well, from this machine, until Ctrl-C. Without `browser`, over
-    ssh or without a screen, the link is told through `notify` (one line a call) and the user opens it.
+    ssh or without a screen, the link is given to `notify` (one line a call) and the user opens it.
     Raises InputError and FormatError for a file that the UI cannot read, OutputError if the port is taken
     or no UI is found.
     """
@@ -364,7 +364,7 @@ def _has_screen() -> bool:
 
 
 def _check_readable(path: Path) -> None:
-    """Raises unless `path` begins as something that the UI reads: told here, not in the browser."""
+    """Raises unless `path` begins as something that the UI reads, as the browser's error would say less."""
     try:
         head = _head(path)
     except OSError as error:

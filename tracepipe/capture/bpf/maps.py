@@ -103,7 +103,7 @@ class Maps:
 
     def track(self, tid: int, tgid: int) -> None:
         """Record a thread that runs already, or not. Raises OSError."""
-        #  0 tgid │ 4 running: 2, not known │ 6 its ids were told │ 7 asleep │ 8 their window │ 16 where
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 their window │ 16 where
         value = struct.pack("=IHBBQQ", tgid, 2, 0, 0, 0, 0)
         bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
 

@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What the dynamic linker is told: needed libraries, folders to search as written, the own name."""
+    """What the dynamic linker reads: needed libraries, folders to search as written, the own name."""
 
     needed: list[str]
     rpath: list[str]

@@ -101,7 +101,7 @@ class _Found:
         self._groups.add(hook.group)
 
     def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
-        """Those that have found nothing, if the user is to be told."""
+        """Those that have found nothing, if the user must know."""
         if self.hooks.is_shipped and self._fitted:
             return []  # it names functions of many versions
         return [hook for hook in hooks if hook.origin not in self._fitted]

@@ -1,4 +1,4 @@
-"""What a command's GPUs do, told by a library that CUDA's driver loads into it: no root, no change to it.
+"""What a command's GPUs do, reported by a library that CUDA's driver loads into it: no root, no change to it.
 
 start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, a DeviceEngine
 """

@@ -1,4 +1,4 @@
-"""What calls did to memory: `memory` and `transfer` events, told when a call has returned and succeeded.
+"""What calls did to memory: `memory` and `transfer` events, made when a call has returned and succeeded.
 
     cudaMalloc ─────────────────────┐   one allocation: the innermost call that succeeded tells it, and those
       cuMemAlloc_v2 ────────────┐   │   around it on the same thread with the same effect do not
@@ -67,7 +67,7 @@ class Effects:
         thread.open.append((self._effect_of(probe), ts_ns, words))
 
     def leave(self, tid: int, probe: Probe, ts_ns: int, result: int, out: int) -> Done | None:
-        """What the call did, unless it did nothing or a call inside it has told it.
+        """What the call did, unless it did nothing or a call inside it has reported it.
 
         `result` is the register, `out` what the `out` argument points to now. A call whose entry is not known
         is passed over; those inside it have lost their returns.
@@ -82,7 +82,7 @@ class Effects:
             return None
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
-        # Entries can be told as late as the returns (a filter by duration): the times say what was inside.
+        # Entries can come as late as the returns (a filter by duration): the times say what was inside.
         if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
             return None
         thread.told_ns[effect.kind] = ts_ns
@@ -134,7 +134,7 @@ class Done:
 
 
 class _Thread:
-    """Calls that a thread is in, outermost first, and when it last told each kind of effect."""
+    """Calls that a thread is in, outermost first, and when it last reported each kind of effect."""
 
     __slots__ = ("open", "told_ns")
 

@@ -54,8 +54,8 @@ class Allocations:
 
     `steps` are bytes over time, from each time on. What is of a place is in lists by its number: the last and
     the most bytes and when those were reached, whether sizes are known at all, addresses that were given out
-    once more after their free (`reused`), and events without an address (`unmatched`), which cannot be told
-    apart.
+    once more after their free (`reused`), and events without an address (`unmatched`), which belong to no
+    allocation.
     """
 
     def __init__(self, from_calls: bool) -> None:
@@ -150,7 +150,7 @@ class Allocations:
 
 
 def allocations(run: Run) -> Allocations:
-    """Every allocation of a recording, in the order of time; told by calls where it has no memory events."""
+    """Every allocation of a recording, in the order of time; of calls where it has no memory events."""
     events = AllocationEvents(run)
     following = _Following(Allocations(events.from_calls))
     for some in events:

@@ -43,7 +43,7 @@ def hooked_title(run: Run) -> str:
 
 
 class HostTime:
-    """Where the threads of a recording were, by layer. `recorded` are the parts that can be told."""
+    """Where the threads of a recording were, by layer. `recorded` are the parts that are known."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

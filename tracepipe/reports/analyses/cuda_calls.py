@@ -1,4 +1,4 @@
-"""What calls of the CUDA libraries do, told by their names: launch, allocate, copy."""
+"""What calls of the CUDA libraries do, by their names: launch, allocate, copy."""
 
 from __future__ import annotations
 

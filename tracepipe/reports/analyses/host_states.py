@@ -83,7 +83,7 @@ class _ByThread:
 
 
 class HostStates:
-    """Tells the states of the threads of a recording. `recorded` are those of `PARTS` that can be told."""
+    """The states of the threads of a recording. `recorded` are those of `PARTS` that are known."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

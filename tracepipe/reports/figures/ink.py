@@ -7,7 +7,7 @@ from typing import Any
 from tracepipe.reports.frames.libraries import matplotlib, ticker
 
 WIDTH_IN = 10.0
-# Of Okabe and Ito; each is also told from the others by a mark or a place.
+# Of Okabe and Ito; each also differs from the others by a mark or a place.
 SERIES, LATE, ACCENT = "#0072b2", "#d55e00", "#e69f00"
 INK, FAINT, RULE = "#1f2430", "#626a78", "#d4d8de"
 # What a page may set by its own style in place of these colours.

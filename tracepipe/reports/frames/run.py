@@ -29,7 +29,7 @@ from tracepipe.reports.frames.warp_columns import WarpTable
 
 @dataclass(slots=True, kw_only=True)
 class Facts(Account):
-    """What a recording is and what it lacks, beside its events; times on the trace clock, as all are."""
+    """What a recording is and what it lacks, besides its events; times on the trace clock, as all are."""
 
     header: Header
     trace_clock: str
@@ -291,7 +291,7 @@ class _Loading:
 
 
 def _no_time(ts_ns: int) -> Problem:
-    return Problem(0, "ts_ns", f"{ts_ns} is no time of a recording")
+    return Problem(0, "ts_ns", f"{ts_ns} is not a time of a recording")
 
 
 def load_run(

@@ -355,7 +355,7 @@ class ShapeTable:
     def _threads_named(self) -> tuple[Int64s, Int32s]:
         """The keys of threads that have names, in order, and the names that they had last."""
         comm = self._at("comm")
-        # What a program calls a thread of its own is no name of its process.
+        # What a program calls one of its threads is not a name of its process.
         is_known = (comm != NONE) & (self.frames != _CODES["annotation"])
         named = np.flatnonzero(is_known)[::-1]
         keys = _thread_key(self._at("pid")[named].astype(np.int64), self._at("tid")[named].astype(np.int64))

@@ -14,7 +14,7 @@ from tracepipe.units import duration_text
 _OUTCOMES = {
     "unclosed": "calls had no end: they are counted, their length is not known",
     "no_begin": "ends had no begin: they are not counted as calls",
-    "overlaps": "spans do not nest in the order of their events: their callers are told by the times",
+    "overlaps": "spans do not nest in the order of their events: their callers are found by the times",
 }
 
 

@@ -11,7 +11,7 @@ Every event is one line of hexadecimal numbers:
 
 A text comes last, as it is, and ends with a mark that nobody can guess: it may contain anything.
 
-A tracing tool cannot be told things while it runs, so the script has a probe on a function of the C library
+bpftrace takes no commands while it runs, so the script has a probe on a function of the C library
 that only this process calls, with what it wants to say as arguments (`Order`).
 """
 

@@ -26,7 +26,7 @@ _F_SETPIPE_SZ = 1031
 _READ_BYTES = 1 << 20
 _SCRIPT = 3  # the descriptor that bpftrace has its script as
 _FOUND = re.compile(rb"Attaching (\d+) probes?\.\.\.\n?")
-_SLOW_S = 5.0  # after which the user is told why nothing happens
+_SLOW_S = 5.0  # after which the user reads why nothing happens
 # While the kernel detaches another bpftrace's probes, it attaches one in 0.1 s.
 _STUCK_S = 60.0
 

@@ -195,7 +195,7 @@ def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str
 def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
     """The architecture itself or, of the same major version, the newest before it, whose code it runs."""
     if not wish.startswith("sm_") or not wish[3:].isdigit():
-        raise CaptureUnavailable(f"{wish} is no architecture of a GPU.", "Name it as sm_90.")
+        raise CaptureUnavailable(f"{wish} is not an architecture of a GPU.", "Name it as sm_90.")
     number = int(wish[3:])
     fitting = [int(code[3:]) for code in known if number // 10 * 10 <= int(code[3:]) <= number]
     if not fitting:

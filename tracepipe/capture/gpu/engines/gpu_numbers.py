@@ -21,7 +21,7 @@ class GpuNumbers:
 
     @property
     def met(self) -> list[dict[str, Any]]:
-        """The GPUs that a process told of, as a header has them: index, name, uuid, sm_count."""
+        """The GPUs that a process reported, as a header has them: index, name, uuid, sm_count."""
         return [self._met[number] for number in sorted(self._met)]
 
     def meet(self, payload: memoryview) -> tuple[int, int]:
@@ -40,5 +40,5 @@ class GpuNumbers:
 
 
 def numbers_of(gpus: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """UUID → number, of GPUs as a header has them; without those whose UUID nobody told."""
+    """UUID → number, of GPUs as a header has them; without those whose UUID is not known."""
     return {gpu["uuid"]: gpu["index"] for gpu in gpus if "uuid" in gpu}

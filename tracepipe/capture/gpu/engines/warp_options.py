@@ -133,6 +133,6 @@ def read_range(text: str, option: str, what: str, least: int) -> tuple[int, int]
         if least <= first <= last <= LAST:
             return first, last
     raise TracepipeError(
-        f"{option} {text!r} is no range of {what}.",
+        f"{option} {text!r} is not a range of {what}.",
         f"Counted from {least}, both ends included: {least + 9}, {least + 9}-{least + 19} or {least + 9}-.",
     )

@@ -1,7 +1,7 @@
 // Records of API calls with their arguments, which a tool gets as a struct of the function's parameters.
 //
 // TRACEPIPE_GPU_ARGUMENTS names the table of what to take out of each struct; api_calls.py draws its lines.
-// A function that is not in it has no arguments, and nothing beside what its line says is read.
+// A function that is not in it has no arguments, and nothing but what its line says is read.
 //
 // Payload of KIND_CALL_ENTER, and of KIND_CALL_EXIT:
 //

@@ -22,7 +22,7 @@ enum KernelKind : uint16_t {
 
 enum Clock : uint32_t { CLOCK_IS_MONOTONIC = 0, CLOCK_IS_REALTIME = 1 };
 
-// CUPTI's clock read between two readings of the clock that it is told to be.
+// CUPTI's clock read between two readings of the clock that it is set to.
 struct Hello {
     uint32_t cupti_version, clock;
     uint64_t before_ns, cupti_ns, after_ns;

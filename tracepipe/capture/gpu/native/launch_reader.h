@@ -62,7 +62,7 @@ class LaunchReader {
         context.give_back_done();
     }
 
-    // Whether the driver did it; if not, the user is told.
+    // Whether the driver did it; if not, the user gets an error.
     bool works(CUresult result, const char *function) {
         if (result != CUDA_SUCCESS)
             channel_.note(std::string(function) + " failed with CUresult " + std::to_string(int(result)) +

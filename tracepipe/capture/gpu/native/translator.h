@@ -203,7 +203,7 @@ class Translator {
             std::string text = demangled(name);
             if (text.size() > channel_.payload_limit() / 2) text.resize(channel_.payload_limit() / 2);
             uint64_t id = ++names_sent_;
-            if (!channel_.put(KIND_NAME, &id, sizeof id, text, 0)) return id;  // told with the next kernel
+            if (!channel_.put(KIND_NAME, &id, sizeof id, text, 0)) return id;  // sent with the next kernel
             known = {name, id};
         }
         return known.second;

@@ -40,7 +40,7 @@ struct alignas(16) Warp {
     uint64_t entry_clk;     // %clock64
     uint32_t place;         // %smid | %warpid << 16
     uint32_t entry_mask;    // lanes
-    uint32_t partial_mask;  // lanes of the exit that is told here; 0: all of entry_mask
+    uint32_t partial_mask;  // lanes of the exit that is recorded here; 0: all of entry_mask
     uint32_t zero;
     uint64_t exit_ns;  // 0: the warp has not ended
     uint64_t exit_clk;

@@ -47,7 +47,7 @@ struct Thread {
     uint64_t stack = 0;           // where the outermost is made, if that was asked for
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
-    LaunchPointer graph;              // whose nodes are told
+    LaunchPointer graph;              // whose nodes are reported
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
     bool has_graph_begun = false;  // a node of it is recorded
