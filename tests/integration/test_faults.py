@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 def records(path: Path, *, writer_was_killed: bool = False) -> list[dict[str, Any]]:
     """The records of a recording, each of whose lines is whole.
 
-    The kernel ends the write of a process that is killed after any page: what follows the last newline is left out then.
+    The kernel ends the write of a process that is killed after any page: what follows the last newline is
+    left out then.
     """
     with open_input(str(path)) as stream:
         content = b"".join(iter(lambda: stream.read(1 << 20), b""))
