@@ -52,6 +52,10 @@ UNIFORM: dict[str, dict[str, Any]] = {
 }
 
 
+# Of 512, one in sixteen at random.
+HEAVY = tuple(np.flatnonzero(np.random.default_rng(5).random(512) < 1 / 16).tolist())
+
+
 class Effect(NamedTuple):
     """A planted effect: the kind that must be found, and the kernel without noise and delay."""
 
@@ -126,6 +130,8 @@ EFFECTS = (
     ),
     Effect("an SM of 32 slow", "imbalance", {"late_sms": (5,)}, (0.06, 0.12, 0.2, 0.5)),
     Effect("work grows along the grid", "imbalance", {}, (0.3, 0.6, 1.0, 2.0), "trend"),
+    Effect("every 7th block late", "imbalance", {"late_blocks": tuple(range(3, 512, 7))}, (0.2, 0.5, 1.0)),
+    Effect("a block of 16, at random, late", "imbalance", {"late_blocks": HEAVY}, (2.0, 3.0, 7.0)),
     Effect("warps one after the other", "wave", {"warps": 8}, (0.05, 0.1, 0.2, 0.5), "in_order"),
     Effect("blocks for a wave and a part", "wave", {}, (0.9, 0.5, 0.25, 0.1), "part"),
 )

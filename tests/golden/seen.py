@@ -182,6 +182,7 @@ class ReplayFormat:
 
     def __init__(self, to: str = "text") -> None:
         self.has_switches = CONVERTERS[to].has_switches
+        self.has_loads = CONVERTERS[to].has_loads
         self.has_summaries = CONVERTERS[to].has_summaries
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Replay:

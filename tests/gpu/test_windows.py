@@ -251,11 +251,22 @@ def test_windows_of_a_program_that_launches_all_the_time(
         steps.process.send_signal(signal.SIGUSR2)
         steps.wait_for(window, WINDOW, '"phase":"E"')
     steps.end_step(-2500)
-    recorded = steps.finish()
-    assert len(recorded.windows) == 3
+    assert_each_launch_has_its_kernel(steps.finish(), windows=3, launches_min=10 * ADDS)
+
+
+@pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
+def test_tens_of_windows(bench: Bench, tmp_path: Path, options: list[str]) -> None:
+    """What a switch in the midst of a call harms shows after some tens of them."""
+    steps = Steps(tmp_path, [*options, "--start-on", "nvtx:step", "--duration", "40ms", "--repeat", "30"])
+    steps.step(-8000)
+    assert_each_launch_has_its_kernel(steps.finish(), windows=30, launches_min=4 * ADDS)
+
+
+def assert_each_launch_has_its_kernel(recorded: Recorded, windows: int, launches_min: int) -> None:
+    assert len(recorded.windows) == windows
     for window in recorded.windows:
         assert window.end == "duration"
-        assert window.launches >= 10 * ADDS
+        assert window.launches >= launches_min
         # Of some at its ends there is the driver's call alone.
         assert 0 <= window.kernels - window.launches <= 20
     assert recorded.footer["losses"] == {}

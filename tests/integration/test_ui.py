@@ -194,7 +194,7 @@ def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callab
     assert seen.complaints == []
     assert seen.title.startswith("vec_add.pftrace ")  # a space would show as %20
     # What is in sight first: the work of the GPU, and the tracks on which it is.
-    assert sorted(seen.pinned) == ["CUDA API (486)", "GPU busy", "active warps", "stream 0"]
+    assert sorted(seen.pinned) == ["CPU use", "CUDA API (486)", "GPU busy", "active warps", "stream 0"]
     first_ns, last_ns = seen.in_sight_ns
     assert seen.start_ns < first_ns < last_ns < seen.end_ns
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,17 @@ def asked(trace: bytes, folder: Path) -> dict[str, Any]:
     """The parameters for a trace; commands by their names."""
     path = folder / "run.pftrace"
     path.write_bytes(trace)
-    told = {key: one for key, (one,) in urllib.parse.parse_qs(first_screen(path)).items()}
+    told: dict[str, Any] = {key: one for key, (one,) in urllib.parse.parse_qs(first_screen(path)).items()}
     if "startupCommands" in told:
-        commands = json.loads(told.pop("startupCommands"))
-        told |= {one["id"].removeprefix("dev.perfetto."): one["args"] for one in commands}
+        for one in json.loads(told.pop("startupCommands")):
+            told.setdefault(one["id"].removeprefix("dev.perfetto."), []).extend(one["args"])
     return told
+
+
+def pinned(records: list[dict[str, Any]], folder: Path) -> list[str]:
+    """The expressions for the tracks that are pinned."""
+    found: list[str] = asked(of_records(records, folder), folder)["PinTracksByRegex"]
+    return found
 
 
 def of_records(records: list[dict[str, Any]], folder: Path) -> bytes:
@@ -82,18 +87,38 @@ def test_threads_that_launch_are_pinned_and_not_those_that_wait(tmp_path: Path) 
     records = [call(at, 70) for at in range(90)]
     records += [call(100 + at, 71, launch=at + 1) for at in range(20)]
     records += [call(200, 72, launch=90), kernel(300, launch=1), kernel(400, stream=4)]
-    (pinned,) = asked(of_records(records, tmp_path), tmp_path)["PinTracksByRegex"]
-    names = ["CUDA API (70)", "CUDA API (71)", "CUDA API (72)", "stream 3", "stream 4", "stream 33"]
-    assert [name for name in names if re.match(pinned, name)] == ["CUDA API (71)", "stream 3", "stream 4"]
+    assert pinned(records, tmp_path) == [r"^CUDA API \(71\)$", "^GPU busy$", "^stream 3$", "^stream 4$"]
 
 
-def test_no_more_tracks_are_pinned_than_fit(tmp_path: Path) -> None:
-    """The stream that twelve GPUs have would take more room than there is."""
-    records = [kernel(100 * at + gpu, gpu) for at in range(3) for gpu in range(12)]
-    records += [kernel(5_000, 0, stream) for stream in range(20, 40)]
-    (pinned,) = asked(of_records(records, tmp_path), tmp_path)["PinTracksByRegex"]
-    assert not re.match(pinned, "stream 3")
-    assert sum(bool(re.match(pinned, f"stream {number}")) for number in range(20, 40)) == 10
+def test_calls_after_the_last_work_were_none_for_it(tmp_path: Path) -> None:
+    """The GPU's work was recorded for a part of the time."""
+    records = [call(10, 71, launch=1), kernel(20, launch=1)]
+    records += [call(100 + at, 72, launch=at + 2) for at in range(9_000)]
+    assert pinned(records, tmp_path) == [r"^CUDA API \(71\)$", "^GPU busy$", "^stream 3$"]
+
+
+def test_the_processors_of_one_process_are_pinned(tmp_path: Path) -> None:
+    def runs(pid: int) -> list[dict[str, Any]]:
+        of = {"type": "scheduler", "name": "running", "pid": pid, "tid": pid, "cpu": 0}
+        return [{"ts_ns": 100, "phase": "B"} | of, {"ts_ns": 110, "phase": "E"} | of]
+
+    assert pinned([kernel(50), *runs(7)], tmp_path) == ["^GPU busy$", "^stream 3$", "^CPU use$"]
+    assert pinned([kernel(50), *runs(7), *runs(8)], tmp_path) == ["^GPU busy$", "^stream 3$"]
+
+
+def test_no_more_streams_are_pinned_than_fit(tmp_path: Path) -> None:
+    records = [kernel(100 * at, 0, at % 20) for at in range(190)]
+    assert len(pinned(records, tmp_path)) == 10
+
+
+def test_of_several_gpus_the_rows_are_pinned_that_show_their_kernels(tmp_path: Path) -> None:
+    """Their streams and counters have the same names."""
+    records = [call(5 + at, 70 + at, launch=at + 1) for at in range(6)]
+    records += [kernel(100 * at + gpu, gpu) for at in range(3) for gpu in (3, 10, 2)]
+    calls = [rf"^CUDA API \({tid}\)$" for tid in (70, 71, 72, 73)]
+    assert pinned(records, tmp_path) == [*calls, "^GPU 2$", "^GPU 3$", "^GPU 10$"]
+    records += [kernel(600 + gpu, gpu) for gpu in range(12)]
+    assert pinned(records, tmp_path) == [calls[0], *(f"^GPU {gpu}$" for gpu in range(9))]
 
 
 def test_a_trace_without_work_of_a_gpu_asks_for_nothing(tmp_path: Path) -> None:
@@ -125,5 +150,5 @@ def test_a_tail_that_says_no_such_thing_is_passed_over(tail: bytes, tmp_path: Pa
 def test_names_are_taken_as_they_are(tmp_path: Path) -> None:
     said = json.dumps({"start_ns": 100, "end_ns": 300, "pins": ["a.b (1)", "c|d"]}).encode()
     told = asked(FIRST_SCREEN.encode() + said + b"\x00more", tmp_path)
-    assert told["PinTracksByRegex"] == [r"^(a\.b \(1\)|c\|d)$"]
+    assert told["PinTracksByRegex"] == [r"^a\.b \(1\)$", r"^c\|d$"]
     assert (told["visStart"], told["visEnd"]) == ("95", "305")

@@ -197,9 +197,10 @@ def test_the_command_gives_findings_as_json(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["warps", str(path), "--json", "--kernel", "synth"])
     assert done.exit_code == 0
     data = json.loads(done.stdout)
-    assert [finding["kind"] for finding in data["findings"]] == ["divergence", "stride"]
-    assert data["findings"][1]["modulus"] == 8
-    assert data["findings"][1]["delay_p50_ns"] == pytest.approx(4_000, rel=0.02)
+    # What could save most comes first: 20% of a warp's life for all threads, idle lanes for three of four.
+    assert [finding["kind"] for finding in data["findings"]] == ["stride", "divergence"]
+    assert data["findings"][0]["modulus"] == 8
+    assert data["findings"][0]["delay_p50_ns"] == pytest.approx(4_000, rel=0.02)
 
 
 def test_slow_sms_are_a_finding_of_the_report(tmp_path: Path) -> None:

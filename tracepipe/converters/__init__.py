@@ -13,9 +13,10 @@ CONVERTERS: dict[str, OutputFormat] = {
         "tracepipe.converters.perfetto:PerfettoWriter",
         can_compress=True,
         has_switches=True,
+        has_loads=True,
         has_summaries=True,
     ),
-    "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter"),
+    "chrome": OutputFormat(".json", "tracepipe.converters.chrome:ChromeWriter", has_loads=True),
     "text": OutputFormat(".txt", "tracepipe.converters.text:TextWriter", on_terminal=True),
     "archive": OutputFormat(
         ".zip", "tracepipe.converters.archive:ArchiveWriter", of="archive", can_compress=True

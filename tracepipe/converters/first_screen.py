@@ -17,15 +17,19 @@ from tracepipe.event.columns import Bytes, Int64s, grown
 from tracepipe.event.ops import BEGIN
 from tracepipe.event.vocabulary import FIRST_SCREEN, GPU_BUSY
 from tracepipe.layout.changes import WarpChanges
+from tracepipe.layout.rows import SUMMARY
 from tracepipe.layout.timeline import Drawn, Track
 
 # So many tracks fit above the others of a screen.
 _PINS_MAX: Final = 10
+# A longer one makes no pin.
+_NAME_MAX: Final = 100
 # Of them threads that launch, which do it at least a tenth as often as the one that does it most.
 _CALLERS_MAX, _CALLERS_APART = 4, 10
-# So many streams are looked at for names that several GPUs have.
+# So many streams are looked at.
 _STREAMS_MAX: Final = 1000
 _OTHER, _STREAM, _CALLS = range(3)
+_NEVER: Final = (1 << 63) - 1
 _KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
 
 
@@ -33,22 +37,30 @@ class FirstScreen:
     """Looks at what is drawn, and says at the end what is worth seeing first."""
 
     def __init__(self) -> None:
-        self._start_ns, self._end_ns = (1 << 63) - 1, -(1 << 63)
+        self._start_ns, self._end_ns = _NEVER, -_NEVER
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._begins: Int64s = np.zeros(0, np.int64)
-        """By row: what is on its track, and how many slices, of calls those that launch."""
+        self._first_ns: Int64s = np.zeros(0, np.int64)
+        """By row: what is on its track, how many slices, of calls those that launch, and when the first
+        is."""
         self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
         """By GPU how many warps run."""
+        self._gpus: list[Track] = []
+        """GPUs whose kernels are in a row."""
         self._busy: list[str] = []
-        """The names of the counters of how busy GPUs are."""
+        self._cpu_use: list[str] = []
+        """The names of the counters of how busy GPUs are, and of how much of processors processes take."""
 
     def meet(self, row: int, track: Track) -> None:
         """Look at the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
+        self._first_ns = grown(self._first_ns, row + 1, _NEVER)
         self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
-        if track.kind == "counter" and track.name == GPU_BUSY:
-            self._busy.append(track.name)
+        if track.kind == "group" and track.parent is None:
+            self._gpus.append(track)
+        elif track.kind == "counter" and track.category == SUMMARY:
+            (self._busy if track.name == GPU_BUSY else self._cpu_use).append(track.name)
 
     def see(self, drawn: Drawn) -> None:
         """Look at operations, whose rows were met."""
@@ -62,9 +74,10 @@ class FirstScreen:
         if drawn.events is None or not counted.any():
             return
         # A thread that waits for the GPU may call more often than the one that launches.
-        launches = drawn.events.launch[event[counted]] != 0
-        begun = np.bincount(row[counted][launches | (of[counted] == _STREAM)])
+        counted[counted] = (drawn.events.launch[event[counted]] != 0) | (of[counted] == _STREAM)
+        begun = np.bincount(row[counted])
         self._begins[: len(begun)] += begun
+        np.minimum.at(self._first_ns, row[counted], ts_ns[counted])
 
     def see_warps(self, warps: WarpChanges) -> None:
         """Look at warps."""
@@ -85,24 +98,31 @@ class FirstScreen:
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:
-        """Names of tracks as the UI has them: calls of threads that launch, GPUs' counters, busy streams."""
+        """Names of tracks as the UI has them: calls of threads that launch, GPUs' counters, busy streams,
+        the processors that processes take.
+        """
         callers = self._busiest(_CALLS)
+        callers = callers[self._first_ns[callers] < self._end_ns]
         least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
         callers = callers[self._begins[callers] >= least]
-        pins = [self._called(self._tracks[row]) for row in callers[:_CALLERS_MAX].tolist()]
+        at_most = min(_CALLERS_MAX, max(1, _PINS_MAX - len(self._gpus)))
+        threads = [self._tracks[row] for row in callers[:at_most].tolist()]
+        threads.sort(key=lambda track: (track.pid, track.tid))
+        pins = [self._called(track) for track in threads]
+        if len(self._gpus) > 1:
+            # Their streams and counters have the same names.
+            gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
+            return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
         warps = [counter.name for counter in self._counters.values()]
-        alike = Counter([*self._busy, *warps])
+        alike = Counter([*self._cpu_use, *self._busy, *warps])
         streams: Counter[str] = Counter()
         for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist():
             alike[self._tracks[row].name] += 1
             streams[self._tracks[row].name] += int(self._begins[row])
-        room = _PINS_MAX - len(pins)
-        for name in dict.fromkeys([*self._busy, *warps, *(name for name, _ in streams.most_common())]):
-            # A name pins the tracks of all GPUs that have one.
-            if alike[name] <= room:
-                pins.append(name)
-                room -= alike[name]
-        return pins
+        by_name = (name for name, _ in streams.most_common())
+        names = dict.fromkeys([*self._busy, *warps, *by_name, *self._cpu_use])
+        # A name pins all tracks that have it.
+        return [*pins, *(name for name in names if alike[name] == 1)][:_PINS_MAX]
 
     def _busiest(self, kind: int) -> Int64s:
         """The rows of a kind, those with most slices first."""

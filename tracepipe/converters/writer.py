@@ -72,6 +72,8 @@ class OutputFormat:
     can_compress: bool = False
     has_switches: bool = False
     """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
+    has_loads: bool = False
+    """Whether its viewers draw counters, so that it is worth having what is known by bins of time alone."""
     has_summaries: bool = False
     """Whether a group has a row of its own, which its viewers show while it is closed."""
     by_suffix: bool = False

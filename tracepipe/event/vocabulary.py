@@ -32,6 +32,9 @@ PIDS_MAX: Final = 1 << 22
 """Linux gives no process a higher number: other tools' groups of tracks that are no processes stand above."""
 GPU_BUSY: Final = "GPU busy"
 """The counter of the share of time in which a GPU does anything, in timelines that have such summaries."""
+CPU_USE: Final = "CPU use"
+CPU_USE_UNIT: Final = "% of one CPU"
+"""The counter of how much of processors the threads of a process take, likewise, and its unit."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that says where its work is."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")

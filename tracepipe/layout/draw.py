@@ -24,6 +24,7 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.host import HostLayout
+from tracepipe.layout.loads import Loads
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
@@ -53,8 +54,8 @@ class Layout:
     `end` with one that has no more, `finish` once, and write what they return.
 
     With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`. With
-    `summaries` the groups of a GPU and of its SMs have slices of their own, which a viewer shows while they
-    are closed, and a GPU a counter of how busy it is.
+    `loads` GPUs have a counter of how busy they are, and processes of their CPU use. With `summaries` the
+    groups of a GPU and of its SMs have slices of their own, which a viewer shows while they are closed.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Layout:
         *,
         origins: Origins | None = None,
         switches_apart: bool = False,
+        loads: bool = False,
         summaries: bool = False,
     ) -> None:
         options = options or LayoutOptions()
@@ -88,11 +90,12 @@ class Layout:
         groups = KernelGroups(self._rows)
         self._host = HostLayout(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
+        self._loads = Loads(self._rows) if loads else None
         self._summaries = Summaries(self._rows) if summaries else None
         on_sms = None if self._summaries is None else self._summaries.on_sms
         self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
-        self._standing = Standing(self._rows)
+        self._standing = Standing(self._rows, None if self._loads is None else self._loads.cpu_use)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -333,8 +336,8 @@ class Layout:
         if events is not None and not last:
             held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
-        if self._summaries is not None:
-            self._summaries.take(ops, order)
+        if self._loads is not None:
+            self._loads.take(ops, order)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
     def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Any:
@@ -386,8 +389,7 @@ class Layout:
             self._problems_here += 1
             name = "skipped line" if problem.skipped else "ambiguous"
             args = {"line": problem.line, "field": problem.field, "message": problem.message}
-            args |= {FILE: file} if file else {}
-            self._instant(name, self.end_ns, args, "problems")
+            self._instant(name, self.end_ns, args | ({FILE: file} if file else {}), "problems")
         return self._drawn(None, [])
 
     def _say_undrawn(self) -> None:
@@ -410,9 +412,9 @@ class Layout:
         for row in self._window_rows:
             self._rows.nesting.close(row, self.end_ns)
         self._say_undrawn()
-        self._tree.put_in_order(self._standing.work)
+        self._tree.put_in_order(self._standing.finish(self.end_ns))
         drawn.append(self._drawn(None, changes, last=True))
-        if self._summaries is not None:
-            self._summaries.finish()
+        if self._loads is not None:
+            self._loads.draw()
             drawn.append(self._drawn(None, [], last=True))
         return drawn

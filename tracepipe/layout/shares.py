@@ -1,4 +1,4 @@
-"""How much of the time something was busy, by bins of time."""
+"""When something was busy, and how much of the time, by bins."""
 
 from __future__ import annotations
 
@@ -6,12 +6,51 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int32s, Int64s, grown
 
 # This many bins are enough for any length of time, as they grow wider.
 BINS_MAX: Final = 1 << 10
 _PERCENT: Final = 100
 _FIRST_BITS: Final = 10
+
+
+class Stretches:
+    """When there is any of what begins and ends, by the number of what it is on."""
+
+    def __init__(self) -> None:
+        self._count: Int64s = np.zeros(0, np.int64)
+        self._begin_ns: Int64s = np.zeros(0, np.int64)
+        self._most: Int64s = np.zeros(0, np.int64)
+        """Of a stretch that goes on: how many there are, since when, how many there were at most."""
+
+    def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
+        """Take changes in the order of time. Gives stretches that are over: on what, how many there were at
+        most, begin, end.
+        """
+        order = np.argsort(on, kind="stable")
+        ts_ns, on, delta = ts_ns[order], on[order], delta[order].astype(np.int64)
+        size = int(on[-1]) + 1
+        self._count, self._begin_ns = grown(self._count, size, 0), grown(self._begin_ns, size, 0)
+        self._most = grown(self._most, size, 0)
+        is_first = np.append(True, on[1:] != on[:-1])
+        after = np.cumsum(delta)
+        first = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        count = after - (after - delta)[first] + self._count[on]
+        starts = np.flatnonzero(is_first | np.append(False, count[:-1] == 0))
+        ends = np.append(starts[1:], len(on)) - 1
+        goes_on = is_first[starts] & (self._count[on[starts]] > 0)
+        begin_ns = np.where(goes_on, self._begin_ns[on[starts]], ts_ns[starts])
+        most = np.maximum.reduceat(count, starts)
+        most = np.where(goes_on, np.maximum(most, self._most[on[starts]]), most)
+        self._count[on[ends]] = count[ends]
+        self._begin_ns[on[ends]], self._most[on[ends]] = begin_ns, most
+        over = count[ends] == 0
+        return on[starts[over]], most[over], begin_ns[over], ts_ns[ends[over]]
+
+    def rest(self, end_ns: int) -> tuple[Int32s, Int64s, Int64s, Int64s]:
+        """Those that go on, as if they were over then."""
+        on = np.flatnonzero(self._count > 0).astype(np.int32)
+        return on, self._most[on], self._begin_ns[on], np.maximum(self._begin_ns[on], end_ns)
 
 
 class Share:

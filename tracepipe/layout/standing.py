@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceCol
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.layout.loads import CpuUse
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.tree import Work
 
@@ -18,10 +20,12 @@ _NEVER: Final = -(1 << 63)
 
 
 class Standing:
-    """Takes memory for each thread, none for an event. Threads go by the numbers of their tracks."""
+    """Takes memory for each thread, none for an event. Threads go by the numbers of their tracks. `cpu_use`
+    is given each stretch in which a thread has a processor.
+    """
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, rows: Rows, cpu_use: CpuUse | None) -> None:
+        self._rows, self._cpu_use = rows, cpu_use
         self._thread: Int32s = np.zeros(0, np.int32)
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._calls: Bools = np.zeros(0, np.bool_)
@@ -45,6 +49,8 @@ class Standing:
             return
         if shape.type == "scheduler" and shape.name == RUNNING:
             self._kind[number] = {"B": _RUNS, "E": _LEAVES}.get(shape.phase, _OTHER)
+            if self._cpu_use is not None:
+                self._cpu_use.meet(thread.track)
         size = thread.track.id + 1
         self._launches, self._ran_ns = grown(self._launches, size, 0), grown(self._ran_ns, size, 0)
         self._since_ns = grown(self._since_ns, size, _NEVER)
@@ -70,12 +76,23 @@ class Standing:
         since_ns = np.where(np.append(False, runs[:-1]), np.append(_NEVER, ts_ns[:-1]), _NEVER)
         since_ns = np.where(first, self._since_ns[thread], since_ns)
         ran = ~runs & (since_ns != _NEVER)
-        np.add.at(self._ran_ns, thread[ran], (ts_ns - since_ns)[ran])
+        self._add(thread[ran], since_ns[ran], ts_ns[ran])
         last = np.append(first[1:], True)
         self._since_ns[thread[last]] = np.where(runs[last], ts_ns[last], _NEVER)
 
-    def work(self, thread: int) -> Work:
-        """What a thread did so far."""
+    def _add(self, thread: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        np.add.at(self._ran_ns, thread, end_ns - begin_ns)
+        if self._cpu_use is not None:
+            self._cpu_use.add(thread, begin_ns, end_ns)
+
+    def finish(self, end_ns: int) -> Callable[[int], Work]:
+        """What a thread did, by its number. Threads that have a processor keep it until the end."""
+        thread = np.flatnonzero(self._since_ns != _NEVER).astype(np.int32)
+        since_ns = self._since_ns[thread]
+        self._add(thread, since_ns, np.maximum(since_ns, end_ns))
+        return self._work
+
+    def _work(self, thread: int) -> Work:
         if thread >= len(self._launches):
             return Work()
         return Work(int(self._launches[thread]), int(self._ran_ns[thread]))

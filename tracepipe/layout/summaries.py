@@ -1,22 +1,16 @@
-"""What a GPU and its SMs show of what is on the tracks in them: kernels, how busy it is, how many warps."""
+"""What a GPU and its SMs show of what is on the tracks in them: kernels, how many warps."""
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns, grown
 from tracepipe.event.nesting import NO_ROW
-from tracepipe.event.ops import BEGIN, COUNTER, END, OpColumns, op_of
+from tracepipe.event.ops import BEGIN, END, OpColumns
 from tracepipe.event.shape import Shape
-from tracepipe.event.vocabulary import GPU_BUSY
-from tracepipe.layout.rows import RANK_BUSY, SUMMARY, Rows
-from tracepipe.layout.shares import Share
-from tracepipe.layout.timeline import Track, slice_name
-
-# At most this many GPUs have a counter of how busy they are: each takes some kilobytes.
-BUSY_GPUS_MAX: Final = 64
+from tracepipe.layout.rows import Rows
+from tracepipe.layout.shares import Stretches
+from tracepipe.layout.timeline import slice_name
 
 
 def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
@@ -32,45 +26,6 @@ def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end
     columns["ts"][0::2], columns["ts"][1::2] = begin_ns, end_ns
     columns["row"][:], columns["name"][:] = np.repeat(row, 2), np.repeat(name, 2)
     ops.count += count
-
-
-class _Stretches:
-    """When there is any of what begins and ends, by the number of what it is on."""
-
-    def __init__(self) -> None:
-        self._count: Int64s = np.zeros(0, np.int64)
-        self._begin_ns: Int64s = np.zeros(0, np.int64)
-        self._most: Int64s = np.zeros(0, np.int64)
-        """Of a stretch that goes on: how many there are, since when, how many there were at most."""
-
-    def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
-        """Take changes in the order of time. Gives stretches that are over: on what, how many there were at
-        most, begin, end.
-        """
-        order = np.argsort(on, kind="stable")
-        ts_ns, on, delta = ts_ns[order], on[order], delta[order].astype(np.int64)
-        size = int(on[-1]) + 1
-        self._count, self._begin_ns = grown(self._count, size, 0), grown(self._begin_ns, size, 0)
-        self._most = grown(self._most, size, 0)
-        is_first = np.append(True, on[1:] != on[:-1])
-        after = np.cumsum(delta)
-        first = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
-        count = after - (after - delta)[first] + self._count[on]
-        starts = np.flatnonzero(is_first | np.append(False, count[:-1] == 0))
-        ends = np.append(starts[1:], len(on)) - 1
-        goes_on = is_first[starts] & (self._count[on[starts]] > 0)
-        begin_ns = np.where(goes_on, self._begin_ns[on[starts]], ts_ns[starts])
-        most = np.maximum.reduceat(count, starts)
-        most = np.where(goes_on, np.maximum(most, self._most[on[starts]]), most)
-        self._count[on[ends]] = count[ends]
-        self._begin_ns[on[ends]], self._most[on[ends]] = begin_ns, most
-        over = count[ends] == 0
-        return on[starts[over]], most[over], begin_ns[over], ts_ns[ends[over]]
-
-    def rest(self, end_ns: int) -> tuple[Int32s, Int64s, Int64s, Int64s]:
-        """Those that go on, as if they were over then."""
-        on = np.flatnonzero(self._count > 0).astype(np.int32)
-        return on, self._most[on], self._begin_ns[on], np.maximum(self._begin_ns[on], end_ns)
 
 
 class KernelsOfGpus:
@@ -113,56 +68,6 @@ class KernelsOfGpus:
         _add_slices(ops, rows[places][taken], names, begins_ns[taken], ends_ns[taken])
 
 
-class BusyGpus:
-    """Counts how much of the time anything is on a stream of a GPU. GPUs go by their tracks' numbers."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._gpu: Int32s = np.zeros(0, np.int32)
-        """By row the GPU of which it is a stream, NONE where it is none."""
-        self._tracks: dict[int, Track] = {}
-        self._shares: dict[int, Share] = {}
-        self._stretches = _Stretches()
-
-    def take(self, ops: OpColumns, order: Int64s) -> None:
-        """Take note of operations in an order that is that of time."""
-        self._meet_rows()
-        row, kind = ops.columns["row"][order], ops.columns["kind"][order]
-        places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
-        if len(places):
-            delta = np.where(kind[places] == BEGIN, 1, -1)
-            self._add(*self._stretches.take(ops.columns["ts"][order[places]], self._gpu[row[places]], delta))
-
-    def _meet_rows(self) -> None:
-        """Look at the rows that are new."""
-        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
-            self._gpu = np.append(self._gpu, np.array(new, np.int32))
-
-    def _gpu_of(self, track: Track) -> int:
-        """The GPU of which a track is a stream, NONE where it is none or there are too many."""
-        gpu = track.parent
-        if track.kind != "slices" or track.category != "gpu" or gpu is None:
-            return NONE
-        if gpu.id not in self._tracks and len(self._tracks) >= BUSY_GPUS_MAX:
-            return NONE
-        self._tracks[gpu.id] = gpu
-        return gpu.id
-
-    def _add(self, gpus: Int32s, most: Int64s, begin_ns: Int64s, end_ns: Int64s) -> None:
-        for gpu in distinct(gpus).tolist():
-            mine = gpus == gpu
-            self._shares.setdefault(gpu, Share()).add(begin_ns[mine], end_ns[mine])
-
-    def finish(self) -> None:
-        """Draw what is known at the end, when nothing is on a stream any more."""
-        for gpu, share in self._shares.items():
-            track = self._rows.tree.child(self._tracks[gpu], "counter", GPU_BUSY, RANK_BUSY, SUMMARY, "%")
-            row = self._rows.row_of(track)
-            self._rows.nesting.add(
-                *(op_of(COUNTER, row, ts_ns, 0, NONE, value) for ts_ns, value in share.percent())
-            )
-
-
 class WarpsOfSms:
     """Shows on the row of an SM each stretch of time in which it has warps, by how many there are at most.
     SMs go by their rows.
@@ -171,7 +76,7 @@ class WarpsOfSms:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._ops = OpColumns()
-        self._stretches = _Stretches()
+        self._stretches = Stretches()
 
     def take(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
         """Take changes in the order of time, of SMs or, with NO_ROW, of none."""
@@ -199,7 +104,7 @@ class Summaries:
     """All of these; `on_sms` is given the changes of warps."""
 
     def __init__(self, rows: Rows) -> None:
-        self._kernels, self._busy, self.on_sms = KernelsOfGpus(rows), BusyGpus(rows), WarpsOfSms(rows)
+        self._kernels, self.on_sms = KernelsOfGpus(rows), WarpsOfSms(rows)
 
     def meet(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
@@ -210,12 +115,3 @@ class Summaries:
         if events is not None:
             self._kernels.draw(events, ops)
         ops.extend(self.on_sms.take_ops())
-
-    def take(self, ops: OpColumns, order: Int64s) -> None:
-        """Take note of operations in an order that is that of time."""
-        if len(order):
-            self._busy.take(ops, order)
-
-    def finish(self) -> None:
-        """Draw what is known at the end, when all else is drawn."""
-        self._busy.finish()

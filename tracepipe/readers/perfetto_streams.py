@@ -2,8 +2,9 @@
 
 A trace of tracepipe has a group `tracepipe` with the track `capture`. A GPU is a group `GPU N NAME`, whose
 own slices are a summary of what is on its streams, as are those of a group `SM N` in it of its warps, and the
-counter of how busy it is; `stream N` is a track in it. `stream N (overlap M)` has
-those that overlap others: it becomes a stream of its own, so that each ends where it did.
+counter of how busy it is; so is the `CPU use` of a process of when its threads run. `stream N` is a track in
+a GPU. `stream N (overlap M)` has those that overlap others: it becomes a stream of its own, so that each ends
+where it did.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Record
-from tracepipe.event.vocabulary import GPU_BUSY
+from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY
 from tracepipe.readers.event_rows import cut_text
 
 OWN: Final = ("tracepipe", "capture")
@@ -51,6 +52,11 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
         return None
     number = int(found[1]) + int(found[2] or 0) * _OVERLAPS_APART
     return Stream(int(gpu[1]), number) if number <= ID_LIMIT else None
+
+
+def is_cpu_use(name: str, unit: str) -> bool:
+    """Whether a counter says how much of processors a process takes."""
+    return name == CPU_USE and unit == CPU_USE_UNIT
 
 
 def kernel_name(name: str, second: bytes) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from tracepipe.event.model import Record
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.event_rows import cut_text
-from tracepipe.readers.perfetto_streams import OWN, Stream, stream_of
+from tracepipe.readers.perfetto_streams import OWN, Stream, is_cpu_use, stream_of
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
 
 EVENTS: Final = "events"
@@ -215,8 +215,13 @@ class Tracks:
 
     def _stream_of(self, uuid: int) -> Stream | None:
         """The stream that a track of tracepipe's is."""
-        stream = stream_of(self._path(self._chain(uuid))) if self._is_own else None
-        if stream is not None and self._of(uuid).counter is not None and not stream.is_summary:
+        if not self._is_own:
+            return None
+        counter = self._of(uuid).counter
+        if counter is not None and is_cpu_use(self._of(uuid).name, counter.unit):
+            return Stream(0, -1)
+        stream = stream_of(self._path(self._chain(uuid)))
+        if stream is not None and counter is not None and not stream.is_summary:
             return None
         return stream
 

@@ -124,6 +124,7 @@ class _Drawing:
             options.layout,
             origins=inputs.origins,
             switches_apart=output.has_switches,
+            loads=output.has_loads,
             summaries=output.has_summaries,
         )
         self._start_ns = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -18,6 +19,7 @@ from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Ta
 
 if TYPE_CHECKING:
     from tracepipe.reports.findings import Searched
+    from tracepipe.reports.findings.finding import Finding
     from tracepipe.reports.findings.kernel_warps import Floats, Ints, KernelWarps
 
 BINS = 24
@@ -50,7 +52,7 @@ def run(run: Run, options: Options) -> Result:
         hint = "Leave out --kernel and --launch to see all."
         raise TracepipeError("No warp of this recording is of that kernel or launch.", hint)
     if not kernels:
-        return Result("WARPS", [_findings(find_all([]), 0)], [_NO_WARPS])
+        return Result("WARPS", [_findings(find_all([]), Counter())], [_NO_WARPS])
     shown = kernels.first(options.top)
     found = find_all(shown)
     ranges = ranges_table(run, options.kernel, options.launch, options.top)
@@ -60,7 +62,7 @@ def run(run: Run, options: Options) -> Result:
     called = shown.names()
     seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
     drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
-    result = Result("WARPS", [part for part in (*drawn, _findings(found, len(shown))) if part])
+    result = Result("WARPS", [part for part in (*drawn, _findings(found, called)) if part])
     if len(shown) < len(kernels):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
     result.notes += _limits(found, seen)
@@ -259,18 +261,26 @@ def _occupancy(seen: list[_Seen]) -> Drawing:
     return Drawing("occupancy", draw, lambda: data)
 
 
-def _findings(found: Searched, kernels: int) -> Drawing:
+def _findings(found: Searched, called: Counter[str]) -> Drawing:
+    """`called`: how many of the kernels that were looked at have each name."""
     data = [finding.as_json() for finding in found.findings]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         yield "Findings"
         if not found.findings:
-            yield _none_found(found, kernels)
+            yield _none_found(found, called.total())
         for finding in found.findings:
-            text = f"{finding.kind}, {finding.kernel}: {finding.sentence}"
+            text = f"{finding.kind}, {_named(finding, called)}: {finding.sentence}"
             yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
 
     return Drawing("findings", draw, lambda: data)
+
+
+def _named(finding: Finding, called: Counter[str]) -> str:
+    """The kernel, with its grid where several of its name were looked at."""
+    if not finding.grid or called[finding.kernel] == 1:
+        return finding.kernel
+    return f"{finding.kernel} {'×'.join(map(str, finding.grid))}"
 
 
 def _none_found(found: Searched, kernels: int) -> str:

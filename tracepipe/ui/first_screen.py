@@ -12,7 +12,7 @@ import json
 import re
 import urllib.parse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tracepipe.event.vocabulary import FIRST_SCREEN
 
@@ -32,13 +32,11 @@ def first_screen(trace: Path) -> str:
         return ""
     start_ns, end_ns, pins = said
     margin_ns = int((end_ns - start_ns) * _MARGIN) + 1
-    commands: list[dict[str, Any]] = [
-        # One row for each processor, and they come first.
-        {"id": "dev.perfetto.CollapseTracksByRegex", "args": ["^CPU Scheduling$"]}
-    ]
-    if pins:
-        names = "|".join(_SPECIAL.sub(r"\\\g<0>", name) for name in pins)
-        commands.insert(0, {"id": "dev.perfetto.PinTracksByRegex", "args": [f"^({names})$"]})
+    # One by one they stand in this order.
+    names = [_SPECIAL.sub(r"\\\g<0>", name) for name in pins]
+    commands = [{"id": "dev.perfetto.PinTracksByRegex", "args": [f"^{name}$"]} for name in names]
+    # One row for each processor, and they come first.
+    commands.append({"id": "dev.perfetto.CollapseTracksByRegex", "args": ["^CPU Scheduling$"]})
     parameters = {
         "visStart": max(0, start_ns - margin_ns),
         "visEnd": end_ns + margin_ns,

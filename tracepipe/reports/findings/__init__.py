@@ -7,11 +7,13 @@ that it may spend. It imports numpy: import this package when a report runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from tracepipe.reports.findings import divergence, imbalance, stragglers, stride, waves
-from tracepipe.reports.findings.finding import FALSE_ALARM_RATE, Finding
+from tracepipe.reports.findings.finding import FALSE_ALARM_RATE, Finding, Saving
 from tracepipe.reports.findings.kernel_warps import KernelWarps
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import release
 
 
@@ -39,19 +41,20 @@ class Searched(NamedTuple):
 
 
 def find_all(kernels: Iterable[KernelWarps]) -> Searched:
-    """Findings of all kernels, which are gone through twice. FALSE_ALARM_RATE holds for each kind over all of
-    them together.
+    """Findings of all kernels, which are gone through twice; first what could save most time.
+
+    FALSE_ALARM_RATE holds for each kind over all of them together.
     """
     lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
-    told: list[Finding] = []
+    found: list[Finding] = []
     for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
         findings: list[Finding] = []
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
                 release()
-        told += _once(findings)
+        found += [_costed(kernel, finding) for finding in _once(findings)]
         kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:
@@ -59,7 +62,23 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
             if reason := reasons[kind]:
                 skipped.setdefault(kind, []).append((name, reason))
     order = list(FINDERS)
-    return Searched(sorted(told, key=lambda finding: order.index(finding.kind)), skipped)
+
+    def place(finding: Finding) -> tuple[float, int]:
+        return -finding.saves.run_ns if finding.saves else 0.0, order.index(finding.kind)
+
+    return Searched(sorted(found, key=place), skipped)
+
+
+def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
+    """The finding with the kernel's grid, and with what it could save where entries were recorded."""
+    if finding.saves_share is None or not kernel.has_entries:
+        return replace(finding, grid=kernel.grid)
+    lengths_ns, launch = kernel.launch_ns, finding.numbers.get("launch")
+    if launch is not None:
+        lengths_ns = lengths_ns[[kernel.launch_id(own) == launch for own in kernel.launches.tolist()]]
+    share = min(finding.saves_share, 1.0)
+    saving = Saving(share * float(np.median(lengths_ns)), share * float(lengths_ns.sum()), share)
+    return replace(finding, grid=kernel.grid, saves=saving)
 
 
 def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
@@ -70,10 +89,13 @@ def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
-    """What is left where one thing was found twice: threads at a stride leave apart by their times, too."""
+    """What is left where one thing was found twice: threads at a stride leave apart by their times, too, and
+    some blocks of a period can look like stragglers."""
     strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}
+    periods = any(finding.numbers.get("across") == "block period" for finding in findings)
     return [
         finding
         for finding in findings
-        if finding.kind != "divergence" or finding.numbers["stride"] not in strides
+        if not (finding.kind == "divergence" and finding.numbers["stride"] in strides)
+        and not (finding.kind == "straggler" and "launch" not in finding.numbers and periods)
     ]

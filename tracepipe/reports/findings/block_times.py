@@ -33,7 +33,7 @@ class BlockLateness(NamedTuple):
 
 
 def lacks_blocks(kernel: KernelWarps) -> str | None:
-    """Why blocks cannot be told from each other by chance or not; None where they can."""
+    """Why it cannot be said whether blocks differ by chance; None where it can."""
     if not kernel.blocks_known:
         return "blocks were not recorded"
     if kernel.block_count < MIN_VALUES:
@@ -66,6 +66,12 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -
     rows_ns = without_medians(block_values(kernel), group)
     blocks, profile_row = numbered(kernel.blocks.block)
     return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row)
+
+
+def share_of_blocks_time(kernel: KernelWarps, delay_ns: float, blocks: int) -> float:
+    """The share of all blocks' time that `blocks` of each launch take by being late."""
+    of_launch = float(block_values(kernel).sum()) / kernel.launches.size
+    return delay_ns * blocks / max(of_launch, 1.0)
 
 
 def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:

@@ -26,7 +26,7 @@ from tracepipe.reports.frames.stored import Growing, flagged, taken
 MIN_RECURRING = 3
 """Warps: in fewer the same lane is late by chance too often for anything to follow from it."""
 MOST_WARPS_SHARE = 0.5
-"""If so many of the warps part by their masks, the first or the last of the grid is no exception."""
+"""Where this share of the warps part by their masks, the grid's first or last is not an exception."""
 MIN_WARPS_SHARE = 0.01
 """Of the warps, at least, must be split where noise is possible: fewer are no property of the kernel."""
 

@@ -1,6 +1,6 @@
 """Kernels of which few warps were recorded: what each of them did, and in which order they left.
 
-Of a handful nothing can be told from chance, so this is what was seen, and no finding.
+A handful of warps shows nothing that chance could not, so this is what was seen, and not a finding.
 """
 
 from __future__ import annotations

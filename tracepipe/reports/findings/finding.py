@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tracepipe.units import duration_text
+
 FALSE_ALARM_RATE = 0.01
 """The chance that a recording without any effect gets a finding of one kind: shared among all kernels of the
 recording, and within a kernel among all moduli, blocks, SMs and launches that are tried (Bonferroni)."""
 
 MIN_SHARE = 0.05
 """What a difference must be of the time it lengthens. Two runs of one kernel differ by some percent as they
-are: to mend less than this cannot be seen in the next measurement."""
+are: what is gained by less than this cannot be seen in the next measurement."""
 
 MIN_SM_SHARE = 0.10
 """The same for whole SMs, as they are not alike: on an H200 those far from a part of the L2 cache are
@@ -23,6 +25,19 @@ clock in every thread takes tens of nanoseconds by itself."""
 
 MIN_CLOCK_STEPS = 2
 """The least difference in steps of the clock: one step is rounding."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What could be saved at most: in the median launch concerned, and in all launches recorded (ns)."""
+
+    launch_ns: float
+    run_ns: float
+    share: float
+
+    def __str__(self) -> str:
+        launch, run = duration_text(self.launch_ns), duration_text(self.run_ns)
+        return f" Could save at most {launch} ({percent(self.share)}) of a launch, {run} of all recorded."
 
 
 @dataclass(frozen=True)
@@ -40,16 +55,23 @@ class Finding:
     cause: str
     p_value: float | None = None
     numbers: dict[str, Any] = field(default_factory=dict)
+    saves_share: float | None = None
+    """Of the duration of the launches concerned, what could be saved at most; None where it is not known."""
+    grid: tuple[int, int, int] | None = None
+    saves: Saving | None = None
 
     @property
     def sentence(self) -> str:
-        return f"{self.evidence}. Usual cause: {self.cause}."
+        return f"{self.evidence}. Usual cause: {self.cause}.{self.saves or ''}"
 
     def as_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "kernel": self.kernel,
+            "grid": self.grid,
             **self.numbers,
+            "saves_launch_ns": self.saves and self.saves.launch_ns,
+            "saves_run_ns": self.saves and self.saves.run_ns,
             "p_value": self.p_value,
             "sentence": self.sentence,
         }

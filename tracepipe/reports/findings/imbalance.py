@@ -3,6 +3,7 @@ block to block."""
 
 from __future__ import annotations
 
+from tracepipe.reports.findings.block_patterns import heavy, periods
 from tracepipe.reports.findings.block_times import (
     MIN_BLOCKS_OF_SM,
     MIN_GROUP,
@@ -13,6 +14,7 @@ from tracepipe.reports.findings.block_times import (
     lacks_blocks,
     lateness,
     medians_by,
+    share_of_blocks_time,
     started_together,
     without_medians,
 )
@@ -20,6 +22,7 @@ from tracepipe.reports.findings.finding import MIN_SM_SHARE, Finding, confidence
 from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
 from tracepipe.reports.findings.ranks import ranks_in_rows, score_rows
 from tracepipe.reports.findings.sampling import MAX_BLOCKS, evenly, sample
+from tracepipe.reports.findings.waves import usual_waves
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
@@ -57,10 +60,16 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """Findings of SMs and of the order of blocks, each tried at half of `alpha`."""
-    # A block's number decides its SM, so that work which grows with it makes some SMs seem slow.
-    trend = _trend(kernel, lateness(kernel, by_wave=False), alpha / 2)
-    return trend or _sms(kernel, lateness(kernel, by_turn=True), alpha / 2)
+    """The order of blocks, their periods and SMs, each tried at a third of `alpha`, and heavy blocks.
+
+    The first that is found explains the others: a block's index decides its SM, so that work which depends on
+    it makes some SMs seem slow.
+    """
+    alpha /= 3
+    if trend := _trend(kernel, lateness(kernel, by_wave=False), alpha):
+        return trend
+    late = lateness(kernel, by_turn=True)
+    return periods(kernel, late, alpha) or _sms(kernel, late, alpha) or heavy(kernel, late)
 
 
 def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
@@ -126,7 +135,8 @@ def _sm_finding(
         "blocks_per_sm": own,
         "blocks_per_other_sm": others,
     }
-    return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers)
+    saves = share_of_blocks_time(kernel, delay, round(own * len(which)))
+    return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers, saves)
 
 
 def _in_waves(kernel: KernelWarps, late: BlockLateness) -> tuple[Ints, Ints]:
@@ -181,4 +191,6 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
         "last_tenth_p50_ns": end,
         "rank_correlation": correlation,
     }
-    return [Finding("imbalance", kernel.kernel, evidence, TREND_CAUSE, p_value, numbers)]
+    # Dealt out evenly, blocks leave no slot empty at the end.
+    saves = usual_waves(kernel).idle_share if kernel.has_sms else None
+    return [Finding("imbalance", kernel.kernel, evidence, TREND_CAUSE, p_value, numbers, saves)]

@@ -39,7 +39,7 @@ class Parted(NamedTuple):
     share: float
     p_value: float | None = None
     step_ns: float = 0.0
-    """How far apart the lanes read the clock in turn, which is no part of the delays."""
+    """How far apart the lanes read the clock in turn, which is not part of the delays."""
 
 
 def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
@@ -70,7 +70,8 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
         "idle_lane_share": parted.idle_share if kernel.has_entries else None,
     }
     cause = LANES_CAUSE if stride else _cause(lanes, seen)
-    return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers)
+    saves = None if place else parted.idle_share
+    return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers, saves)
 
 
 def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from tracepipe.reports.findings.block_times import (
     at_border,
     lacks_blocks,
     lateness,
+    share_of_blocks_time,
 )
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
@@ -30,7 +31,7 @@ from tracepipe.units import duration_text
 MIN_SUPERIORITY = 0.8
 """The chance that a border block takes longer than an inner one; below it, the two are much alike."""
 MOST_LAUNCHES = 3
-"""Launches with stragglers of their own that are told one by one."""
+"""Launches with stragglers of their own that are reported one by one."""
 
 BLOCKS_CAUSE = (
     "more work for these blocks (longer rows, fuller bins, a boundary), or data that only they "
@@ -185,7 +186,8 @@ def _finding(
         "launches": int(kernel.launches.size),
     }
     cause = words[1] + ("" if kernel.has_entries else EXITS_ONLY)
-    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers)
+    saves = delayed / max(float(np.median(kernel.launch_ns)), 1.0)
+    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers, saves)
 
 
 def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
@@ -222,4 +224,5 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
         "excess_share": share,
         "superiority": superiority,
     }
-    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers)]
+    saves = share_of_blocks_time(kernel, delay, outer.size)
+    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers, saves)]

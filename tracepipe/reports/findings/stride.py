@@ -119,4 +119,5 @@ def _finding(
         "delay_share": delay / max(scale, 1.0),
         "rows": int(delays.size),
     }
-    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers)]
+    saves = delay / max(scale, 1.0)
+    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers, saves)]

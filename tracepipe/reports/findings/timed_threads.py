@@ -144,7 +144,7 @@ def _launches(
 
 
 def _are_mixed(launch: Any, start_ns: Ints) -> bool:
-    """Whether threads of several blocks cannot be told apart: the same index again, before all others had
+    """Whether threads of several blocks cannot be distinguished: the same index again, before all others had
     come once."""
     counts = np.bincount(launch)
     first_ns, last_ns = (

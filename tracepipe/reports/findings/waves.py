@@ -37,8 +37,8 @@ MIN_IN_ORDER_SHARE = 0.5
 MIN_WARPS = 2
 
 WAVE_CAUSE = (
-    "a grid that is no multiple of the blocks that fit at once; take smaller blocks, a grid of whole waves, "
-    "or a fixed grid whose blocks loop over the work"
+    "a grid that is not a multiple of the blocks that fit at once; take smaller blocks, a grid of whole "
+    "waves, or a fixed grid whose blocks loop over the work"
 )
 ORDER_CAUSE = (
     "a resource that lets one warp run at a time: registers or shared memory that too few of them fit in, a "
@@ -94,6 +94,12 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
 
 
+def usual_waves(kernel: KernelWarps) -> Waves:
+    """Those of the launch, of the first ones, that leaves the median share idle; needs entries and SMs."""
+    seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
+    return sorted(seen, key=lambda w: w.idle_share)[len(seen) // 2]
+
+
 def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
     """The most blocks that an SM held."""
     bounds, columns = in_buckets(sm, sms, entry, end)
@@ -109,8 +115,7 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
     recorded_blocks = kernel.block_count
     # A size of 0, which no grid has, is none.
     blocks = (math.prod(kernel.grid) if kernel.grid else 0) or recorded_blocks
-    seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
-    waves = sorted(seen, key=lambda w: w.idle_share)[len(seen) // 2]
+    waves = usual_waves(kernel)
     whole = int(np.ceil(waves.waves))
     recorded = recorded_blocks / blocks
     by_grid = 1 - waves.waves / whole
@@ -140,7 +145,7 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
         "tail_share": share,
         "idle_slot_share": waves.idle_share,
     }
-    return [Finding("wave", kernel.kernel, evidence, WAVE_CAUSE, None, numbers)]
+    return [Finding("wave", kernel.kernel, evidence, WAVE_CAUSE, None, numbers, waves.idle_share)]
 
 
 def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
@@ -178,4 +183,6 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
         "rank_correlation": correlation,
         "blocks": rows,
     }
-    return [Finding("wave", kernel.kernel, evidence, ORDER_CAUSE, p_value, numbers)]
+    of_block = float(np.median(kernel.blocks.end_ns - kernel.blocks.entry_ns)) if kernel.has_entries else 0.0
+    saves = span / max(of_block, 1.0)
+    return [Finding("wave", kernel.kernel, evidence, ORDER_CAUSE, p_value, numbers, saves)]

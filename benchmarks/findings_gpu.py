@@ -1,0 +1,172 @@
+"""How often `tracepipe warps` is right on a real GPU: uniform kernels, and causes that were planted.
+
+    python benchmarks/findings_gpu.py [--keep FOLDER] [--only PART] [--recorded FOLDER]
+
+Needs an NVIDIA GPU and nvcc, but for `--recorded`, which looks at the files that `--keep` left. Records the
+kernels of findings_gpu.cu, each launched four times, with `--gpu warps`, and looks at each kernel for itself:
+the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`,
+`global`, `tensor` and `planted`.
+
+The first table says in how many uniform kernels each kind was found; each finding stands below it. Grids are
+whole waves, but clusters may not fill all SMs: `wave` is true of such. The second table says of each planted
+cause whether it was found, and what else was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tracepipe.capture.gpu.build.toolchain import this_toolchain  # noqa: E402
+from tracepipe.reports.findings import FINDERS, find_all  # noqa: E402
+from tracepipe.reports.findings.finding import Finding  # noqa: E402
+from tracepipe.reports.findings.grouping import kernels_of  # noqa: E402
+from tracepipe.reports.frames.run import load_run  # noqa: E402
+
+WORKS = ("fma", "special", "shared", "global", "tensor")
+PLANTED = "planted"
+# What each planted cause must be found as: the kind, and a number of the finding with its value.
+CAUSES = {
+    "period_x": ("imbalance", "modulus", 7),
+    "period_y": ("imbalance", "modulus", 4),
+    "period_z": ("imbalance", "modulus", 3),
+    "heavy": ("imbalance", "across", "blocks"),
+    "late_lanes": ("divergence", "late_lanes_mask", 0x00200020),
+    "early_lanes": ("divergence", "late_lanes_mask", 0xFFDFFFDF),
+    "upper_lanes": ("divergence", "late_lanes_mask", 0xFF000000),
+    "late_warps": ("stride", "modulus", 4),
+    "growing": ("imbalance", "across", "block index"),
+    "border": ("straggler", "of", "border"),
+    "stragglers": ("straggler", "of", "blocks"),
+    "part_of_a_wave": ("wave", "of", "blocks"),
+}
+# Of the kernel's name: `kernel<0, 3>`, `kernel<(int)0, (int)3>(…)`.
+_TEMPLATE = re.compile(r"<\D*(\d+)\D+(\d+)")
+
+
+class Kernel(NamedTuple):
+    """What ran, and what was found in it."""
+
+    name: str
+    grid: tuple[int, int, int]
+    warps: int
+    findings: list[Finding]
+
+    def __str__(self) -> str:
+        return f"{self.name} {'×'.join(map(str, self.grid))} of {self.warps} warps"
+
+
+def record(program: Path, part: str, folder: Path) -> None:
+    """Record a part, and keep what the program says of its kernels."""
+    arguments = [PLANTED] if part == PLANTED else ["uniform", part]
+    capture = [sys.executable, "-m", "tracepipe", "capture", "--force", "--gpu", "warps"]
+    options = ["--layers", "gpu_kernel,gpu_warp", "--launches-per-kernel", "0", "--gpu-warps", "20000000"]
+    command = [*capture, *options, "-o", str(folder / f"{part}.jsonl.zst"), "--", str(program), *arguments]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"the recording of {part} ended with {done.returncode}")
+    (folder / f"{part}.txt").write_text(done.stdout)
+
+
+def kernels(folder: Path, part: str) -> Iterator[Kernel]:
+    """Each kernel of a part, in the order in which they ran, with what was found in it alone."""
+    found = {}
+    for kernel in kernels_of(load_run(str(folder / f"{part}.jsonl.zst")), "", None).first(0):
+        if named := _TEMPLATE.search(kernel.kernel):
+            key = (*named.groups(), *map(str, kernel.grid or ()), str(kernel.warps_of_a_block))
+            found[key] = find_all([kernel]).findings
+    for line in (folder / f"{part}.txt").read_text().splitlines():
+        name, *key = line.split()
+        x, y, z, warps = map(int, key[2:])
+        yield Kernel(name, (x, y, z), warps, found[tuple(key)])
+
+
+def is_named(findings: list[Finding], cause: str) -> bool:
+    """Whether the cause is among the findings, by its kind and number."""
+    kind, number, value = CAUSES[cause]
+    return any(finding.kind == kind and finding.numbers.get(number) == value for finding in findings)
+
+
+def uniform_rows(by_part: dict[str, list[Kernel]]) -> Iterator[tuple[str, ...]]:
+    """A row for each kind of work, and one for all: in what share of the kernels each kind was found."""
+    for name, kernels_of_it in (*by_part.items(), ("all", list(chain(*by_part.values())))):
+        counts = Counter(kind for kernel in kernels_of_it for kind in {f.kind for f in kernel.findings})
+        count = len(kernels_of_it)
+        yield (name, str(count), *(f"{counts[kind] / max(count, 1):.1%}" for kind in FINDERS))
+
+
+def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
+    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    print()
+
+
+def show(folder: Path, parts: list[str]) -> None:
+    """The tables of the parts, and each finding in a uniform kernel."""
+    by_part = {part: list(kernels(folder, part)) for part in parts}
+    planted = by_part.pop(PLANTED, [])
+    if by_part:
+        table(("uniform", "kernels", *FINDERS), uniform_rows(by_part))
+    for kernel in chain(*by_part.values()):
+        for finding in kernel.findings:
+            print(f"{kernel}: {finding.kind}: {finding.sentence}")
+    if planted:
+        rows = (
+            (
+                kernel.name,
+                str(kernel),
+                "yes" if is_named(kernel.findings, kernel.name) else "no",
+                _others(kernel),
+            )
+            for kernel in planted
+        )
+        table(("planted", "kernel", "found", "what else"), rows)
+
+
+def _others(kernel: Kernel) -> str:
+    kind, number, value = CAUSES[kernel.name]
+    others = [f for f in kernel.findings if f.kind != kind or f.numbers.get(number) != value]
+    return "; ".join(f"{finding.kind}: {finding.evidence}" for finding in others)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the recordings are left")
+    parser.add_argument(
+        "--recorded", type=Path, metavar="FOLDER", help="look at what --keep left, and record nothing"
+    )
+    parser.add_argument("--only", choices=[*WORKS, PLANTED], action="append", help="parts; all without it")
+    given = parser.parse_args()
+    parts = given.only or [*WORKS, PLANTED]
+    if given.recorded:
+        show(given.recorded, parts)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.keep or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        program = Path(temporary) / "findings_gpu"
+        tools = this_toolchain()
+        nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
+        source = Path(__file__).with_suffix(".cu")
+        subprocess.run(
+            [*nvcc, f"-arch={tools.architectures()[0]}", "-o", str(program), str(source)], check=True
+        )
+        for part in parts:
+            record(program, part, folder)
+        show(folder, parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Counters of how busy GPUs are, and of how much of a processor the threads of processes take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Int32s, Int64s, distinct, grown
+from tracepipe.event.ops import BEGIN, COUNTER, END, OpColumns, op_of
+from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY
+from tracepipe.layout.rows import RANK_BUSY, SUMMARY, Rows
+from tracepipe.layout.shares import Share, Stretches
+from tracepipe.layout.timeline import Track
+
+# At most this many GPUs and processes have such a counter: each takes some kilobytes.
+BUSY_GPUS_MAX: Final = 64
+PROCESSES_MAX: Final = 128
+# A share takes many stretches in hardly more time than one.
+_STRETCHES_AT_ONCE: Final = 1 << 13
+
+
+class _Counters:
+    """Shares by the number of a track, of which each becomes a counter under that track."""
+
+    def __init__(self, rows: Rows, name: str, unit: str, rank: int) -> None:
+        self._rows = rows
+        self._name, self._unit, self._rank = name, unit, rank
+        self._tracks: dict[int, Track] = {}
+        self._shares: dict[int, Share] = {}
+
+    def meet(self, track: Track, at_most: int) -> bool:
+        """Have a counter for a track; whether there is room for it."""
+        if track.id not in self._tracks and len(self._tracks) >= at_most:
+            return False
+        self._tracks[track.id] = track
+        return True
+
+    def add(self, of: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which tracks were busy."""
+        for number in distinct(of).tolist():
+            mine = of == number
+            self._shares.setdefault(number, Share()).add(begin_ns[mine], end_ns[mine])
+
+    def draw(self) -> None:
+        """Draw the counters, when all is known."""
+        for number, share in self._shares.items():
+            track = self._rows.tree.child(
+                self._tracks[number], "counter", self._name, self._rank, SUMMARY, self._unit
+            )
+            row = self._rows.row_of(track)
+            self._rows.nesting.add(
+                *(op_of(COUNTER, row, ts_ns, 0, NONE, value) for ts_ns, value in share.percent())
+            )
+
+
+class BusyGpus:
+    """Counts how much of the time anything is on a stream of a GPU. GPUs go by their tracks' numbers."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._gpu: Int32s = np.zeros(0, np.int32)
+        """By row the GPU of which it is a stream, NONE where it is none."""
+        self._counters = _Counters(rows, GPU_BUSY, "%", RANK_BUSY)
+        self._stretches = Stretches()
+
+    def take(self, ops: OpColumns, order: Int64s) -> None:
+        """Take note of operations in an order that is that of time."""
+        self._meet_rows()
+        row, kind = ops.columns["row"][order], ops.columns["kind"][order]
+        places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
+        if len(places):
+            delta = np.where(kind[places] == BEGIN, 1, -1)
+            ts_ns = ops.columns["ts"][order[places]]
+            gpu, _, begin_ns, end_ns = self._stretches.take(ts_ns, self._gpu[row[places]], delta)
+            self._counters.add(gpu, begin_ns, end_ns)
+
+    def _meet_rows(self) -> None:
+        """Look at the rows that are new."""
+        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
+            self._gpu = np.append(self._gpu, np.array(new, np.int32))
+
+    def _gpu_of(self, track: Track) -> int:
+        """The GPU of which a track is a stream, NONE where it is none or there are too many."""
+        gpu = track.parent
+        if track.kind != "slices" or track.category != "gpu" or gpu is None:
+            return NONE
+        return gpu.id if self._counters.meet(gpu, BUSY_GPUS_MAX) else NONE
+
+    def draw(self) -> None:
+        """Draw what is known at the end, when nothing is on a stream any more."""
+        self._counters.draw()
+
+
+class CpuUse:
+    """Counts how long the threads of a process are on processors: two that always are make 200% of one."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_BUSY)
+        self._process: Int32s = np.zeros(0, np.int32)
+        """By the number of a thread's track its process, NONE where there are too many or it is not known."""
+        self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
+        self._waiting_count = 0
+
+    def meet(self, thread: Track) -> None:
+        """Look at a thread that gets processors."""
+        process = thread.parent
+        self._process = grown(self._process, thread.id + 1, NONE)
+        if process is not None and process.pid and self._counters.meet(process, PROCESSES_MAX):
+            self._process[thread.id] = process.id
+
+    def add(self, thread: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which threads had a processor, by the numbers of their tracks."""
+        of = self._process[thread]
+        known = of != NONE
+        self._waiting.append((of[known], begin_ns[known], end_ns[known]))
+        self._waiting_count += len(thread)
+        if self._waiting_count >= _STRETCHES_AT_ONCE:
+            self._share()
+
+    def _share(self) -> None:
+        of, begin_ns, end_ns = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
+        self._waiting, self._waiting_count = [], 0
+        self._counters.add(of, begin_ns, end_ns)
+
+    def draw(self) -> None:
+        """Draw what is known at the end."""
+        if self._waiting:
+            self._share()
+        self._counters.draw()
+
+
+class Loads:
+    """Both; `cpu_use` is given when threads have processors."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._busy, self.cpu_use = BusyGpus(rows), CpuUse(rows)
+
+    def take(self, ops: OpColumns, order: Int64s) -> None:
+        """Take note of operations in an order that is that of time."""
+        if len(order):
+            self._busy.take(ops, order)
+
+    def draw(self) -> None:
+        """Draw what is known at the end, when all else is drawn."""
+        self._busy.draw()
+        self.cpu_use.draw()

@@ -1,0 +1,148 @@
+"""Blocks with more work than others: every m-th along a side of the grid, or here and there.
+
+Both are looked for among blocks that started together, in the same turn on SMs that held as many, so that
+neither waves nor the order in which an SM serves its blocks makes a block look heavy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tracepipe.reports.findings.block_times import (
+    MIN_GROUP,
+    BlockLateness,
+    block_values,
+    medians_by,
+    share_of_blocks_time,
+    started_together,
+)
+from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
+from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.ranks import LateClass, late_class
+from tracepipe.reports.findings.sampling import MAX_BLOCKS, sample
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made
+from tracepipe.units import duration_text
+
+MIN_DELAY = 0.25
+"""Of a block's time, by which a class of blocks must be late. Blocks of one remainder often run on the same
+SMs, which differ from each other by up to a tenth by themselves."""
+MOST_MODULUS = 32
+MIN_HEAVY = 8
+"""Fewer heavy blocks are stragglers."""
+HEAVY = 2.0
+"""How many times as long as the others a heavy block takes, in the median of three launches and more."""
+HEAVY_ONCE = 3.0
+"""The same where chance cannot average out."""
+MIN_HEAVY_SHARE, MOST_HEAVY_SHARE = 0.01, 0.25
+"""Of the blocks, the heavy ones. Above, they are a usual case and no tail."""
+MIN_SPARED = 0.05
+"""Of the time of all blocks, what the heavy ones take more than the others."""
+
+PERIOD_CAUSE = (
+    "work that depends on the block's index modulo this number: rows or tiles of two sizes, a reduction that "
+    "these blocks finish, or conflicts of the memory that they address"
+)
+HEAVY_CAUSE = (
+    "data that gives some blocks more work (longer rows, fuller bins, more iterations): split the heavy "
+    "ones, start them first, or let blocks fetch their work from a queue"
+)
+
+
+def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
+    """Blocks whose index modulo a number is late, along the side of the grid that shows it most surely.
+
+    `late` is by turn. Each side of the grid gets its share of `alpha`.
+    """
+    rows = sample(np.arange(late.blocks.size), MAX_BLOCKS)
+    profile, blocks = late.profile_ns[rows], late.blocks[rows]
+    sides = [side for side in _sides(blocks, kernel.grid) if side.size >= 2 * MIN_GROUP]
+    least_ns = max(MIN_DELAY * float(np.median(block_values(kernel))), kernel.least_ns)
+    found = []
+    for side in sides:
+        most = min(MOST_MODULUS, side.size // 2, blocks.size // MIN_GROUP)
+        seen = late_class(profile[None], side.place[None], range(2, most + 1))
+        if seen is None:
+            continue
+        members = seen.members[0]
+        delay = float(np.median(profile[members]) - np.median(profile[~members]))
+        if seen.p_value * len(sides) <= alpha and delay >= least_ns:
+            found.append(_Period(seen.p_value * len(sides), -delay, side.name, seen, float(members.mean())))
+    return [_period(kernel, min(found, key=lambda period: period[:3]))] if found else []
+
+
+class _Period(NamedTuple):
+    p_value: float
+    minus_delay_ns: float
+    side: str
+    late: LateClass
+    share: float
+    """Of the blocks, the late ones."""
+
+
+class _Side(NamedTuple):
+    name: str
+    size: int
+    place: Ints
+
+
+def _sides(blocks: Ints, grid: tuple[int, int, int] | None) -> list[_Side]:
+    """The sides of the grid and the place of each block along them; one side where the grid is not known."""
+    if grid is None or 0 in grid:
+        return [_Side("block", int(blocks.max()) + 1, blocks)]
+    sides, rest = [], blocks
+    for name, size in zip(("blockIdx.x", "blockIdx.y", "blockIdx.z"), grid, strict=True):
+        sides.append(_Side(name, size, rest % size))
+        rest = rest // size
+    return sides
+
+
+def _period(kernel: KernelWarps, period: _Period) -> Finding:
+    life, delay = float(np.median(block_values(kernel))), -period.minus_delay_ns
+    late, blocks = period.late, kernel.block_count
+    evidence = (
+        f"Blocks with {period.side} mod {late.modulus} = {' or '.join(map(str, late.residues))} take "
+        f"{duration_text(delay)} longer than others that started with them, "
+        f"{percent(delay / max(life, 1.0))} of a block's time, of {blocks:,} blocks "
+        f"({confidence(period.p_value)})"
+    )
+    numbers = {
+        "across": "block period",
+        "side": period.side,
+        "modulus": late.modulus,
+        "residues": late.residues,
+        "delay_p50_ns": delay,
+        "delay_share": delay / max(life, 1.0),
+        "blocks_total": blocks,
+    }
+    saves = share_of_blocks_time(kernel, delay, round(period.share * blocks))
+    return Finding("imbalance", kernel.kernel, evidence, PERIOD_CAUSE, period.p_value, numbers, saves)
+
+
+def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
+    """Blocks here and there that take several times as long as those that started with them; counted."""
+    values, group = block_values(kernel), started_together(kernel, by_turn=True)
+    usual = np.maximum(medians_by(values, group), 1.0)
+    ratios: Floats = made(values.size, np.float64, lambda part: values[part] / usual[group[part]])
+    times = medians_by(ratios, late.profile_row)
+    least = HEAVY if kernel.launches.size > 2 else HEAVY_ONCE
+    is_heavy: Flags = (times >= least) & (late.profile_ns >= kernel.least_ns)
+    count, of = int(is_heavy.sum()), late.blocks.size
+    # What they take longer than others, of all blocks' time in a launch.
+    spared = float(late.profile_ns[is_heavy].sum()) / max(float(values.sum()) / kernel.launches.size, 1.0)
+    if count < MIN_HEAVY or not MIN_HEAVY_SHARE <= count / of <= MOST_HEAVY_SHARE or spared < MIN_SPARED:
+        return []
+    ratio = float(np.median(times[is_heavy]))
+    evidence = (
+        f"{count:,} of {of:,} blocks ({listed(late.blocks[is_heavy].tolist(), 4)}) take at least {least:.0f} "
+        f"times, in the median {ratio:.1f} times, as long as others that started with them: "
+        f"{percent(spared)} of the time of all blocks"
+    )
+    numbers = {
+        "across": "blocks",
+        "heavy_blocks": count,
+        "blocks_total": of,
+        "heavy_p50_ratio": ratio,
+        "excess_share": spared,
+    }
+    return [Finding("imbalance", kernel.kernel, evidence, HEAVY_CAUSE, None, numbers, spared)]
