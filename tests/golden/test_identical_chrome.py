@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tracepipe.readers.json_elements
 import tracepipe.readers.native_chrome_rows
+import tracepipe.readers.native_sorted_rows
 import tracepipe.readers.sorted_rows
 from benchmarks.recordings import write_kineto
 from tests.golden.both import converted
@@ -108,7 +109,8 @@ def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -
 
 @pytest.mark.parametrize("run_rows", [5, 1 << 11])
 def test_a_recording_many_times(run_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracepipe.readers.sorted_rows, "RUN_ROWS", run_rows)
+    for module in (tracepipe.readers.sorted_rows, tracepipe.readers.native_sorted_rows):
+        monkeypatch.setattr(module, "RUN_ROWS", run_rows)
     path = tmp_path / "input.json"
     write_kineto(path, 8)
     _, account = converted(path, "perfetto", None, CORES)

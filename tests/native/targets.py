@@ -21,6 +21,7 @@ from tests.native import (
     reading,
     records,
     ring,
+    sorting,
     trace_events,
     warps,
 )
@@ -35,6 +36,7 @@ TARGETS: dict[str, Callable[[ctypes.CDLL, Random], Any]] = {
     "records": records.sieve,
     "ring": ring.ring,
     "objects": objects.objects,
+    "sorted_rows": sorting.sorted_rows,
     "events_take": trace_events.events_take,
     "ranges_nest": warps.ranges_nest,
     "warps_take": warps.warps_take,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import json
+from contextlib import ExitStack
 from random import Random
 from typing import Any
 
 import numpy as np
 import orjson
 
-from tests.native import buffers, inputs
-from tracepipe.native.signatures import EventRows
-from tracepipe.readers.chrome_numbers import ns_of
+from tests.native import buffers, inputs, sorting
+from tracepipe.readers.chrome_numbers import flow_number, flow_text, ns_of
+from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow
 
 _ALL, _FOREIGN, _NEW, _FULL = range(4)
 _PASSED_OVER, _LEFT, _ROW = range(3)
@@ -24,30 +25,40 @@ _RULES: list[dict[str, str | None]] = [
     {"grid": None, "a": "b"},
 ]
 _AHEAD: list[dict[str, Any]] = [{}, {"operation": "set"}, {"a": "é"}]
+_FIRSTS = (b"", b'{"name":"f"}', b"x" * 300)
+_ARROWS: list[tuple[Any, ...]] = [(), ("fwdbwd", "f", None), ("c" * 200, None, None)]
 _LAUNCH_BITS = 3 << 40
+_LIMIT_NS = (1 << 62) - 1
+_Kind = tuple[int, int, int, int, int, int]
+"""What becomes of its events, whether they have a launch, and places among the rules and texts above."""
 
 
 def events_take(core: ctypes.CDLL, rng: Random) -> None:
     """`tp_events_take` and what else knows kinds, over some texts."""
-    known = core.tp_events_new(rng.getrandbits(64), _LAUNCH_BITS)
-    assert known
-    try:
-        for number, rules in enumerate(_RULES):
-            text = b"".join(_quoted(name) + b"\0" for pair in rules.items() for name in pair)
-            assert core.tp_events_rules(known, number, buffers.text(text), len(text)) == 0
-        kinds: list[tuple[int, int, int, int]] = []
+    with ExitStack() as stack:
+        known = core.tp_events_new(rng.getrandbits(64), _LAUNCH_BITS)
+        assert known
+        stack.callback(core.tp_events_free, known)
+        # One row at a time, so that they are met in the order of the events.
+        rows = core.tp_sorted_new(rng.getrandbits(64), 1, 1 << 20)
+        assert rows
+        stack.callback(core.tp_sorted_free, rows)
+        places = [0]
+        for rules in _RULES:
+            for old, new in rules.items():
+                texts = orjson.dumps(old), b"" if new is None else orjson.dumps(new)
+                sized = [part for text in texts for part in (buffers.text(text), len(text))]
+                assert core.tp_events_rule(known, *sized) > places[-1]
+            places.append(places[-1] + len(rules))
+        kinds: list[_Kind] = []
         some = [_event_text(rng) for _ in range(rng.randrange(1, 12))]
         for _ in range(rng.randrange(1, 4)):
-            _take(core, known, kinds, [rng.choice(some) for _ in range(rng.randrange(20))], rng)
+            _take(
+                core, (known, rows), kinds, places, [rng.choice(some) for _ in range(rng.randrange(20))], rng
+            )
             if rng.random() < 0.1:
                 core.tp_events_forget(known)
                 kinds.clear()
-    finally:
-        core.tp_events_free(known)
-
-
-def _quoted(name: str | None) -> bytes:
-    return b"" if name is None else orjson.dumps(name)
 
 
 def _number(rng: Random) -> Any:
@@ -81,7 +92,7 @@ def _value(rng: Random, depth: int = 0) -> Any:
 
 def _event_text(rng: Random) -> bytes:
     event: dict[str, Any] = {
-        "ph": rng.choice(("X", "X", "X", "i", "s", "f", "M", "C", "XX", "")),
+        "ph": rng.choice(("X", "X", "X", "i", "s", "f", "C", "C", "M", "XX", "")),
         "cat": rng.choice(("kernel", "cpu_op", "ac2g", 'c"', 1)),
         "name": rng.choice(("f", "g\n", "é", "", 5)),
         "pid": rng.choice((0, 7, "Spans", -1, 1.5)),
@@ -89,8 +100,12 @@ def _event_text(rng: Random) -> bytes:
         "ts": _time(rng),
         "dur": _time(rng),
     }
+    if event["ph"] in "sfC" and rng.random() < 0.8:
+        del event["dur"]
     for key in rng.sample(sorted(event), rng.choice((0, 0, 1, 2))):
         del event[key]
+    if rng.random() < 0.3 or event.get("ph") in ("s", "f"):
+        event["id"] = rng.choice((0, 5, -7, "0x5f", "", "a b", 'q"', "é", 1.5, True, None, "x" * 120, [1]))
     if rng.random() < 0.3:
         event[rng.choice(("id", "s", "bp", "a", "stream"))] = _value(rng)
     args = {
@@ -118,78 +133,78 @@ def _time(rng: Random) -> Any:
 
 
 def _take(
-    core: ctypes.CDLL, known: int, kinds: list[tuple[int, int, int, int]], texts: list[bytes], rng: Random
+    core: ctypes.CDLL,
+    at_work: tuple[int, int],
+    kinds: list[_Kind],
+    places: list[int],
+    texts: list[bytes],
+    rng: Random,
 ) -> None:
     """Take events, with a kind at random for each that is new."""
-    text = b",".join(texts)
+    text, (known, rows) = b",".join(texts), at_work
     sizes = np.array([len(one) for one in texts], np.int64)
     starts = np.cumsum(np.append(0, sizes[:-1] + 1))[: len(texts)]
-    ends, given, room = starts + sizes, buffers.text(text), rng.randrange(1, 8)
-    numbers, kind = np.zeros((5, room), np.int64), np.zeros(room, np.int32)
-    view, made = buffers.view(EventRows, *numbers, kind), np.zeros(2, np.int64)
-    at, taken = 0, []
+    ends, given = starts + sizes, buffers.text(text)
+    times, why = np.array([_LIMIT_NS, _LIMIT_NS, 0], np.int64), np.zeros(1, np.int64)
+    at, met = 0, 0
+    columns = starts.ctypes.data, ends.ctypes.data
+    made: list[SortedRow] = []
     while True:
-        before, came_from = int(made[0]), at
         at = core.tp_events_take(
-            known, given, starts.ctypes.data, ends.ctypes.data, at, len(texts), view, made.ctypes.data, room
+            known, rows, given, *columns, at, len(texts), times.ctypes.data, why.ctypes.data
         )
-        assert came_from <= at <= len(texts)
-        assert before <= made[0] <= min(room, before + at - came_from)
-        taken += texts[came_from:at]
-        if at == len(texts) or made[1] == _FULL:
-            _expect_rows(core, known, kinds, taken, numbers[:, : made[0]], kind.tolist())
-            made[0], taken = 0, []
+        assert met <= at <= len(texts)
+        for row in sorting.taken(core, rows):
+            made.append(row)
+            while not any(row == _row(kind, texts[met]) for kind in kinds):
+                met += 1  # one that was passed over
+            met += 1
         if at == len(texts):
-            return
-        if made[1] == _NEW:
+            break
+        if why[0] == _NEW:
             what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW))
-            one = (what, rng.randrange(2), rng.randrange(len(_RULES)), rng.randrange(len(_AHEAD)))
-            ahead = orjson.dumps(_AHEAD[one[3]])[1:-1]
-            assert core.tp_events_kind(known, *one[:3], buffers.text(ahead), len(ahead)) == len(kinds)
+            one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_ARROWS))))
+            said = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_ARROWS[one[5]], "")[:-2]
+            sized = (ctypes.c_int64 * len(said))(*map(len, said))
+            pointers = (ctypes.c_char_p * len(said))(*said)
+            rules = places[one[2]], places[one[2] + 1]
+            assert core.tp_events_kind(known, *one[:2], *rules, pointers, sized) == len(kinds)
             kinds.append(one)
-        elif made[1] == _FOREIGN:
-            at += 1
+        elif why[0] == _FOREIGN:
+            at = met = at + 1
+    assert times.tolist() == [
+        min((row.ts_ns for row in made if row.ts_ns), default=_LIMIT_NS),
+        min((row.ts_ns for row in made), default=_LIMIT_NS),
+        max((row.ts_ns + row.dur_ns for row in made), default=0),
+    ]
 
 
-def _expect_rows(
-    core: ctypes.CDLL,
-    known: int,
-    kinds: list[tuple[int, int, int, int]],
-    texts: list[bytes],
-    numbers: Any,
-    numbers_of_kinds: list[int],
-) -> None:
-    """Of the events that were taken, those that were not passed over are the rows."""
-    there = ctypes.c_void_p()
-    size = core.tp_events_texts(known, ctypes.byref(there))
-    whole, start, left = buffers.taken(size, there), 0, list(texts)
-    for ts, rank, dur, number, end, kind in zip(
-        *numbers.tolist(), numbers_of_kinds[: numbers.shape[1]], strict=True
-    ):
-        _, has_launch, rules, ahead = kinds[kind]
-        args, start = whole[start:end], end
-        while True:
-            text = left.pop(0)
-            event = orjson.loads(text)
-            if (ts, rank, dur, number, args) == _row(event, text, has_launch, _RULES[rules], _AHEAD[ahead]):
-                break
-    assert start == size
-
-
-def _row(
-    event: dict[str, Any], text: bytes, has_launch: int, rules: dict[str, str | None], ahead: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The row of an event by Python."""
-    args = {key: value for key, value in event.items() if key not in _KEYS} | (event.get("args") or {})
-    renamed = {rules.get(key, key): value for key, value in args.items() if rules.get(key, key) is not None}
+def _row(kind: _Kind, text: bytes) -> SortedRow | None:
+    """The row of an event of that kind by Python."""
+    try:
+        event = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    what, has_launch, rules, first, ahead, arrow = kind
+    if what != _ROW:
+        return None
+    phase = event["ph"]
+    rank = SLICE if phase == "X" else ARROW if phase in "stf" else MARK
+    outside = (*_KEYS, "id", "bp") if rank == ARROW else _KEYS
+    args = {key: value for key, value in event.items() if key not in outside} | (event.get("args") or {})
+    named = _RULES[rules]
+    renamed = {named.get(key, key): value for key, value in args.items() if named.get(key, key) is not None}
     correlation = args.get("correlation")
     is_launch = type(correlation) is int and 0 < correlation < 1 << 31
-    is_slice = event["ph"] == "X"
-    said = {**ahead, **renamed}
-    return (
-        ns_of(event["ts"], "ts", text),
-        0 if is_slice else 1,
-        ns_of(event["dur"], "dur", text) if is_slice else 0,
-        (correlation if is_launch else 0) | _LAUNCH_BITS if has_launch else 0,
+    number = (correlation if is_launch else 0) | _LAUNCH_BITS if has_launch else 0
+    if rank == ARROW:
+        number = flow_number(*_ARROWS[arrow], str(event["id"]))
+    said = {**_AHEAD[ahead], **renamed}
+    return SortedRow(
+        ns_of(event["ts"], "ts", text) or 0,
+        rank,
+        (ns_of(event["dur"], "dur", text) or 0) if rank == SLICE else 0,
+        number,
+        _FIRSTS[first],
         orjson.dumps(said) if said else b"",
     )

@@ -7,8 +7,6 @@ import json
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
-import numpy as np
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +14,10 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tests.support.cores import running
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import chrome, json_elements, recognise, sorted_rows
+from tracepipe.readers import chrome, json_elements, recognise
 from tracepipe.readers.chrome_numbers import ns_of_text
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.json_objects import objects
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows, rows_of
 
 EVENT = {"ph": "X", "name": "f", "pid": 7, "tid": 8, "ts": 1, "dur": 2}
 
@@ -327,74 +324,6 @@ def test_categories_are_layers(event: dict[str, Any], type_: str, name: str, mor
     (record,) = kineto(EVENT | event)
     assert (record["type"], record["name"]) == (type_, name)
     assert {key: record.get(key) for key in more} == more
-
-
-# Order ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fan_in", [2, 64])
-def test_rows_are_in_order_however_many(fan_in: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 8)
-    monkeypatch.setattr(sorted_rows, "BLOCK_ROWS", 3)
-    monkeypatch.setattr(sorted_rows, "FAN_IN", fan_in)
-    rng = np.random.default_rng(7)
-    rows = [
-        SortedRow(int(ts), int(rank), int(dur), at, b"f" * (at % 5), b"s%d" % at)
-        for at, (ts, rank, dur) in enumerate(rng.integers(0, [400, 3, 9], (300, 3)).tolist())
-    ]
-    some = SortedRows()
-    for row in rows[:40] + rows[290:]:
-        some.add(row)
-    some.add_all(rows_of(rows[40:290]))
-    got = [
-        SortedRow(*values)
-        for part in some.in_order()
-        for values in zip(
-            part.ts_ns.tolist(), part.rank.tolist(), part.dur_ns.tolist(), part.number.tolist(), part.first,
-            part.second, strict=True,
-        )
-    ]  # fmt: skip
-    assert sorted(got) == sorted(rows)
-    assert [row[:2] for row in got] == sorted(row[:2] for row in rows)
-
-
-def test_rows_that_come_together_are_kept_in_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 8)
-    monkeypatch.setattr(sorted_rows, "RUN_BYTES", 100)
-    rows = [SortedRow(at * 7 % 50, 0, 0, at, b"f" * (at * 13 % 90), b"s") for at in range(100)]
-    one_by_one, together = SortedRows(), SortedRows()
-    for row in rows:
-        one_by_one.add(row)
-    together.add(rows[0])
-    together.add_all(rows_of(rows[1:70]))
-    together.add_all(rows_of(rows[70:]))
-    parts = [[part.first for part in some.in_order()] for some in (one_by_one, together)]
-    assert parts[0] == parts[1]
-
-
-def test_long_texts_lie_in_a_file_and_are_given_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("RUN_ROWS", 8), ("LONG_BYTES", 10), ("GIVEN_BYTES", 100), ("BLOCK_BYTES", 50)):
-        monkeypatch.setattr(sorted_rows, name, value)
-    rows = [SortedRow(at * 7 % 50, 0, 0, at, b"f" * (at % 12), b"%d " % at * (at % 30)) for at in range(100)]
-    some = SortedRows()
-    for row in rows[:30]:
-        some.add(row)
-    some.add_all(rows_of(rows[30:]))
-    parts = list(some.in_order())
-    assert all(len(part) == 1 or sum(map(len, part.first + part.second)) <= 100 for part in parts)
-    assert max(map(len, parts)) > 1
-    got = [both for part in parts for both in zip(part.first, part.second, strict=True)]
-    assert got == [(row.first, row.second) for row in sorted(rows, key=lambda row: row.ts_ns)]
-    assert {type(text) for both in got for text in both} == {bytes}
-
-
-def test_an_order_of_a_large_trace_is_that_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = orjson.dumps([EVENT | {"ts": 977 * at % 1000, "name": f"f{at}"} for at in range(1000)])
-    whole, _ = read(text)
-    monkeypatch.setattr(sorted_rows, "RUN_ROWS", 16)
-    in_runs, _ = read(text)
-    assert in_runs == whole
-    assert [record["ts_ns"] for record in whole] == sorted(record["ts_ns"] for record in whole)
 
 
 def test_a_thread_that_pytorch_does_not_know_is_not_gpu_0s() -> None:

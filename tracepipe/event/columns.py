@@ -5,7 +5,7 @@ Only `clocks` makes the second of the first, and what comes after it takes nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -33,6 +33,31 @@ Index = tuple[int, int, int, int, int, int]
 NO_INDEX: Index = (NONE, NONE, NONE, NONE, NONE, NONE)
 Row = tuple[int, int, int, int, int, Index | None, int]
 """Time, shape, arguments, duration, launch, index, stack."""
+
+
+@dataclass(slots=True)
+class Texts:
+    """A column of texts, one behind the other in `data`, of which each goes up to its place in `ends`."""
+
+    data: bytes
+    ends: Int64s
+
+    @staticmethod
+    def of(texts: Sequence[bytes]) -> Texts:
+        """A column of these."""
+        return Texts(b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, at: int) -> bytes:
+        return self.data[int(self.ends[at - 1]) if at else 0 : int(self.ends[at])]
+
+    def __iter__(self) -> Iterator[bytes]:
+        start = 0
+        for end in self.ends.tolist():
+            yield self.data[start:end]
+            start = end
 
 
 _Events = TypeVar("_Events", bound="EventColumns")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import NONE, Bools, Int32s, distinct
+from tracepipe.event.columns import NONE, Bools, Int32s, Texts, distinct
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.stacks import Stacks
 
@@ -82,6 +82,10 @@ class Tables:
             self._texts.append(text)
             self._text_bytes += len(text)
         return number
+
+    def text_numbers(self, texts: Texts) -> Int32s:
+        """The numbers of arguments that are objects' texts; NONE where one is empty."""
+        return np.array([self.text_number(text) if text else NONE for text in texts], np.int32)
 
     def text(self, number: int) -> bytes:
         """The JSON text of arguments."""

@@ -9,13 +9,16 @@
  */
 #include <stddef.h>
 
+#include "flow_number.h"
 #include "json_copy.h"
+#include "sorted_rows.h"
 
 #define PIECES_MAX 48
 #define TIME_MAX (((uint64_t)1 << 62) - 1)
 #define YEAR_NS ((int64_t)365 * 24 * 3600 * 1000000000)
-#define SLICE 0
-#define MARK 1
+
+/* The ranks of rows. */
+enum { SLICE, MARK, ARROW };
 
 /* Why `tp_events_take` came back. */
 enum { ALL, FOREIGN, NEW, FULL };
@@ -23,8 +26,11 @@ enum { ALL, FOREIGN, NEW, FULL };
 /* What becomes of the events of a key. */
 enum { PASSED_OVER, LEFT_TO_PYTHON, ROW };
 
+/* Texts of a kind: of its rows; of an argument that comes first; and what an arrow's number is made of, up to its id. */
+enum { FIRST, AHEAD, FLOW, TEXTS };
+
 typedef struct {
-    int32_t what, has_launch, rules;
+    int32_t what, has_launch, rules, rules_end; /* the places of its rules */
 } tp_kind;
 
 /* A slice of the event's text. */
@@ -33,19 +39,27 @@ typedef struct {
     int64_t size;
 } tp_span;
 
-/* An argument: its key, with quotes, and where its value lies among `values`. */
+/* An argument: its key, with quotes, and where its value lies among `values`; whether it stands outside of `args`. */
 typedef struct {
     tp_span key;
     int64_t value, size;
+    int is_member;
 } tp_piece;
 
+/* An old name of an argument and its new one, with quotes, as places and sizes among the texts of all rules. */
+typedef struct {
+    int64_t old, old_size, new, new_size;
+} tp_rule;
+
 enum { PH, CAT, NAME, PID, TID, HEADS };
-enum { DEVICE, STREAM, GRID, BLOCK, PLACES };
+enum { DEVICE, STREAM, GRID, BLOCK, CORRELATION, ID, PLACES };
+#define PLACES_OF_KEY CORRELATION
 
 typedef struct {
     tp_span head[HEADS];
     int64_t ts_ns, dur_ns;
-    int has_ts, has_dur, has_args, count;
+    int has_ts, has_dur, has_args, count, members;
+    int place[PLACES]; /* one more than the place of the argument, 0: none */
     tp_piece pieces[PIECES_MAX];
 } tp_event;
 
@@ -53,28 +67,33 @@ typedef struct {
     tp_table keys;
     tp_kind *kinds;
     int64_t kinds_room;
-    tp_strings rules, ahead;
-    tp_buffer values, key, texts;
+    tp_strings texts[TEXTS];
+    tp_rule *rules;
+    int64_t rules_count, rules_room;
+    tp_buffer rule_texts, values, key;
     uint64_t launch_bits;
     int no_memory;
 } tp_events;
 
+/* The times that there are: the first above 0, the first, and the end of the last. */
 typedef struct {
-    int64_t *ts, *rank, *dur, *number, *end;
-    int32_t *kind;
-} tp_event_rows;
+    int64_t first, least, last;
+} tp_times;
+
+#define IS(span, text) ((span).size == (int64_t)sizeof text - 1 && !memcmp((span).at, text, sizeof text - 1))
 
 TP_EXPORT void tp_events_free(tp_events *r)
 {
     if (!r)
         return;
     tp_table_free(&r->keys);
-    tp_strings_free(&r->rules);
-    tp_strings_free(&r->ahead);
+    for (int i = 0; i < TEXTS; i++)
+        tp_strings_free(&r->texts[i]);
     free(r->kinds);
+    free(r->rules);
+    free(r->rule_texts.data);
     free(r->values.data);
     free(r->key.data);
-    free(r->texts.data);
     free(r);
 }
 
@@ -122,19 +141,33 @@ static const uint8_t *read_us(const uint8_t *at, const uint8_t *end, int64_t *ns
 
 /* The event --------------------------------------------------------------------------------------------------- */
 
-static int is_text(tp_span span, const char *text)
-{
-    int64_t size = (int64_t)strlen(text);
-    return span.size == size && !memcmp(span.at, text, (size_t)size);
-}
-
 static int is_same(tp_span one, tp_span other)
 {
     return one.size == other.size && !memcmp(one.at, other.at, (size_t)one.size);
 }
 
+/* Notes the place of an argument that something depends on. */
+static void note_place(tp_event *e, tp_span key)
+{
+    int place = IS(key, "\"device\"")        ? DEVICE
+                : IS(key, "\"stream\"")      ? STREAM
+                : IS(key, "\"grid\"")        ? GRID
+                : IS(key, "\"block\"")       ? BLOCK
+                : IS(key, "\"correlation\"") ? CORRELATION
+                : IS(key, "\"id\"")          ? ID
+                                             : PLACES;
+    if (place < PLACES)
+        e->place[place] = e->count;
+}
+
+static const tp_piece *piece_at(const tp_event *e, int place)
+{
+    return e->place[place] ? &e->pieces[e->place[place] - 1] : 0;
+}
+
 /* Adds an argument whose value stands at `at`. What follows it, 0 where it is another's, or comes twice. */
-static const uint8_t *add_piece(tp_events *r, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end)
+static const uint8_t *add_piece(tp_events *r, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end,
+                                int is_member)
 {
     if (e->count == PIECES_MAX)
         return 0;
@@ -143,7 +176,8 @@ static const uint8_t *add_piece(tp_events *r, tp_event *e, tp_span key, const ui
             return 0;
     int64_t value = r->values.size;
     at = tp_copy_value(&r->values, at, end, 0);
-    e->pieces[e->count++] = (tp_piece){key, value, r->values.size - value};
+    e->pieces[e->count++] = (tp_piece){key, value, r->values.size - value, is_member};
+    note_place(e, key);
     return at;
 }
 
@@ -169,9 +203,9 @@ static const uint8_t *read_args(tp_events *r, tp_event *e, const uint8_t *at, co
         return at + 1;
     for (;;) {
         tp_span key;
-        if (!(at = read_key(at, end, &key)) || is_text(key, "\"ts\"") || is_text(key, "\"dur\""))
+        if (!(at = read_key(at, end, &key)) || IS(key, "\"ts\"") || IS(key, "\"dur\""))
             return 0; /* a time is looked for in all of the event's text */
-        if (!(at = add_piece(r, e, key, at, end)) || (at = tp_after_blanks(at, end)) >= end)
+        if (!(at = add_piece(r, e, key, at, end, 0)) || (at = tp_after_blanks(at, end)) >= end)
             return 0;
         if (*at == '}')
             return at + 1;
@@ -195,17 +229,22 @@ static const uint8_t *read_head(tp_span *head, const uint8_t *at, const uint8_t 
 
 static const uint8_t *read_member(tp_events *r, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end)
 {
-    static const char *heads[] = {"\"ph\"", "\"cat\"", "\"name\"", "\"pid\"", "\"tid\""};
-    for (int i = 0; i < HEADS; i++)
-        if (is_text(key, heads[i]))
-            return read_head(&e->head[i], at, end, i >= PID);
-    if (is_text(key, "\"ts\""))
+    int head = IS(key, "\"ph\"")     ? PH
+               : IS(key, "\"cat\"")  ? CAT
+               : IS(key, "\"name\"") ? NAME
+               : IS(key, "\"pid\"")  ? PID
+               : IS(key, "\"tid\"")  ? TID
+                                     : HEADS;
+    if (head < HEADS)
+        return read_head(&e->head[head], at, end, head >= PID);
+    if (IS(key, "\"ts\""))
         return e->has_ts++ ? 0 : read_us(at, end, &e->ts_ns);
-    if (is_text(key, "\"dur\""))
+    if (IS(key, "\"dur\""))
         return e->has_dur++ ? 0 : read_us(at, end, &e->dur_ns);
-    if (!is_text(key, "\"args\""))
-        return e->has_args ? 0 : add_piece(r, e, key, at, end); /* what stands behind comes first all the same */
-    return e->has_args++ ? 0 : read_args(r, e, at, end);
+    if (IS(key, "\"args\""))
+        return e->has_args++ ? 0 : read_args(r, e, at, end);
+    e->members++;
+    return e->has_args ? 0 : add_piece(r, e, key, at, end, 1); /* what stands behind comes first all the same */
 }
 
 /* Takes an object apart; whether it is of the usual form. */
@@ -233,19 +272,11 @@ static int read_event(tp_events *r, tp_event *e, const uint8_t *at, const uint8_
     }
 }
 
-static const tp_piece *piece_of(const tp_event *e, const char *key)
-{
-    for (int i = 0; i < e->count; i++)
-        if (is_text(e->pieces[i].key, key))
-            return &e->pieces[i];
-    return 0;
-}
-
 /* The number of the launch that an event names, 0 where it names none. */
 static int64_t correlation_of(const tp_events *r, const tp_event *e)
 {
     int64_t number;
-    const tp_piece *piece = piece_of(e, "\"correlation\"");
+    const tp_piece *piece = piece_at(e, CORRELATION);
     if (!piece)
         return 0;
     const uint8_t *at = r->values.data + piece->value;
@@ -259,46 +290,44 @@ static void put_part(tp_events *r, const uint8_t *at, int64_t size)
 }
 
 /* Makes the key of an event: whatever its kind depends on. */
-static void make_key(tp_events *r, const tp_event *e, int is_arrow, int has_correlation)
+static void make_key(tp_events *r, const tp_event *e, int has_correlation)
 {
-    static const char *places[] = {"\"device\"", "\"stream\"", "\"grid\"", "\"block\""};
     r->key.size = 0;
     put(r, &r->key, has_correlation ? "c" : "-", 1);
-    for (int i = 0; i < (is_arrow ? NAME : HEADS); i++)
+    for (int i = 0; i < HEADS; i++)
         put_part(r, e->head[i].at, e->head[i].size);
-    for (int i = 0; i < (is_arrow ? 0 : PLACES); i++) {
-        const tp_piece *piece = piece_of(e, places[i]);
+    for (int i = 0; i < PLACES_OF_KEY; i++) {
+        const tp_piece *piece = piece_at(e, i);
         put_part(r, piece ? r->values.data + piece->value : 0, piece ? piece->size : 0);
     }
 }
 
-/* The new name of an argument by the rules `at`: an old name and a new one each, with quotes, NUL behind both. Of
- * size 0 where it is left out. */
-static tp_span renamed(const uint8_t *at, int64_t size, tp_span key)
+/* The new name of an argument by the rules of a kind, of size 0 where it is left out. */
+static tp_span renamed(const tp_events *r, const tp_kind *kind, tp_span key)
 {
-    for (const uint8_t *end = at + size; at < end;) {
-        tp_span old = {at, (int64_t)strlen((const char *)at)};
-        tp_span new = {at + old.size + 1, (int64_t)strlen((const char *)at + old.size + 1)};
-        if (is_same(old, key))
-            return new;
-        at = new.at + new.size + 1;
+    const uint8_t *texts = r->rule_texts.data;
+    for (int32_t i = kind->rules; i < kind->rules_end; i++) {
+        const tp_rule *rule = &r->rules[i];
+        if (is_same((tp_span){texts + rule->old, rule->old_size}, key))
+            return (tp_span){texts + rule->new, rule->new_size};
     }
     return key;
 }
 
-/* Adds the text of the arguments to `texts`. Whether it could: not where two get the same name. */
-static int write_args(tp_events *r, const tp_event *e, int64_t number)
+/* Adds the text of the arguments to `to`. Whether it could: not where two get the same name. */
+static int write_args(tp_events *r, const tp_event *e, int64_t number, int is_arrow, tp_buffer *to)
 {
-    const tp_strings *rules = &r->rules, *ahead = &r->ahead;
-    int64_t of_rules = r->kinds[number].rules, first_size = tp_size_of(ahead, number), start = r->texts.size;
+    const tp_strings *ahead = &r->texts[AHEAD];
+    const tp_kind *kind = &r->kinds[number];
+    int64_t first_size = tp_size_of(ahead, number), start = to->size;
     const uint8_t *first = first_size ? ahead->bytes.data + ahead->places[number].at : 0;
-    int64_t rules_size = tp_size_of(rules, of_rules);
-    const uint8_t *rule = rules_size ? rules->bytes.data + rules->places[of_rules].at : 0;
-    put(r, &r->texts, "{", 1);
-    put(r, &r->texts, first, first_size);
+    put(r, to, "{", 1);
+    put(r, to, first, first_size);
     for (int i = 0; i < e->count; i++) {
         const tp_piece *piece = &e->pieces[i];
-        tp_span name = renamed(rule, rules_size, piece->key);
+        if (is_arrow && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\"")))
+            continue;
+        tp_span name = renamed(r, kind, piece->key);
         if (first_size > name.size && name.size && first[name.size] == ':' && !memcmp(first, name.at, (size_t)name.size))
             return 0;
         for (int j = 0; name.at != piece->key.at && j < e->count; j++)
@@ -306,98 +335,171 @@ static int write_args(tp_events *r, const tp_event *e, int64_t number)
                 return 0;
         if (!name.size)
             continue;
-        if (r->texts.size > start + 1)
-            put(r, &r->texts, ",", 1);
-        put(r, &r->texts, name.at, name.size);
-        put(r, &r->texts, ":", 1);
-        put(r, &r->texts, r->values.data + piece->value, piece->size);
+        if (to->size > start + 1)
+            put(r, to, ",", 1);
+        put(r, to, name.at, name.size);
+        put(r, to, ":", 1);
+        put(r, to, r->values.data + piece->value, piece->size);
     }
-    if (r->texts.size == start + 1)
-        r->texts.size = start;
+    if (to->size == start + 1)
+        to->size = start;
     else
-        put(r, &r->texts, "}", 1);
+        put(r, to, "}", 1);
     return 1;
 }
 
+/* The rank of rows of a phase; what is left to Python has none. */
+static int rank_of(int phase)
+{
+    return phase == 'X' ? SLICE : phase && strchr("iIRPC", phase) ? MARK : phase && strchr("stf", phase) ? ARROW : -1;
+}
+
+static int is_number(const tp_events *r, const tp_piece *piece)
+{
+    const uint8_t *at = r->values.data + piece->value;
+    return *at == '-' || (uint8_t)(*at - '0') < 10;
+}
+
+static int is_text_or_integer(const tp_events *r, const tp_piece *piece)
+{
+    const uint8_t *at = r->values.data + piece->value;
+    return *at == '"' || (is_number(r, piece) && !memchr(at, '.', (size_t)piece->size));
+}
+
+/* Whether an event has what its phase needs, in the usual form. */
+static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
+{
+    if (rank == SLICE)
+        return e->has_dur && e->dur_ns <= YEAR_NS;
+    if (e->has_dur)
+        return 0;
+    if (rank == ARROW) { /* of an id alone: `id2` and `scope` are others */
+        int others = 0;
+        for (int i = 0; i < e->count; i++)
+            others += e->pieces[i].is_member && !IS(e->pieces[i].key, "\"id\"") && !IS(e->pieces[i].key, "\"bp\"");
+        const tp_piece *id = piece_at(e, ID);
+        return !others && id && id->is_member && is_text_or_integer(r, id);
+    }
+    if (phase != 'C')
+        return 1;
+    for (int i = 0; i < e->count; i++)
+        if (!is_number(r, &e->pieces[i]))
+            return 0;
+    return e->count && !e->members;
+}
+
+/* The number of an arrow, below 0 where Python is to find it. */
+static int64_t flow_of(tp_events *r, const tp_event *e, int64_t kind)
+{
+    const tp_piece *id = piece_at(e, ID);
+    const uint8_t *text = r->values.data + id->value;
+    int is_text = *text == '"';
+    const tp_strings *flows = &r->texts[FLOW];
+    return tp_flow_number(flows->bytes.data + flows->places[kind].at, tp_size_of(flows, kind), text + is_text,
+                          id->size - 2 * is_text);
+}
+
+static void note_times(tp_times *times, int64_t ts, int64_t dur)
+{
+    if (ts > 0 && ts < times->first)
+        times->first = ts;
+    if (ts < times->least)
+        times->least = ts;
+    if (ts + dur > times->last)
+        times->last = ts + dur;
+}
+
+/* Adds the row of an event of a kind: ALL or FOREIGN. */
+static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t kind, int rank, int64_t correlation)
+{
+    const tp_strings *firsts = &r->texts[FIRST];
+    tp_sorted_row row = {.ts = e->ts_ns, .rank = rank, .first = (int32_t)tp_size_of(firsts, kind)};
+    if (rank == SLICE)
+        row.dur = e->dur_ns;
+    if (r->kinds[kind].has_launch)
+        row.number = (int64_t)((uint64_t)correlation | r->launch_bits);
+    if (rank == ARROW && (row.number = flow_of(r, e, kind)) < 0)
+        return FOREIGN;
+    tp_buffer *args = tp_sorted_begin(sorted, firsts->bytes.data + firsts->places[kind].at, row.first);
+    if (!args) {
+        r->no_memory = 1;
+    } else if (!write_args(r, e, kind, rank == ARROW, args) || r->no_memory) {
+        tp_sorted_leave(sorted);
+        return FOREIGN;
+    } else if (tp_sorted_end(sorted, row)) {
+        r->no_memory = 1;
+    }
+    return ALL;
+}
+
 /* Takes one event: a row more or none, or why not. */
-static int take(tp_events *r, const uint8_t *at, const uint8_t *end, tp_event_rows *rows, int64_t *count)
+static int take(tp_events *r, tp_sorted *sorted, const uint8_t *at, const uint8_t *end, tp_times *times)
 {
     tp_event e;
     if (!read_event(r, &e, at, end) || e.head[PH].size != 3)
         return FOREIGN;
-    int phase = e.head[PH].at[1], is_arrow = phase == 's' || phase == 't' || phase == 'f', is_slice = phase == 'X';
-    if (!is_arrow && !is_slice && !strchr("iIRP", phase))
-        return FOREIGN;
-    if (is_slice ? !e.has_dur || e.dur_ns > YEAR_NS : e.has_dur || (is_arrow && !piece_of(&e, "\"id\"")))
+    int phase = e.head[PH].at[1], rank = rank_of(phase);
+    if (rank < 0 || !is_usual(r, &e, phase, rank))
         return FOREIGN;
     int64_t correlation = correlation_of(r, &e);
-    make_key(r, &e, is_arrow, correlation > 0);
-    int64_t number = tp_table_find(&r->keys, r->key.data, r->key.size, tp_hash(r->key.data, r->key.size, r->keys.key));
-    if (number < 0)
+    make_key(r, &e, correlation > 0);
+    int64_t kind = tp_table_find(&r->keys, r->key.data, r->key.size, tp_hash(r->key.data, r->key.size, r->keys.key));
+    if (kind < 0)
         return NEW;
-    const tp_kind *kind = &r->kinds[number];
-    if (kind->what == PASSED_OVER)
+    if (r->kinds[kind].what == PASSED_OVER)
         return ALL;
-    int64_t start = r->texts.size;
-    if (kind->what == LEFT_TO_PYTHON || !write_args(r, &e, number)) {
-        r->texts.size = start;
+    if (r->kinds[kind].what == LEFT_TO_PYTHON || add_row(r, sorted, &e, kind, rank, correlation) == FOREIGN)
         return FOREIGN;
-    }
-    rows->ts[*count] = e.ts_ns;
-    rows->rank[*count] = is_slice ? SLICE : MARK;
-    rows->dur[*count] = is_slice ? e.dur_ns : 0;
-    rows->number[*count] = kind->has_launch ? (int64_t)((uint64_t)correlation | r->launch_bits) : 0;
-    rows->end[*count] = r->texts.size;
-    rows->kind[*count] = (int32_t)number;
-    ++*count;
+    note_times(times, e.ts_ns, rank == SLICE ? e.dur_ns : 0);
     return ALL;
 }
 
-/* Takes the objects from `first` on, of which each is in text[starts[i], ends[i]), into rows from `made[0]` on, at
- * most `room`; moves `made[0]` and says in `made[1]` why it came back. The object that it came to, or
- * TP_NO_MEMORY. */
-TP_EXPORT int64_t tp_events_take(tp_events *r, const uint8_t *text, const int64_t *starts, const int64_t *ends,
-                                 int64_t first, int64_t count, tp_event_rows *rows, int64_t *made, int64_t room)
+/* Takes the objects from `first` on, of which each is in text[starts[i], ends[i]), into rows; says in `why[0]` why it
+ * came back. The object that it came to, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_events_take(tp_events *r, tp_sorted *sorted, const uint8_t *text, const int64_t *starts,
+                                 const int64_t *ends, int64_t first, int64_t count, tp_times *times, int64_t *why)
 {
     r->no_memory = 0;
-    made[1] = ALL;
-    for (; first < count; first++) {
-        made[1] = made[0] == room ? FULL : take(r, text + starts[first], text + ends[first], rows, &made[0]);
-        if (made[1] != ALL)
+    for (why[0] = ALL; first < count; first++) {
+        why[0] = tp_sorted_is_full(sorted) ? FULL : take(r, sorted, text + starts[first], text + ends[first], times);
+        if (why[0] != ALL || r->no_memory)
             break;
     }
     return r->no_memory ? TP_NO_MEMORY : first;
 }
 
-/* Says what becomes of the events of the key that was NEW; the number of their kind, or TP_NO_MEMORY. `ahead` is the
- * text of an argument that comes first. */
-TP_EXPORT int64_t tp_events_kind(tp_events *r, int what, int has_launch, int rules, const uint8_t *ahead, int64_t size)
+/* Says what becomes of the events of the key that was NEW: their rules are those at places from `rules` on. The number
+ * of their kind, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_events_kind(tp_events *r, int what, int has_launch, int rules, int rules_end,
+                                 const uint8_t *const *texts, const int64_t *sizes)
 {
     int64_t number = r->keys.strings.count;
-    if (TP_GROW(r->kinds, r->kinds_room, number) || tp_strings_set(&r->ahead, number, ahead, size))
+    if (TP_GROW(r->kinds, r->kinds_room, number))
         return TP_NO_MEMORY;
-    r->kinds[number] = (tp_kind){what, has_launch, rules};
+    for (int i = 0; i < TEXTS; i++)
+        if (tp_strings_set(&r->texts[i], number, texts[i], sizes[i]))
+            return TP_NO_MEMORY;
+    r->kinds[number] = (tp_kind){what, has_launch, rules, rules_end};
     return tp_table_add(&r->keys, r->key.data, r->key.size, tp_hash(r->key.data, r->key.size, r->keys.key));
 }
 
-/* Gives the rules of a number: see `renamed`. */
-TP_EXPORT int tp_events_rules(tp_events *r, int64_t number, const uint8_t *rules, int64_t size)
+/* Adds a rule: the new name of an argument, nothing where it is left out. The place behind it, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_events_rule(tp_events *r, const uint8_t *old, int64_t old_size, const uint8_t *new, int64_t new_size)
 {
-    return tp_strings_set(&r->rules, number, rules, size);
+    int64_t at = r->rule_texts.size;
+    if (TP_GROW(r->rules, r->rules_room, r->rules_count) || tp_append(&r->rule_texts, old, old_size) ||
+        tp_append(&r->rule_texts, new, new_size))
+        return TP_NO_MEMORY;
+    r->rules[r->rules_count++] = (tp_rule){at, old_size, at + old_size, new_size};
+    return r->rules_count;
 }
 
-/* How many bytes the keys of all kinds have. */
+/* How many bytes the texts of all kinds have. */
 TP_EXPORT int64_t tp_events_bytes(const tp_events *r)
 {
-    return r->keys.strings.bytes.size + r->ahead.bytes.size;
-}
-
-/* The texts of the rows since the last call: of each up to its `end`. They are gone with the next event. */
-TP_EXPORT int64_t tp_events_texts(tp_events *r, const uint8_t **texts)
-{
-    int64_t size = r->texts.size;
-    *texts = r->texts.data;
-    r->texts.size = 0;
+    int64_t size = r->keys.strings.bytes.size;
+    for (int i = 0; i < TEXTS; i++)
+        size += r->texts[i].bytes.size;
     return size;
 }
 
@@ -405,5 +507,6 @@ TP_EXPORT int64_t tp_events_texts(tp_events *r, const uint8_t **texts)
 TP_EXPORT void tp_events_forget(tp_events *r)
 {
     tp_table_clear(&r->keys);
-    tp_strings_clear(&r->ahead);
+    for (int i = 0; i < TEXTS; i++)
+        tp_strings_clear(&r->texts[i]);
 }

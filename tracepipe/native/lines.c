@@ -288,6 +288,20 @@ TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, 
     return number_of(table_of(r, args), text, size);
 }
 
+/* The numbers of texts that follow each other, of which each goes up to its end; -1 of one that is empty. 0 or
+ * TP_NO_MEMORY. */
+TP_EXPORT int tp_reader_numbers(tp_reader *r, int args, const uint8_t *text, const int64_t *ends, int64_t count,
+                                int32_t *numbers)
+{
+    for (int64_t i = 0, at = 0; i < count; at = ends[i++]) {
+        int64_t number = -1;
+        if (ends[i] > at && (number = number_of(table_of(r, args), text + at, ends[i] - at)) < 0)
+            return TP_NO_MEMORY;
+        numbers[i] = (int32_t)number;
+    }
+    return 0;
+}
+
 /* Keeps those shapes, or arguments, in that order, and forgets the rest. */
 TP_EXPORT int64_t tp_reader_keep(tp_reader *r, int args, const int64_t *numbers, int64_t count)
 {

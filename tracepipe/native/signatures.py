@@ -22,7 +22,7 @@ Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "fl
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
 Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
-EventRows = _pointers("EventRows", "ts", "rank", "dur", "number", "end", "kind")
+SortedColumns = _pointers("SortedColumns", "ts", "rank", "dur", "number", "second_end", "first_end", "first")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
 Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_reader_bytes": (c_int64, [c_void_p, c_int]),
     "tp_reader_text": (c_int64, [c_void_p, c_int, c_int64, _TEXT]),
     "tp_reader_number": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
+    "tp_reader_numbers": (c_int, [c_void_p, c_int, c_char_p, c_void_p, c_int64, c_void_p]),
     "tp_reader_keep": (c_int64, [c_void_p, c_int, c_void_p, c_int64]),
     "tp_ring_new": (c_void_p, [c_int, c_int64, c_int]),
     "tp_ring_free": (None, [c_void_p]),
@@ -98,13 +99,24 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_events_free": (None, [c_void_p]),
     "tp_events_take": (
         c_int64,
-        [c_void_p, c_char_p, c_void_p, c_void_p, c_int64, c_int64, POINTER(EventRows), c_void_p, c_int64],
+        [c_void_p, c_void_p, c_char_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p],
     ),
-    "tp_events_kind": (c_int64, [c_void_p, c_int, c_int, c_int, c_char_p, c_int64]),
-    "tp_events_rules": (c_int, [c_void_p, c_int64, c_char_p, c_int64]),
+    "tp_events_kind": (c_int64, [c_void_p, *[c_int] * 4, POINTER(c_char_p), POINTER(c_int64)]),
+    "tp_events_rule": (c_int64, [c_void_p, c_char_p, c_int64, c_char_p, c_int64]),
     "tp_events_bytes": (c_int64, [c_void_p]),
-    "tp_events_texts": (c_int64, [c_void_p, _TEXT]),
     "tp_events_forget": (None, [c_void_p]),
+    "tp_sorted_new": (c_void_p, [c_uint64, c_int64, c_int64]),
+    "tp_sorted_free": (None, [c_void_p]),
+    "tp_sorted_add": (
+        c_int,
+        [c_void_p, c_int64, c_int, c_int64, c_int64, c_char_p, c_int64, c_char_p, c_int64],
+    ),
+    "tp_sorted_count": (c_int64, [c_void_p]),
+    "tp_sorted_run": (c_int64, [c_void_p, c_int, c_int64]),
+    "tp_sorted_merge": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64]),
+    "tp_sorted_next": (c_int64, [c_void_p, POINTER(SortedColumns), *[c_int64] * 4, c_void_p]),
+    "tp_sorted_fold": (c_int64, [c_void_p, c_int64]),
+    "tp_sorted_texts": (c_int64, [c_void_p, c_int, _TEXT]),
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),

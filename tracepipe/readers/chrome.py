@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import EventColumns, SourceBatch, no_events
+from tracepipe.event.columns import EventColumns, SourceBatch, Texts, no_events
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
@@ -108,9 +108,11 @@ class _Trace:
         """The times of rows, of which those at 0 stand where the first of the others does."""
         unknown = rows.ts_ns == 0
         self._unplaced += int(unknown.sum())
+        texts = list(rows.second)
         for at in np.flatnonzero(unknown).tolist():
-            args = orjson.loads(rows.second[at]) if rows.second[at] else {}
-            rows.second[at] = orjson.dumps(args | {"time_not_known": True})
+            args = orjson.loads(texts[at]) if texts[at] else {}
+            texts[at] = orjson.dumps(args | {"time_not_known": True})
+        rows.second = Texts.of(texts)
         return np.where(unknown, self._events.first_ns, rows.ts_ns)
 
     def _said(self, pairs: ChromePairs) -> Iterator[Problem]:

@@ -22,7 +22,8 @@ from tracepipe.readers.chrome_numbers import Ids, flow_number, ns_of
 from tracepipe.readers.json_elements import Elements, Fault, events_in
 from tracepipe.readers.known import Known
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep
-from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow, SortedRows
+from tracepipe.readers.native_sorted_rows import sorted_rows
+from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow
 
 _INSTANTS = frozenset("iIRP")
 _OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
@@ -62,7 +63,7 @@ class ChromeEvents:
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids = kinds, ids
-        self.rows, self.paired = SortedRows(), SortedRows()
+        self.rows, self.paired = sorted_rows(), sorted_rows()
         self.first_ns, self.last_ns = TIME_LIMIT_NS, 0
         """The times that there are, 0 aside."""
         self.least_ns = TIME_LIMIT_NS
@@ -220,7 +221,8 @@ class ChromeEvents:
             return ""
         kind = self._kinds.kind(event, category, {})
         fields = {**kind.fields, "flow": 0}
-        number = flow_number(category, event.get("name"), *id)
+        kind.arrow = (category, event.get("name"), *id[:-1])
+        number = flow_number(*kind.arrow, id[-1])
         self._note_time(ts_ns, 0)
         first = self._first(fields, event, event["ph"], False)
         args = _args_of(event, _OF_FLOWS)

@@ -69,6 +69,8 @@ class Kind:
     """An argument that comes first, unless the event has it."""
     own_args: dict[str, Any] | None = None
     """The arguments, where they are not the event's by `rules`."""
+    arrow: tuple[Any, ...] = ()
+    """What the number of an arrow is made of but its id, which comes last."""
 
     def args_of(self, args: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an event that has these."""

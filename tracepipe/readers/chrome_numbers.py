@@ -123,7 +123,14 @@ _IDS_MAX: Final = 1 << 16
 _ENCODER: Final = json.JSONEncoder(default=str)
 
 
+def flow_text(*parts: Any) -> bytes:
+    """What the number of an arrow is made of."""
+    return _ENCODER.encode(parts).encode("utf-8", "replace")
+
+
 def flow_number(*parts: Any) -> int:
-    """The number of an arrow that has these in common with its other ends."""
-    text = _ENCODER.encode(parts).encode("utf-8", "replace")
+    """The number of an arrow that has these in common with its other ends. The core has it in
+    `flow_number.c`.
+    """
+    text = flow_text(*parts)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT

@@ -68,9 +68,8 @@ class ChromePairs:
     def take(self, paired: Iterable[Rows], last_ns: int) -> None:
         """Take all rows of begins and ends, in order; `last_ns` is the end of the trace."""
         for rows in paired:
-            columns = zip(rows.ts_ns.tolist(), rows.first, rows.second, strict=True)
-            for ts_ns, first, args in columns:
-                self._take(ts_ns, self._what(first), args)
+            for row in rows:
+                self._take(row.ts_ns, self._what(row.first), row.second)
         for key, opened in list(self._open.items()):
             while opened:
                 self._end(key, opened.pop(), max(last_ns, 0), b"", unclosed=True)

@@ -12,7 +12,17 @@ import numpy as np
 import orjson
 
 from tracepipe.event.checks import RecordCheck, long_texts
-from tracepipe.event.columns import NO_INDEX, NONE, SPECIAL, EventColumns, Int64s, joined_optional, no_indices
+from tracepipe.event.columns import (
+    NO_INDEX,
+    NONE,
+    SPECIAL,
+    EventColumns,
+    Int32s,
+    Int64s,
+    Texts,
+    joined_optional,
+    no_indices,
+)
 from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
@@ -67,6 +77,15 @@ class NativeTables(Tables):
     def text_number(self, text: bytes) -> int:
         """As `Tables` has it."""
         return self._number(_ARGS, text)
+
+    def text_numbers(self, texts: Texts) -> Int32s:
+        """As `Tables` has it."""
+        numbers = np.empty(len(texts), np.int32)
+        if self._core.tp_reader_numbers(
+            self.reader, _ARGS, texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
+        ):
+            raise MemoryError
+        return numbers
 
     def text(self, number: int) -> bytes:
         """As `Tables` has it."""

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 
 from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import Header, Problem, new_header
+from tracepipe.readers.native_sorted_rows import sorted_rows
 from tracepipe.readers.perfetto_clocks import BOOTTIME, PerfettoClocks, clock_of
 from tracepipe.readers.perfetto_events import TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
@@ -29,7 +30,6 @@ from tracepipe.readers.perfetto_sched import Scheduling
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
-from tracepipe.readers.sorted_rows import SortedRows
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 
 # The first snapshot of clocks stands within so many packets, where there is one.
@@ -65,7 +65,7 @@ class _Trace:
         self.tables = self._in_columns.tables
         self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
-        self._rows = SortedRows()
+        self._rows = sorted_rows()
         self._events = TrackEvents(self._tracks, self._clocks, self._rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()

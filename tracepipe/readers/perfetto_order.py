@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter as Counts
 from typing import Final
 
-import numpy as np
 import orjson
 
 from tracepipe.event.model import Record
@@ -29,7 +28,7 @@ from tracepipe.readers.perfetto_events import (
 from tracepipe.readers.perfetto_streams import begun, kernel_name, kind_of
 from tracepipe.readers.perfetto_threads import ThreadsInOrder
 from tracepipe.readers.perfetto_tracks import Tracks
-from tracepipe.readers.sorted_rows import Rows
+from tracepipe.readers.sorted_rows import Rows, SortedRow, rows_of
 
 _OPEN_MAX: Final = 1 << 17
 # Open slices of a track that an end may be of. The trace processor keeps no more.
@@ -63,8 +62,7 @@ class Ordered:
     def events(self, rows: Rows) -> Rows:
         """The rows of events that these stand for."""
         made: list[_Row] = []
-        numbers = (rows.ts_ns.tolist(), rows.dur_ns.tolist(), rows.number.tolist())
-        for ts_ns, dur_ns, number, first, second in zip(*numbers, rows.first, rows.second, strict=True):
+        for ts_ns, _, dur_ns, number, first, second in rows:
             key = self._keys.get(first) or self._meet(first)
             if isinstance(key, dict):
                 made += self._ready(key, ts_ns, dur_ns, first, second)
@@ -95,7 +93,7 @@ class Ordered:
             if stream is not None and phase != END:
                 record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, 0, record, second))
-        return _rows(made)
+        return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
 
     def _meet(self, first: bytes) -> _Key | Record:
         """What the text of a row says: that of a track, or a record."""
@@ -199,9 +197,3 @@ class Ordered:
         # What orjson gives keeps room for 4 KB: a copy has its own size.
         said = bytes(memoryview(orjson.dumps({"cat": category})))
         return said[:-1] + b"," + second[1:] if second else said
-
-
-def _rows(made: list[_Row]) -> Rows:
-    ts_ns, dur_ns, number = (np.array([row[at] for row in made], np.int64) for at in range(3))
-    ranks = np.zeros(len(made), np.int64)
-    return Rows(ts_ns, ranks, dur_ns, number, [row[3] for row in made], [row[4] for row in made])

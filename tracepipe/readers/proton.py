@@ -26,8 +26,9 @@ from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_numbers import ns_of
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.json_elements import Elements, JsonElements
+from tracepipe.readers.native_sorted_rows import sorted_rows
 from tracepipe.readers.recording import FirstProblems, Recording
-from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
+from tracepipe.readers.sorted_rows import Rows, SortedRow
 
 CYCLES: Final = "cycles"
 _GLOBALTIMER: Final = "globaltimer:0"
@@ -63,7 +64,7 @@ class _Trace:
     """One trace on its way into batches of warps, in the order of time."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._rows = SortedRows()
+        self._rows = sorted_rows()
         self._block: _Block | None = None
         self._warps_of: dict[str, int] = {}
         """By kernel, how many warps its blocks have, as far as was seen."""
@@ -165,11 +166,11 @@ class _Trace:
             yield SourceBatch(event_columns([]), problems=problems)
 
     def _batch(self, rows: Rows, at: int, end: int, problems: list[Problem]) -> SourceBatch:
-        launched: Record = {"type": "gpu_warp", "gpu": 0, **orjson.loads(rows.first[at])}
+        launched: Record = {"type": "gpu_warp", "gpu": 0, **orjson.loads(rows.firsts[rows.first[at]])}
         warps_of_block = self._warps_of.get(launched["name"], 0)
         if warps_of_block:
             launched["block"] = [_THREADS * warps_of_block, 1, 1]
-        said = [orjson.loads(text) for text in rows.second[at:end]]
+        said = [orjson.loads(text) for text in map(rows.second.__getitem__, range(at, end))]
         ts_ns = int(rows.ts_ns[at]) - self._first_ns
         entry_ns = rows.ts_ns[at:end] - rows.ts_ns[at]
         ranges: dict[str, int] = {}

@@ -29,7 +29,8 @@ from tracepipe.event.tables import packed
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.known import Known
 from tracepipe.readers.native_lines import new_tables
-from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows
+from tracepipe.readers.native_sorted_rows import sorted_rows
+from tracepipe.readers.sorted_rows import Rows, SortedRow
 
 _TEXTS = ("name", "comm", "layer", "domain")
 
@@ -48,27 +49,25 @@ class RowColumns:
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
             self._shapes.clear()
-        shapes = list(map(self._shapes.get, rows.first))
-        for at in [at for at, shape in enumerate(shapes) if shape is None]:
-            first = rows.first[at]
-            shape = self._shapes.get(first)
-            if shape is None:
-                shape = tables.number_of(shape_of(orjson.loads(first)))
-                self._shapes.keep(first, shape, len(first))
-            shapes[at] = shape
-        number = tables.text_number
-        tables.given_bytes += sum(map(len, rows.second))
-        args = [number(text) if text else NONE for text in rows.second]
-        return EventColumns(
-            ts_ns, np.array(shapes, np.int32), np.array(args, np.int32), rows.dur_ns, rows.number
-        )
+        shapes = np.array(list(map(self._shape, rows.firsts)), np.int32)
+        tables.given_bytes += len(rows.second.data)
+        args = tables.text_numbers(rows.second)
+        return EventColumns(ts_ns, shapes[rows.first], args, rows.dur_ns, rows.number)
+
+    def _shape(self, first: bytes) -> int:
+        """The number of the shape of a row's first text."""
+        shape = self._shapes.get(first)
+        if shape is None:
+            shape = self.tables.number_of(shape_of(orjson.loads(first)))
+            self._shapes.keep(first, shape, len(first))
+        return shape
 
 
 class SortedEvents:
     """Takes events as records, and keeps them as rows."""
 
     def __init__(self) -> None:
-        self.rows = SortedRows()
+        self.rows = sorted_rows()
 
     def add(
         self,
