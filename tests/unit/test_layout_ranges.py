@@ -46,6 +46,10 @@ def end(at: int, name: str, **more: Any) -> dict[str, Any]:
     return event("E", at, name, "annotation", **more)
 
 
+def whole(at: int, dur_ns: int, name: str, **more: Any) -> dict[str, Any]:
+    return event("X", at, name, "annotation", dur_ns=dur_ns, **more)
+
+
 def launch(at: int, id: int, **more: Any) -> dict[str, Any]:
     return event("I", at, "cuLaunchKernel", launch=id, **more)
 
@@ -99,6 +103,38 @@ def test_each_stream_thread_and_domain_has_a_track() -> None:
         "stream 8: annotations of thread 1: data",
         "300+10 b",
     ]
+
+
+def test_a_range_that_is_one_event_is_drawn_as_one_with_a_begin_and_an_end() -> None:
+    """Of those that begin at one time the longest is around the others, whatever the order of the file."""
+    assert ranges(
+        whole(100, 3, "forward"),
+        whole(100, 9, "step"),
+        launch(100, 1),
+        launch(102, 2),
+        launch(103, 3),
+        whole(104, 90, "crosses"),
+        launch(108, 4),
+        launch(109, 5),
+        kernel(200, 1),
+        kernel(250, 2),
+        kernel(300, 3),
+        kernel(400, 4),
+        kernel(500, 5),
+    ) == [
+        "stream 7: annotations of thread 1",
+        "200+210 step",
+        "200+60 >forward",
+        "400+10 >crosses",
+    ]
+
+
+def test_operators_and_ranges_that_the_recording_has_on_the_gpu_are_not_drawn_there() -> None:
+    launched = [launch(101, 1), kernel(200, 1)]
+    assert ranges(whole(100, 9, "aten::mm", domain="cpu_op"), *launched) == []
+    gpu = whole(199, 12, "step", pid=50, tid=7) | {"type": "hook", "layer": "gpu_user_annotation"}
+    assert ranges(whole(100, 9, "step"), launched[0], gpu, launched[1]) == []
+    assert ranges(begin(99, "step"), launched[0], gpu, launched[1])[1:] == ["200+10 step"]
 
 
 def test_what_is_in_no_range_of_its_thread_draws_nothing() -> None:

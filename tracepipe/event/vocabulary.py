@@ -28,6 +28,10 @@ MEMORY_IN_USE: Final = "gpu_mem"
 """The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
 PYTHON_LAYERS: Final = frozenset({"python", "python_function"})
 """Layers of other tools' recordings whose calls are functions of Python, as `layer` of a hook has them."""
+OPERATORS: Final = frozenset({"cpu_op", "xla"})
+"""Domains of annotations that a framework's profiler makes of its own functions, thousands for a step."""
+RANGES_ON_GPU: Final = "gpu_user_annotation"
+"""The layer of the ranges that PyTorch's profiler has on GPUs: of each annotation, where its work ran."""
 PIDS_MAX: Final = 1 << 22
 """Linux gives no process a higher number: other tools' groups of tracks that are no processes stand above."""
 GPU_BUSY: Final = "GPU busy"

@@ -6,7 +6,8 @@
                   ├ forward ─┤  ├ backward ───┤
 
 On a stream work runs in the order of its calls, so that the ranges of one thread nest there as they do on the
-thread: a range ends where work comes that is not in it.
+thread: a range ends where work comes that is not in it. Left out are operators, which tools note by
+themselves, and ranges that PyTorch's profiler has drawn on the GPU itself.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from tracepipe.event.columns import NONE, Bytes, TraceColumns
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ops import BEGIN, END, Op, op_of
 from tracepipe.event.shape import Shape
+from tracepipe.event.vocabulary import OPERATORS, RANGES_ON_GPU
 from tracepipe.layout.rows import Rows
 
 # Launches whose work has not come yet, so many; and ranges that are open on a thread.
 LAUNCHES_MAX = 1 << 14
 DEPTH_MAX = 512
-_NEITHER, _RANGE, _CALL, _WORK = range(4)
+_NEITHER, _RANGE, _WHOLE_RANGE, _CALL, _WORK = range(5)
+_NEVER = (1 << 63) - 1
 _Thread = tuple[int | None, int | None]
 
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """A range of a thread, of a domain, inside another one."""
+    """A range of a thread, of a domain, inside another one. `end_ns` is known of one that is one event."""
 
     name: str
     domain: str | None
     depth: int
     outer: _Range | None
+    end_ns: int = _NEVER
 
     def chain(self) -> list[_Range]:
         """Those around this range and itself, the outermost first."""
@@ -45,6 +49,13 @@ class _Range:
             chain.append(at)
             at = at.outer
         return chain[::-1]
+
+
+def _going_on(innermost: _Range | None, ts_ns: int) -> _Range | None:
+    """The innermost range that goes on at a time, of those that did before."""
+    while innermost is not None and innermost.end_ns <= ts_ns:
+        innermost = innermost.outer
+    return innermost
 
 
 _Caller = tuple[_Thread, tuple[_Range, ...]]
@@ -83,6 +94,8 @@ class RangesOnGpu:
         """By launch: the last ones, and those before them."""
         self._tracks: dict[tuple[int, int, _Thread], dict[str | None, _Track]] = {}
         self._rounds = 0
+        self._has_own = False
+        """Whether the recording has ranges on GPUs itself."""
         self._parts: Bytes = np.zeros(0, np.uint8)
         """By the number of a shape: what its events are of this."""
 
@@ -92,17 +105,22 @@ class RangesOnGpu:
         if not len(parts):
             return
         part = np.where(events.shape >= 0, parts[np.maximum(events.shape, 0)], _NEITHER)
-        if not self._callers and not (part == _RANGE).any():
+        if not self._callers and not ((part == _RANGE) | (part == _WHOLE_RANGE)).any():
             return
         at = np.flatnonzero(part)
+        # Of what begins at one time the longest range is around the others.
+        length_ns = np.where(part[at] == _WHOLE_RANGE, events.dur_ns[at], 0)
+        at = at[np.lexsort((-length_ns, events.ts_ns[at]))]
         columns = (events.ts_ns, events.dur_ns, events.launch, events.shape)
         for ts_ns, dur_ns, launch, number in zip(*(one[at].tolist() for one in columns), strict=True):
             shape = self._tables.shapes[number]
             assert shape is not None
             if parts[number] == _RANGE:
-                self._take_range(shape)
+                self._take_range(shape, ts_ns, _NEVER)
+            elif parts[number] == _WHOLE_RANGE:
+                self._take_range(shape, ts_ns, ts_ns + dur_ns)
             elif parts[number] == _CALL:
-                self._call(launch, (shape.pid, shape.tid))
+                self._call(launch, (shape.pid, shape.tid), ts_ns)
             else:
                 self._work(ts_ns, ts_ns + dur_ns, launch, shape)
         self._draw()
@@ -116,21 +134,26 @@ class RangesOnGpu:
         tables = self._tables
         if self._rounds != tables.rounds:
             self._rounds, self._parts = tables.rounds, self._parts[:0]
-        new = [_part_of(shape) for shape in tables.shapes[len(self._parts) :]]
+        new = tables.shapes[len(self._parts) :]
         if new:
-            self._parts = np.concatenate([self._parts, np.array(new, np.uint8)])
+            parts = np.concatenate([self._parts, np.array([_part_of(shape) for shape in new], np.uint8)])
+            self._has_own |= any(shape is not None and shape.layer == RANGES_ON_GPU for shape in new)
+            if self._has_own:
+                parts[parts == _WHOLE_RANGE] = _NEITHER
+            self._parts = parts
         return self._parts
 
     # What threads do -----------------------------------------------------------------------------------
 
-    def _take_range(self, shape: Shape) -> None:
+    def _take_range(self, shape: Shape, ts_ns: int, end_ns: int) -> None:
         """Begin a range, or end the innermost of that name with all that is open in it."""
         thread = shape.pid, shape.tid
         _, before = self._callers.get(thread, (thread, ()))
-        innermost = next((one for one in before if one.domain == shape.domain), None)
-        if shape.phase == "B":
+        innermost = _going_on(next((one for one in before if one.domain == shape.domain), None), ts_ns)
+        if shape.phase != "E":
             depth = 0 if innermost is None else innermost.depth + 1
-            inner = _Range(shape.name, shape.domain, depth, innermost)
+            until_ns = end_ns if innermost is None else min(end_ns, innermost.end_ns)
+            inner = _Range(shape.name, shape.domain, depth, innermost, until_ns)
             after = inner if depth < DEPTH_MAX else innermost
         else:
             at = innermost
@@ -140,8 +163,11 @@ class RangesOnGpu:
         others = tuple(one for one in before if one.domain != shape.domain)
         self._callers[thread] = thread, others if after is None else (*others, after)
 
-    def _call(self, launch: int, thread: _Thread) -> None:
+    def _call(self, launch: int, thread: _Thread, ts_ns: int) -> None:
         caller = self._callers.get(thread)
+        if caller is not None and any(one.end_ns <= ts_ns for one in caller[1]):
+            going_on = (_going_on(one, ts_ns) for one in caller[1])
+            caller = self._callers[thread] = thread, tuple(one for one in going_on if one is not None)
         if len(self._launched) >= LAUNCHES_MAX // 2:
             self._before, self._launched = self._launched, {}
         if caller is not None:
@@ -204,7 +230,11 @@ def _part_of(shape: Shape | None) -> int:
     if shape is None:
         return _NEITHER
     if shape.type == "annotation":
-        return _RANGE if shape.range is None and shape.phase in "BE" else _NEITHER
+        if shape.range is not None or shape.phase not in "BEX":
+            return _NEITHER
+        if shape.phase == "X":
+            return _NEITHER if shape.domain in OPERATORS else _WHOLE_RANGE
+        return _RANGE
     if not shape.has_launch or shape.phase == "E":
         return _NEITHER
     return _WORK if shape.on_stream else _CALL
