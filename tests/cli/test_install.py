@@ -22,7 +22,7 @@ SOURCES = {f"tracepipe/native/{path.name}" for path in build.sources()}
 SAMPLE = ROOT / "fixtures" / "capture-h200" / "input.jsonl"
 
 pytestmark = pytest.mark.skipif(
-    tuple(map(int, setuptools.__version__.split(".")[:2])) < (70, 1), reason="setuptools is older than 70.1"
+    tuple(map(int, setuptools.__version__.split(".")[:2])) < (77, 0), reason="setuptools is older than 77"
 )
 compiles = pytest.mark.skipif(
     not any(map(shutil.which, build.COMPILERS)), reason="no C compiler (apt install gcc libc6-dev)"
@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     """A checkout in which a core of other sources was left."""
     made = tmp_path / "checkout"
     made.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, made)
     shutil.copytree(ROOT / "tracepipe", made / "tracepipe", ignore=shutil.ignore_patterns("__pycache__"))
     (made / CORE).write_bytes(b"old")

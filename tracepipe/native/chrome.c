@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Operations into Chrome's JSON, a line each after a comma:
  *
  *     {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the two files that write Chrome's JSON share. */
 #ifndef TP_CHROME_H
 #define TP_CHROME_H

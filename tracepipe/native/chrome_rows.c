@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Events of Chrome's trace JSON into rows: the usual forms of what `chrome_events.py` reads.
  *
  *     {"ph":"X","cat":"kernel","name":"f","pid":0,"tid":7,"ts":1.234,"dur":5.6,"args":{"stream":7,"a":[1,2]}}

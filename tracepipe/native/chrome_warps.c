@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Warps of one GPU into Chrome's JSON. */
 #include "chrome.h"
 #include "warp_names.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Decimal digits. */
 #ifndef TP_DECIMAL_H
 #define TP_DECIMAL_H

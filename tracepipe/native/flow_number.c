@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* BLAKE2b (RFC 7693) of one block, without a key, for a digest of 8 bytes: that is the first word of its state. */
 #include "flow_number.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The number of an arrow: `flow_number` of readers/chrome_numbers.py. */
 #ifndef TP_FLOW_NUMBER_H
 #define TP_FLOW_NUMBER_H

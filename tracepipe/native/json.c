@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What of json.h is too long for a header. */
 #include "json.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The part of JSON that recordings are written in: no blanks, no escapes in strings, integers of 64 bits.
  *
  * Each function takes where a value starts and where the text ends, and gives where the value ends, or NULL

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What of json_copy.h is too long for a header. */
 #include "json_copy.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* JSON as others write it, with blanks: where its parts end, and values as orjson writes them. As in json.h a function
  * gives where what it takes ends, or NULL where that is not of this part of JSON.
  */

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Launches by their ids, the last LAUNCHES_MAX of them. */
 #include "launches.h"
 #include "times.h"

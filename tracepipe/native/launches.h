@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Joins launch calls to kernels and warps by launch id: arrows, and the check of cause before effect. */
 #ifndef TP_LAUNCHES_H
 #define TP_LAUNCHES_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Lines of an event file into columns: time, shape, arguments, duration, launch, stack.
  *
  *     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The tables of a recording's reader. */
 #ifndef TP_LINES_H
 #define TP_LINES_H

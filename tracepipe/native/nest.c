@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Begins meet ends: events in the order of time in, operations on rows out.
  *
  * A row is a layer of a thread, or a stream of a GPU. At any time it holds open slices (B, whose ends are not

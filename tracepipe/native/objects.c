@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Where the objects of a JSON array begin and end, found by brackets and quotes alone: json_objects.py. */
 #include "tables.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the writers are given: operations in the order of time, and the events that they draw. */
 #ifndef TP_OPS_H
 #define TP_OPS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A radix sort of times: what is sorted here spans some milliseconds, so that three bytes of a time differ. */
 #include "order.h"
 #include "tables.h"

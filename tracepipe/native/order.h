@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Stable sorting by time. */
 #ifndef TP_ORDER_H
 #define TP_ORDER_H

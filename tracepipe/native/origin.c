@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What this object was compiled from and by: the loader reads both. */
 #include "tables.h"
 

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Operations into Perfetto's packets: TracePacket of perfetto/trace/trace_packet.proto.
  *
  *     1 packet ─ 8 timestamp, as a step │ 11 track_event ─ 9 type │ 12 interned_data │ 10 sequence

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the two files that write Perfetto's packets share. */
 #ifndef TP_PERFETTO_H
 #define TP_PERFETTO_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* When threads run: task states of TracePacket.generic_kernel_task_state_event, and sched_waking of ftrace's bundles.
  *
  *     117 ─ 1 cpu │ 3 tid │ 4 state            1 ─ 1 cpu │ 2 event ─ 1 timestamp │ 2 pid of the waker

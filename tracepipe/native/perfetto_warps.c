@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Warps of one GPU into Perfetto's packets, on a sequence of their own.
  *
  * How many run is no packet but a field of the begin or end that changes it: TrackEvent.extra_counter_values,

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* How the ranges of warps lie in each other. event/ranges.py has the same in Python. */
 #include "tables.h"
 #include "times.h"

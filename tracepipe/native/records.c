@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Records of probes.bpf.c that nobody needs who looks at what was under way, or took long: calls that began and
  * ended in a chunk, and all but the last of a thread's turns on a processor. What is left gives
  * capture/records/carry.py and spans.py the same as all of it; capture/records/record.py draws a record.

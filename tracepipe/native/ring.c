@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* A BPF ring buffer that two threads empty, or more; how it lies in memory is drawn in capture/bpf/ring.py. One takes what is in it.
  * The other moves it to a file where it is not taken in time, and does not wait for the interpreter:
  *

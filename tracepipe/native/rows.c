@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Rows of slices that nest. */
 #include "rows.h"
 

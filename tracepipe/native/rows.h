@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Rows of slices that nest: what is open on each, and where a slice goes that does not fit. */
 #ifndef TP_ROWS_H
 #define TP_ROWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Names that are shown besides arguments. */
 #include "shown.h"
 

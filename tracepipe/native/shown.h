@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What is shown of an event besides its arguments; an argument of the same name takes its place. */
 #ifndef TP_SHOWN_H
 #define TP_SHOWN_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Times of warps finer than the steps of %globaltimer, from the cycles that their SM counted.
  *
  * The same as tracepipe/sm_clock.py, which is the reference: it says how this works and why, and functions

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the files of the SM clocks share; see sm_clock.c. */
 
 #ifndef TRACEPIPE_SM_CLOCK_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Times on the lines of ns over cycles, one for each SM. */
 
 #include "sm_clock.h"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* The rate of the SM clocks in a batch, ns per 2^28 cycles. */
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* What the warps of earlier batches left their slots at. */
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Rows in the order of their times, however many and in whatever order they come.
  *
  *     rows at hand ── in order ──▶ a run in the file   ┐

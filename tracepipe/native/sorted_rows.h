@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Rows of events that are put in the order of their times: sorted_rows.py. */
 #ifndef TP_SORTED_ROWS_H
 #define TP_SORTED_ROWS_H

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Tables of byte strings. */
 #include "tables.h"
 

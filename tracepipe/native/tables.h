@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Growing buffers and tables of byte strings: what the other files here are built on.
  *
  * Every function that can run out of memory says so by a negative result, and leaves what was there.

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Times of 64 bits, which recordings that nobody made can put at either end. */
 #ifndef TP_TIMES_H
 #define TP_TIMES_H

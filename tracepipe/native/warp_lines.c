@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Lines with batches of warps into columns, those of one line after those of another.
  *
  *     {"ts_ns":9,"type":"gpu_warp","name":"k","warp":[0,1],"sm":[4,4],"entry_ns":[0,32],"exit_ns":[512,544]}

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Names of warps. */
 #include "warp_names.h"
 

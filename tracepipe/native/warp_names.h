@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Names of warps by kernel, block and warp: `vectorAdd block 3 warp 1`, `k block (0,1,2) warp 0`, `k warp 9`. */
 #ifndef TP_WARP_NAMES_H
 #define TP_WARP_NAMES_H

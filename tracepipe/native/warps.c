@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Warps on the hardware slots of a GPU, and how many of them run at a time.
  *
  * Kernels in flight at one time take turns on a slot, and their batches come one after the other: a warp may

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* Protobuf's varints and byte fields. */
 #ifndef TP_WIRE_H
 #define TP_WIRE_H

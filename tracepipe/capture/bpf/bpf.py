@@ -77,7 +77,8 @@ def load_program(
 ) -> int:
     """File descriptor of a verified program. Raises OSError; its text ends with the verifier's last line."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
-    gpl = ctypes.create_string_buffer(b"GPL")
+    # To the kernel this is compatible with the GPL, so that the program gets all helpers.
+    licence = ctypes.create_string_buffer(b"Dual MIT/GPL")
     log = ctypes.create_string_buffer(1 << 20)
 
     def attributes(log_level: int) -> bytes:
@@ -85,7 +86,7 @@ def load_program(
         # 44 flags │ 48 name[16] │ 64 ifindex │ 68 expected attach type
         return struct.pack(
             "<IIQQIIQII16sII",
-            *(program_type, len(instructions) // 8, _address(code), _address(gpl)),
+            *(program_type, len(instructions) // 8, _address(code), _address(licence)),
             *(log_level, len(log) if log_level else 0, _address(log) if log_level else 0),
             *(0, flags, name.encode()[:15], 0, attach_type),
         )

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* The kernel side of a capture: every event of the recorded threads as records of fixed size.
  *
  * Compiled by BCC against the stub headers beside this file; compiled.py ships what it made of it. No kernel

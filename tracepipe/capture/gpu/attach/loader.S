@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 # What a thread of a running process does for tracepipe, x86-64: it makes a thread that loads a library, and goes on.
 #
 #     thread that was stopped      detour: saves what it has ──▶ pthread_create ──▶ restores it, goes on where it was

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the library of annotations puts into the channel: kinds 56 to 61 of transport.h.
 //
 // All integers are little-endian, and there is no padding; engines/annotation_records.py has the same layouts. The

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a program says of itself through NVTX, put into the channel as it says it.
 //
 //     NVTX in the program ──InitializeInjectionNvtx2──▶ our functions in its tables ──▶ a record a call ──▶ channel

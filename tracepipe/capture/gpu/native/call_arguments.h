@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Records of API calls with their arguments, which a tool gets as a struct of the function's parameters.
 //
 // TRACEPIPE_GPU_ARGUMENTS names the table of what to take out of each struct; api_calls.py draws its lines.

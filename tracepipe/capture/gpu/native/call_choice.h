@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which API calls are recorded, by their names: the rule that hooks/calls.py makes, by a setting.
 //
 //   TRACEPIPE_GPU_CALLS   all, none, or lists of words: "keep=GetFunction,IpcGet only=Launch without=Get,Peek"

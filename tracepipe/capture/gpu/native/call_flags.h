@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a function of CUDA's means for the engines, by its name.
 #pragma once
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where in a Python program the calls are made that CUPTI records, without a subscription to its callbacks, of which it
 // lets one client have one.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device functions whose calls are recorded: found in the code of modules, and known to the patches.
 #pragma once
 #include <algorithm>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which device functions the patches of CALL and RET record, where their code is, and how a call is recorded.
 //
 // The table stands before the regions of a context, at a multiple of CALLS_ALIGNMENT: a patch finds it from the

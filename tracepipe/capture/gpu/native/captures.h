@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Keeps what changes code on the GPU, and captures of streams, apart.
 //
 // To patch a module, or to unload a patched one, invalidates the captures of streams that other threads have open,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Clock pairs: a kernel answers the host through memory that both see, some hundred times for a pair.
 #pragma once
 #include "clock_rounds.h"

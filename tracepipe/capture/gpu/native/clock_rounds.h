@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From rounds of question and answer to a clock pair: when %globaltimer showed what.
 //
 //     host   asks ────────────────╮                  ╭──▶ sees the answer

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The connection of a traced process to the capture process: connections.py draws it.
 //
 // It brings the descriptor of the channel's memory, and its end says that the recording is over: the capture

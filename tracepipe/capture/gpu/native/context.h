@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // A CUDA context of the traced process: its device buffer and its launches in flight.
 #pragma once
 #include <deque>

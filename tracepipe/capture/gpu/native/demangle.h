@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Names of C++ functions as people read them.
 #pragma once
 #include <cstdlib>

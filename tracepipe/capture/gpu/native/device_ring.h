@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Room in a context's device buffer: regions are taken in a row and given back in the same order.
 #pragma once
 #include <cstdint>

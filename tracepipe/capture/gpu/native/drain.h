@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The library's own thread: brings what the patches wrote to the capture process, and takes clock pairs.
 //
 // The thread copies on a stream of its own. Its calls of the driver raise callbacks like any others, which

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The driver functions that the library calls itself, from its own thread alone.
 #pragma once
 #include <cuda.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The modules that are patched, and their kernels.
 #pragma once
 #include <map>

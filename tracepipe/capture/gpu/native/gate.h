@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Keeps the program's threads out of the driver for a moment, while its code on the GPU is changed.
 //
 // A thread says that it is inside in a place of its own, so that calls on many threads do not share a cache line;

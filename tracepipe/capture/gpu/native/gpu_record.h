@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What a GPU is, as the driver says it.
 #pragma once
 #include "driver.h"

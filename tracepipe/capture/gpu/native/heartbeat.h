@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CUPTI in a process that may have another profiler: whether its records come to us.
 #pragma once
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the engine `kernels` puts into the channel: kinds 40 to 48 of transport.h.
 //
 // The payload of kinds 41 to 44 and 47 is an array of the struct of that name, all integers little-endian, with no

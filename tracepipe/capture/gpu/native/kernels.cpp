@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The engine `kernels` inside of a traced process: CUPTI's activity records, put into the channel.
 //
 //     libcuda ──InitializeInjection──▶ enable ──▶ CUPTI's buffers ──flush thread──▶ arrays ──▶ channel

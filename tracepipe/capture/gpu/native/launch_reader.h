@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Brings home what the patches wrote for the launches of a context, and sends it.
 //
 // A launch is known to have ended when all lanes of all its warps have left, or when the program has waited

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The memory of a GPU that marks are written to, those of kernels or those of calls, and the modules that know of it.
 #pragma once
 #include <atomic>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What marks in kernels wrote (tracepipe/mark.h draws it): read from the GPU, decoded, and made ranges of warps.
 //
 // A mark names neither launch nor warp. It is its warp's by the SM, the slot there, and the clock: one warp at a time

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // NVTX's side towards a tool: what a library that it loads is given, and the structs that its calls have.
 //
 // A copy of what is fixed between all versions of NVTX 3, so that nothing has to be installed to build the library;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // How many ranges a thread has open in each domain, so that the capture process can tell where a record was lost.
 #pragma once
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Threads of a library's own in the traced process.
 #pragma once
 #include <csignal>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The device code that Compute Sanitizer calls at every block entry and exit of a patched kernel, and with
 // --warp-marks at every call of a device function and its return.
 //

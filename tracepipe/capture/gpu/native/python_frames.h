@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The Python frames of the calling thread, read in its own process: no reference count, no GIL, no header of Python.
 //
 //     thread state ──▶ frame ──previous──▶ frame ──▶ …        innermost first

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Where in a Python program a call is made: a stack is a number in the records of calls, and what it is, is sent once,
 // and so is each of its frames.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // When the code of a program that runs can be changed: none of its threads is in the driver, and its GPUs are idle.
 #pragma once
 #include "captures.h"

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Calls of one of CUPTI's functions by the other libraries of a process, made to come to us first.
 //
 // A library that is linked to CUPTI calls it by an address in a table of its own, which the dynamic linker has filled

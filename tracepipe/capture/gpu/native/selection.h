@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Which launches are recorded: a pattern of kernel names, demangled or not, a range of those that fit it, and how many
 // of each kernel. A kernel is a name: programs load the same code many times, and compilers that try what is fastest
 // load thousands of modules with kernels of one name.

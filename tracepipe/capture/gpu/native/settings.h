@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the capture process says to a library: by the program's environment or, where it was loaded into a process that
 // ran already, by a text with a line NAME=VALUE for each.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From the records of a shared region to those of each kernel that wrote there.
 //
 // The nodes of a graph are known from its launch, by %gridid; what else is found was launched by a kernel,

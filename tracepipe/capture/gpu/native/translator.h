@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // CUPTI's activity records as those of the channel.
 #pragma once
 #include <cstring>

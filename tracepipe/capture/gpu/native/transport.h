@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The way from a traced process to the capture process: memory that both map, with a ring of records.
 //
 // The capture process makes the memory, sealed to its size, and gives it to every process that connects

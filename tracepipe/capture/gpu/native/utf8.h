@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Letters of wide texts as UTF-8.
 #pragma once
 #include <cstdint>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // From the records of a launch to columns: what a launch has, what it lacks, and the bytes that are sent.
 //
 // Payload of KIND_WARPS, some thousand warps of a launch:

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the patches write and the host reads: a region of device memory for each launch in flight.
 //
 //     region, zero before the launch

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // The injection library of the `warps` engine: the CUDA driver loads it into the traced process, by
 // CUDA_INJECTION64_PATH, and calls InitializeInjection before anything else of the process uses CUDA.
 //

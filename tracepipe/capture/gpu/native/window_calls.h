@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Calls of the program that begin and end windows, seen by CUPTI's callbacks: of the profiler's functions, as
 // torch.cuda.profiler makes them, and launches of kernels whose name fits. The program goes on when the turn is done.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Ranges that are open, of a recording with windows: those that are open when a window begins are reported then, and end
 // when it ends, as far as the recording goes.
 #pragma once

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Windows of a recording: events are recorded in them alone. All processes of a recording and the capture process see
 // and turn the same word of the channel's memory: it is odd while a window is open, and 1 from the start to the end of
 // a recording that has no windows.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Marks in a CUDA kernel: what each warp does, by name, for `tracepipe capture --gpu warps`.
 //
 //     #include <tracepipe/mark.h>                        nvcc -I"$(tracepipe include)"

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* Fixed-width integers under the kernel's names: the same on every kernel and on both 64-bit architectures. */
 #ifndef TRACEPIPE_STUB_TYPES_H
 #define TRACEPIPE_STUB_TYPES_H

@@ -1,1 +1,2 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* Included by BCC for packet filters, which tracepipe does not use. */

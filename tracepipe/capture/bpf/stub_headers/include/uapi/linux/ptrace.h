@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* Registers as a uprobe's program sees them: part of the kernel's stable interface to tracing programs.
  * The first argument registers of the C calling convention, the result and the stack pointer are used. */
 #ifndef TRACEPIPE_STUB_PTRACE_H
