@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from tests.support.cores import running
+from tests.support.perfetto_trace import CLEARED, INSTANT, TraceMade
 from tests.support.program import PYTHONPATH
 
 # The peak of the process alone: getrusage counts what its parent had before.
@@ -287,6 +288,18 @@ def test_a_trace_of_perfetto(tmp_path: Path) -> None:
     )
     peak_mb("convert", str(recorded(path, lines)), "-o", str(trace))
     assert peak_mb("convert", str(trace), "-o", str(tmp_path / "out")) < BOUND_MB
+
+
+def test_a_large_packet_of_perfetto_is_read_in_parts(tmp_path: Path) -> None:
+    trace = TraceMade()
+    event = trace.event(1, INSTANT, "with a picture").track_event
+    event.debug_annotations.add(name="png", string_value="x" * (48 << 20))
+    names = trace.packet(sequence_flags=CLEARED).interned_data.event_names
+    for iid in range(1, 100_000):
+        names.add(iid=iid, name=f"name {iid}")
+    path = tmp_path / "run.pftrace"
+    path.write_bytes(trace.bytes)
+    assert peak_mb("convert", str(path), "-o", str(tmp_path / "out")) < BOUND_MB
 
 
 @pytest.mark.parametrize("form", ["chrome", "perfetto", "layered"])

@@ -27,7 +27,14 @@ from tests.support.perfetto_trace import (
 from tracepipe.converters.wire import delimited, number, tag, text, varint
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
-from tracepipe.readers import perfetto, perfetto_order, perfetto_packets, perfetto_tracks, recognise
+from tracepipe.readers import (
+    perfetto,
+    perfetto_large,
+    perfetto_order,
+    perfetto_packets,
+    perfetto_tracks,
+    recognise,
+)
 
 Read = tuple[Header, list[Record], list[Problem]]
 
@@ -571,6 +578,75 @@ def test_a_packet_that_is_too_large_is_passed_over(monkeypatch: pytest.MonkeyPat
     _, records, problems = read(trace.bytes)
     assert [one["name"] for one in records if one["type"] == "hook"] == ["y"]
     assert "over 64 MiB" in problems[0].message
+
+
+@pytest.fixture
+def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets over 200 bytes are large."""
+    monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 200)
+    monkeypatch.setattr(perfetto_large, "AT_HAND_BYTES", 200)
+    monkeypatch.setattr(perfetto_large, "_PART_BYTES", 60)
+
+
+@pytest.mark.usefixtures("small_room")
+def test_names_of_a_large_packet_are_all_there_for_its_event() -> None:
+    trace = made()
+    packet = trace.packet(timestamp=5, sequence_flags=CLEARED | NEEDS)
+    packet.track_event.type, packet.track_event.name_iid, packet.track_event.track_uuid = INSTANT, 60, 1
+    for iid in range(1, 100):
+        packet.interned_data.event_names.add(iid=iid, name=f"name number {iid}")
+    trace.event(7, INSTANT, name_iid=99).sequence_flags = NEEDS
+    _, records, problems = read(trace.bytes)
+    assert [one["name"] for one in records if one["type"] == "hook"] == ["name number 60", "name number 99"]
+    assert not problems
+
+
+@pytest.mark.usefixtures("small_room")
+def test_an_event_with_a_field_that_does_not_fit_is_kept_without_it() -> None:
+    trace = made()
+    event = trace.event(1, INSTANT, "x").track_event
+    event.debug_annotations.add(name="long", string_value="y" * 900)
+    event.debug_annotations.add(name="short", string_value="z")
+    trace.event(2, INSTANT, "y")
+    trace.packet().packages_list.packages.add(name="p" * 300)
+    _, records, problems = read(trace.bytes)
+    first, second = (one for one in records if one["type"] == "hook")
+    assert (first["name"], first["args"], second["name"]) == ("x", {"short": "z"}, "y")
+    assert "bytes: 1 fields of it do not fit in 1 MiB, and are not read" in problems[0].message
+    assert problems[0].skipped
+    assert "of these kinds are not read: 1 of field 47" in problems[1].message
+
+
+@pytest.mark.usefixtures("small_room")
+def test_large_packets_may_be_packed_and_packed_into() -> None:
+    inner, outer = made(), made()
+    for at in range(200):
+        inner.event(at, INSTANT, f"{at * 977:x}")
+    tree = inner.packet().process_tree
+    for number_of_one in range(1, 30):
+        tree.processes.add(pid=number_of_one, cmdline=[f"/bin/program-{number_of_one}"])
+    packed = zlib.compress(inner.bytes)
+    assert len(packed) > 200
+    for _ in range(2):
+        outer.trace.packet.add(compressed_packets=packed)
+    _, records, problems = read(outer.bytes)
+    assert len([one for one in records if one["type"] == "hook"]) == 400
+    assert not [one for one in problems if one.skipped]
+
+
+@pytest.mark.usefixtures("small_room")
+@pytest.mark.parametrize("at", [3, 30, 1000])
+def test_a_large_packet_that_is_broken_costs_what_follows_in_it(at: int) -> None:
+    trace, broken = made(), pb.Trace()
+    trace.event(1, INSTANT, "x")
+    names = broken.packet.add(trusted_packet_sequence_id=1).interned_data
+    for iid in range(100):
+        names.event_names.add(iid=iid, name="name")
+    data = bytearray(broken.SerializeToString())
+    data[at] = 0x07
+    _, records, problems = read(trace.bytes + bytes(data) + trace.bytes)
+    assert [one["name"] for one in records if one["type"] == "hook"] == ["x", "x"]
+    assert f"the packet at byte {len(trace.bytes)}" in problems[0].message
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tests.support.batches import read_all
 from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC, NEEDS, TraceMade
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import perfetto
+from tracepipe.readers import perfetto, perfetto_large, perfetto_packets
 
 RUNNABLE, RUNNING, SLEEPS, WAITS = 2, 3, 4, 5
 
@@ -125,6 +126,27 @@ def test_times_of_ftrace_are_of_its_clock() -> None:
     records, problems = read(trace)
     assert [one["ts_ns"] for one in records if one["type"] == "scheduler"] == [1010, 1020]
     assert "1 bundles of ftrace are on a clock that nothing relates" in problems[0].message
+
+
+def test_large_bundles_and_trees_say_what_small_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = TraceMade()
+    tree = trace.packet().process_tree
+    for number in range(1, 40):
+        tree.processes.add(pid=number, cmdline=[f"/bin/program-{number}"])
+        tree.threads.add(tid=number + 100, tgid=number, name=f"thread {number}")
+    for first in (100, 900):
+        ftrace = bundle(trace)
+        for at in range(60):
+            switch(ftrace, first + at * 10, 101 + at % 20, 1, 101 + (at + 1) % 20)
+        ftrace.lost_events = True
+        ftrace.ftrace_clock, ftrace.ftrace_timestamp, ftrace.boot_timestamp = 2, 0, 5000
+    whole = read(trace)
+    monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 300)
+    monkeypatch.setattr(perfetto_large, "AT_HAND_BYTES", 300)
+    monkeypatch.setattr(perfetto_large, "_PART_BYTES", 100)
+    assert read(trace) == whole
+    assert sum(one["type"] == "loss" for one in whole[0]) == 2
+    assert sum(one["type"] == "scheduler" for one in whole[0]) == 2 * 2 * 60
 
 
 def test_states_of_threads_are_runs_and_wakeups() -> None:

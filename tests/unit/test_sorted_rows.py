@@ -106,6 +106,6 @@ def test_a_full_disk_is_an_error(core: str, small: None, monkeypatch: pytest.Mon
 
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
-    monkeypatch.setattr(sorted_rows, "_unnamed_file", file_that_is_full)
+    monkeypatch.setattr(sorted_rows, "unnamed_file", file_that_is_full)
     with pytest.raises(OutputError, match=os.strerror(errno.ENOSPC)):
         given(core, some_rows(100))

@@ -22,6 +22,7 @@ from tracepipe.readers.native_sorted_rows import sorted_rows
 from tracepipe.readers.perfetto_clocks import BOOTTIME, PerfettoClocks, clock_of
 from tracepipe.readers.perfetto_events import TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
+from tracepipe.readers.perfetto_large import LargePacket, parts_of
 from tracepipe.readers.perfetto_losses import Losses
 from tracepipe.readers.perfetto_names import Sequence, Sequences, defaults_of
 from tracepipe.readers.perfetto_order import Ordered
@@ -107,9 +108,12 @@ class _Trace:
         """Take all packets, one at a time."""
         for at, data in self._stream.packets():
             try:
-                self._packet(tagged(data))
+                self._packet(data.fields() if isinstance(data, LargePacket) else tagged(data))
             except WireError as e:
                 self._say(f"the packet at byte {at} cannot be read: {e}")
+            if isinstance(data, LargePacket) and data.left_out:
+                words = f"{data.left_out} fields of it do not fit in 1 MiB, and are not read"
+                self._say(f"the packet at byte {at} has {data.size_bytes} bytes: {words}")
             yield
 
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
@@ -124,14 +128,17 @@ class _Trace:
             self._lost(of, sequence)
         sequence.is_begun = True
         if _DEFAULTS in of:
-            sequence.defaults = defaults_of(of[_DEFAULTS])
+            for part in parts_of(of[_DEFAULTS]):
+                sequence.defaults = defaults_of(part)
         if _INTERNED in of:
-            self._sequences.intern(sequence, of[_INTERNED])
+            for part in parts_of(of[_INTERNED]):
+                self._sequences.intern(sequence, part)
         if flags & _NEEDS_STATE and not sequence.is_valid:
             self._counted["packets need names or times of packets that are not there"] += 1
             return
         if _SNAPSHOT in of:
-            self._clocks.take(of[_SNAPSHOT], sequence.id)
+            for part in parts_of(of[_SNAPSHOT]):
+                self._clocks.take(part, sequence.id)
         ts_ns = self._time(of, sequence)
         if ts_ns is None:
             self._counted["packets are on a clock that nothing relates to the trace's"] += 1
@@ -139,7 +146,8 @@ class _Trace:
         for tag, value in of.items():
             take = self._of.get(tag)
             if take is not None:
-                take(value, ts_ns, sequence)
+                for part in parts_of(value):
+                    take(part, ts_ns, sequence)
             elif tag >> 3 not in _SILENT and tag not in (_DEFAULTS, _INTERNED, _SNAPSHOT):
                 has_room = len(self._not_read) < _KINDS_MAX or tag >> 3 in self._not_read
                 self._not_read[tag >> 3 if has_room else _OTHERS] += 1
@@ -231,7 +239,9 @@ class _Trace:
             "arguments are left out: an event has more than can be kept": arguments.left_out,
             "names by number are not in the trace": arguments.unnamed,
             "names or sequences are left out: there are more than can be kept": self._sequences.left_out,
-            "tracks are left out: there are more than can be kept": self._tracks.left_out,
+            "tracks, processes or threads are left out: there are more than can be kept": (
+                self._tracks.left_out
+            ),
             "tracks with events are not described": self._tracks.unknown,
             "clock readings are left out: there are more than can be kept": self._clocks.left_out,
         }

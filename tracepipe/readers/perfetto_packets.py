@@ -1,4 +1,5 @@
-"""The packets of a Perfetto trace, one after the other, of which one at a time is at hand.
+"""The packets of a Perfetto trace, one after the other, of which one at a time is at hand: a large one in a
+file.
 
     Trace         1 packet…               a file is one, and so are several behind each other
     TracePacket   50 compressed_packets   a Trace, packed with zlib
@@ -9,9 +10,11 @@ Source: protos/perfetto/trace/trace.proto, trace_packet.proto.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, Final
 
+from tracepipe.readers.perfetto_large import AT_HAND_BYTES, LargePacket
+from tracepipe.readers.unnamed_file import naming_the_folder, unnamed_file
 from tracepipe.readers.wire_fields import BYTES, FIXED32, FIXED64, VARINT, WireError, tagged, varint
 
 PACKET_BYTES_MAX: Final = 64 << 20
@@ -67,12 +70,18 @@ class _Forward:
 
     def skip(self, size: int) -> bool:
         """Pass over so many bytes; whether there were as many."""
+        return self.copy(size, None)
+
+    def copy(self, size: int, to: BinaryIO | None) -> bool:
+        """Write so many bytes to a file, if there is one; whether there were as many."""
         while size > 0:
             part = min(size, _CHUNK_BYTES)
             if not self.has(part):
                 self._at = len(self._data)
                 return False
-            self._at += part
+            data = self.take(part)
+            if to is not None:
+                to.write(data)
             size -= part
         return True
 
@@ -88,26 +97,30 @@ class PacketStream:
         """How far into the stream the packets go that were given."""
         return self._from.place
 
-    def packets(self) -> Iterator[tuple[int, bytes]]:
-        """Each packet, and at which byte it stands, or what it was packed in."""
+    def packets(self) -> Iterator[tuple[int, bytes | LargePacket]]:
+        """Each packet, and at which byte it stands, or what it was packed in. A large one is there until the
+        next is asked for. Raises OutputError.
+        """
         yield from self._unpacked(self._from, None, 0)
 
-    def _unpacked(self, source: _Forward, within: int | None, depth: int) -> Iterator[tuple[int, bytes]]:
+    def _unpacked(
+        self, source: _Forward, within: int | None, depth: int
+    ) -> Iterator[tuple[int, bytes | LargePacket]]:
         try:
             for at, data in self._packets(source, within):
-                if not data.startswith(_COMPRESSED):
+                packed = _compressed(data)
+                if packed is None:
                     yield at, data
                 elif depth >= _DEPTH_MAX:
                     self._say(f"the packet at byte {at} is packed over and over, and is not read")
                 else:
-                    for tag, packed in _fields(data):
-                        if tag == _COMPRESSED_TAG:
-                            yield from self._unpacked(_Forward(_unpacking(packed)), at, depth + 1)
+                    for chunks in packed:
+                        yield from self._unpacked(_Forward(_unpacking(chunks)), at, depth + 1)
         except WireError as e:
             inside = "" if within is None else f" of what is packed at byte {within}"
             self._say(f"{e}{inside}: what stands behind it is not read")
 
-    def _packets(self, source: _Forward, within: int | None) -> Iterator[tuple[int, bytes]]:
+    def _packets(self, source: _Forward, within: int | None) -> Iterator[tuple[int, bytes | LargePacket]]:
         while head := source.head():
             start = source.place
             try:
@@ -126,24 +139,35 @@ class PacketStream:
                 is_whole = source.skip(size)
                 if tag == _PACKET and is_whole:
                     self._say(f"the packet at byte {at} has {size} bytes, over 64 MiB, and is not read")
+            elif size > AT_HAND_BYTES:
+                with naming_the_folder(), unnamed_file() as file:
+                    if is_whole := source.copy(size, file):
+                        yield at, LargePacket(file, size)
             elif is_whole := source.has(size):
                 yield at, source.take(size)
             if not is_whole:
                 raise WireError("the trace ends inside of a packet", start)
 
 
-def _fields(data: bytes) -> list[tuple[int, bytes]]:
-    return [(tag, value) for tag, value in tagged(data) if type(value) is bytes]
+def _compressed(data: bytes | LargePacket) -> Iterable[Iterator[bytes]] | None:
+    """What is packed in a packet, each some bytes at a time; None where it is a packet itself. Raises
+    WireError.
+    """
+    if not data.startswith(_COMPRESSED):
+        return None
+    if isinstance(data, LargePacket):
+        return data.compressed()
+    return [iter([value]) for tag, value in tagged(data) if tag == _COMPRESSED_TAG]
 
 
-def _unpacking(packed: bytes) -> Callable[[int], bytes]:
+def _unpacking(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
     """A function that gives what is packed, so many bytes at a time."""
-    unpacker, left = zlib.decompressobj(), packed
+    unpacker, left = zlib.decompressobj(), b""
 
     def read(size: int) -> bytes:
         nonlocal left
         made = b""
-        while left and not made and not unpacker.eof:
+        while not made and not unpacker.eof and (left := left or next(chunks, b"")):
             try:
                 made = unpacker.decompress(left, size)
             except zlib.error as e:

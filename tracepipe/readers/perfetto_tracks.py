@@ -157,14 +157,18 @@ class Tracks:
 
     def name_process(self, pid: int, name: str) -> None:
         """Take the name of a process."""
-        if name and (pid in self._processes or len(self._processes) < _THREADS_MAX):
+        if name and pid not in self._processes and len(self._processes) >= _THREADS_MAX:
+            self.left_out += 1
+        elif name:
             self._processes[pid] = name
 
     def name_thread(self, pid: int, tid: int, name: str) -> None:
         """Take the process of a thread, and its name if it has one."""
-        if (pid, tid) in self._threads or len(self._threads) < _THREADS_MAX:
-            self._process_of[tid] = pid
-            self._threads[pid, tid] = name or self._threads.get((pid, tid), "")
+        if (pid, tid) not in self._threads and len(self._threads) >= _THREADS_MAX:
+            self.left_out += 1
+            return
+        self._process_of[tid] = pid
+        self._threads[pid, tid] = name or self._threads.get((pid, tid), "")
 
     def thread(self, pid: int, tid: int) -> int:
         """The track of a thread for which there is no descriptor: no other has its number."""

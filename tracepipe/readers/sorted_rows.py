@@ -6,18 +6,15 @@ in a file without a name, in runs that are in order, and is merged. The native c
 from __future__ import annotations
 
 import marshal
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import merge
-from typing import IO, Any, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.errors import OutputError
 from tracepipe.event.columns import Int32s, Int64s, Texts
+from tracepipe.readers.unnamed_file import naming_the_folder, unnamed_file
 
 # Rows and bytes of a run in memory; rows, or bytes, of each run that are looked at while they are merged; and
 # runs that are merged at a time.
@@ -89,30 +86,12 @@ class Run:
     end: int
 
 
-def _unnamed_file() -> IO[bytes]:
-    """A file that is gone with this process however that ends. Raises OSError."""
-    with tempfile.TemporaryFile(prefix="tracepipe-") as file:
-        return os.fdopen(os.dup(file.fileno()), "r+b")
-
-
 @dataclass(slots=True)
 class RunFile:
     """A file without a name, and where the next run goes."""
 
-    file: IO[bytes] = field(default_factory=lambda: _unnamed_file())
+    file: BinaryIO = field(default_factory=lambda: unnamed_file())
     end: int = 0
-
-
-@contextmanager
-def _kept() -> Iterator[None]:
-    """Say what is wrong with the file. Raises OutputError."""
-    try:
-        yield
-    except OSError as e:
-        raise OutputError(
-            f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
-            "name a folder with room in TMPDIR",
-        ) from e
 
 
 class SortedRows:
@@ -142,13 +121,13 @@ class SortedRows:
         if self._count():
             self._put_away()
         runs = [run for level in reversed(self._levels) for run in level]
-        with _kept():
+        with naming_the_folder():
             yield from self._merged(self._file, runs)
             self._file.file.close()
 
     def _put_away(self) -> None:
         """Make a run of what is at hand."""
-        with _kept():
+        with naming_the_folder():
             if self._file is None:
                 self._file = RunFile()
             self._keep(0, self._run(self._file), self._file)
