@@ -283,7 +283,7 @@ def lines_by_track(text: str) -> list[tuple[Path, list[str]]]:
             found[-1][1].append(line[2 * len(path) :])
             continue
         name = line.strip().removeprefix("process ").removeprefix("thread ")
-        path = (*path[:depth], re.sub(r" \[[\w ]+\]$", "", name))
+        path = (*path[:depth], re.sub(r" \[[\w %/.]+\]$", "", name))
         found.append((path, []))
     return [(path, lines) for path, lines in found if lines]
 

@@ -2,6 +2,7 @@
 
     kernels.so ──▶ libcupti.so.13          (cupti_standin.cpp)     ──▶ libcuda.so.1 (cuda_standin.cpp)
     warps.so   ──▶ libsanitizer-public.so  (sanitizer_standin.cpp) ──▶ libcuda.so.1 (driver_standin.cpp)
+    pm_sampler ──▶ libcupti.so.13          (pm_standin.cpp), which is libcuda.so.1 too
 
 `program` is linked to all of these: its main is that of the stand-in.
 """
@@ -59,3 +60,10 @@ def build_engine(folder: Path, engine: str) -> Path:
     subprocess.run(["g++", *linked, "-o", str(folder / "program")], check=True)
     (folder / "patches").write_bytes(b"code")
     return library
+
+
+def build_sampling(folder: Path) -> Path:
+    """A folder with a CUPTI that samples no hardware, and the library itself."""
+    cupti = build_library(folder / "libcupti.so.13", SOURCES / "pm_standin.cpp")
+    (folder / "libcuda.so.1").symlink_to(cupti.name)
+    return cupti

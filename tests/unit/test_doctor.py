@@ -88,6 +88,10 @@ class FakeTrials:
         self._do("build_kernels")
         return Path("/cache/kernels.so")
 
+    def build_sampler(self, toolchain: Toolchain) -> Path:
+        self._do("build_sampler")
+        return Path("/cache/pm_sampler")
+
     def core(self) -> tuple[str, str]:
         return self.native
 

@@ -11,11 +11,13 @@ from tests.unit.test_doctor import FakeTrials
 from tracepipe.capture.gpu.build.cuda_parts import Parts
 from tracepipe.capture.gpu.build.driver import Driver
 from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.capture.machine.facts import Machine
 from tracepipe.doctor.diagnosis import Diagnosis, Examination
 from tracepipe.doctor.gpu import gpu
 from tracepipe.errors import CaptureUnavailable
 
 GOOD = FakeTrials().toolchain()
+HERE = machine()
 INSTALL = "pip install 'tracepipe[gpu]'"
 
 
@@ -28,8 +30,8 @@ class Trials(FakeTrials):
         return self.tools
 
 
-def rows(tools: Toolchain, **broken: Exception) -> dict[str, Diagnosis]:
-    return {found.name: found for found in gpu(Examination(machine(), Trials(tools, broken)))}
+def rows(tools: Toolchain, facts: Machine = HERE, **broken: Exception) -> dict[str, Diagnosis]:
+    return {found.name: found for found in gpu(Examination(facts, Trials(tools, broken)))}
 
 
 def without(**parts: list[object]) -> Toolchain:
@@ -42,6 +44,7 @@ def test_where_all_is_well() -> None:
     assert found["GPUs"].detail == "0: NVIDIA H200, sm_90"
     assert found["CUDA"].detail == "13.0, by the driver"
     assert found["kernels"].detail == "built: /cache/kernels.so"
+    assert found["counters"].detail == "built: /cache/pm_sampler"
 
 
 @pytest.mark.parametrize(
@@ -89,3 +92,10 @@ def test_a_driver_that_sees_no_gpu_fails() -> None:
 
 def test_other_systems_have_no_rows() -> None:
     assert list(gpu(Examination(machine(system="Darwin"), FakeTrials()))) == []
+
+
+def test_counters_that_the_driver_keeps_for_administrators_are_theirs() -> None:
+    for euid, state in ((0, "limited"), (1000, "fails")):
+        found = rows(GOOD, machine(profiles_for_admins=True, euid=euid))["counters"]
+        assert (found.state, found.detail) == (state, "the driver lets administrators alone profile")
+        assert ("NVreg_RestrictProfilingToAdminUsers=0" in found.fix) == (euid != 0)

@@ -184,7 +184,8 @@ def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> Non
     of_kernels, of_warps = KernelsCarry(), WarpsCarry()
     events = {*kernel_records.LAYERS, kernel_records.KIND_ANY}
     assert kinds(kernel_records) - events - {kernel_records.KIND_TAKEN} <= of_kernels.kinds
-    both = kinds(transport) - {KIND_CLOCK, transport.KIND_STACK_BEYOND}  # which is counted alone
+    # One is counted alone, and a sample is an event.
+    both = kinds(transport) - {KIND_CLOCK, transport.KIND_STACK_BEYOND, transport.KIND_SAMPLE}
     assert both <= of_kernels.kinds
     assert both <= of_warps.kinds
     seen = {warps.KIND_WARPS, warps.KIND_KERNEL, warps.KIND_CALL_ENTER, warps.KIND_CALL_EXIT}

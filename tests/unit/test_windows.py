@@ -71,6 +71,7 @@ class Device:
         self.sees = {"nvtx": Path("lib.so")}
         self.calls = 0
         self.to_come: list[Turn] = []
+        self.recorded: list[Turn] = []
 
     def arm(self, windows: int) -> None:
         self.did.append(("device", "arm", windows))
@@ -80,6 +81,9 @@ class Device:
 
     def set_window(self, *, is_open: bool) -> None:
         self.did.append(("device", is_open))
+
+    def turned(self, turn: Turn) -> None:
+        self.recorded.append(turn)
 
     def turns(self) -> list[Turn]:
         turns, self.to_come = self.to_come, []
@@ -119,6 +123,15 @@ def test_a_recording_without_windows_is_open_until_its_duration_is_over() -> Non
     assert [course.at(now_ns) for now_ns in (1, 9, 10)] == ["", "", "duration"]
     assert course.attached.did == []
     assert course.windows.recorded is None
+
+
+def test_who_samples_learns_what_is_recorded_with_windows_and_without() -> None:
+    whole, windowed = Course(has_device=True), Course(duration_ns=10, delay_ns=50, has_device=True)
+    whole.windows.finish(70)
+    assert whole.device.recorded == [(0, True), (70, False)]
+    for now_ns in (50, 60):
+        windowed.at(now_ns)
+    assert windowed.device.recorded == [(50, True), (60, False)]
 
 
 def test_windows_by_time_follow_each_other_at_the_delay() -> None:

@@ -92,7 +92,7 @@ def _capture(
 ) -> CaptureSummary:
     from tracepipe.capture.engines.none import NoProbes
     from tracepipe.capture.find.library import find_program
-    from tracepipe.capture.gpu import annotated, start
+    from tracepipe.capture.gpu import annotated, counted, start
     from tracepipe.capture.session import run_session
     from tracepipe.capture.triggers import check_seen
 
@@ -101,6 +101,7 @@ def _capture(
     device: DeviceEngine | None
     request, device = start(request, notify)
     try:
+        device = over = counted(request, device, notify)
         try:
             engine, version, why = choose(request.method) if _needs_probes(request) else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
@@ -112,7 +113,7 @@ def _capture(
             why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
-        device = annotated(request, device, notify)
+        device = annotated(request, over, notify)
         check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
         return run_session(engine, version, request, sink, watchers, notify, device, control, complete)
     finally:
@@ -121,8 +122,11 @@ def _capture(
 
 
 def _needs_probes(request: CaptureRequest) -> bool:
-    """Whether anything is asked for besides what a library in the command reports."""
-    return request.layers != (ANNOTATION,) or bool(request.hooks)
+    """Whether anything is asked for besides what is recorded without them."""
+    from tracepipe.capture.triggers import triggers_of
+
+    seen_by_probes = any(trigger and trigger.is_probed for trigger in triggers_of(request.windows))
+    return bool({*request.layers} - {ANNOTATION} or request.hooks or seen_by_probes)
 
 
 def choose(method: str) -> tuple[Engine, str, str]:

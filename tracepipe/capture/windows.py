@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tracepipe.capture.engines.engine import Attachment, DeviceEngine, WindowedAttachment
+from tracepipe.capture.engines.engine import Attachment, DeviceEngine, Turn, WindowedAttachment
 from tracepipe.capture.request import API, Answer, CaptureRequest, Cause, WindowOrder
 from tracepipe.capture.summary import RecordedWindows
 from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
@@ -62,6 +62,8 @@ class WindowCourse:
     length_ns: int = 0
     _attachment: WindowedAttachment | None = None
     _device: DeviceEngine | None = None
+    _follower: DeviceEngine | None = None
+    """Is asked to turn its windows. `_follower` is the same one, which learns what is recorded anyway."""
     _device_due_ns: int | None = None
     _held_until_ns: int | None = None
     _end_held_until_ns: int | None = None
@@ -91,8 +93,9 @@ class WindowCourse:
     def start(self, attachment: Attachment, now_ns: int, device: DeviceEngine | None = None) -> None:
         """The recording starts."""
         self._closed_ns = now_ns
+        self._follower = device
         if not self.request.windows.are_asked:
-            self._opened_ns, self.count = now_ns, 1
+            self._note_begin(now_ns)
         elif isinstance(attachment, WindowedAttachment):
             self._attachment, self._device = attachment, device
 
@@ -275,9 +278,13 @@ class WindowCourse:
         self._linger_ns = max(_LINGER_NS, 2 * after_ns) if is_often else _LINGER_NS
         self._opened_ns = now_ns
         self.count += 1
+        if self._follower is not None:
+            self._follower.turned(Turn(now_ns, begins=True))
 
     def _note_end(self, now_ns: int) -> None:
         assert self._opened_ns is not None
         self.length_ns += now_ns - self._opened_ns
+        if self._follower is not None:
+            self._follower.turned(Turn(now_ns, begins=False))
         self._opened_ns, self._closed_ns = None, now_ns
         self._is_armed = self._is_armed and not self.request.windows.delay_ns

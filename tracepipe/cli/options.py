@@ -35,6 +35,8 @@ Stacks = choices("Stacks", list(STACKS))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
 WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When", "GPUs"
+_COUNTERS = "Sample what the hardware of all GPUs counts, so often (1ms, 200us): SMs, DRAM, PCIe, clocks."
+_DURATION = "End after so long: 10s; a window, so long after it began."
 _MARKS = "Record warps, of such kernels, with their calls of such device functions, which slows both."
 
 Command = Annotated[
@@ -113,10 +115,7 @@ class Which:
     min_duration: Annotated[
         str,
         typer.Option(
-            "--min-duration",
-            metavar="TIME",
-            help="Leave shorter calls out: 10us.",
-            rich_help_panel=WHAT,
+            "--min-duration", metavar="TIME", help="Leave shorter calls out: 10us.", rich_help_panel=WHAT
         ),
     ] = ""
     sample: Annotated[
@@ -161,13 +160,7 @@ class Until:
     """When it ends, of a command that keeps nothing."""
 
     duration: Annotated[
-        str,
-        typer.Option(
-            "--duration",
-            metavar="TIME",
-            help="End after so long: 10s; a window, so long after it began.",
-            rich_help_panel=WHEN,
-        ),
+        str, typer.Option("--duration", metavar="TIME", help=_DURATION, rich_help_panel=WHEN)
     ] = ""
 
 
@@ -281,6 +274,9 @@ class OnGpus:
     warp_marks: Annotated[
         str, typer.Option("--warp-marks", metavar="REGEX:REGEX", help=_MARKS, rich_help_panel=GPUS)
     ] = ""
+    gpu_counters: Annotated[
+        str, typer.Option("--gpu-counters", metavar="TIME", help=_COUNTERS, rich_help_panel=GPUS)
+    ] = ""
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -375,6 +371,7 @@ def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
         gpu_thread_exits=gpus.thread_exits,
         stacks=text_of(gpus.stacks),
         gpu_warp_marks=gpus.warp_marks,
+        gpu_counters_ns=read(gpus.gpu_counters, duration_ns, "--gpu-counters"),
     )
     try:
         check(request)

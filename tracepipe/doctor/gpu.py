@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part
 from tracepipe.capture.gpu.build.driver import Driver, Version
-from tracepipe.doctor.diagnosis import ABSENT, FAILS, WORKS, Diagnosis, Examination
+from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.capture.gpu.engines.sampler import ADMIN_ONLY_HINT
+from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.errors import CaptureUnavailable
 
 _INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
@@ -27,6 +30,7 @@ def gpu(examination: Examination) -> Iterator[Diagnosis]:
     yield _row("CUPTI", bad, lambda: _part(toolchain.part("cupti")))
     if toolchain.driver.gpus:
         yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
+        yield _counters(examination, toolchain)
 
 
 def _driver(driver: Driver) -> Iterator[Diagnosis]:
@@ -39,6 +43,16 @@ def _driver(driver: Driver) -> Iterator[Diagnosis]:
         return
     named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
     yield Diagnosis("gpu", "GPUs", WORKS, "; ".join(named))
+
+
+def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
+    """Whether the GPUs' hardware can be sampled, as far as that can be known without doing it."""
+    machine = examination.machine
+    row = _row("counters", FAILS, lambda: f"built: {examination.trials.build_sampler(toolchain)}")
+    if row.state != WORKS or not machine.profiles_for_admins:
+        return row
+    state, fix = (LIMITED, "") if machine.euid == 0 else (FAILS, ADMIN_ONLY_HINT)
+    return replace(row, state=state, detail="the driver lets administrators alone profile", fix=fix)
 
 
 def _row(name: str, bad: str, detail: Callable[[], str]) -> Diagnosis:

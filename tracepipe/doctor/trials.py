@@ -93,6 +93,10 @@ class Trials(Protocol):
         """Build the library that records GPU kernels, or find it built."""
         ...
 
+    def build_sampler(self, toolchain: Toolchain) -> Path:
+        """Build the program that samples counters, or find it built."""
+        ...
+
     def core(self) -> tuple[str, str]:
         """What runs the inner loops of a conversion, and the command that gives this installation the native
         core, "" if it has it.
@@ -226,6 +230,11 @@ class RealTrials:
         from tracepipe.capture.gpu.engines.kernels import build_library
 
         return build_library(toolchain)
+
+    def build_sampler(self, toolchain: Toolchain) -> Path:
+        from tracepipe.capture.gpu.engines.counters_start import build_sampler
+
+        return build_sampler(toolchain)
 
     def core(self) -> tuple[str, str]:
         from tracepipe import native

@@ -121,6 +121,7 @@ class Header(_HeaderRequired, total=False):
     layers: Annotated[Layers, Doc("layers asked for and got")]
     options: Annotated[dict[str, Any], Doc("whose events, hooks, filters and warps: what is not the usual")]
     gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that there are: index, name, uuid, sm_count")]
+    counters: Annotated[list[dict[str, Any]], Doc("counters: gpu, name, unit, metric, interval_ns, max")]
 
 
 class _EventRequired(TypedDict):

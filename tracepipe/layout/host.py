@@ -83,9 +83,11 @@ class HostLayout:
                 if self._rows.tree.is_full:
                     continue
                 owner = self._rows.tree.process(shape.pid) if shape.gpu is None else self._rows.gpu(shape.gpu)
-                name = shape.name if series == "value" else f"{shape.name} {series}"
+                of_layer = shape.name == shape.layer
+                name = series if of_layer else shape.name if series == "value" else f"{shape.name} {series}"
                 rank = RANK_COUNTERS if shape.gpu is None else RANK_COUNT
-                track = self._rows.tree.child(owner, "counter", name, rank, "counter")
+                unit = self._rows.unit_of_counter(shape.gpu, series) if of_layer else ""
+                track = self._rows.tree.child(owner, "counter", name, rank, "counter", unit)
                 row = self._counters[key] = self._rows.new_row(track)
             if isinstance(value, float) or abs(value) > _WHOLE_MAX:
                 self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))

@@ -67,6 +67,9 @@ class Rows:
         self._about_gpus = {
             gpu["index"]: gpu for gpu in header.get("gpus", []) if isinstance(gpu.get("index"), int)
         }
+        self._about_counters = {
+            (str(one.get("gpu")), str(one.get("name"))): one for one in header.get("counters", [])
+        }
         self._origins = origins
         self._of_tracks: dict[int, int] = {}
         self._numbers: dict[int, Any] = {}
@@ -219,6 +222,12 @@ class Rows:
         """What warps of a GPU are counted in, with how many it can have where that is known."""
         limit = warps_at_most(self._about_gpus.get(gpu, {}))
         return "warps" if limit is None else f"warps of {limit}"
+
+    def unit_of_counter(self, gpu: int | None, name: str) -> str:
+        """What a counter that is sampled is in, with the most that it can be where that is known."""
+        about = self._about_counters.get((str(gpu), name), {})
+        unit, most = str(about.get("unit", "")), about.get("max")
+        return f"{unit} of {most:g}" if isinstance(most, (int, float)) and unit != "%" else unit
 
     def _stream(self, gpu: int, stream: int) -> int:
         row = self._streams.get((gpu, stream))

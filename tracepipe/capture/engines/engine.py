@@ -156,6 +156,8 @@ class DeviceEngine(Protocol):
     """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them: index, name, uuid, sm_count."""
+    counters: Sequence[Mapping[str, Any]]
+    """What is sampled of the GPUs' hardware, as a header has it."""
     sees: Mapping[str, Path]
     """What begins and ends windows, by its kind, that a library in the command sees → the library."""
 
@@ -199,6 +201,10 @@ class DeviceEngine(Protocol):
 
     def turns(self) -> list[Turn]:
         """Windows that processes began and ended since the last call."""
+        ...
+
+    def turned(self, turn: Turn) -> None:
+        """A window of the recording began or ended; without windows, the recording. In order of time."""
         ...
 
     def stop(self) -> None:

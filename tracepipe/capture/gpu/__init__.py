@@ -18,6 +18,7 @@ from tracepipe.errors import CaptureUnavailable, TracepipeError
 if TYPE_CHECKING:
     from tracepipe.capture.gpu.build.toolchain import Toolchain
     from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
+    from tracepipe.capture.gpu.engines.over import EngineOver
 
 
 def _kernels(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
@@ -90,7 +91,24 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
-def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Notify) -> DeviceEngine | None:
+def counted(
+    request: CaptureRequest, device: ChannelEngine | None, notify: Notify
+) -> ChannelEngine | EngineOver | None:
+    """The engine for the GPUs, if any, with the counters of their hardware, where the request asks for them.
+
+    Raises CaptureUnavailable where they cannot be had.
+    """
+    if request.gpu_counters_ns is None:
+        return device
+    from tracepipe.capture.gpu.build.toolchain import this_toolchain
+    from tracepipe.capture.gpu.engines.counters_start import start_counters
+
+    return start_counters(request, device, this_toolchain(), notify)
+
+
+def annotated(
+    request: CaptureRequest, device: ChannelEngine | EngineOver | None, notify: Notify
+) -> DeviceEngine | None:
     """The engine for the GPUs, if any, with annotations, where the request asks for them and they can be had.
 
     Where they cannot, that is said. Raises CaptureUnavailable if nothing else was asked for.
@@ -106,7 +124,7 @@ def annotated(request: CaptureRequest, device: ChannelEngine | None, notify: Not
         return device
 
 
-def _with_annotations(request: CaptureRequest, device: ChannelEngine | None) -> DeviceEngine:
+def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOver | None) -> DeviceEngine:
     from tracepipe.capture.gpu.build.toolchain import NATIVE, host_toolchain
     from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus
     from tracepipe.capture.gpu.engines.transport import NVTX_VARIABLE

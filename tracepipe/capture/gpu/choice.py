@@ -33,10 +33,14 @@ from tracepipe.capture.gpu.engines.warp_options import WarpOptions
 from tracepipe.capture.gpu.launchers import launcher_of
 from tracepipe.capture.request import ANNOTATION, AUTO_WARPS, BUDGET_LAUNCHES, GPU_LAYERS, CaptureRequest
 from tracepipe.errors import TracepipeError
+from tracepipe.units import duration_text
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
 """What every program opens that uses one of NVIDIA's GPUs."""
 SHORT_NS: Final = 10 * 10**9
+COUNTERS_LEAST_NS: Final = 100_000
+"""To take samples apart takes a processor of the host's a good part of that."""
+COUNTERS_MOST_NS: Final = 10**9
 
 # What only the warps engine knows, and only probes do: field of a request → option.
 _OF_WARPS: Final = {
@@ -105,6 +109,13 @@ def check(request: CaptureRequest) -> None:
             f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
         )
     warp_options(request).check()
+    interval_ns = request.gpu_counters_ns
+    if interval_ns is not None and not COUNTERS_LEAST_NS <= interval_ns <= COUNTERS_MOST_NS:
+        raise TracepipeError(
+            f"--gpu-counters takes times from {duration_text(COUNTERS_LEAST_NS)} to "
+            f"{duration_text(COUNTERS_MOST_NS)}.",
+            "Write --gpu-counters 1ms or 200us.",
+        )
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
             "Annotations are recorded from a program's start.", "Give a command after --, or other layers."

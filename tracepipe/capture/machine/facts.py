@@ -27,7 +27,8 @@ class Machine:
     `release` is the kernel's. `capabilities` are those of CAPABILITIES that are effective. `seccomp`: 0 none,
     2 a filter. `has_proc`: /proc is there, with the process ids that this process sees. `files_max` and
     `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`: the kernel has them for perf
-    events. `nvidia` is the driver's version, "" if it is not loaded.
+    events. `nvidia` is the driver's version, "" if it is not loaded; `profiles_for_admins`: it lets
+    administrators alone profile.
     """
 
     system: str
@@ -51,6 +52,7 @@ class Machine:
     settings: dict[str, int] = field(default_factory=dict)
     nvidia: str = ""
     nvidia_modules: tuple[str, ...] = ()
+    profiles_for_admins: bool = False
 
     @property
     def kernel(self) -> tuple[int, int]:
@@ -101,6 +103,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
         settings=_settings(root),
         nvidia=_nvidia_version(root),
         nvidia_modules=modules,
+        profiles_for_admins="RmProfilingAdminOnly: 1" in _read(root / "proc/driver/nvidia/params"),
     )
 
 

@@ -1,6 +1,6 @@
 """Where builds are kept, and who may have written what is taken from there.
 
-    a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, linked
+    a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, linked; a program has no .so
     root          /var/cache/tracepipe/0/NAME-DIGEST.so        compiled there, linked
     under sudo    /var/cache/tracepipe/UID/scratch-…/made      compiled by the caller, who owns the folder
                   /var/cache/tracepipe/UID/NAME-DIGEST.so      copied by root, and root's from then on
@@ -174,7 +174,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 def _copy(source: int, path: Path) -> None:
     """A new file with the content of another, as far as that is no longer than a build can be."""
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755)
     left = _BUILD_BYTES_MAX
     with os.fdopen(target, "wb") as file:
         while left > 0 and (piece := os.read(source, _PIECE_BYTES)):

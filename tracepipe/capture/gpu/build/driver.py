@@ -122,15 +122,19 @@ def owner() -> Owner:
     return Owner(os.geteuid(), os.getegid(), Path.home())
 
 
+def driver_environment() -> dict[str, str]:
+    """What a program finds in its environment that asks the driver: it counts GPUs as the command does."""
+    return {name: os.environ[name] for name in _KEPT if name in os.environ}
+
+
 def ask_driver() -> Driver:
     """The driver's answers. Whatever goes wrong is in `error`."""
-    environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _CHILD],
             capture_output=True,
             timeout=_TIMEOUT_S,
-            env=environment,
+            env=driver_environment(),
             cwd="/",
             start_new_session=True,  # a Ctrl-C is the capture's
             **owner().run_as,

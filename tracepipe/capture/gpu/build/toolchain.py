@@ -33,16 +33,13 @@ _NAMES = {
     "sanitizer": ("NVIDIA's Compute Sanitizer API", "nvidia-cuda-sanitizer-api"),
     "cupti": ("NVIDIA's CUPTI", "nvidia-cuda-cupti"),
 }
-_HOST_OPTIONS = (
-    "-std=c++17",
-    "-O2",
+_PROGRAM_OPTIONS = ("-std=c++17", "-O2", "-pthread", "-static-libstdc++", "-static-libgcc")
+_LIBRARY_OPTIONS = (
+    # The command may have an older libstdc++ of its own, as conda's programs do.
+    *_PROGRAM_OPTIONS,
     "-shared",
     "-fPIC",
     "-fvisibility=hidden",
-    "-pthread",
-    # The command may have an older libstdc++ of its own, as conda's programs do.
-    "-static-libstdc++",
-    "-static-libgcc",
     f"-Wl,--version-script={_EXPORTS}",
 )
 _PATCH_OPTIONS = ("-std=c++17", "-O3", "--fatbin", "--compile-as-tools-patch", "-allow-unsupported-compiler")
@@ -112,6 +109,18 @@ class Toolchain:
 
         Raises CaptureUnavailable.
         """
+        return self._build_host(name, ".so", _LIBRARY_OPTIONS, sources, against)
+
+    def build_program(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
+        """A program of C++ `sources`, linked to the parts `against`, which runs as the owner.
+
+        Raises CaptureUnavailable.
+        """
+        return self._build_host(name, "", _PROGRAM_OPTIONS, sources, against)
+
+    def _build_host(
+        self, name: str, ending: str, options: Sequence[str], sources: Sequence[Path], against: Sequence[str]
+    ) -> Path:
         gxx, parts = self.gxx(), [self.part(part) for part in against]
         include = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
         for part in parts:
@@ -120,9 +129,9 @@ class Toolchain:
                 check_safe(part.library, {0})
         libraries = [str(part.library) for part in parts]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
-        command = [str(gxx.path), *_HOST_OPTIONS, *include, *map(str, sources), *libraries, "-ldl"]
+        command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]
         told = [gxx.words, *(_text(part.version) for part in parts)]
-        return self._build(name, ".so", sources, command, told)
+        return self._build(name, ending, sources, command, told)
 
     def build_patches(
         self,

@@ -4,6 +4,7 @@ kernels       names of kernels and functions, stacks, GPUs, notes, and that anot
 warps         names, stacks, GPUs, notes, each stream's first launch, which numbers it, and the last launch
               of a process; calls that are under way, and the last clock pairs
 annotations   texts and domains; ranges that are open
+samples       nothing
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
     KIND_NOTE,
+    KIND_SAMPLE,
     GpuRecord,
     records,
     whole_bytes,
@@ -246,6 +248,23 @@ class AnnotationsCarry(ChannelCarry):
     def _give(self, raw: _Raw) -> None:
         if raw is not _LOST:
             self._room.give(_ENTRY_BYTES + len(raw.content))
+
+
+class SamplesCarry(ChannelCarry):
+    """Carries records of the engine for the GPUs by what carries them: no sample is needed later."""
+
+    def __init__(self, device: ChannelCarry) -> None:
+        super().__init__(frozenset())
+        self._device, self.whole = device, device.whole
+
+    def carried(self) -> Carried:
+        """What is needed of the others."""
+        return self._device.carried()
+
+    def take_one(self, record: GpuRecord, content: bytes) -> None:
+        """Take a record that is dropped, with its bytes. May raise one of REFUSALS."""
+        if record.kind != KIND_SAMPLE:
+            self._device.take_one(record, content)
 
 
 _LOST: Final = _Raw(0, b"")

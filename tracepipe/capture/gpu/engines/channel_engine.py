@@ -27,6 +27,8 @@ class ChannelEngine(ABC):
     """Clocks that its times can be on other than CLOCK_MONOTONIC."""
     gpus: Sequence[Mapping[str, Any]]
     """The GPUs that there are, as a header has them."""
+    counters: Sequence[Mapping[str, Any]] = ()
+    """What is sampled of the GPUs' hardware, as a header has it."""
     sees: Mapping[str, Path] = MappingProxyType({})
     """What begins and ends windows, by its kind, that a library in the command sees → the library."""
 
@@ -90,6 +92,9 @@ class ChannelEngine(ABC):
     def turns(self) -> list[Turn]:
         """Windows that processes began and ended since the last call."""
         return self._channel.turns()
+
+    def turned(self, turn: Turn) -> None:  # noqa: B027
+        """A window of the recording began or ended: the processes see to that themselves."""
 
     @abstractmethod
     def renderer(self) -> ChannelRenderer:

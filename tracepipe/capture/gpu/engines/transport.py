@@ -22,6 +22,8 @@ KIND_NOTE: Final = 4
 KIND_STACK: Final = 5
 KIND_FRAME: Final = 6
 KIND_STACK_BEYOND: Final = 7
+KIND_SAMPLE: Final = 64
+"""Of the GPU's counters: the capture's own (`counters.py`), and no library's."""
 
 NAME: Final = struct.Struct("<Q")
 """What stands for a name in its process; the name follows."""

@@ -1,0 +1,251 @@
+"""Samples of GPUs' counters on their way into a recording: which are kept, which are losses or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.engines.engine import Turn
+from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
+from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, LAYER, Sampled
+from tracepipe.capture.gpu.engines.counters import CountersEngine, CountersRenderer
+from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
+from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler
+from tracepipe.capture.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
+from tracepipe.capture.gpu.engines.untrusted import MALFORMED
+from tracepipe.capture.gpu.sampling_lock import SamplingLock
+from tracepipe.capture.records.loss import Loss
+from tracepipe.errors import CaptureUnavailable
+
+INTERVAL_NS = 100
+KEY = 7
+
+
+class Sent:
+    """A sampler that has sent what the test says."""
+
+    def __init__(self, *items: Sample | Overflow, index: int = 0) -> None:
+        self.gpu = SampledGpu(index, "GPU-0")
+        self.sampled = [Sampled(counter, counter.metrics[0].name, None) for counter in COUNTERS[:2]]
+        self.items = list(items)
+        self.is_over = self.is_whole = self.is_closed = False
+        self.why = ""
+
+    def read(self) -> Iterator[Sample | Overflow]:
+        items, self.items = self.items, []
+        yield from items
+
+    def stop(self) -> None:
+        self.is_over = self.is_whole = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def sample(number: int) -> Sample:
+    return Sample(number * INTERVAL_NS, (number + 1) * INTERVAL_NS, (float(number), 0.5))
+
+
+def recorded(*turns: int) -> Stretches:
+    """Stretches that begin and end at these times."""
+    stretches = Stretches()
+    for place, ts_ns in enumerate(turns):
+        stretches.turn(Turn(ts_ns, begins=place % 2 == 0))
+    return stretches
+
+
+def taken(sent: Sent, stretches: Stretches, now_ns: int = 10**6) -> tuple[list[int], list[Loss]]:
+    """The numbers of the samples that are kept, and the losses."""
+    stream, losses = SampleStream(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
+    stream.take(now_ns)
+    kept = [one.start_ns // INTERVAL_NS for one in stream.kept(now_ns, stretches, losses)]
+    return kept, losses + list(stream.end(now_ns, stretches))
+
+
+def whole(*items: Sample | Overflow) -> Sent:
+    sent = Sent(*items)
+    sent.stop()
+    return sent
+
+
+def test_samples_that_begin_in_a_stretch_are_kept() -> None:
+    sent = whole(*map(sample, range(12)))
+    assert taken(sent, recorded(200, 500, 700, 801)) == ([2, 3, 4, 7, 8], [])
+    assert taken(whole(*map(sample, range(4))), recorded(150)) == ([2, 3], [])
+
+
+def test_a_gap_is_a_loss_as_far_as_it_was_recorded() -> None:
+    reason = "GPU 0: the hardware gave no sample"
+    sent = whole(sample(0), sample(10))
+    kept, losses = taken(sent, recorded(0, 300, 600))
+    assert kept == [0, 10]
+    assert losses == [Loss(LAYER, 2, 100, 300, reason), Loss(LAYER, 4, 600, 1000, reason)]
+    assert taken(whole(sample(0), sample(10)), recorded(1000)) == ([10], [])
+
+
+def test_an_overflow_is_the_reason_of_the_gap_after_it_alone() -> None:
+    sent = whole(sample(0), Overflow(), sample(2), sample(4))
+    _, losses = taken(sent, recorded(0))
+    assert [loss.reason for loss in losses] == [
+        "GPU 0: the hardware's buffer was full",
+        "GPU 0: the hardware gave no sample",
+    ]
+
+
+def test_what_a_sampler_did_not_send_is_a_loss() -> None:
+    silent, dead = Sent(sample(0)), Sent(sample(0))
+    dead.is_over, dead.why = True, "its sampler ended with 1"
+    assert taken(silent, recorded(0, 500)) == (
+        [0],
+        [Loss(LAYER, 4, 100, 500, "GPU 0: its sampler gave no answer")],
+    )
+    assert taken(dead, recorded(0, 500))[1] == [Loss(LAYER, 4, 100, 500, "GPU 0: its sampler ended with 1")]
+    assert taken(Sent(), recorded(0, 500))[1][0].count == 5
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Sample(300, 300, (0.0, 0.0)),
+        Sample(300, 250, (0.0, 0.0)),
+        Sample(100, 400, (0.0, 0.0)),
+        Sample(300, 1 << 63, (0.0, 0.0)),
+        Sample(300, 3 * 10**9, (0.0, 0.0)),
+    ],
+)
+def test_samples_whose_times_cannot_be_are_counted(bad: Sample) -> None:
+    kept, losses = taken(whole(sample(0), sample(1), sample(2), bad, sample(3)), recorded(0), 10**9)
+    assert kept == [0, 1, 2, 3]
+    assert [(loss.count, loss.reason) for loss in losses] == [(1, MALFORMED)]
+
+
+def test_old_turns_are_forgotten_and_the_open_stretch_is_not() -> None:
+    stretches = recorded(0, 100, 200)
+    stretches.forget_before(150)
+    assert list(stretches.parts(0, 300)) == [(200, 300)]
+    stretches.forget_before(1000)
+    assert list(stretches.parts(0, 300)) == [(200, 300)]
+
+
+def record(payload: bytes, kind: int = KIND_SAMPLE) -> bytes:
+    head = RECORD.pack(0, len(payload), kind, 0, 0, 5)
+    return (head + payload).ljust(whole_bytes(len(payload)), b"\0")
+
+
+def payload(*values: float, key: int = KEY, gpu: int = 0) -> bytes:
+    return struct.pack(f"<QI4xQQ{len(values)}d", key, gpu, 1000, 1100, *values)
+
+
+def rendered(content: bytes) -> list[dict[str, Any]]:
+    renderer = CountersRenderer(NoRecords(), KEY, {0: COUNTERS[:2], 3: [COUNTERS[2]]})
+    return [json.loads(text) for text in renderer.render(content).texts]
+
+
+def test_a_sample_is_one_event_with_a_value_of_each_counter() -> None:
+    (event,) = rendered(record(payload(12.3456, 0.0)))
+    assert event == {
+        "ts_ns": 1000, "type": "hook", "layer": LAYER, "name": LAYER, "phase": "C", "dur_ns": 100, "gpu": 0,
+        "args": {"SM active %": 12.346, "SM tensor active %": 0.0},
+    }  # fmt: skip
+    (other,) = rendered(record(payload(2e9, gpu=3)))
+    assert (other["gpu"], other["args"]) == (3, {"DRAM read GB/s": 2.0})
+
+
+def test_a_value_that_is_none_is_left_out() -> None:
+    (event,) = rendered(record(payload(math.nan, math.inf)))
+    assert event["args"] == {}
+
+
+@pytest.mark.parametrize(
+    "content", [payload(1, 2, key=8), payload(1, 2, gpu=9), payload(1), payload(1, 2)[:20]]
+)
+def test_what_a_process_of_the_command_writes_as_samples_is_refused(content: bytes) -> None:
+    (loss,) = rendered(record(content))
+    assert (loss["type"], loss["count"], loss["reason"]) == ("loss", 1, MALFORMED)
+
+
+def engine(*sent: Sent) -> CountersEngine:
+    samplers: Iterable[Any] = sent
+    return CountersEngine(NoGpus(None), list(samplers), SamplingLock([]), INTERVAL_NS)
+
+
+def test_samples_come_with_the_records_of_the_engines_around_them() -> None:
+    now_ns = time.monotonic_ns()
+    sent = Sent(Sample(now_ns - 100, now_ns, (1.0, 2.0)), index=1)
+    made = AnnotationsEngine(Path("annotations.so"), engine(sent))
+    try:
+        made.turned(Turn(0, begins=True))
+        assert made.name == "pm sampling, nvtx"
+        assert {one["gpu"] for one in made.counters} == {1}
+        (line,) = made.renderer().render(made.collect()).texts
+        assert json.loads(line)["args"] == {"SM active %": 1.0, "SM tensor active %": 2.0}
+        assert not made.is_over()
+        made.stop()
+        assert made.is_over()
+        assert (made.collect(is_final=True), made.lost()) == (b"", [])
+    finally:
+        made.close()
+    assert sent.is_closed
+
+
+def test_with_windows_samples_wait_until_those_are_known() -> None:
+    now_ns = time.monotonic_ns()
+    made = engine(Sent(Sample(now_ns - 100, now_ns, (1.0, 2.0))))
+    try:
+        made.expect_windows({})
+        assert made.collect() == b""
+        made.turned(Turn(now_ns - 100, begins=True))
+        made.stop()
+        assert len(made.renderer().render(made.collect(is_final=True)).texts) == 1
+    finally:
+        made.close()
+
+
+def test_samples_are_counted_and_carried_as_what_they_are() -> None:
+    renderer = CountersRenderer(KernelsRenderer(), KEY, {0: COUNTERS[:2]})
+    content = record(payload(1.0, 2.0))
+    assert renderer.counts(content) == {"hook": 1}
+    carry = renderer.carry()
+    carry.take(content)
+    assert (carry.carried().known, carry.carried().under_way) == (b"", b"")
+    assert len(renderer.anew().render(content).texts) == 1
+
+
+def writes(folder: Path, script: str) -> Sampler:
+    """A sampler that is a script."""
+    program = folder / "program"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return Sampler(program, SampledGpu(2, "GPU-00"), 10**6, COUNTERS, run_as={}, environment={})
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo hello there", "its sampler wrote what is no record"),
+        (r"printf '\1\0\0\0\11\0\0\0x'", "its sampler wrote what is no record"),
+        (
+            r"printf '\20\0\0\0\1\0\0\0\377\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'",
+            "its sampler wrote what is no record",
+        ),
+        ("exit 3", "its sampler ended with 3"),
+        ("kill -9 $$", r"its sampler ended with signal 9 \(SIGKILL\)"),
+        (r"printf '\7\0\0\0\5\0\0\0\0\0\0\0a\33b'", r"a\\x1bb"),
+    ],
+)
+def test_a_sampler_that_writes_no_samples_is_refused(tmp_path: Path, script: str, words: str) -> None:
+    with pytest.raises(CaptureUnavailable, match=f"GPU 2 cannot be sampled: {words}"):
+        writes(tmp_path, script).begin()
+
+
+def test_a_sampler_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureUnavailable, match="cannot be started"):
+        Sampler(tmp_path / "none", SampledGpu(0, ""), 1, COUNTERS, run_as={}, environment={})

@@ -1,0 +1,89 @@
+"""Starts the samplers of the counters of a machine's GPUs, as who may sample them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.build.driver import Owner, driver_environment
+from tracepipe.capture.gpu.build.toolchain import INSTALL, NATIVE, Toolchain
+from tracepipe.capture.gpu.engines.annotations import NoGpus
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
+from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
+from tracepipe.capture.gpu.engines.counters import CountersEngine
+from tracepipe.capture.gpu.engines.sampler import NotPermitted, SampledGpu, Sampler
+from tracepipe.capture.gpu.sampling_lock import SamplingLock
+from tracepipe.capture.request import CaptureRequest, Notify
+from tracepipe.errors import CaptureUnavailable
+
+_FIRST_CUPTI: Final = (12, 8)
+"""The first that keeps the latest samples where the hardware's buffer is full."""
+
+
+def start_counters(
+    request: CaptureRequest, device: ChannelEngine | None, toolchain: Toolchain, notify: Notify
+) -> CountersEngine:
+    """The engine for the GPUs, if any, with the counters of all GPUs that CUDA sees; they are being sampled.
+
+    Raises CaptureUnavailable.
+    """
+    assert request.gpu_counters_ns is not None
+    toolchain.architectures()  # without a GPU there is none
+    gpus = [SampledGpu(index, gpu.uuid) for index, gpu in enumerate(toolchain.driver.gpus)]
+    program = build_sampler(toolchain)
+    with ExitStack() as started:
+        lock = started.enter_context(SamplingLock(gpu.uuid for gpu in gpus))
+        try:
+            samplers = _begun(started, request.gpu_counters_ns, gpus, program, toolchain.owner)
+        except NotPermitted:
+            if os.geteuid() != 0 or toolchain.owner.uid == 0:
+                raise
+            # What its caller compiled root does not run: it has a build of its own.
+            root = Owner(0, 0, Path("/root"))
+            own = replace(toolchain, parts=find_parts(user=root), owner=root)
+            samplers = _begun(started, request.gpu_counters_ns, gpus, build_sampler(own), root)
+            notify("gpu counters: sampled as root, as the driver lets administrators alone profile")
+        for sampler in samplers:
+            taken = {one.counter.name for one in sampler.sampled}
+            missing = [counter.name for counter in COUNTERS if counter.name not in taken]
+            if missing:
+                notify(f"gpu counters: GPU {sampler.gpu.index} does not give {', '.join(missing)}")
+        if device is None:
+            owner = toolchain.owner.uid, toolchain.owner.gid
+            device = NoGpus(owner, stacks=request.stacks)
+            device.gpus = toolchain.driver.listed
+        started.pop_all()
+        return CountersEngine(device, samplers, lock, request.gpu_counters_ns)
+
+
+def build_sampler(toolchain: Toolchain) -> Path:
+    """The program that samples a GPU, built if it has to be. Raises CaptureUnavailable."""
+    cupti = toolchain.part("cupti")
+    if cupti.version is not None and cupti.version < _FIRST_CUPTI:
+        raise CaptureUnavailable(
+            f"CUPTI of CUDA {cupti.version[0]}.{cupti.version[1]} is too old to sample counters: "
+            f"{_FIRST_CUPTI[0]}.{_FIRST_CUPTI[1]} is the first that can.",
+            f"{INSTALL}   with a driver that is not older, or leave --gpu-counters out.",
+        )
+    return toolchain.build_program("pm_sampler", [NATIVE / "pm_sampler.cpp"], ["cupti"])
+
+
+def _begun(
+    started: ExitStack, interval_ns: int, gpus: list[SampledGpu], program: Path, user: Owner
+) -> list[Sampler]:
+    """A sampler for each GPU, which samples; they set their GPUs up at the same time."""
+    environment = driver_environment()
+    if user.uid == 0 and os.environ.get("SUDO_UID"):
+        environment.pop("LD_LIBRARY_PATH", None)  # the caller's: no library of theirs is root's
+    samplers = []
+    for gpu in gpus:
+        sampler = Sampler(program, gpu, interval_ns, COUNTERS, run_as=user.run_as, environment=environment)
+        started.callback(sampler.close)
+        samplers.append(sampler)
+    for sampler in samplers:
+        sampler.begin()
+    return samplers

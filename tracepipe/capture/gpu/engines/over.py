@@ -1,0 +1,170 @@
+"""An engine that records more around another one, whose records come in the same chunks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tracepipe.capture.engines.engine import Turn
+from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
+from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.capture.gpu.engines.transport import GpuRecord
+from tracepipe.capture.gpu.engines.untrusted import REFUSALS
+from tracepipe.capture.records.line import Lines
+from tracepipe.capture.records.loss import Loss
+
+
+class EngineOver:
+    """An engine for a command's GPUs that records more: whatever is not said anew is the inner engine's."""
+
+    name: str
+    layers: frozenset[str]
+    clocks: Sequence[str]
+    gpus: Sequence[Mapping[str, Any]]
+    counters: Sequence[Mapping[str, Any]]
+    sees: Mapping[str, Path]
+
+    def __init__(
+        self,
+        device: ChannelEngine | EngineOver,
+        renderer: RendererOver,
+        *,
+        name: str,
+        layers: frozenset[str],
+        sees: Mapping[str, Path] | None = None,
+    ) -> None:
+        """`renderer` decodes what comes of both; `layers` and `sees` are what this engine adds."""
+        self._device, self._renderer = device, renderer
+        self.name = ", ".join(one for one in (device.name, name) if one)
+        self.layers = device.layers | layers
+        self.clocks, self.gpus, self.counters = device.clocks, device.gpus, device.counters
+        self.sees = {**device.sees, **(sees or {})}
+
+    def environment(self) -> dict[str, str]:
+        """What the command's environment needs."""
+        return self._device.environment()
+
+    def enter(self, pids: Sequence[int]) -> None:
+        """Record processes that run already, as the inner engine can."""
+        self._device.enter(pids)
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        return self._device.collect(is_final=is_final)
+
+    def lost(self) -> list[Loss]:
+        """Losses since the last call."""
+        return self._device.lost()
+
+    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Before a process begins: events are recorded in windows alone, which begin and end by what the
+        environment says.
+        """
+        self._device.expect_windows(waited_for)
+
+    def arm(self, windows: int) -> None:
+        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        self._device.arm(windows)
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the one that is open, unless a process has done that."""
+        self._device.set_window(is_open=is_open)
+
+    def hits(self) -> int:
+        """How often what begins a window came since `arm`, or since the last one began."""
+        return self._device.hits()
+
+    def turns(self) -> list[Turn]:
+        """Windows that processes began and ended since the last call."""
+        return self._device.turns()
+
+    def turned(self, turn: Turn) -> None:
+        """A window of the recording began or ended, or the recording that has none."""
+        self._device.turned(turn)
+
+    def renderer(self) -> RendererOver:
+        """The decoder of what `collect` gives; used on another thread."""
+        return self._renderer
+
+    def stop(self) -> None:
+        """Ask the processes to record no more; what they still send is collected until `is_over`."""
+        self._device.stop()
+
+    def is_over(self) -> bool:
+        """Whether every process records no more, or is gone."""
+        return self._device.is_over()
+
+    def close(self) -> None:
+        """Give the channel back."""
+        self._device.close()
+
+
+class RendererOver(ChannelRenderer):
+    """Turns records of some kinds into lines, and has the others rendered by the inner engine's renderer."""
+
+    def __init__(self, device: ChannelRenderer) -> None:
+        super().__init__()
+        self._device = device
+
+    @property
+    def news(self) -> list[str]:
+        """The inner renderer's."""
+        return self._device.news
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        return self._device.notes
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Losses that were found in what was collected."""
+        both = dict(self._device.losses)
+        for layer, count in self._losses.items():
+            both[layer] = both.get(layer, 0) + count
+        return both
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs that were met, as a header has them."""
+        return self._device.gpus
+
+    def begin_at(self, start_ns: int | None) -> None:
+        """What is rendered from now on began before that; None: no more."""
+        super().begin_at(start_ns)
+        self._device.begin_at(start_ns)
+
+    def rest(self) -> Iterator[Lines]:
+        """What the inner renderer has yet of the last chunk."""
+        return self._device.rest()
+
+    def last(self) -> Lines:
+        """What waited in the inner renderer."""
+        return self._device.last()
+
+    @abstractmethod
+    def is_own(self, record: GpuRecord) -> bool:
+        """Whether a record is of a kind that this renderer knows."""
+
+    @abstractmethod
+    def add(self, lines: Lines, record: GpuRecord) -> None:
+        """Add the lines of such a record. Raises one of REFUSALS."""
+
+    def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
+        own = Lines()
+        lines = self._device.lines(self._others(some, own))
+        lines.extend(own)
+        return lines
+
+    def _others(self, some: Iterable[GpuRecord], own: Lines) -> Iterator[GpuRecord]:
+        """The records of other kinds; the lines of those that are this renderer's are added to `own`."""
+        for record in some:
+            if not self.is_own(record):
+                yield record
+                continue
+            try:
+                self.add(own, record)
+            except REFUSALS as refusal:
+                self._refused.take(refusal)

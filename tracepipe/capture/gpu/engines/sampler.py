@@ -1,0 +1,272 @@
+"""The process that samples one GPU's counters (`native/pm_sampler.cpp`), from its start to its end.
+
+It is our program with NVIDIA's libraries in it, run as the user that the command runs as where that one may
+sample, so what it writes is read as a stranger's: bounded, and checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tracepipe.capture.gpu.engines.counter_metrics import Counter, Sampled
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.printable import printable
+
+_BEGIN_S: Final = 60  # CUPTI's setup took below a second; a machine of eight GPUs that slept takes longer
+_PIPE_BYTES: Final = (
+    1 << 20
+)  # the most that anyone may have: some seconds of samples, while probes are attached
+_PIECE_BYTES: Final = 1 << 18
+_TEXT_MAX: Final = 300
+_HEAD: Final = struct.Struct("<IHH")
+_RECORD_MAX: Final = 4096
+_CHOSEN: Final = struct.Struct("<IId")
+_TIMES: Final = struct.Struct("<QQ")
+_RESULT: Final = struct.Struct("<I")
+_KIND_CHOSEN, _KIND_READY, _KIND_SAMPLE, _KIND_OVERFLOW, _KIND_FAILED, _KIND_END = range(1, 7)
+_CLOCK_NS: Final = 10 * 10**9  # how far off a sample's time can be that is on CLOCK_MONOTONIC
+
+# CUptiResult → what the user can do. CUPTI_ERROR_HARDWARE_BUSY; CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its
+# like on virtual machines; those of machines that are set up in ways that have no sampling.
+_PRIVILEGE: Final = frozenset({35, 40})
+ADMIN_ONLY_HINT: Final = (
+    "Start it with sudo, or set the driver's option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
+    "in a file of /etc/modprobe.d, and load the driver again."
+)
+_HINTS: Final = {
+    **dict.fromkeys(_PRIVILEGE, ADMIN_ONLY_HINT),
+    26: "Another profiler has the GPU's hardware (Nsight, DCGM's profiling metrics): end it, and try again.",
+    27: "Sampling needs a GPU of compute capability 8.6 or later, and none of MIG's parts.",
+}
+_HINT: Final = "Leave --gpu-counters out to record the rest."
+
+
+class NotPermitted(CaptureUnavailable):
+    """The driver lets administrators alone sample."""
+
+
+class Sample(NamedTuple):
+    """What the counters' mean was from one instant to another, on CLOCK_MONOTONIC."""
+
+    start_ns: int
+    end_ns: int
+    values: tuple[float, ...]
+
+
+class Overflow(NamedTuple):
+    """The hardware's buffer was full: samples are missing between those around it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGpu:
+    """A GPU, as the sampler finds it."""
+
+    index: int
+    uuid: str
+
+    @property
+    def digits(self) -> str:
+        """The UUID as the sampler takes it."""
+        return self.uuid.removeprefix("GPU-").replace("-", "")
+
+
+class Sampler:
+    """One GPU's sampler. It ends with this process, or when `stop` is called."""
+
+    def __init__(
+        self,
+        program: Path,
+        gpu: SampledGpu,
+        interval_ns: int,
+        counters: Sequence[Counter],
+        *,
+        run_as: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start it; `begin` waits for it. Raises CaptureUnavailable."""
+        self.gpu, self._counters = gpu, counters
+        self.sampled: list[Sampled] = []
+        self.why = ""
+        """Why it ended before it was asked to."""
+        self.is_over = False
+        """Whether all has been read that it has to say."""
+        self._failure = 0
+        self._is_ready = self._is_whole = False
+        self._pending = bytearray()
+        choices = (counter.argument for counter in counters)
+        try:
+            self._process = subprocess.Popen(
+                [str(program), str(gpu.index), gpu.digits, str(interval_ns), *choices],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                env=dict(environment),
+                start_new_session=True,  # a Ctrl-C is the capture's
+                **run_as,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CaptureUnavailable(
+                f"The sampler of GPU counters cannot be started: {error}.", _HINT
+            ) from None
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        with suppress(OSError):  # an administrator may allow less
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def begin(self) -> None:
+        """Wait until it samples; `sampled` says what. Raises CaptureUnavailable, NotPermitted."""
+        ends_s = time.monotonic() + _BEGIN_S
+        while not self._is_ready and not self.is_over and time.monotonic() < ends_s:
+            select.select([self._output], [], [], 1.0)
+            self._fill()
+            self._take_setup()
+        if self._is_ready:
+            first = next(self._samples(peek=True), None)
+            if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
+                self._refuse("CUPTI's times are not on CLOCK_MONOTONIC")
+            return
+        self._refuse(self.why or f"it did not begin within {_BEGIN_S} s")
+
+    def _refuse(self, why: str) -> None:
+        self.close()
+        kind = CaptureUnavailable
+        if self._failure in _PRIVILEGE:
+            kind, why = NotPermitted, f"the driver lets administrators alone profile ({why})"
+        raise kind(
+            f"The counters of GPU {self.gpu.index} cannot be sampled: {why}.",
+            _HINTS.get(self._failure, _HINT),
+        )
+
+    def read(self) -> Iterator[Sample | Overflow]:
+        """What came since the last call; never waits."""
+        self._fill()
+        yield from self._samples()
+
+    def stop(self) -> None:
+        """Ask it to send what it has yet, and to end; never waits."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has sent all that it sampled."""
+        return self._is_whole
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self.stop()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self.is_over = True
+
+    def _fill(self) -> None:
+        """Read what is there. Where nothing can come any more, `is_over` and `why` say so."""
+        while not self.is_over and len(self._pending) < _PIECE_BYTES:
+            try:
+                piece = os.read(self._output, _PIECE_BYTES)
+            except BlockingIOError:
+                return
+            self._pending += piece
+            if not piece:
+                self.is_over = True
+                self.why = self.why or self._ending()
+
+    def _ending(self) -> str:
+        """How the process ended, whose output has."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        code = self._process.returncode
+        if code is None:
+            return "its sampler closed its output"
+        number = -code if code < 0 else 0
+        return (
+            f"its sampler ended with signal {number} ({_name(number)})"
+            if number
+            else f"its sampler ended with {code}"
+        )
+
+    def _take_setup(self) -> None:
+        """Take what comes before the first sample."""
+        for kind, payload in self._records():
+            if kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
+                choice, metric, peak = _CHOSEN.unpack(payload)
+                if choice >= len(self._counters) or metric >= len(self._counters[choice].metrics):
+                    return self._break_off()
+                counter = self._counters[choice]
+                known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
+                self.sampled.append(Sampled(counter, counter.metrics[metric].name, counter.greatest or known))
+            elif kind == _KIND_READY and self.sampled:
+                self._is_ready = True
+                return None
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+        return None
+
+    def _samples(self, *, peek: bool = False) -> Iterator[Sample | Overflow]:
+        values = struct.Struct(f"<{len(self.sampled)}d")
+        for kind, payload in self._records(peek=peek):
+            if kind == _KIND_SAMPLE and len(payload) == _TIMES.size + values.size:
+                start_ns, end_ns = _TIMES.unpack_from(payload)
+                yield Sample(start_ns, end_ns, values.unpack_from(payload, _TIMES.size))
+            elif kind == _KIND_OVERFLOW:
+                yield Overflow()
+            elif kind == _KIND_END:
+                self._is_whole = True
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+
+    def _records(self, *, peek: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Whole records of what was read, which are taken out of it; `peek`: they stay."""
+        at = 0
+        while len(self._pending) >= at + _HEAD.size:
+            length, kind, _ = _HEAD.unpack_from(self._pending, at)
+            if length > _RECORD_MAX:
+                return self._break_off()
+            end = at + _HEAD.size + length
+            if len(self._pending) < end:
+                return
+            payload = bytes(self._pending[at + _HEAD.size : end])
+            if peek:
+                at = end
+            else:
+                del self._pending[:end]
+            if kind == _KIND_FAILED and len(payload) >= _RESULT.size:
+                (self._failure,) = _RESULT.unpack_from(payload)
+                self.why = printable(payload[_RESULT.size :].decode(errors="replace"))[:_TEXT_MAX]
+            yield kind, payload
+
+    def _break_off(self) -> None:
+        """What it writes is no record of ours: nothing more of it is read."""
+        self.why = "its sampler wrote what is no record"
+        self._pending.clear()
+        self.is_over = True
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
