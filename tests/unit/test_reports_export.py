@@ -92,6 +92,20 @@ def test_a_layer_is_a_table_of_whole_numbers(run: Run, tmp_path: Path) -> None:
     ]
 
 
+def test_kernels_have_their_whole_names_as_far_as_the_recording_has_them(load: Load) -> None:
+    whole = "void at::f<c10::Half>(int)"
+    run = load(
+        span(100, 110, whole, "gpu_kernel", gpu=0, stream=1),
+        span(200, 210, "at::f<c10::Half>", "gpu_kernel", gpu=0, stream=1, args={"function": whole}),
+        span(300, 310, "at::f<c10::Half>", "gpu_kernel", gpu=0, stream=1),
+        span(400, 410, "g", "gpu_kernel", gpu=0, stream=1, args={"function": "of something else"}),
+    )
+    short = "at::f<c10::Half>"
+    assert TABLES["kernels"].part(run, slice(0, 4)).select("name", "kernel").rows() == [
+        (short, whole), (short, whole), (short, short), ("g", "g"),
+    ]  # fmt: skip
+
+
 def test_warps_and_their_exits_have_a_row_each(run: Run, tmp_path: Path) -> None:
     tables = exported(run, tmp_path)
     columns = (

@@ -162,7 +162,7 @@ TABLES: dict[str, LayerTable] = {
     "syscalls": _spans("syscall", *_CALL),
     "driver": _spans("kernel", "layer", *_CALL),
     "scheduler": _spans("scheduler", *_TIMES, "name", *_THREAD, *_ARGS),
-    "kernels": _spans("gpu_kernel", *_TIMES, *_LAUNCH, *_PYTHON, "args"),
+    "kernels": _spans("gpu_kernel", *_TIMES, *_LAUNCH, *_PYTHON, "kernel", "args"),
     "warps": LayerTable(lambda run: len(run.warp_table), _warps, _warp_bytes),
     "exits": LayerTable(lambda run: len(run.warp_table.exit_columns()[0]), _exits),
     "ranges": LayerTable(

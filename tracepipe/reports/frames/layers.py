@@ -10,6 +10,7 @@ import orjson
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
 from tracepipe.event.stacks import Stacks
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
@@ -203,6 +204,17 @@ class Frames:
         texts = [None if at == NONE else str(self._stacks.frames[at]) for at in own.tolist()]
         return pl.Series("python", texts, dtype=pl.String).gather(places)
 
+    def _kernel(self, layer: Layer) -> pl.Series:
+        """The longest name of a kernel that the recording has, as argument in some formats."""
+        short = self._table.texts("name", layer.shape)
+        whole = self._table.texts("kernel", layer.shape)
+        said = self._args.texts_of("function", layer.args)
+        longest = [
+            one if one is not None and short_kernel_name(one) == name else recorded or name
+            for name, recorded, one in zip(short, whole, said, strict=True)
+        ]
+        return pl.Series("kernel", longest, dtype=pl.String)
+
     def _sizes(self, layer: Layer, key: str) -> pl.Series:
         known = self._table.series(key, layer.shape)
         if key == "block" and layer.index is not None:
@@ -233,6 +245,7 @@ _MADE_BY: dict[str, Callable[[Frames, Layer], pl.Series]] = {
     "end_args": Frames._end_args,
     "stack": Frames._stack,
     "python": Frames._python,
+    "kernel": Frames._kernel,
 }
 
 

@@ -24,15 +24,17 @@ _CODES = {name: code for code, name in enumerate(FRAMES)}
 NO_SUCH = -(1 << 31)
 """The number of a value that no shape has."""
 _HAS_DUR, _HAS_LAUNCH = 1, 2
-_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q9i3B")
+_SHAPE, _SIZES, _PLACE = Struct("<2i"), Struct("<6q"), Struct("<q10i3B")
 _OF_PLACE = [
     ("stream", "<i8"),
-    *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "range", "comm", "domain", "sizes", "layer")),
+    *((name, "<i4") for name in ("pid", "tid", "cpu", "gpu", "range")),
+    *((name, "<i4") for name in ("comm", "domain", "kernel", "sizes", "layer")),
     *((name, "u1") for name in ("phase", "frame", "flags")),
 ]  # fmt: skip
 # On a stream or not, layer, GPU or process, stream or thread, domain, range.
 _KINDS_OF_ROWS = ("?", "i4", "i4", "i8", "i4", "i4")
-_TEXTS, _NUMBERS = ("name", "comm", "domain"), ("pid", "tid", "cpu", "gpu", "range", "stream")
+_TEXTS = ("name", "comm", "domain", "kernel")
+_NUMBERS = ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
 # Processes and threads whose given names are kept.
 _GIVEN_MAX = 1 << 16
@@ -63,7 +65,8 @@ def where(known: Any, values: pl.Series) -> pl.Series:
 
 
 class ShapeTable:
-    """Shapes by numbers of their own, each once. A shape is a name at a place: the place is all else of it.
+    """Shapes by numbers of their own, each once. A shape is a name at a place: the place is all else of it,
+    with the whole name of a kernel where that is longer.
 
     Columns are numbers: those of `_NUMBERS` stand for themselves, or are below NONE where they are too large;
     the others are places in tables. NONE is none. A layer is a place in `LAYERS`, or that of a text,
@@ -100,18 +103,19 @@ class ShapeTable:
         layer, frame = self._kind(shape)
         if shape.layer is not None:
             layer = ~self._text(shape.layer)
+        # Some formats and engines give a kernel's parameters, others do not: names are to be the same.
+        name = short_kernel_name(shape.name) if shape.type == "gpu_kernel" else shape.name
         place = _PLACE.pack(
             *numbers,
             self._text(shape.comm),
             self._text(shape.domain),
+            self._text(None if name == shape.name else shape.name),
             self._size(shape),
             layer,
             ord(shape.phase),
             frame,
             flags,
         )
-        # Some formats and engines give a kernel's parameters, others do not: names are to be the same.
-        name = short_kernel_name(shape.name) if shape.type == "gpu_kernel" else shape.name
         return self._shapes.number(_SHAPE.pack(self._text(name), self._places.number(place)))
 
     def put_away(self) -> None:
