@@ -49,6 +49,7 @@ def test_what_passes_at_one_time_counts_once_for_busy_and_as_hidden(load: Load) 
     (row,) = found["gpu_time"]
     assert row == {
         "gpu": 0,
+        "process": "vec_add 1",
         "span_ns": 1_000,
         "busy_percent": 85.0,
         "compute_percent": 60.0,
@@ -119,11 +120,37 @@ def test_who_comes_last_to_a_collective_makes_the_others_wait(load: Load) -> Non
     )
     rows = {row["gpu"]: row for row in found["collectives"]}
     assert {row["name"] for row in rows.values()} == {f"{NCCL} (2)"}
-    times = {gpu: [row[key] for key in row if key not in ("name", "gpu")] for gpu, row in rows.items()}
+    times = {
+        gpu: [row[key] for key in row if key not in ("name", "gpu", "process")] for gpu, row in rows.items()
+    }
     assert times == {"GPU 0": [0, 450, 160, 0], "GPU 1": [2, 0, 160, 450]}
     assert "GPU 1 comes last to 2 of 2 collectives; the others wait 450 ns for it." in sentences
     lines = report_lines([], run(load(kernel(1, 2, NCCL)), Options()), width=120)
     assert not any("comes last" in line for line in lines)
+
+
+def test_the_process_is_named_whose_work_a_gpu_does(load: Load) -> None:
+    """By its kernels and by the calls that launched them; none where there are several."""
+
+    def of(pid: int, record: dict[str, Any]) -> dict[str, Any]:
+        return record | {"pid": pid, "tid": pid, "comm": f"rank{pid}"}
+
+    without_pid = {key: one for key, one in kernel(2_400, 2_510, NCCL, 5, gpu=1).items() if key != "pid"}
+    sentences, found = said(
+        load,
+        of(11, called(1_900, 1_910, 4)),
+        kernel(2_000, 2_500, NCCL, 4, gpu=0, pid=11),
+        of(12, called(2_100, 2_110, 5)),
+        without_pid,
+        kernel(3_000, 3_100, "a", gpu=2, pid=11),
+        kernel(3_200, 3_300, "b", gpu=2, pid=13),
+    )
+    assert [row["process"] for row in found["gpu_time"]] == ["rank11 11", "rank12 12", None]
+    assert [(row["gpu"], row["process"]) for row in found["collectives"]] == [
+        ("GPU 0", "rank11 11"),
+        ("GPU 1", "rank12 12"),
+    ]
+    assert "GPU 1 (rank12 12) comes last to 1 of 1 collectives; the others wait 400 ns for it." in sentences
 
 
 def test_kernels_that_were_left_out_make_no_gpu_idle(load: Load) -> None:

@@ -38,6 +38,8 @@ class Glance:
     """What is known of the GPUs. Each part is empty where the recording does not tell it."""
 
     shares: list[Shares] = field(default_factory=list)
+    processes: dict[int, str] = field(default_factory=dict)
+    """By GPU the name and pid of the process whose work it does, where it is one."""
     delays: list[tuple[int, ...]] = field(default_factory=list)
     """By GPU: launches, p50, p99 and the longest of their delays, p50 and most of the queue."""
     peaks: list[Peak] = field(default_factory=list)
@@ -62,6 +64,9 @@ def glance_of(run: Run) -> Glance:
     if len(work):
         kinds = kinds_of(run, work)
         found.shares = shares_of(run, work, kinds)
+        found.processes = {
+            one.gpu: f"{run.process_name(one.pid)} {one.pid}" for one in found.shares if one.pid is not None
+        }
         found.collectives = collectives_of(run, work, kinds)
         for gpu, rows in work.of_gpus():
             delays = delays_of(run, work, rows)
@@ -147,8 +152,10 @@ def _late(run: Run, found: Glance) -> Iterator[str]:
             sums[0], sums[1] = sums[0] + member.last, sums[1] + member.made_wait_ns
     if waited:
         gpu, (last, waited_ns) = max(waited.items(), key=lambda one: (one[1][1], -one[0]))
+        process = found.processes.get(gpu)
+        of = f" ({process})" if process and len(set(found.processes.values())) > 1 else ""
         yield (
-            f"GPU {gpu} comes last to {last} of {count} collectives; the others wait "
+            f"GPU {gpu}{of} comes last to {last} of {count} collectives; the others wait "
             f"{duration_text(waited_ns)} for it."
         )
 
@@ -192,6 +199,7 @@ def gpu_time(found: Glance) -> Table:
         rows.append(
             (
                 one.gpu,
+                found.processes.get(one.gpu),
                 one.span_ns,
                 *(one.percent(part) for part in parts),
                 one.percent(one.communication_beside_ns, one.communication_ns),
@@ -201,6 +209,7 @@ def gpu_time(found: Glance) -> Table:
         )
     columns = (
         _GPU,
+        Column("process", "process", spare=True),
         Column("span_ns", "time", "ns"),
         *(
             Column(f"{key}_percent", title, "percent")
@@ -229,6 +238,7 @@ def _collectives(found: Glance) -> Table:
         (
             f"{one.name} ({one.count:,})",
             f"GPU {member.gpu}",
+            found.processes.get(member.gpu),
             member.last,
             member.waiting_ns,
             member.transfer_ns,
@@ -240,6 +250,7 @@ def _collectives(found: Glance) -> Table:
     columns = (
         Column("name", "collective"),
         Column("gpu", "GPU"),
+        Column("process", "process"),
         Column("last", "last", "count"),
         Column("waiting_ns", "waiting", "ns"),
         Column("transfer_ns", "transfer", "ns"),

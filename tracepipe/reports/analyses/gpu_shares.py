@@ -27,7 +27,8 @@ _COMMUNICATES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The time of one GPU from its first work to its last, in ns.
+    """The time of one GPU from its first work to its last, in ns. `pid` is the process whose work it is, None
+    where there are several, or it is not known.
 
     `communication_beside_ns` is how long a kernel computed at the same time, and `copies_beside_ns` how long
     any kernel ran. `unasked_ns` is how long it was idle before the call for its next work began, of
@@ -35,6 +36,7 @@ class Shares:
     """
 
     gpu: int
+    pid: int | None
     first_ns: int
     last_ns: int
     compute_ns: int
@@ -92,6 +94,7 @@ def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
     )
     return Shares(
         idle.gpu,
+        _process_of(run, work, idle.rows),
         idle.first_ns,
         idle.last_ns,
         compute.total_ns,
@@ -102,6 +105,19 @@ def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
         copies.overlap_ns(compute.joined(communication)),
         *_unasked_ns(run, work, idle),
     )
+
+
+def _process_of(run: Run, work: Work, rows: slice) -> int | None:
+    """The one process that is known to have asked for some rows of work, or whose these are."""
+    found: set[int] = set()
+    shapes = run.layer("userspace").shape
+    for part in parts(rows.stop - rows.start):
+        here = slice(rows.start + part.start, rows.start + part.stop)
+        call = work.call[here]
+        of_call = run.shapes.column("pid", shapes[call[call != NONE]])
+        found.update(np.unique(of_call).tolist(), np.unique(work.pid[here]).tolist())
+    found.discard(NONE)
+    return run.shapes.value("pid", found.pop()) if len(found) == 1 else None
 
 
 def rows_of(kinds: Any, rows: slice, kind: int) -> Any:
