@@ -110,6 +110,34 @@ def test_what_follows_has_the_launch_of_the_one_that_stays(tables: Tables) -> No
     assert both.renamed(one, 0).launch.tolist() == [5]
 
 
+def launches(tables: Tables, *starts_ns: int, kernel: str = "k", tid: int = 1) -> TraceColumns:
+    """Launches as probes record them: a begin with the kernel's name, and an end."""
+    begins = (event("B", ns, "cuLaunchKernelEx", args={"kernel": kernel}, tid=tid) for ns in starts_ns)
+    ends = [event("E", ns + 20, "cuLaunchKernelEx", tid=tid) for ns in starts_ns]
+    both = [one for pair in zip(begins, ends, strict=True) for one in pair]
+    return columns(tables, *both)
+
+
+def test_a_call_that_is_named_as_the_kernel_is_the_launch_of_it(tables: Tables) -> None:
+    """Its thread has a number that was made up."""
+    xla = columns(tables, *(span(ns, ns + 9, "k", launch=ns, tid=1 << 30) for ns in (105, 207)))
+    assert decided(tables, launches(tables, 100, 200), xla) == [[100, 120, 200, 220], []]
+    assert decided(tables, xla, launches(tables, 100, 200)) == [[], [100, 120, 200, 220]]
+
+
+def test_launches_of_another_kernel_or_of_two_threads_are_not_joined(tables: Tables) -> None:
+    def xla() -> TraceColumns:
+        return columns(tables, span(105, 114, "k", launch=5, tid=1 << 30))
+
+    assert decided(tables, launches(tables, 100, kernel="other"), xla())[1] == [105]
+    two = columns(
+        tables,
+        event("B", 100, "cuLaunchKernelEx", args={"kernel": "k"}),
+        event("B", 101, "cuLaunchKernelEx", args={"kernel": "k"}, tid=2),
+    )
+    assert decided(tables, two, xla())[1] == [105]
+
+
 def test_what_is_not_there_yet_is_waited_for(tables: Tables) -> None:
     one, other = calls(tables, 100, 5_000_000), calls(tables, 104, 5_000_002)
     both = doubles(tables, 0, 1)

@@ -41,6 +41,12 @@ CPU_USE_UNIT: Final = "% of one CPU"
 """The counter of how much of processors the threads of a process take, likewise, and its unit."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that says where its work is."""
+IS_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]").match
+"""Whether a call is a function of CUDA's or HIP's, by its name; others that launch are called as a kernel."""
+LAUNCHES: Final = "LaunchKernel"
+"""A part of the name of each function that launches a kernel."""
+KERNEL: Final = "kernel"
+"""The key of the kernel's name in the arguments of such a call."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
 """Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
 SIZE_KEYS: Final = ("size_bytes", "size")

@@ -1,7 +1,9 @@
 """Makes one of what two recordings have of one call, kernel or copy: one slice with the arguments of both.
 
 Calls of one name on one thread follow each other, as kernels of one name on a stream do as a rule: those that
-begin nearest to each other in two recordings are the same.
+begin nearest to each other in two recordings are the same. XLA calls a launch by its kernel, on a thread
+whose id it does not have: such a call is the same as a function's with that kernel among its arguments, where
+those near by are all of one thread.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from tracepipe.event.columns import NONE, TraceColumns, distinct
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
+from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 
 GONE: Final = -3
 """The shape of an event that another stands for."""
@@ -24,6 +27,7 @@ APART_NS: Final = 50_000
 """What two tools say of one begin differs by less."""
 SLACK_NS: Final = 2 * APART_NS
 """So much later than they could events go on, so that those that they are compared with are there."""
+_BY_KERNEL: Final = "launch of a kernel"
 # Launches whose numbers are known to be those of others.
 _LAUNCHES_MAX: Final = 1 << 16
 
@@ -40,6 +44,11 @@ class _One:
     events: TraceColumns
     place: int
     stands_for: tuple[int, ...] = ()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether another stands for it."""
+        return int(self.events.shape[self.place]) == GONE
 
     def args(self, tables: Tables) -> dict[str, Any]:
         """Its arguments."""
@@ -83,7 +92,21 @@ class Doubles:
             key, shape = self._key(number), self._tables.shapes[number]
             assert key is not None and shape is not None
             one = _One(int(events.ts_ns[place]), source, shape, events, place)
-            self._waiting.setdefault(key, {}).setdefault(source, []).append(one)
+            self._wait(key, one)
+            if shape.type == "userspace" and (kernel := self._launched_by(one)) is not None:
+                self._wait((_BY_KERNEL, shape.pid, kernel), one)
+
+    def _launched_by(self, one: _One) -> str | None:
+        """The kernel that a call launches: a function's argument, or the name that XLA gives the call."""
+        shape = one.shape
+        if shape.phase == "B" and LAUNCHES in shape.name:
+            kernel = one.args(self._tables).get(KERNEL)
+            return kernel if isinstance(kernel, str) else None
+        by_kernel = shape.phase == "X" and shape.has_launch and not IS_FUNCTION(shape.name)
+        return shape.name if by_kernel else None
+
+    def _wait(self, key: tuple[object, ...], one: _One) -> None:
+        self._waiting.setdefault(key, {}).setdefault(one.source, []).append(one)
 
     def decide(self, until_ns: int) -> None:
         """Settle what events up to a time are; all are there that begin up to `SLACK_NS` later."""
@@ -91,32 +114,32 @@ class Doubles:
             of_key = self._waiting[key]
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
                 continue
-            gone: set[_One] = set()
             # What has an end of its own stands for the others, and they say how far from it they are.
             in_turn = sorted(of_key, key=lambda at: (of_key[at][0].shape.phase != "B", at))
             for both in combinations(in_turn, 2):
                 if both in self._two or both[::-1] in self._two:
                     ones, others = (
-                        _near(of_key[at], until_ns + SLACK_NS, gone, other)
-                        for at, other in (both, both[::-1])
+                        _near(of_key[at], until_ns + SLACK_NS, other) for at, other in (both, both[::-1])
                     )
+                    if key[0] == _BY_KERNEL and not (_are_of_a_thread(ones) and _are_of_a_thread(others)):
+                        continue
                     for one, other in _pairs(ones, others):
                         if min(one.ts_ns, other.ts_ns) <= until_ns:
-                            gone |= self._join(one, other)
+                            self._join(one, other)
             rest = {
                 source: left
                 for source, ones in of_key.items()
-                if (left := [one for one in ones if one.ts_ns > until_ns and one not in gone])
+                if (left := [one for one in ones if one.ts_ns > until_ns and not one.is_gone])
             }
             if rest:
                 self._waiting[key] = rest
             else:
                 del self._waiting[key]
 
-    def _join(self, one: _One, other: _One) -> set[_One]:
-        """Let one of two stand for both; gives the other, nothing where each has an end of its own."""
+    def _join(self, one: _One, other: _One) -> None:
+        """Let one of two stand for both, unless each has an end of its own."""
         if one.shape.phase == other.shape.phase == "B":
-            return set()
+            return
         kept, gone = (other, one) if other.shape.phase == "B" else (one, other)
         events, place, tables = kept.events, kept.place, self._tables
         launch = int(gone.events.launch[gone.place])
@@ -133,7 +156,6 @@ class Doubles:
         gone.events.shape[gone.place] = GONE
         kept.stands_for += (gone.source,)
         self.count += 1
-        return {gone}
 
     def _both(self, kept: _One, gone: _One) -> dict[str, Any]:
         """The arguments of both, and what the other recording says of the time."""
@@ -173,10 +195,15 @@ def _key_of(shape: Shape) -> tuple[object, ...] | None:
     return None
 
 
-def _near(ones: Sequence[_One], until_ns: int, gone: set[_One], other: int) -> list[_One]:
+def _are_of_a_thread(ones: Sequence[_One]) -> bool:
+    """Whether calls are of one thread, so that their order tells them apart."""
+    return len({one.shape.tid for one in ones}) < 2
+
+
+def _near(ones: Sequence[_One], until_ns: int, other: int) -> list[_One]:
     """Those up to a time that are not gone, and do not stand for one of the other recording."""
     near = takewhile(lambda one: one.ts_ns <= until_ns, ones)
-    return [one for one in near if one not in gone and other not in one.stands_for]
+    return [one for one in near if not one.is_gone and other not in one.stands_for]
 
 
 def _pairs(ones: Sequence[_One], others: Sequence[_One]) -> list[tuple[_One, _One]]:

@@ -4,7 +4,6 @@ before it is merged with them.
 
 from __future__ import annotations
 
-import re
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +17,7 @@ from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, TraceBa
 from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
+from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.open import OpenRecording
 from tracepipe.recording.reading import Reading
@@ -29,8 +29,6 @@ _CORRELATION: Final = (1 << 32) - 1
 # Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
 _SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
 _HAS_LAUNCH, _IS_NCCL, _BEGINS, _ENDS, _LAUNCHES = 1, 2, 4, 8, 16
-# A function of CUDA's or HIP's; other calls that launch have their kernel's name.
-_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]")
 # At most this many launches are looked at, one by one.
 _KERNELS_MAX: Final = 1 << 16
 # Where every rank must have had the others' data, all end at nearly one time.
@@ -177,10 +175,10 @@ class Survey:
 
     def _kernel_of(self, shape: Shape, args: int, tables: Tables) -> int:
         """What is common to the launches of a kernel; 0 where it is not known."""
-        if not _FUNCTION.match(shape.name):
+        if not IS_FUNCTION(shape.name):
             return _key((shape.pid, shape.name)) | 1
         if (shape.pid, args) not in self._kernels:
-            name = tables.args(args).get("kernel")
+            name = tables.args(args).get(KERNEL)
             self._kernels[shape.pid, args] = 0 if name is None else _key((shape.pid, name)) | 1
         return self._kernels[shape.pid, args]
 
@@ -215,7 +213,7 @@ def _flags_of(shape: Shape | None, *, is_call: bool) -> int:
         return 0
     is_nccl = shape.on_stream and "nccl" in shape.name.lower()
     begins, ends = is_call and shape.phase in ("B", "X"), is_call and shape.phase in ("E", "X")
-    launches = is_call and ("LaunchKernel" in shape.name or (shape.has_launch and shape.phase == "X"))
+    launches = is_call and (LAUNCHES in shape.name or (shape.has_launch and shape.phase == "X"))
     kinds = _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
     return kinds | _LAUNCHES * launches
 
