@@ -16,9 +16,11 @@ from tracepipe.readers.chrome_numbers import flow_number, flow_text, ns_of
 from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow
 
 _ALL, _FOREIGN, _NEW, _FULL = range(4)
-_PASSED_OVER, _LEFT, _ROW = range(3)
+_PASSED_OVER, _LEFT, _ROW, _ALLOCATION = range(4)
 _KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "args")
+_NAMES = ("a", "b", "bytes", "size", "operation", "ts", 'k"', "address", "Device Type")
 _PLACES = ("device", "stream", "grid", "block", "correlation")
+_LAST = (("Bytes", "size"), ("Addr", "address"), ("Total Allocated", "total_allocated"))
 _RULES: list[dict[str, str | None]] = [
     {},
     {"device": None, "stream": None, "bytes": "size"},
@@ -109,13 +111,14 @@ def _event_text(rng: Random) -> bytes:
     if rng.random() < 0.3:
         event[rng.choice(("id", "s", "bp", "a", "stream"))] = _value(rng)
     args = {
-        rng.choice((*_PLACES, "a", "b", "bytes", "size", "operation", "ts", 'k"', inputs.word(rng))): _value(
-            rng
-        )
+        rng.choice((*_PLACES, *_NAMES, inputs.word(rng))): _value(rng)
         for _ in range(60 if rng.random() < 0.02 else rng.randrange(6))
     }
     if rng.random() < 0.4:
         args["correlation"] = rng.choice((0, 1, 77, (1 << 31) - 1, 1 << 31, -1, "7", 1.0))
+    if rng.random() < 0.3:
+        allocated = {"Bytes": rng.choice((512, -512, 0, "5", 1.5)), "Addr": 1 << 46, "Total Allocated": 9}
+        args |= {key: allocated[key] for key in rng.sample(sorted(allocated), rng.randrange(4))}
     if rng.random() < 0.8:
         event["args"] = args
     if rng.random() < 0.2:
@@ -162,7 +165,7 @@ def _take(
         if at == len(texts):
             break
         if why[0] == _NEW:
-            what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW))
+            what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW, _ALLOCATION))
             one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_ARROWS))))
             said = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_ARROWS[one[5]], "")[:-2]
             sized = (ctypes.c_int64 * len(said))(*map(len, said))
@@ -186,7 +189,7 @@ def _row(kind: _Kind, text: bytes) -> SortedRow | None:
     except orjson.JSONDecodeError:
         return None
     what, has_launch, rules, first, ahead, arrow = kind
-    if what != _ROW:
+    if what not in (_ROW, _ALLOCATION):
         return None
     phase = event["ph"]
     rank = SLICE if phase == "X" else ARROW if phase in "stf" else MARK
@@ -200,6 +203,13 @@ def _row(kind: _Kind, text: bytes) -> SortedRow | None:
     if rank == ARROW:
         number = flow_number(*_ARROWS[arrow], str(event["id"]))
     said = {**_AHEAD[ahead], **renamed}
+    if what == _ALLOCATION:
+        is_of_host = args.get("Device Type") == 0 and args["Device Type"] is not False
+        kept = {key: args[key] for key, _ in _LAST if key in args}
+        said = {key: value for key, value in said.items() if key not in ("Bytes", "Addr")}
+        if is_of_host:
+            kept.pop("Total Allocated", None)
+        said |= {name: abs(kept[key]) if key == "Bytes" else kept[key] for key, name in _LAST if key in kept}
     return SortedRow(
         ns_of(event["ts"], "ts", text) or 0,
         rank,

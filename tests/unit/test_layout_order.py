@@ -147,3 +147,23 @@ def test_perfetto_is_given_the_places_that_are_known_at_the_end(tmp_path: Path) 
         assert tp.rows("select tid, pid from thread join process using (upid) where tid in (7, 70)") == [
             {"tid": 7, "pid": 7}, {"tid": 70, "pid": 7},
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("events", [1, 2, 3, 4])
+def test_an_arrow_stays_with_its_slice_where_a_window_ends(
+    events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", events)
+    of = {"cat": "step", "name": "f", "pid": 7, "tid": 7}
+    some = [
+        one
+        for at in range(9)
+        for one in (
+            of | {"ph": "X", "ts": at, "dur": 1},
+            of | {"ph": "s" if at % 2 else "f", "ts": at, "id": (at + 1) // 2},
+        )
+    ]
+    (tmp_path / "input.json").write_text(json.dumps(some))
+    text, _ = converted(tmp_path / "input.json", "text")
+    assert text.count(b"\xe2\x86\x92") == 4  # arrows that start
+    assert b", 9 slices, 1 instants, " in text  # the recording itself

@@ -75,13 +75,13 @@ def test_runs_end_by_their_bytes_too(core: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @BOTH
-def test_rows_of_one_time_are_given_together(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_rows_and_texts_are_given_at_a_time(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (sorted_rows, native_sorted_rows):
-        monkeypatch.setattr(module, "GIVEN_ROWS", 10)
-        monkeypatch.setattr(module, "GIVEN_MAX", 14)
-    times = [*range(8), *[8] * 4, *range(20, 35), *[40] * 40]
-    parts = given(core, [SortedRow(ts_ns, 0, 0, at, b"", b"") for at, ts_ns in enumerate(times)])
-    assert [len(part) for part in parts] == [12, 10, 14, 14, 14, 3]
+        for name, value in (("GIVEN_ROWS", 10), ("GIVEN_FIRSTS", 4), ("GIVEN_BYTES", 100)):
+            monkeypatch.setattr(module, name, value)
+    texts = [(b"f", b"")] * 12 + [(b"%d" % at, b"") for at in range(5)] + [(b"", b"x" * 60)] * 5
+    parts = given(core, [SortedRow(at, 0, 0, 0, *both) for at, both in enumerate(texts)])
+    assert [len(part) for part in parts] == [10, 5, 4, 2, 1]
 
 
 @BOTH

@@ -10,7 +10,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s, TraceColumns, grown
 from tracepipe.event.model import COUNTS
-from tracepipe.event.ops import COUNTER, op_of
+from tracepipe.event.ops import COUNTER, Op, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, SIZE_KEYS
 from tracepipe.layout.rows import RANK_COUNT, Rows
@@ -96,13 +96,16 @@ class HostLayout:
 
     def count_memory(self, events: TraceColumns) -> None:
         """Count what events of the memory layer allocate and free."""
-        for at in _flagged(self._of_memory, events).tolist():
-            shape = self._shape(int(events.shape[at]))
-            number = int(events.args[at])
-            args = self._rows.book.tables.args(number) if number != NONE else {}
-            self._count(int(events.ts_ns[at]), shape, args)
+        places, tables = _flagged(self._of_memory, events), self._rows.book.tables
+        columns = (events.ts_ns, events.shape, events.args)
+        counted = (
+            self._count(ts_ns, self._shape(shape), tables.args(args))
+            for ts_ns, shape, args in zip(*(column[places].tolist() for column in columns), strict=True)
+        )
+        self._rows.nesting.add(*(op for op in counted if op is not None))
 
-    def _count(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
+    def _count(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> Op | None:
+        """The value of a counter after an event, None where it allocates nothing on a GPU."""
         size = next((args[key] for key in SIZE_KEYS if key in args), None)
         total = args.get("total_allocated")
         what = "device memory"
@@ -110,7 +113,7 @@ class HostLayout:
             total, what = args.get("total_bytes"), "device memory in use"
             what += "" if shape.gpu is None else f", GPU {shape.gpu}"
         if shape.name not in ("alloc", "free") and not isinstance(total, int):
-            return  # it allocates nothing on a GPU: a mapping, a memset
+            return None  # a mapping, a memset
         memory = self._memory.get((shape.pid, what))
         if memory is None:
             process = self._rows.tree.process(shape.pid)
@@ -127,7 +130,7 @@ class HostLayout:
         if isinstance(total, int):
             memory.total_bytes = total
         value = max(-(1 << 63), min(memory.total_bytes, (1 << 63) - 1))
-        self._rows.nesting.add(op_of(COUNTER, memory.row, ts_ns, 0, NONE, value))
+        return op_of(COUNTER, memory.row, ts_ns, 0, NONE, value)
 
 
 def _flagged(flags: Bools, events: TraceColumns) -> Int64s:

@@ -83,8 +83,10 @@ class Windows:
     def _advance(self, source: _Source, at: int) -> None:
         """All but the newest events of a window are ready."""
         whole = in_order(joined(source.window), self._tables)
-        keep = max(1, len(whole) * WINDOW_EVENTS // source.weight)
-        ready, kept = whole.take(slice(None, -keep)), whole.take(slice(-keep, None))
+        end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
+        # Those of one time stay together, unless they are all: an arrow is of a slice that begins with it.
+        end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
+        ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
         source.window = [kept]
         source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
         if len(ready):

@@ -8,14 +8,10 @@
  * what it is, its kind; from then on events of that key become rows here: a time, a length, a launch, and the text
  * of the arguments as orjson writes it. An event of another form is left to Python, which reads all of them.
  */
-#include <stddef.h>
-
+#include "chrome_event.h"
 #include "flow_number.h"
-#include "json_copy.h"
 #include "sorted_rows.h"
 
-#define PIECES_MAX 48
-#define TIME_MAX (((uint64_t)1 << 62) - 1)
 #define YEAR_NS ((int64_t)365 * 24 * 3600 * 1000000000)
 
 /* The ranks of rows. */
@@ -25,7 +21,7 @@ enum { SLICE, MARK, ARROW };
 enum { ALL, FOREIGN, NEW, FULL };
 
 /* What becomes of the events of a key. */
-enum { PASSED_OVER, LEFT_TO_PYTHON, ROW };
+enum { PASSED_OVER, LEFT_TO_PYTHON, ROW, ALLOCATION };
 
 /* Texts of a kind: of its rows; of an argument that comes first; and what an arrow's number is made of, up to its id. */
 enum { FIRST, AHEAD, FLOW, TEXTS };
@@ -34,35 +30,10 @@ typedef struct {
     int32_t what, has_launch, rules, rules_end; /* the places of its rules */
 } tp_kind;
 
-/* A slice of the event's text. */
-typedef struct {
-    const uint8_t *at;
-    int64_t size;
-} tp_span;
-
-/* An argument: its key, with quotes, and where its value lies among `values`; whether it stands outside of `args`. */
-typedef struct {
-    tp_span key;
-    int64_t value, size;
-    int is_member;
-} tp_piece;
-
 /* An old name of an argument and its new one, with quotes, as places and sizes among the texts of all rules. */
 typedef struct {
     int64_t old, old_size, new, new_size;
 } tp_rule;
-
-enum { PH, CAT, NAME, PID, TID, HEADS };
-enum { DEVICE, STREAM, GRID, BLOCK, CORRELATION, ID, PLACES };
-#define PLACES_OF_KEY CORRELATION
-
-typedef struct {
-    tp_span head[HEADS];
-    int64_t ts_ns, dur_ns;
-    int has_ts, has_dur, has_args, count, members;
-    int place[PLACES]; /* one more than the place of the argument, 0: none */
-    tp_piece pieces[PIECES_MAX];
-} tp_event;
 
 typedef struct {
     tp_table keys;
@@ -80,8 +51,6 @@ typedef struct {
 typedef struct {
     int64_t first, least, last;
 } tp_times;
-
-#define IS(span, text) ((span).size == (int64_t)sizeof text - 1 && !memcmp((span).at, text, sizeof text - 1))
 
 TP_EXPORT void tp_events_free(tp_events *r)
 {
@@ -116,168 +85,22 @@ static void put(tp_events *r, tp_buffer *to, const void *from, int64_t size)
         r->no_memory = 1;
 }
 
-/* Microseconds with three decimals at most, as nanoseconds. */
-static const uint8_t *read_us(const uint8_t *at, const uint8_t *end, int64_t *ns)
+static int is_number(const tp_events *r, const tp_piece *piece)
 {
-    const uint8_t *after = tp_after_digits(at, end);
-    uint64_t value = 0;
-    if (after == at || after - at > 16 || (*at == '0' && after - at > 1))
-        return 0;
-    for (; at < after; at++)
-        value = value * 10 + (uint64_t)(*at - '0');
-    int decimals = 0;
-    if (after < end && *after == '.') {
-        at = after + 1;
-        after = tp_after_digits(at, end);
-        if (after == at || after - at > 3)
-            return 0;
-        for (; at < after; at++, decimals++)
-            value = value * 10 + (uint64_t)(*at - '0');
-    }
-    for (; decimals < 3; decimals++)
-        value *= 10;
-    *ns = (int64_t)value;
-    return value <= TIME_MAX ? after : 0;
+    const uint8_t *at = r->values.data + piece->value;
+    return *at == '-' || (uint8_t)(*at - '0') < 10;
 }
 
-/* The event --------------------------------------------------------------------------------------------------- */
-
-static int is_same(tp_span one, tp_span other)
+static int is_integer(const tp_events *r, const tp_piece *piece)
 {
-    return one.size == other.size && !memcmp(one.at, other.at, (size_t)one.size);
-}
-
-/* Notes the place of an argument that something depends on. */
-static void note_place(tp_event *e, tp_span key)
-{
-    int place = IS(key, "\"device\"")        ? DEVICE
-                : IS(key, "\"stream\"")      ? STREAM
-                : IS(key, "\"grid\"")        ? GRID
-                : IS(key, "\"block\"")       ? BLOCK
-                : IS(key, "\"correlation\"") ? CORRELATION
-                : IS(key, "\"id\"")          ? ID
-                                             : PLACES;
-    if (place < PLACES)
-        e->place[place] = e->count;
-}
-
-static const tp_piece *piece_at(const tp_event *e, int place)
-{
-    return e->place[place] ? &e->pieces[e->place[place] - 1] : 0;
-}
-
-/* Adds an argument whose value stands at `at`. What follows it, 0 where it is another's, or comes twice. */
-static const uint8_t *add_piece(tp_events *r, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end,
-                                int is_member)
-{
-    if (e->count == PIECES_MAX)
-        return 0;
-    for (int i = 0; i < e->count; i++)
-        if (is_same(e->pieces[i].key, key))
-            return 0;
-    int64_t value = r->values.size;
-    at = tp_copy_value(&r->values, at, end, 0);
-    e->pieces[e->count++] = (tp_piece){key, value, r->values.size - value, is_member};
-    note_place(e, key);
-    return at;
-}
-
-/* Reads the key of a member at `at`, and goes to its value. */
-static const uint8_t *read_key(const uint8_t *at, const uint8_t *end, tp_span *key)
-{
-    if (at >= end || *at != '"')
-        return 0;
-    const uint8_t *after = tp_after_string(at, end);
-    if (!after)
-        return 0;
-    *key = (tp_span){at, after - at};
-    after = tp_after_blanks(after, end);
-    return after < end && *after == ':' ? tp_after_blanks(after + 1, end) : 0;
-}
-
-static const uint8_t *read_args(tp_events *r, tp_event *e, const uint8_t *at, const uint8_t *end)
-{
-    if (at >= end || *at != '{')
-        return 0;
-    at = tp_after_blanks(at + 1, end);
-    if (at < end && *at == '}')
-        return at + 1;
-    for (;;) {
-        tp_span key;
-        if (!(at = read_key(at, end, &key)) || IS(key, "\"ts\"") || IS(key, "\"dur\""))
-            return 0; /* a time is looked for in all of the event's text */
-        if (!(at = add_piece(r, e, key, at, end, 0)) || (at = tp_after_blanks(at, end)) >= end)
-            return 0;
-        if (*at == '}')
-            return at + 1;
-        if (*at != ',')
-            return 0;
-        at = tp_after_blanks(at + 1, end);
-    }
-}
-
-/* A string, or an integer where that may be one. */
-static const uint8_t *read_head(tp_span *head, const uint8_t *at, const uint8_t *end, int may_be_number)
-{
-    int64_t ignored;
-    if (head->size || at >= end)
-        return 0;
-    const uint8_t *after = *at == '"' ? tp_after_string(at, end) : may_be_number ? tp_integer(at, end, &ignored) : 0;
-    if (after)
-        *head = (tp_span){at, after - at};
-    return after;
-}
-
-static const uint8_t *read_member(tp_events *r, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end)
-{
-    int head = IS(key, "\"ph\"")     ? PH
-               : IS(key, "\"cat\"")  ? CAT
-               : IS(key, "\"name\"") ? NAME
-               : IS(key, "\"pid\"")  ? PID
-               : IS(key, "\"tid\"")  ? TID
-                                     : HEADS;
-    if (head < HEADS)
-        return read_head(&e->head[head], at, end, head >= PID);
-    if (IS(key, "\"ts\""))
-        return e->has_ts++ ? 0 : read_us(at, end, &e->ts_ns);
-    if (IS(key, "\"dur\""))
-        return e->has_dur++ ? 0 : read_us(at, end, &e->dur_ns);
-    if (IS(key, "\"args\""))
-        return e->has_args++ ? 0 : read_args(r, e, at, end);
-    e->members++;
-    return e->has_args ? 0 : add_piece(r, e, key, at, end, 1); /* what stands behind comes first all the same */
-}
-
-/* Takes an object apart; whether it is of the usual form. */
-static int read_event(tp_events *r, tp_event *e, const uint8_t *at, const uint8_t *end)
-{
-    memset(e, 0, offsetof(tp_event, pieces));
-    r->values.size = 0;
-    if (tp_reserve(&r->values, end - at)) {
-        r->no_memory = 1;
-        return 0;
-    }
-    at = tp_after_blanks(at + 1, end);
-    for (;;) {
-        tp_span key;
-        if (!(at = read_key(at, end, &key)) || !(at = read_member(r, e, key, at, end)))
-            return 0;
-        at = tp_after_blanks(at, end);
-        if (at >= end)
-            return 0;
-        if (*at == '}')
-            return at + 1 == end && e->has_ts;
-        if (*at != ',')
-            return 0;
-        at = tp_after_blanks(at + 1, end);
-    }
+    return is_number(r, piece) && !memchr(r->values.data + piece->value, '.', (size_t)piece->size);
 }
 
 /* The number of the launch that an event names, 0 where it names none. */
 static int64_t correlation_of(const tp_events *r, const tp_event *e)
 {
     int64_t number;
-    const tp_piece *piece = piece_at(e, CORRELATION);
+    const tp_piece *piece = tp_piece_at(e, CORRELATION);
     if (!piece)
         return 0;
     const uint8_t *at = r->values.data + piece->value;
@@ -290,15 +113,19 @@ static void put_part(tp_events *r, const uint8_t *at, int64_t size)
     put(r, &r->key, "", 1); /* no part has a NUL */
 }
 
-/* Makes the key of an event: whatever its kind depends on. */
+/* Makes the key of an event: whatever its kind depends on. Of the size of an allocation that is whether it is a number,
+ * and one below 0. */
 static void make_key(tp_events *r, const tp_event *e, int has_correlation)
 {
+    const tp_piece *bytes = tp_piece_at(e, BYTES);
+    const char *sign = !bytes ? " " : !is_integer(r, bytes) ? "?" : r->values.data[bytes->value] == '-' ? "-" : "+";
     r->key.size = 0;
     put(r, &r->key, has_correlation ? "c" : "-", 1);
+    put(r, &r->key, sign, 1);
     for (int i = 0; i < HEADS; i++)
         put_part(r, e->head[i].at, e->head[i].size);
-    for (int i = 0; i < PLACES_OF_KEY; i++) {
-        const tp_piece *piece = piece_at(e, i);
+    for (int i = 0; i < OF_KEY; i++) {
+        const tp_piece *piece = tp_piece_at(e, i);
         put_part(r, piece ? r->values.data + piece->value : 0, piece ? piece->size : 0);
     }
 }
@@ -309,14 +136,57 @@ static tp_span renamed(const tp_events *r, const tp_kind *kind, tp_span key)
     const uint8_t *texts = r->rule_texts.data;
     for (int32_t i = kind->rules; i < kind->rules_end; i++) {
         const tp_rule *rule = &r->rules[i];
-        if (is_same((tp_span){texts + rule->old, rule->old_size}, key))
+        if (tp_is_same((tp_span){texts + rule->old, rule->old_size}, key))
             return (tp_span){texts + rule->new, rule->new_size};
     }
     return key;
 }
 
+/* Adds an argument, behind others where what is there is longer than a bracket. */
+static void put_argument(tp_events *r, tp_buffer *to, int64_t start, tp_span name, const uint8_t *value, int64_t size)
+{
+    if (to->size > start + 1)
+        put(r, to, ",", 1);
+    put(r, to, name.at, name.size);
+    put(r, to, ":", 1);
+    put(r, to, value, size);
+}
+
+/* Whether the row of an event has an argument elsewhere: the id of an arrow, and of an allocation what comes last. */
+static int is_elsewhere(const tp_event *e, const tp_piece *piece, int rank, int what)
+{
+    if (what == ALLOCATION && (piece == tp_piece_at(e, BYTES) || piece == tp_piece_at(e, ADDRESS)))
+        return 1;
+    return rank == ARROW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
+}
+
+/* Adds what an allocation of PyTorch's has last: `_instant` of chrome_kinds.py. Whether it is of the usual form. */
+static int write_allocation(tp_events *r, const tp_event *e, tp_buffer *to, int64_t start)
+{
+    static const struct {
+        int of;
+        const char *name;
+    } LAST[] = {{BYTES, "\"size\""}, {ADDRESS, "\"address\""}, {TOTAL, "\"total_allocated\""}};
+    const tp_piece *type = tp_piece_at(e, DEVICE_TYPE);
+    int is_of_host = type && type->size == 1 && r->values.data[type->value] == '0';
+    for (int i = 0; i < 3; i++) {
+        const tp_piece *piece = tp_piece_at(e, LAST[i].of);
+        tp_span name = {(const uint8_t *)LAST[i].name, (int64_t)strlen(LAST[i].name)};
+        for (int j = 0; j < e->count; j++)
+            if (tp_is_same(e->pieces[j].key, name))
+                return 0;
+        if (!piece || (LAST[i].of == TOTAL && is_of_host))
+            continue;
+        if (!is_integer(r, piece))
+            return 0;
+        int is_negative = LAST[i].of == BYTES && r->values.data[piece->value] == '-';
+        put_argument(r, to, start, name, r->values.data + piece->value + is_negative, piece->size - is_negative);
+    }
+    return 1;
+}
+
 /* Adds the text of the arguments to `to`. Whether it could: not where two get the same name. */
-static int write_args(tp_events *r, const tp_event *e, int64_t number, int is_arrow, tp_buffer *to)
+static int write_args(tp_events *r, const tp_event *e, int64_t number, int rank, tp_buffer *to)
 {
     const tp_strings *ahead = &r->texts[AHEAD];
     const tp_kind *kind = &r->kinds[number];
@@ -326,22 +196,19 @@ static int write_args(tp_events *r, const tp_event *e, int64_t number, int is_ar
     put(r, to, first, first_size);
     for (int i = 0; i < e->count; i++) {
         const tp_piece *piece = &e->pieces[i];
-        if (is_arrow && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\"")))
+        if (is_elsewhere(e, piece, rank, kind->what))
             continue;
         tp_span name = renamed(r, kind, piece->key);
         if (first_size > name.size && name.size && first[name.size] == ':' && !memcmp(first, name.at, (size_t)name.size))
             return 0;
         for (int j = 0; name.at != piece->key.at && j < e->count; j++)
-            if (is_same(e->pieces[j].key, name))
+            if (tp_is_same(e->pieces[j].key, name))
                 return 0;
-        if (!name.size)
-            continue;
-        if (to->size > start + 1)
-            put(r, to, ",", 1);
-        put(r, to, name.at, name.size);
-        put(r, to, ":", 1);
-        put(r, to, r->values.data + piece->value, piece->size);
+        if (name.size)
+            put_argument(r, to, start, name, r->values.data + piece->value, piece->size);
     }
+    if (kind->what == ALLOCATION && !write_allocation(r, e, to, start))
+        return 0;
     if (to->size == start + 1)
         to->size = start;
     else
@@ -355,18 +222,6 @@ static int rank_of(int phase)
     return phase == 'X' ? SLICE : phase && strchr("iIRPC", phase) ? MARK : phase && strchr("stf", phase) ? ARROW : -1;
 }
 
-static int is_number(const tp_events *r, const tp_piece *piece)
-{
-    const uint8_t *at = r->values.data + piece->value;
-    return *at == '-' || (uint8_t)(*at - '0') < 10;
-}
-
-static int is_text_or_integer(const tp_events *r, const tp_piece *piece)
-{
-    const uint8_t *at = r->values.data + piece->value;
-    return *at == '"' || (is_number(r, piece) && !memchr(at, '.', (size_t)piece->size));
-}
-
 /* Whether an event has what its phase needs, in the usual form. */
 static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
 {
@@ -378,8 +233,8 @@ static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
         int others = 0;
         for (int i = 0; i < e->count; i++)
             others += e->pieces[i].is_member && !IS(e->pieces[i].key, "\"id\"") && !IS(e->pieces[i].key, "\"bp\"");
-        const tp_piece *id = piece_at(e, ID);
-        return !others && id && id->is_member && is_text_or_integer(r, id);
+        const tp_piece *id = tp_piece_at(e, ID);
+        return !others && id && id->is_member && (r->values.data[id->value] == '"' || is_integer(r, id));
     }
     if (phase != 'C')
         return 1;
@@ -392,7 +247,7 @@ static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
 /* The number of an arrow, below 0 where Python is to find it. */
 static int64_t flow_of(tp_events *r, const tp_event *e, int64_t kind)
 {
-    const tp_piece *id = piece_at(e, ID);
+    const tp_piece *id = tp_piece_at(e, ID);
     const uint8_t *text = r->values.data + id->value;
     int is_text = *text == '"';
     const tp_strings *flows = &r->texts[FLOW];
@@ -424,7 +279,7 @@ static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t k
     tp_buffer *args = tp_sorted_begin(sorted, firsts->bytes.data + firsts->places[kind].at, row.first);
     if (!args) {
         r->no_memory = 1;
-    } else if (!write_args(r, e, kind, rank == ARROW, args) || r->no_memory) {
+    } else if (!write_args(r, e, kind, rank, args) || r->no_memory) {
         tp_sorted_leave(sorted);
         return FOREIGN;
     } else if (tp_sorted_end(sorted, row)) {
@@ -437,7 +292,9 @@ static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t k
 static int take(tp_events *r, tp_sorted *sorted, const uint8_t *at, const uint8_t *end, tp_times *times)
 {
     tp_event e;
-    if (!read_event(r, &e, at, end) || e.head[PH].size != 3)
+    int is_read = tp_event_read(&r->values, &e, at, end);
+    r->no_memory |= is_read < 0;
+    if (is_read <= 0 || e.head[PH].size != 3)
         return FOREIGN;
     int phase = e.head[PH].at[1], rank = rank_of(phase);
     if (rank < 0 || !is_usual(r, &e, phase, rank))

@@ -114,7 +114,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_sorted_count": (c_int64, [c_void_p]),
     "tp_sorted_run": (c_int64, [c_void_p, c_int, c_int64]),
     "tp_sorted_merge": (c_int, [c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int64]),
-    "tp_sorted_next": (c_int64, [c_void_p, POINTER(SortedColumns), *[c_int64] * 4, c_void_p]),
+    "tp_sorted_next": (c_int64, [c_void_p, POINTER(SortedColumns), *[c_int64] * 3, c_void_p]),
     "tp_sorted_fold": (c_int64, [c_void_p, c_int64]),
     "tp_sorted_texts": (c_int64, [c_void_p, c_int, _TEXT]),
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),

@@ -372,20 +372,17 @@ static int64_t first_of(tp_sorted *s, tp_source *source)
     return number >= 0 ? number : tp_table_add(&s->firsts, text, size, hash);
 }
 
-/* Gives the next rows: `many`, or some with so many different `firsts` or `bytes` of texts, and then those of the same
- * time as the last one, up to `room` and twice the bytes. How many, TP_NO_MEMORY or a negative errno. `first` is the place
- * of a text among the different ones of these rows, which end at `first_end`; `made[0]` is how many of those there are. */
-TP_EXPORT int64_t tp_sorted_next(tp_sorted *s, tp_sorted_columns *to, int64_t many, int64_t firsts,
-                                 int64_t bytes, int64_t room, int64_t *made)
+/* Gives the next rows, at most `room`, until they have so many different `firsts` or `bytes` of texts. How many, TP_NO_MEMORY
+ * or a negative errno. `first` is the place of a text among the different ones of these rows, which end at `first_end`;
+ * `made[0]` is how many of those there are. */
+TP_EXPORT int64_t tp_sorted_next(tp_sorted *s, tp_sorted_columns *to, int64_t room, int64_t firsts,
+                                 int64_t bytes, int64_t *made)
 {
     int64_t count = 0, size = 0, different = 0;
     s->seconds.size = 0;
     tp_table_clear(&s->firsts);
-    for (; count < room && size < 2 * bytes && s->heap_size; count++) {
+    for (; count < room && different < firsts && size < bytes && s->heap_size; count++) {
         tp_source *source = &s->sources[s->heap[0]];
-        int is_enough = count >= many || size >= bytes || different >= firsts;
-        if (is_enough && source->row.ts != to->ts[count - 1])
-            break;
         int64_t first = first_of(s, source);
         int failed = first < 0 ? (int)first : take_bytes(source, s->file, &s->seconds, source->row.second);
         if (failed)

@@ -58,8 +58,9 @@ class Kind:
     """What is kept of an event but its time and length: fields of its record, and its arguments.
 
     All of it depends on the event's `ph`, `cat`, `name`, `pid` and `tid` and on its arguments `device`,
-    `stream`, `grid`, `block` and `correlation` alone, of that last one on whether it is a launch's number, so
-    that the native core knows the next such event: unless there are `own_args`.
+    `stream`, `grid`, `block` and `Device Type` alone, on whether `correlation` is a launch's number, and on
+    whether `Bytes` is a number, and one below 0, so that the native core knows the next such event: unless
+    there are `own_args` of what is no allocation.
     """
 
     fields: dict[str, Any]
@@ -69,6 +70,8 @@ class Kind:
     """An argument that comes first, unless the event has it."""
     own_args: dict[str, Any] | None = None
     """The arguments, where they are not the event's by `rules`."""
+    is_allocation: bool = False
+    """Whether `own_args` are those of an allocation of PyTorch's."""
     arrow: tuple[Any, ...] = ()
     """What the number of an arrow is made of but its id, which comes last."""
 
@@ -229,7 +232,7 @@ class Kinds:
             args["address"] = address
         if kind != 0 and type(total := args.get("Total Allocated")) is int:
             args["total_allocated"] = total
-        return Kind(self._thread(event, type="memory", name=name), own_args=args)
+        return Kind(self._thread(event, type="memory", name=name), own_args=args, is_allocation=True)
 
     def counter(self, event: dict[str, Any], category: str) -> Kind:
         """What a counter is of: a GPU, if its process is called as one's, or else the process."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
+import numpy as np
 import orjson
 
 from tracepipe.event.columns import Int64s
@@ -32,6 +33,7 @@ _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
+_NEWLINE: Final = ord("\n")
 CUT_OFF: Final = "was cut off in the middle of the event"
 
 
@@ -85,7 +87,7 @@ class JsonElements:
     def _more(self) -> bool:
         """Read on. False at the end."""
         chunk = self._stream.read(CHUNK_BYTES)
-        self._lines_before += self._text.count(b"\n", 0, self._at)
+        self._lines_before += _lines(self._text, self._at)
         self._before += self._at
         self._text, self._at = self._text[self._at :] + chunk, 0
         self.offset_bytes += len(chunk)
@@ -255,6 +257,11 @@ class JsonElements:
             self._at = len(self._text)
             if not self._more():
                 return
+
+
+def _lines(text: bytes, end: int) -> int:
+    """How many lines end before a place: many, which takes `bytes.count` some times as long."""
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE)) if end else 0
 
 
 def _parsed(text: bytes) -> Any:

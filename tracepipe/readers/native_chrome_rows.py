@@ -21,7 +21,7 @@ from tracepipe.readers.sorted_rows import SortedRow
 
 # Why the core came back, and what becomes of the events of a key, as chrome_rows.c has them.
 _NEW, _FULL = 2, 3
-_PASSED_OVER, _LEFT_TO_PYTHON, _ROW = 0, 1, 2
+_PASSED_OVER, _LEFT_TO_PYTHON, _ROW, _ALLOCATION = range(4)
 _KINDS_MAX: Final = 1 << 12
 _KIND_BYTES_MAX: Final = 1 << 21
 _NO_TEXTS: Final = (b"", b"", b"")
@@ -98,8 +98,9 @@ class NativeChromeEvents(ChromeEvents):
             what = _PASSED_OVER
         elif is_usual and self._last is not None:
             row, kind = self._last
-            if kind.own_args is None:
-                what, has_launch = _ROW, kind.launch is not None
+            if kind.own_args is None or kind.is_allocation:
+                what = _ALLOCATION if kind.is_allocation else _ROW
+                has_launch = kind.launch is not None
                 rules = self._rules_places(kind.rules)
                 # The id of an arrow goes between the quotes at the end.
                 flow = flow_text(*kind.arrow, "")[:-2] if kind.arrow else b""

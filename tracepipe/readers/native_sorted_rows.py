@@ -16,7 +16,6 @@ from tracepipe.native.signatures import SortedColumns
 from tracepipe.readers.sorted_rows import (
     GIVEN_BYTES,
     GIVEN_FIRSTS,
-    GIVEN_MAX,
     GIVEN_ROWS,
     Rows,
     Run,
@@ -102,10 +101,10 @@ class NativeSortedRows(SortedRows):
     def _given(self, file: int, runs: list[Run]) -> Iterator[Rows]:
         """The rows of runs as columns."""
         self._merge(file, runs)
-        numbers = np.empty((6, GIVEN_MAX), np.int64)
-        first, made = np.empty(GIVEN_MAX, np.int32), np.zeros(1, np.int64)
+        numbers = np.empty((6, GIVEN_ROWS), np.int64)
+        first, made = np.empty(GIVEN_ROWS, np.int32), np.zeros(1, np.int64)
         columns = SortedColumns(*(column.ctypes.data for column in (*numbers, first)))
-        view, limits = ctypes.byref(columns), (GIVEN_ROWS, GIVEN_FIRSTS, GIVEN_BYTES, GIVEN_MAX)
+        view, limits = ctypes.byref(columns), (GIVEN_ROWS, GIVEN_FIRSTS, GIVEN_BYTES)
         while True:
             count = self._good(self._core.tp_sorted_next(self.at, view, *limits, made.ctypes.data))
             if not count:

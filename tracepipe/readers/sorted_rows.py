@@ -23,13 +23,10 @@ RUN_BYTES: Final = 1 << 19
 BLOCK_ROWS: Final = 1 << 6
 BLOCK_BYTES: Final = 1 << 14
 FAN_IN: Final = 1 << 5
-# Rows, or different first texts of rows, or bytes of texts, that are given at a time. With them come all the
-# others of the last one's time, up to so many rows and twice the bytes: an arrow and its slice are not drawn
-# apart.
+# Rows, different first texts of rows, and bytes of texts, that are given at a time.
 GIVEN_ROWS: Final = 1 << 12
 GIVEN_FIRSTS: Final = 1 << 10
 GIVEN_BYTES: Final = 1 << 19
-GIVEN_MAX: Final = GIVEN_ROWS + (1 << 10)
 
 SLICE, MARK, ARROW = range(3)
 """Ranks of rows of one time: an arrow is of a slice that begins there."""
@@ -180,14 +177,12 @@ def _given(rows: Iterator[SortedRow]) -> Iterator[Rows]:
     firsts: set[bytes] = set()
     size_bytes = 0
     for row in rows:
-        is_enough = len(some) >= GIVEN_ROWS or len(firsts) >= GIVEN_FIRSTS or size_bytes >= GIVEN_BYTES
-        is_full = len(some) >= GIVEN_MAX or size_bytes >= 2 * GIVEN_BYTES
-        if is_full or (is_enough and row.ts_ns != some[-1].ts_ns):
-            yield rows_of(some)
-            some, firsts, size_bytes = [], set(), 0
         some.append(row)
         size_bytes += len(row.second) + (0 if row.first in firsts else len(row.first))
         firsts.add(row.first)
+        if len(some) >= GIVEN_ROWS or len(firsts) >= GIVEN_FIRSTS or size_bytes >= GIVEN_BYTES:
+            yield rows_of(some)
+            some, firsts, size_bytes = [], set(), 0
     if some:
         yield rows_of(some)
 
