@@ -80,6 +80,12 @@ def kernels_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def stalls_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of the engine `stalls`, with stand-ins of NVIDIA's."""
+    return build_engine(tmp_path_factory.mktemp("stalls"), "stalls")
+
+
+@pytest.fixture(scope="session")
 def warps_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library of the engine `warps`, with stand-ins of NVIDIA's."""
     return build_engine(tmp_path_factory.mktemp("warps"), "warps")

@@ -283,9 +283,14 @@ def lines_by_track(text: str) -> list[tuple[Path, list[str]]]:
             found[-1][1].append(line[2 * len(path) :])
             continue
         name = line.strip().removeprefix("process ").removeprefix("thread ")
-        path = (*path[:depth], re.sub(r" \[[\w %/.]+\]$", "", name))
+        path = (*path[:depth], _without_unit(name))
         found.append((path, []))
     return [(path, lines) for path, lines in found if lines]
+
+
+def _without_unit(name: str) -> str:
+    """The name of a counter without what it is in; some names end so themselves."""
+    return re.sub(r" \[[\w %/.]+\]$", "", name)
 
 
 def starts_of_lines(seen: Seen, base_ns: int) -> list[tuple[Path, list[str]]]:
@@ -298,5 +303,6 @@ def starts_of_lines(seen: Seen, base_ns: int) -> list[tuple[Path, list[str]]]:
             starts.append(f"{one.ts_ns - base_ns:>12} {dur:<10}  {'  ' * one.depth}{printable(one.name)}")
         out.append((path, starts))
     for path, values in seen.counters:
-        out.append((path, [f"{ts_ns - base_ns:>12}  {value}" for ts_ns, value in values]))
+        bare = (*path[:-1], _without_unit(path[-1]))
+        out.append((bare, [f"{ts_ns - base_ns:>12}  {value}" for ts_ns, value in values]))
     return out

@@ -15,16 +15,29 @@
 //     take         another profiler registers callbacks for its buffers
 //     callbacks    says whether any call has callbacks: `no callbacks`, or `some callbacks`
 //     subscribe    another profiler subscribes, which no one may have done: `refused` if so
+//     context N    makes a context on GPU 0 and has its callback: N is its name
+//     destroy N    destroys it, with the callback before
+//     sample N F O R S   of context N: S samples of function F at offset O for reason R, for the next GetData
+//     drop N S     S samples of context N were dropped, as the next GetData says
+//     full N       the next GetData of context N finds the hardware's buffer full
+//     fail WHAT    from now on cuptiPCSamplingWHAT answers with an error
+//     load FILE    a module is loaded, whose code is the file's
+//     unload MS    the program unloads a module, which takes so long: nothing may be asked about samples meanwhile
+//     sampling     says of all contexts which are enabled and which are sampled, as `0 on, 1 off`
 //     quit         returns from main
 #include <cstdio>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <string>
 #include <vector>
 
 #include <cupti.h>
+#include <cupti_pcsampling.h>
+#include <fstream>
+#include <iterator>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -69,6 +82,7 @@ void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
     if (!called_for.count({domain, cbid})) return;
     CUpti_CallbackData data{};
     data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
+    if (cbid == CUPTI_DRIVER_TRACE_CBID_cuModuleUnload) data.functionName = "cuModuleUnload";
     called_back(of_subscriber, domain, cbid, &data);
 }
 void call(uint32_t cbid) { call_back(cbid, true), call_back(cbid, false); }
@@ -130,6 +144,8 @@ void other_gives(uint8_t **given, size_t *bytes, size_t *) {
     *given = memory, *bytes = sizeof memory;
 }
 void other_takes(CUcontext, uint32_t, uint8_t *, size_t, size_t) {}
+
+#include "sampling_standin.h"
 
 }  // namespace
 
@@ -202,7 +218,37 @@ CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t cbid, con
     bool is_driver = domain == CUPTI_CB_DOMAIN_DRIVER_API;
     *name = is_driver ? "cuGetSomething" : "cudaGetSomething";
     if (is_driver && cbid == CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel) *name = "cuLaunchKernel";
+    if (is_driver && cbid == CUPTI_DRIVER_TRACE_CBID_cuModuleUnload) *name = "cuModuleUnload";
     if (!is_driver && cbid == CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000) *name = "cudaLaunchKernel_v7000";
+    return CUPTI_SUCCESS;
+}
+CUptiResult cuptiGetDeviceId(CUcontext, uint32_t *device) { return *device = 0, CUPTI_SUCCESS; }
+CUptiResult cuptiPCSamplingEnable(CUpti_PCSamplingEnableParams *params) { return sampling.enable(params->ctx); }
+CUptiResult cuptiPCSamplingDisable(CUpti_PCSamplingDisableParams *params) { return sampling.disable(params->ctx); }
+CUptiResult cuptiPCSamplingStart(CUpti_PCSamplingStartParams *params) { return sampling.turn(params->ctx, "Start"); }
+CUptiResult cuptiPCSamplingStop(CUpti_PCSamplingStopParams *params) { return sampling.turn(params->ctx, "Stop"); }
+CUptiResult cuptiPCSamplingGetData(CUpti_PCSamplingGetDataParams *params) {
+    return sampling.get(params->ctx, *static_cast<CUpti_PCSamplingData *>(params->pcSamplingData));
+}
+CUptiResult cuptiPCSamplingGetNumStallReasons(CUpti_PCSamplingGetNumStallReasonsParams *params) {
+    *params->numStallReasons = std::size(SamplingStandin::REASONS);
+    return sampling.answer("GetNumStallReasons");
+}
+CUptiResult cuptiPCSamplingGetStallReasons(CUpti_PCSamplingGetStallReasonsParams *params) {
+    for (size_t at = 0; at < params->numStallReasons; at++) {
+        params->stallReasonIndex[at] = uint32_t(at) + SamplingStandin::FIRST;
+        snprintf(params->stallReasons[at], CUPTI_STALL_REASON_STRING_SIZE, "smsp__pcsamp_warps_issue_stalled_%s",
+                 SamplingStandin::REASONS[at]);
+    }
+    return sampling.answer("GetStallReasons");
+}
+CUptiResult cuptiPCSamplingSetConfigurationAttribute(CUpti_PCSamplingConfigurationInfoParams *params) {
+    return sampling.configure(*params);
+}
+CUptiResult cuptiGetCubinCrc(CUpti_GetCubinCrcParams *params) { return params->cubinCrc = 0xabc, CUPTI_SUCCESS; }
+CUptiResult cuptiGetSassToSourceCorrelation(CUpti_GetSassToSourceCorrelationParams *params) {
+    params->fileName = strdup("kernel.cu"), params->dirName = strdup("/src");
+    params->lineNumber = uint32_t(params->pcOffset / 16);
     return CUPTI_SUCCESS;
 }
 CUptiResult cuptiUnsubscribe(CUpti_SubscriberHandle) {
@@ -254,6 +300,7 @@ int main() {
             auto called = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};
             if (cuptiSubscribe(&handle, called, nullptr) != CUPTI_SUCCESS) what = "refused";
         }
+        if (sampling.takes(what)) what = sampling.done(what);
         if (what == "profile") call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStart);
         if (what == "unprofile") call(CUPTI_DRIVER_TRACE_CBID_cuProfilerStop);
         if (what == "asked") {

@@ -1,6 +1,7 @@
 """The libraries of the engines for GPUs, linked to stand-ins of NVIDIA's as to NVIDIA's own.
 
     kernels.so ──▶ libcupti.so.13          (cupti_standin.cpp)     ──▶ libcuda.so.1 (cuda_standin.cpp)
+    stalls.so  ──▶ the same
     warps.so   ──▶ libsanitizer-public.so  (sanitizer_standin.cpp) ──▶ libcuda.so.1 (driver_standin.cpp)
     pm_sampler ──▶ libcupti.so.13          (pm_standin.cpp), which is libcuda.so.1 too
 
@@ -23,6 +24,7 @@ FLAGS = ["-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 # Engine → NVIDIA's library that it is linked to, with its stand-in, and that of the driver.
 _STANDINS = {
     "kernels": ("libcupti.so.13", "cupti_standin.cpp", "cuda_standin.cpp"),
+    "stalls": ("libcupti.so.13", "cupti_standin.cpp", "cuda_standin.cpp"),
     "warps": ("libsanitizer-public.so", "sanitizer_standin.cpp", "driver_standin.cpp"),
 }
 

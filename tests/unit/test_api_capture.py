@@ -66,6 +66,7 @@ OPTIONS = {
         "gpu_memory": "1G", "gpu_warps": 7,
     },
     "--thread-exits -- ./app": {"command": "./app", "thread_exits": True},
+    "--gpu-stalls --gpu off -- ./app": {"command": "./app", "gpu_stalls": True, "gpu": "off"},
     "--warp-marks attn:softmax -- ./app": {"command": "./app", "warp_marks": "attn:softmax"},
     "--system -o x.jsonl.zst --force": {"system": True, "output": Path("x.jsonl.zst"), "force": True},
     "-o - --command-output said -- ./app": {

@@ -99,3 +99,14 @@ def test_counters_that_the_driver_keeps_for_administrators_are_theirs() -> None:
         found = rows(GOOD, machine(profiles_for_admins=True, euid=euid))["counters"]
         assert (found.state, found.detail) == (state, "the driver lets administrators alone profile")
         assert ("NVreg_RestrictProfilingToAdminUsers=0" in found.fix) == (euid != 0)
+
+
+@pytest.mark.parametrize(
+    ("for_admins", "uid", "state"),
+    [(False, 1000, "works"), (True, 0, "works"), (True, 1000, "fails")],
+)
+def test_stall_reasons_are_sampled_as_the_user_of_the_command(for_admins: bool, uid: int, state: str) -> None:
+    tools = replace(GOOD, owner=replace(GOOD.owner, uid=uid))
+    found = rows(tools, machine(profiles_for_admins=for_admins))["stalls"]
+    assert found.state == state
+    assert ("NVreg_RestrictProfilingToAdminUsers=0" in found.fix) == (state == "fails")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.gpu_libraries import FLAGS, NATIVE, ROOT, include_flags
-from tests.unit.test_gpu_let_go import Recorded
+from tests.support.recorded_program import Recorded
 from tracepipe.capture import CaptureRequest
 from tracepipe.capture.gpu import choice
 from tracepipe.capture.gpu.attach.loader import CODE, enter

@@ -19,7 +19,7 @@ from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.build.driver import Driver, owner
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.capture.gpu.engines import kernels, warp_records
+from tracepipe.capture.gpu.engines import kernels, stalls, warp_records
 from tracepipe.errors import CaptureUnavailable
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
@@ -27,6 +27,7 @@ ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 LIBRARIES: dict[str, Callable[[Toolchain], Path]] = {
     "kernels": kernels.build_library,
     "warps": lambda tools: tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
+    "stalls": stalls.build_library,
 }
 ROOT = Path(__file__).parents[2]
 U64 = ctypes.c_uint64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -453,3 +454,22 @@ def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:
     with pytest.raises(TracepipeError, match="not a range of blocks"):
         machine.start(request("vec_add", gpu_blocks="5-1"))
     assert machine.children == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"gpu": "warps"}, "which --gpu warps excludes"),
+        ({"gpu_kernels": "f"}, "which --kernel excludes"),
+        ({"layers": ("gpu_warp",)}, "which gpu_warp excludes"),
+        ({"gpu_counters_ns": 10**6}, "exclude each other"),
+        ({"command": [], "pids": (1,)}, "from a program's start"),
+    ],
+)
+def test_stall_reasons_go_with_kernels_or_alone(options: dict[str, Any], says: str) -> None:
+    request = CaptureRequest(command=["./app"], gpu="auto", gpu_stalls=True)
+    choice.check(request)
+    assert choice.named(request) == "kernels"
+    assert choice.named(replace(request, gpu="off")) == "off"
+    with pytest.raises(TracepipeError, match=says):
+        choice.check(replace(request, **options))

@@ -6,19 +6,16 @@ tests/gpu tries the same with NVIDIA's own, on a GPU.
 from __future__ import annotations
 
 import json
-import os
-import select
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import build_library
+from tests.support.recorded_program import Recorded
 from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.capture.gpu.engines.channel import Channel
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
@@ -35,72 +32,6 @@ def program(kernels_library: Path) -> Path:
 def patched_program(warps_library: Path) -> Path:
     """A program with Compute Sanitizer's API, and the library of `warps` in it."""
     return warps_library.parent / "program"
-
-
-class Recorded:
-    """The program while it is recorded, as a capture does it."""
-
-    def __init__(
-        self, program: Path, renderer: KernelsRenderer | WarpRenderer, windows: bool = False, **more: str
-    ) -> None:
-        self.channel = Channel(1 << 20)
-        if windows:
-            self.channel.expect_windows()
-        self.renderer = renderer
-        self.events: list[dict[str, Any]] = []
-        settings = {**os.environ, **self.channel.environment(), **more}
-        settings["TRACEPIPE_GPU_PATCHES"] = str(program.parent / "patches")
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen([str(program)], env=settings, stdin=pipe, stdout=pipe, bufsize=0)
-        self._said = b""
-
-    def answer(self) -> str:
-        """The next line that the program says; it is recorded meanwhile."""
-        assert self.process.stdout is not None
-        while b"\n" not in self._said:
-            if select.select([self.process.stdout], [], [], 0.001)[0]:
-                said = self.process.stdout.read(4096)
-                assert said, "the program has ended"
-                self._said += said
-            self.take()
-        line, _, self._said = self._said.partition(b"\n")
-        return line.decode()
-
-    def do(self, words: str) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{words}\n".encode())
-        return self.answer()
-
-    def take(self, *, is_final: bool = False) -> None:
-        """What has come, without a wait for what belongs to it."""
-        texts = self.renderer.render(self.channel.collect(is_final=is_final)).texts
-        self.events += [json.loads(line) for line in (*texts, *self.renderer.last().texts)]
-
-    def wait_for(self, count: int, kind: str = "gpu_kernel") -> None:
-        while len(self.of(kind)) < count:
-            self.take()
-
-    def lose_reader(self) -> None:
-        """What the kernel does for a capture process that is killed."""
-        for connection in self.channel._connections._open:
-            connection.close()
-
-    def stop(self) -> None:
-        self.channel.stop()
-        while not self.channel.is_over():
-            self.take()
-        self.take(is_final=True)
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["type"] == kind]
-
-    def end(self) -> int:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-        self.take(is_final=True)
-        self.channel.close()
-        return self.process.returncode
 
 
 @pytest.fixture

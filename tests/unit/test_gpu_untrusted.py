@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import annotation_records, kernel_records, warp_records
+from tracepipe.capture.gpu.engines import annotation_records, kernel_records, stall_records, warp_records
 from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
@@ -87,6 +87,11 @@ OF_KERNELS = [
     (kernel_records.KIND_SET, kernel_records.SET.pack(30, 40, 4096, 0, 0, 1, 7, 9, 0, 1, 3)),
     (kernel_records.KIND_MEMORY, kernel_records.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
     (kernel_records.KIND_TAKEN, kernel_records.TAKEN.pack(50, 60)),
+    (stall_records.KIND_STALL_REASON, stall_records.REASON.pack(3) + b"barrier"),
+    (stall_records.KIND_STALLS, stall_records.HEAD.pack(5, 9, 0, 18) + stall_records.STALL.pack(1, 3, 9) * 2),
+    (stall_records.KIND_STALL_PCS, stall_records.HEAD.pack(5, 9, 0, 18)
+     + stall_records.STALL_PC.pack(1, 7, 16, 1, 3, 9) * 2),
+    (stall_records.KIND_STALL_LOSS, stall_records.LOSS.pack(5, 9, 30) + b"the buffer was full"),
 ]  # fmt: skip
 OF_ANNOTATIONS = [
     (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(1, 0, 0, 4096) + b"data"),

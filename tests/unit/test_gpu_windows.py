@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_gpu_let_go import Recorded, patched_program, program  # noqa: F401
+from tests.support.recorded_program import Recorded
+from tests.unit.test_gpu_let_go import patched_program, program  # noqa: F401
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.capture.request import CaptureRequest, Windows

@@ -39,6 +39,7 @@ def test_a_machine_with_everything(tmp_path: Path) -> None:
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia_uvm").mkdir()
     put(tmp_path, "proc/driver/nvidia/version", NVRM)
+    put(tmp_path, "proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nRmProfilingAdminOnly: 1\n")
 
     facts = this_machine(tmp_path)
 
@@ -49,6 +50,7 @@ def test_a_machine_with_everything(tmp_path: Path) -> None:
     assert (facts.lockdown, facts.tracefs) == ("integrity", "/sys/kernel/debug/tracing")
     assert facts.uprobe_pmu and facts.kprobe_pmu and facts.has_btf
     assert (facts.nvidia, facts.nvidia_modules) == ("535.129.03", ("nvidia", "nvidia_uvm"))
+    assert facts.profiles_for_admins is True
     assert facts.container == ""
 
 
@@ -72,6 +74,7 @@ def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     facts = this_machine(tmp_path)
     assert (facts.capabilities, facts.seccomp, facts.is_initial_pid_namespace) == (None, None, None)
     assert (facts.lockdown, facts.tracefs, facts.container, facts.nvidia) == ("", "", "", "")
+    assert facts.profiles_for_admins is False
     assert facts.settings == {}
     assert facts.has("CAP_BPF") == (os.geteuid() == 0)
 

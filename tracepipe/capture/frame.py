@@ -19,9 +19,9 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # What a header says of the request, where it is not the usual.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
-    "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "gpu_counters_ns", "pids", "comm", "system",
-    "children", "calls", "stacks", "hooks", "only", "exclude", "libraries", "min_duration_ns", "sample",
-    "delay_ns", "start_on", "stop_on", "repeat",
+    "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "gpu_stalls", "gpu_counters_ns", "pids", "comm",
+    "system", "children", "calls", "stacks", "hooks", "only", "exclude", "libraries", "min_duration_ns",
+    "sample", "delay_ns", "start_on", "stop_on", "repeat",
 )  # fmt: skip
 
 

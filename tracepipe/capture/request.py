@@ -215,7 +215,8 @@ class CaptureRequest:
     or the first few where there is a budget and no range), `gpu_memory_bytes` the room for records on each
     GPU, and after `gpu_warps` warps no further launch is recorded; `gpu_thread_exits` writes a line for each
     thread's exit too, as the layer `gpu_thread` does, and `gpu_warp_marks` are patterns of kernels and of
-    device functions whose calls are recorded. `gpu_counters_ns` is how often the counters of the GPUs'
+    device functions whose calls are recorded. With `gpu_stalls` what warps wait for is sampled, by the engine
+    `kernels` or, where `gpu` is `off`, alone. `gpu_counters_ns` is how often the counters of the GPUs'
     hardware are sampled, whatever the engine. `libraries` are files to take instead of those that the
     command would load. With `last`, what came last is kept alone. `ring_bytes` is rounded up to a power of
     two. The command's standard output is the descriptor `stdout`.
@@ -234,6 +235,7 @@ class CaptureRequest:
     gpu_thread_exits: bool = False
     gpu_warp_marks: str = ""
     gpu_counters_ns: int | None = None
+    gpu_stalls: bool = False
     pids: tuple[int, ...] = ()
     comm: str = ""
     system: bool = False

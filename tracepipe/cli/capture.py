@@ -13,12 +13,12 @@ import typer
 from tracepipe import seen
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.record import record
+from tracepipe.cli.gpu_options import OnGpus, with_gpus
 from tracepipe.cli.last_options import OnlyLast, with_last
 from tracepipe.cli.options import (
     Command,
     CommandOutput,
     MethodOption,
-    OnGpus,
     RingBytes,
     UntilFull,
     Which,
@@ -66,7 +66,8 @@ def capture(
     local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
 ) -> None:
     """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
-    request = request_of(command, which, whose, until, gpus, method=method, ring_bytes=ring_bytes)
+    request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes, has_gpus=True)
+    request = with_gpus(request, gpus)
     request = replace(request, windows=in_windows.of(request))
     request = with_last(request, only_last)
     if command_output and not request.command:

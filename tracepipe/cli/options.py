@@ -5,21 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from tracepipe.capture import ENGINES, CaptureRequest
-from tracepipe.capture.gpu import GPU_ENGINES
 from tracepipe.capture.request import (
     ANNOTATION,
-    AUTO_WARPS,
-    BUDGET_LAUNCHES,
     GPU_LAYERS,
     LAYER_NAMES,
     RING_BYTES,
-    STACKS,
     calls_of,
     check_layers,
 )
@@ -31,13 +27,9 @@ from tracepipe.units import duration_ns, size_bytes
 
 Method = choices("Method", ["auto", *ENGINES])
 Calls = choices("Calls", list(CALL_RULES))
-Stacks = choices("Stacks", list(STACKS))
-Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 
-WHO, WHAT, WHEN, GPUS = "Whose events", "Which events", "When", "GPUs"
-_COUNTERS = "Sample what the hardware of all GPUs counts, so often (1ms, 200us): SMs, DRAM, PCIe, clocks."
+WHO, WHAT, WHEN = "Whose events", "Which events", "When"
 _DURATION = "End after so long: 10s; a window, so long after it began."
-_MARKS = "Record warps, of such kernels, with their calls of such device functions, which slows both."
 
 Command = Annotated[
     list[str] | None, typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
@@ -185,100 +177,6 @@ class UntilFull(Until):
     ] = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OnGpus:
-    """What is recorded of a command's GPUs."""
-
-    gpu: Annotated[
-        Gpu,  # type: ignore[valid-type]
-        typer.Option(
-            "--gpu",
-            help="What the command's GPUs do, without root: kernels and copies (near no cost), or every "
-            "warp; auto takes the one that suits the command, and says so.",
-            rich_help_panel=GPUS,
-        ),
-    ] = "auto"
-    kernel: Annotated[
-        str,
-        typer.Option(
-            "--kernel",
-            metavar="REGEX",
-            help="Record warps, of kernels whose name has this, mangled or demangled.",
-            rich_help_panel=GPUS,
-        ),
-    ] = ""
-    launches: Annotated[
-        str,
-        typer.Option(
-            "--launches",
-            metavar="RANGE",
-            help="Record warps, of these launches (of such kernels), from 1: 10, 10-20, 10-.",
-            rich_help_panel=GPUS,
-        ),
-    ] = ""
-    launches_per_kernel: Annotated[
-        int | None,
-        typer.Option(
-            "--launches-per-kernel",
-            min=0,
-            metavar="N",
-            help=f"Record warps, of the first N launches of each kernel; 0: of all. {BUDGET_LAUNCHES} with a "
-            "budget, which auto or --gpu-warps sets, and no --launches.",
-            rich_help_panel=GPUS,
-        ),
-    ] = None
-    blocks: Annotated[
-        str,
-        typer.Option(
-            "--blocks",
-            metavar="RANGE",
-            help="Record warps, of these blocks of each grid, from 0: 5, 0-131, 100-.",
-            rich_help_panel=GPUS,
-        ),
-    ] = ""
-    gpu_memory: Annotated[
-        str,
-        typer.Option(
-            "--gpu-memory",
-            metavar="SIZE",
-            help="Record warps, with this room on each GPU for those in flight; by default it is chosen.",
-            rich_help_panel=GPUS,
-        ),
-    ] = ""
-    gpu_warps: Annotated[
-        int | None,
-        typer.Option(
-            "--gpu-warps",
-            min=1,
-            metavar="N",
-            help=f"Record warps, and no further launch after so many; with auto {AUTO_WARPS} if not given.",
-            rich_help_panel=GPUS,
-        ),
-    ] = None
-    stacks: Annotated[
-        Stacks,  # type: ignore[valid-type]
-        typer.Option(
-            "--stacks",
-            help="Where in a Python program it launches, copies and allocates: its frames, or nothing.",
-            rich_help_panel=GPUS,
-        ),
-    ] = "python"
-    thread_exits: Annotated[
-        bool,
-        typer.Option(
-            "--thread-exits",
-            help="Record warps, and write a line for each thread's exit too: 32 times as many.",
-            rich_help_panel=GPUS,
-        ),
-    ] = False
-    warp_marks: Annotated[
-        str, typer.Option("--warp-marks", metavar="REGEX:REGEX", help=_MARKS, rich_help_panel=GPUS)
-    ] = ""
-    gpu_counters: Annotated[
-        str, typer.Option("--gpu-counters", metavar="TIME", help=_COUNTERS, rich_help_panel=GPUS)
-    ] = ""
-
-
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """The command as Typer takes it: each parameter whose type is a dataclass stands for the dataclass's
     fields, which are options. All parameters are keywords.
@@ -316,12 +214,14 @@ def request_of(
     which: Which,
     whose: Whose,
     until: Until,
-    gpus: OnGpus | None = None,
     *,
     method: Any,
     ring_bytes: str = "",
+    has_gpus: bool = False,
 ) -> CaptureRequest:
-    """The request that the options say; without `gpus` nothing of GPUs. Raises BadParameter."""
+    """The request that the options say; without `has_gpus` nothing of GPUs is recorded. Raises
+    BadParameter.
+    """
     from tracepipe.capture.request import Filters, Limits
 
     if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
@@ -334,7 +234,7 @@ def request_of(
         limits = Limits(limits.duration_ns, until.max_events, size)
     request = CaptureRequest(
         command=command or [],
-        layers=_layers(which.layers, of_command=bool(command) and gpus is not None),
+        layers=_layers(which.layers, of_command=bool(command) and has_gpus),
         method=text_of(method),
         pids=tuple(whose.pid or ()),
         comm=whose.comm,
@@ -349,34 +249,9 @@ def request_of(
         limits=limits,
         ring_bytes=read(ring_bytes, size_bytes, "--ring-bytes") or RING_BYTES,
     )
-    if gpus:
-        return _with_gpus(request, gpus)
-    if injected := [layer for layer in (*GPU_LAYERS, ANNOTATION) if layer in request.layers]:
+    injected = [layer for layer in (*GPU_LAYERS, ANNOTATION) if layer in request.layers]
+    if injected and not has_gpus:
         raise typer.BadParameter(f"only tracepipe capture records {injected[0]}", param_hint="--layers")
-    return request
-
-
-def _with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
-    from tracepipe.capture.gpu.choice import check
-
-    request = replace(
-        request,
-        gpu=text_of(gpus.gpu),
-        gpu_kernels=gpus.kernel,
-        gpu_launches=gpus.launches,
-        gpu_launches_per_kernel=gpus.launches_per_kernel,
-        gpu_blocks=gpus.blocks,
-        gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
-        gpu_warps=gpus.gpu_warps,
-        gpu_thread_exits=gpus.thread_exits,
-        stacks=text_of(gpus.stacks),
-        gpu_warp_marks=gpus.warp_marks,
-        gpu_counters_ns=read(gpus.gpu_counters, duration_ns, "--gpu-counters"),
-    )
-    try:
-        check(request)
-    except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="GPUs") from None
     return request
 
 

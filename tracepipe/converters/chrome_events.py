@@ -129,7 +129,7 @@ class ChromeEvents:
         self.give(PLACES, track.id, place)
         self.give(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
         if track.kind == "counter":
-            self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(track.name) + place)
+            self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(_counter_name(track)) + place)
 
     def make_ready(self, book: Book) -> None:
         """Make the texts of names, shapes and frames that are new."""
@@ -276,3 +276,11 @@ class ChromeEvents:
         else:
             left = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
             self._event(INSTANT, track, ts_ns, b'"exit"', members(left))
+
+
+def _counter_name(track: Track) -> str:
+    """The name of a counter with those of the groups that it is in: here a process has all its counters."""
+    group, name = track.parent, track.name
+    while group is not None and group.parent is not None:
+        group, name = group.parent, f"{group.name} / {name}"
+    return name

@@ -13,6 +13,10 @@ from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis,
 from tracepipe.errors import CaptureUnavailable
 
 _INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
+_LET_PROFILE = (
+    "Set the driver's option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of "
+    "/etc/modprobe.d, and load the driver again."
+)
 _SHOW = "nvidia-smi   shows whether the driver sees a GPU."
 
 
@@ -31,6 +35,7 @@ def gpu(examination: Examination) -> Iterator[Diagnosis]:
     if toolchain.driver.gpus:
         yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
         yield _counters(examination, toolchain)
+        yield _stalls(for_admins=examination.machine.profiles_for_admins, uid=toolchain.owner.uid)
 
 
 def _driver(driver: Driver) -> Iterator[Diagnosis]:
@@ -53,6 +58,14 @@ def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
         return row
     state, fix = (LIMITED, "") if machine.euid == 0 else (FAILS, ADMIN_ONLY_HINT)
     return replace(row, state=state, detail="the driver lets administrators alone profile", fix=fix)
+
+
+def _stalls(*, for_admins: bool, uid: int) -> Diagnosis:
+    """Whether --gpu-stalls may sample; `uid`: as whom commands run, which do it themselves."""
+    if for_admins and uid:
+        detail = f"the driver lets administrators alone profile, and commands run as user {uid}"
+        return Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
+    return Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
 
 
 def _row(name: str, bad: str, detail: Callable[[], str]) -> Diagnosis:

@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any, get_args, get_origin, is_typeddict
 
-from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, RECORDS, TIME_LIMIT_NS, Doc, Problem, Record
+from tracepipe.event.model import (
+    MONOTONIC,
+    NAME_BYTES_MAX,
+    STALLS,
+    TIME_LIMIT_NS,
+    Doc,
+    Problem,
+    Record,
+)
+from tracepipe.event.records import RECORDS
 from tracepipe.event.schema import fields_of, required_of
 
 Fault = tuple[str, str]
@@ -115,9 +124,8 @@ def _ranges_fault(batch: Record) -> Fault | None:
         if name in batch and len(batch[name]) != ranges:
             return name, f"has {len(batch[name])} values for {ranges} ranges"
     names = batch.get("ranges", ())
-    for at, text in enumerate(names):
-        if len(text) > NAME_BYTES_MAX // 4 and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX:
-            return f"ranges[{at}]", f"is longer than {NAME_BYTES_MAX} bytes"
+    if fault := _names_fault(batch, "ranges"):
+        return fault
     if not ranges:
         return None
     for name in ("range_name", "range_clk", "range_dur_clk", "exit_clk"):
@@ -126,6 +134,34 @@ def _ranges_fault(batch: Record) -> Fault | None:
     if max(batch["range_name"]) >= len(names):
         return "range_name", f"has {max(batch['range_name'])}, and there are {len(names)} names in ranges"
     return _range_times_fault(batch)
+
+
+def _stalls_fault(record: Record) -> Fault | None:
+    """Columns of samples that do not agree, or that name what is not there."""
+    count = len(record["samples"])
+    for name in ("function", "reason", "offset", "line"):
+        if name in record and len(record[name]) != count:
+            return name, f"has {len(record[name])} values for {count} counts of samples"
+    if "modules" in record and len(record["modules"]) != len(record["functions"]):
+        return "modules", f"has {len(record['modules'])} values for {len(record['functions'])} functions"
+    for column, names, first in (
+        ("function", "functions", 0),
+        ("reason", "reasons", 0),
+        ("line", "lines", 1),
+    ):
+        there = len(record.get(names, ()))
+        if (last := max(record.get(column, ()), default=-1)) >= there + first:
+            return column, f"has {last}, and there are {there} names in {names}"
+    return _names_fault(record, "functions", "reasons", "lines", "modules")
+
+
+def _names_fault(record: Record, *lists: str) -> Fault | None:
+    """A name in lists of names that is too long."""
+    for name in lists:
+        for at, text in enumerate(record.get(name, ())):
+            if len(text) > NAME_BYTES_MAX // 4 and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX:
+                return f"{name}[{at}]", f"is longer than {NAME_BYTES_MAX} bytes"
+    return None
 
 
 def _range_times_fault(batch: Record) -> Fault | None:
@@ -157,6 +193,8 @@ def first_fault(record: Any) -> Fault | None:
         return fault
     if kind == "gpu_warp":
         return _columns_fault(record)
+    if kind in STALLS:
+        return _stalls_fault(record)
     if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:
         return "host_hi_ns", "is before host_lo_ns"
     if kind == "clock" and record["clock"] == MONOTONIC:

@@ -41,6 +41,8 @@ ARROWS: Final = ("s", "t", "f")
 """The phases of what is no span but an end of an arrow: it starts, goes on, ends."""
 NO_SPANS: Final = (COUNTS, *ARROWS)
 PHASES: Final = ("B", "E", "I", "X", *NO_SPANS)
+STALLS: Final = ("gpu_stall", "gpu_stall_pc")
+"""The types of records that are samples of what warps waited for."""
 MONOTONIC: Final = "monotonic"
 HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
 
@@ -376,20 +378,6 @@ class Footer(_FooterRequired, total=False):
     ]
 
 
-RECORDS: Final[dict[str, type]] = {
-    "header": Header,
-    "clock": ClockRecord,
-    "loss": LossRecord,
-    "window": WindowRecord,
-    "stack": StackRecord,
-    "name": NameRecord,
-    "gpu_warp": WarpBatch,
-    "gpu_thread_exit": ThreadExit,
-    "footer": Footer,
-    **{name: Event for name in LAYERS if name != "gpu_warp"},
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A line that could not be used, or something a reader cannot know. Writers must show both.
@@ -410,8 +398,8 @@ class Problem:
 
 
 Record = dict[str, Any]
-"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord` or
-`Footer`, distinguished by `type`.
+"""A validated line: an `Event`, `WarpBatch`, `ClockRecord`, `LossRecord`, `WindowRecord`, `NameRecord`,
+`StallRecord`, `InstructionStallRecord` or `Footer`, distinguished by `type`.
 """
 
 

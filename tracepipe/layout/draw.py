@@ -1,7 +1,7 @@
 """Decides tracks, names, nesting and flows: batches on the trace clock in, what is drawn out.
 
     process ─ thread ─ CUDA API, syscalls, driver, scheduler, memory, transfers
-    GPU ─ streams ─ kernels and copies, and the annotations that they were launched in
+    GPU ─ what warps wait for ─ streams ─ kernels and copies, and the annotations that they were launched in
         ─ SM ─ hardware warp slot, a slice for each warp
     tracepipe ─ capture, losses, problems
 
@@ -28,6 +28,7 @@ from tracepipe.layout.loads import Loads
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
+from tracepipe.layout.stalls import StallCounters
 from tracepipe.layout.standing import Standing
 from tracepipe.layout.summaries import Summaries
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
@@ -44,9 +45,9 @@ PROBLEMS_AT_ONCE = 16
 
 # Losses have a track for each of our layers, and for so many others.
 _OTHER_LAYERS_MAX = 100
-# Records about the recording itself.
+# Records about the recording itself, and samples that `gpu_stall` has too.
 _ALL_NS = (1 << 63) - 1
-_TIMELESS = frozenset({"header", "footer", "clock", "stack", "name"})
+_UNDRAWN = frozenset({"header", "footer", "clock", "stack", "name", "gpu_stall_pc"})
 
 
 class Layout:
@@ -96,6 +97,7 @@ class Layout:
         self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
         self._standing = Standing(self._rows, None if self._loads is None else self._loads.cpu_use)
+        self._stalls = StallCounters(self._rows)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -151,7 +153,7 @@ class Layout:
         events, timeless, weight = batch.events, [], 0
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
             other = batch.others[int(events.args[at])]
-            if isinstance(other, dict) and other["type"] in _TIMELESS:
+            if isinstance(other, dict) and other["type"] in _UNDRAWN:
                 timeless.append(at)
                 if other["type"] == "name":
                     self._tree.give_name(other)
@@ -280,10 +282,8 @@ class Layout:
             return
         other = self._others.pop(int(events.args[at]))
         assert isinstance(other, dict)  # `_take_warps` has the rest
-        if other["type"] == "window":
-            self._window_turn(ts_ns, other)
-        else:
-            self._loss(ts_ns, other)
+        takes = {"window": self._window_turn, "gpu_stall": self._stalls.take, "loss": self._loss}
+        takes[other["type"]](ts_ns, other)
 
     def _extra(self, args: Args) -> int:
         """Keep arguments of an operation; its `event`."""

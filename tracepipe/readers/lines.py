@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from tracepipe.event.model import STALLS
+
 CHUNK_BYTES = 1 << 20
 # An event is some hundred bytes. What is far longer is no event's line, and would cost memory to parse.
 LINE_LIMIT_BYTES = 1 << 20
@@ -14,7 +16,7 @@ WARPS_LIMIT_BYTES = 64 << 20
 _WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
 # Types of records that are no events of a thread, a stream or a warp's lane, or stand for one of another.
 OTHERS = frozenset(
-    {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit"}
+    {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit", *STALLS}
 )
 # Editors of other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"

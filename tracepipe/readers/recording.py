@@ -16,7 +16,7 @@ from tracepipe.event.columns import (
     no_events,
     signed,
 )
-from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.model import STALLS, Header, Problem, Record
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
@@ -55,7 +55,7 @@ class Batch:
         return SourceBatch(events, others, self.problems, self.offset_bytes, self.passed_over, self.printed)
 
 
-_DATED = frozenset({"loss", "window", "gpu_warp"})
+_DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
 
 
 def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tracepipe.converters import CONVERTERS
 from tracepipe.converters.writer import EventWriter, OutputFormat, TraceInfo, Writer
 from tracepipe.event.columns import SPECIAL, TraceBatch
-from tracepipe.event.model import Header
+from tracepipe.event.model import STALLS, Header
 from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.draw import Layout
@@ -231,7 +231,7 @@ def _first_ns(batch: TraceBatch) -> int:
 
 
 def _is_dated(other: Any) -> bool:
-    return isinstance(other, PlacedWarps) or other["type"] in ("loss", "window")
+    return isinstance(other, PlacedWarps) or other["type"] in ("loss", "window", *STALLS)
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
 from tracepipe.event.launch_stacks import LaunchStacks
-from tracepipe.event.model import Problem, Record
+from tracepipe.event.model import STALLS, Problem, Record
 from tracepipe.event.outcomes import count_loss
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
@@ -19,7 +19,7 @@ from tracepipe.recording.open import OpenRecording, damage, footer_notes, refuse
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 # Records about the recording itself, which are not counted among its events.
-_NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name")
+_NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name", *STALLS)
 
 
 class Reading:

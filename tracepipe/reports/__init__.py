@@ -14,6 +14,7 @@ __all__ = ["REPORTS"]
 _GATHERED = {
     "summary": "Summary",
     "warps": "Warps and findings",
+    "stalls": "What warps wait for",
     "gaps": "Idle GPUs and what the CPU did",
     "lines": "Lines of Python",
     "annotations": "Annotations on the GPU",
@@ -69,6 +70,7 @@ REPORTS = _Reports(
         "diff": "Runs of two sides compared: what differs by more than runs of one side do, and by how much.",
         "warps": "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, "
         "waves, imbalance.",
+        "stalls": "What warps of each kernel waited for: stall reasons, instructions, lines of the source.",
         "plot": "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
         "html_report": "One page that gathers the reports and the pictures: HTML that needs no network.",
         "export": "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",

@@ -31,7 +31,15 @@ def _kernels(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
         stacks=request.stacks,
         owner=owner,
         gpus=toolchain.driver.listed,
+        stalls=request.gpu_stalls,
     )
+
+
+def _stalls(toolchain: Toolchain) -> ChannelEngine:
+    from tracepipe.capture.gpu.engines.stalls import StallsEngine, build_library
+
+    user, library = toolchain.owner, build_library(toolchain)
+    return StallsEngine(library, owner=(user.uid, user.gid), gpus=toolchain.driver.listed, stalls=True)
 
 
 def _warps(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
@@ -77,7 +85,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
 
     if request.gpu == "auto":
         return _start_chosen(request, notify)
-    if request.gpu == "off":
+    if request.gpu == "off" and not request.gpu_stalls:
         return request, None
     from tracepipe.capture.gpu.attach.process import user_of
     from tracepipe.capture.gpu.build.toolchain import this_toolchain, toolchain_for
@@ -87,6 +95,8 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
         notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
     toolchain = toolchain_for(user_of(request.pids)) if request.pids else this_toolchain()
     toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
+    if request.gpu == "off":
+        return request, _stalls(toolchain)
     request = choice.fair(request)
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 

@@ -1,6 +1,7 @@
 """What `--gpu auto` takes for a command, and why; and which options go with which engine.
 
     --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
+    --gpu-stalls                                          kernels, likewise
     no NVIDIA GPU, or no command                          off, and nothing is said: a library is loaded into
                                                           a process of --pid only if an engine is named
     another library is injected                           off
@@ -87,6 +88,8 @@ def named(request: CaptureRequest) -> str:
     """The engine that the request names, by its layers too; `auto` where it names none."""
     if request.gpu != "auto":
         return request.gpu
+    if request.gpu_stalls:
+        return "kernels"
     engines = {GPU_LAYERS[layer] for layer in request.layers if layer in GPU_LAYERS}
     if not engines:
         return "auto"
@@ -116,6 +119,8 @@ def check(request: CaptureRequest) -> None:
             f"{duration_text(COUNTERS_MOST_NS)}.",
             "Write --gpu-counters 1ms or 200us.",
         )
+    if request.gpu_stalls:
+        _check_stalls(request, given)
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
             "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
@@ -129,6 +134,27 @@ def check(request: CaptureRequest) -> None:
         raise TracepipeError(
             "What GPUs do is recorded of a command or of processes by their number.",
             "Give a command after --, or --pid, or --gpu off without layers of GPUs.",
+        )
+
+
+def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
+    """Raise TracepipeError where what warps wait for cannot be sampled with the other options."""
+    of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
+    by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
+    if by:
+        raise TracepipeError(
+            f"What warps wait for is sampled by CUPTI, which {by} excludes.",
+            "Make two recordings: one with --gpu-stalls, and one of the warps.",
+        )
+    if request.gpu_counters_ns is not None:
+        raise TracepipeError(
+            "A GPU's hardware has one sampler: --gpu-counters and --gpu-stalls exclude each other.",
+            "Make two recordings, one with each.",
+        )
+    if not request.command:
+        raise TracepipeError(
+            "What warps wait for is sampled from a program's start.",
+            "Give a command after --.",
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
-from tracepipe.event.model import TIME_LIMIT_NS, Header, Problem, Record
+from tracepipe.event.model import STALLS, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.stacks import Stacks
 from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.recording.account import Account
@@ -23,6 +23,7 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.losses import LossTable
 from tracepipe.reports.frames.shapes import GROUPS, ShapeTable
 from tracepipe.reports.frames.spans import Matching
+from tracepipe.reports.frames.stalls import StallTable
 from tracepipe.reports.frames.stored import give_back_at_once, parts, release
 from tracepipe.reports.frames.warp_columns import WarpTable
 
@@ -70,9 +71,10 @@ class Run:
         warps: WarpTable,
         losses: LossTable,
         stacks: Stacks,
+        stalls: StallTable,
     ) -> None:
         self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
-        self.stacks, self._layers, self.loss_table = stacks, layers, losses
+        self.stacks, self._layers, self.loss_table, self.stall_table = stacks, layers, losses, stalls
         self._frames = Frames(shapes, args, stacks)
 
     def layer(self, name: str) -> Layer:
@@ -211,6 +213,7 @@ class _Loading:
         self._events = CollectedLayers(opened.recording.tables, self._shapes, self._args)
         self._warps = WarpTable(opened.clocks.trace_clock)
         self._losses = LossTable()
+        self._stalls = StallTable()
         self._first_ns: int | None = None
         self._last_ns = -TIME_LIMIT_NS
 
@@ -255,6 +258,8 @@ class _Loading:
             self._reading.note(_no_time(ts_ns))
         elif other["type"] == "name":
             self._shapes.give_name(other)
+        elif other["type"] in STALLS:
+            self._stalls.add(other)
         elif other["type"] == "loss":
             self._losses.add(other, ts_ns)
 
@@ -287,7 +292,9 @@ class _Loading:
         layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
         layers |= streams_and_copies(layers["transfer"], shapes)
         stacks = self._opened.recording.tables.stacks
-        return Run(facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses, stacks)
+        return Run(
+            facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses, stacks, self._stalls
+        )
 
 
 def _no_time(ts_ns: int) -> Problem:

@@ -1,6 +1,7 @@
 """What records of the channel that are kept need of those before them, which are not.
 
-kernels       names of kernels and functions, stacks, GPUs, notes, and that another profiler took CUPTI over
+kernels       names of kernels, functions and stall reasons, stacks, GPUs, notes, and that another profiler
+              took CUPTI over
 warps         names, stacks, GPUs, notes, each stream's first launch, which numbers it, and the last launch
               of a process; calls that are under way, and the last clock pairs
 annotations   texts and domains; ranges that are open
@@ -15,6 +16,7 @@ from typing import Final, NamedTuple
 
 from tracepipe.capture.gpu.engines import annotation_records as annotation
 from tracepipe.capture.gpu.engines import kernel_records as kernels
+from tracepipe.capture.gpu.engines import stall_records as stalls
 from tracepipe.capture.gpu.engines import warp_records as warps
 from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.transport import (
@@ -108,12 +110,13 @@ class ChannelCarry:
 class KernelsCarry(ChannelCarry):
     """Carries records of the engine `kernels`: whatever ran is one record, and needs names alone."""
 
-    whole = frozenset(kernels.LAYERS)
+    whole = frozenset(kernels.LAYERS) | stalls.WHOLE
 
     def __init__(self) -> None:
         super().__init__(
             frozenset(
                 {KIND_NAME, *STACK_KINDS, KIND_GPU, KIND_NOTE, kernels.KIND_CALL_NAME, kernels.KIND_HELLO}
+                | {stalls.KIND_STALL_REASON}
             )
         )
         self._taken: dict[int, bytes] = {}

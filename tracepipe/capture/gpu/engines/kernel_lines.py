@@ -5,6 +5,7 @@
                             userspace X    calls with their results, launches with sizes too; `launch`
                                            where they ask for work, `stack` where Python made them
                             memory I       alloc, free, alloc_host, free_host: address, size, kind, call
+                            gpu_stall      where stall reasons are sampled: stall_lines.py
 
 `native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is made to use it and converts
 the GPU's own. A launch id is CUPTI's correlation number, with the number of the process above it.
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from tracepipe.capture.gpu.engines import stall_records
 from tracepipe.capture.gpu.engines.carries import KernelsCarry
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.kernel_process import Function, Process, function_of
@@ -42,6 +44,7 @@ from tracepipe.capture.gpu.engines.kernel_records import (
 )
 from tracepipe.capture.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.capture.gpu.engines.spans import KernelsSpans
+from tracepipe.capture.gpu.engines.stall_lines import StallLines
 from tracepipe.capture.gpu.engines.transport import (
     KIND_GPU,
     KIND_NAME,
@@ -82,6 +85,7 @@ class KernelsRenderer(ChannelRenderer):
         self._processes: dict[int, Process] = {}
         self._short: dict[str, str] = {}
         self._unended: Counter[tuple[int, str]] = Counter()
+        self._stalls = StallLines(self._kept, self._losses)
         self._take: dict[int, Callable[[Process, GpuRecord], list[dict[str, Any]]]] = {
             KIND_KERNEL: self._kernels,
             KIND_COPY: self._copies,
@@ -89,6 +93,11 @@ class KernelsRenderer(ChannelRenderer):
             KIND_CALL: self._calls,
             KIND_MEMORY: self._memory,
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        return self._notes + self._stalls.notes
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and how many it has."""
@@ -146,6 +155,8 @@ class KernelsRenderer(ChannelRenderer):
 
     def _made(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
         """The events of a record."""
+        if record.kind in stall_records.WHOLE:
+            return self._stalls.take(process, record)
         take = self._take.get(record.kind)
         process.now_ns = max(process.now_ns, record.time_ns)
         made = take(process, record) if take else []
@@ -176,6 +187,8 @@ class KernelsRenderer(ChannelRenderer):
             process.functions[domain, function] = named
         elif kind in STACK_KINDS:
             self._stacks.take(record)
+        elif kind == stall_records.KIND_STALL_REASON:
+            self._stalls.hear(process, record)
         elif kind == KIND_GPU:
             index, number = self._numbers.meet(payload)
             self._kept.take(_NAME_BYTES)
@@ -186,7 +199,7 @@ class KernelsRenderer(ChannelRenderer):
             process.is_realtime = bool(HELLO.unpack_from(payload)[1])
         elif kind == KIND_TAKEN:
             check_span(*TAKEN.unpack_from(payload))
-        elif kind not in self._take:
+        elif kind not in self._take and kind not in stall_records.WHOLE:
             raise Malformed
         return []
 

@@ -36,6 +36,7 @@ class Process:
 
     number: int
     names: dict[int, str] = field(default_factory=dict)
+    stall_reasons: dict[int, str] = field(default_factory=dict)
     functions: dict[tuple[int, int], Function] = field(default_factory=dict)
     allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Correlation of a call that takes or gives back memory → its function and thread: the last ones."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.capture.gpu.engines import stall_records
 from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.capture.gpu.engines.channel import CHANNEL_BYTES
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
@@ -18,8 +19,11 @@ from tracepipe.capture.gpu.engines.gpu_numbers import numbers_of
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernel_records import KIND_ANY, LAYERS
 from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
+from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.errors import CaptureUnavailable
 
+STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"
+"""What the library finds set where it samples what warps wait for."""
 ENTRY: Final = "tracepipe_attach"
 """What the library has for a process that runs already."""
 # What it returns there, by `Attached` of native/kernels.cpp.
@@ -49,21 +53,36 @@ class KernelsEngine(ChannelEngine):
         ring_bytes: int = CHANNEL_BYTES,
         owner: tuple[int, int] | None = None,
         gpus: Sequence[Mapping[str, Any]] = (),
+        stalls: bool = False,
     ) -> None:
         """`calls`: which API calls are recorded, as `calls_text` takes it. `owner` (user, group): who the
-        command runs as. `gpus`: those that there are, as a header has them. Raises CaptureUnavailable.
+        command runs as. `gpus`: those that there are, as a header has them. With `stalls` what warps wait
+        for is sampled, on all of them, and no other process may sample those. Raises CaptureUnavailable.
         """
         self._calls = calls_text(calls)
-        super().__init__(owner, ring_bytes=ring_bytes, stacks=stacks, lost_layers=LAYERS, lost_why=_REASONS)
-        self._library = library
-        self.sees = {"kernel": library, "profiler": library}
+        lock = SamplingLock(gpu["uuid"] for gpu in gpus if "uuid" in gpu) if stalls else None
+        layers = LAYERS | stall_records.LAYERS
+        try:
+            super().__init__(
+                owner, ring_bytes=ring_bytes, stacks=stacks, lost_layers=layers, lost_why=_REASONS
+            )
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        self._library, self._lock = library, lock
+        if stalls:  # CUPTI gives its callbacks to one client
+            self.layers = self.layers | {stall_records.LAYER}
+        else:
+            self.sees = {"kernel": library, "profiler": library}
         self.gpus = gpus
         self._renderer = KernelsRenderer(numbers_of(gpus))
 
     def environment(self) -> dict[str, str]:
         """What the command's environment needs."""
         own = {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls}
-        return own | super().environment()
+        sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}
+        return own | sampled | super().environment()
 
     def enter(self, pids: Sequence[int]) -> None:
         """Load the library into processes that run already. Raises CaptureUnavailable, TracepipeError."""
@@ -76,6 +95,12 @@ class KernelsEngine(ChannelEngine):
             if result:
                 why, hint = _NOT_ATTACHED.get(result, (f"answers {result}", "Is it of another version?"))
                 raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
+
+    def close(self) -> None:
+        """Give the channel back, and the right to sample."""
+        super().close()
+        if self._lock is not None:
+            self._lock.close()
 
     def renderer(self) -> KernelsRenderer:
         """The decoder of what `collect` gives."""

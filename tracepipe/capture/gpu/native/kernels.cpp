@@ -15,6 +15,7 @@
 #include "heartbeat.h"
 #include "own_thread.h"
 #include "redirect.h"
+#include "stall_sampler.h"
 #include "translator.h"
 #include "transport.h"
 #include "window_calls.h"
@@ -61,6 +62,7 @@ Heartbeat heartbeat;
 CallChoice &choice = *new CallChoice;  // as the translator, which asks it
 CallStacks &stacks = *new CallStacks;
 pid_t owner;
+StallSampler &stalls = *new StallSampler(channel, windows);  // as the translator: CUPTI may be in its callback
 
 // Used until the process is gone, so never destroyed: CUPTI's own threads may outlive static objects.
 Translator &translator = *new Translator(channel, heartbeat, choice, stacks);
@@ -209,6 +211,7 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
 // Called with end_mutex held.
 void send_last(bool is_taken, std::chrono::milliseconds longest) {
     is_ended = true;
+    stalls.close();
     stacks.close();
     if (is_silent()) {
         is_taken = true;
@@ -269,6 +272,7 @@ void flush_often(void *) {
             cuptiActivityFlushAll(0);
             if (are_buffers_shared || heartbeat.missed() < MISSED_BETWEEN) continue;
             is_ended = true;
+            stalls.close();
             stacks.close();
             tell_taken();
             channel.close();
@@ -358,6 +362,7 @@ Attached begin(bool is_late) {
     redirect.look();
     if (windows.are_asked() && !window_calls.open())
         channel.note("Another profiler has CUPTI's callbacks: windows begin some ms late.");
+    if (settings().get("TRACEPIPE_GPU_STALLS")) stalls.open(false);
     if (!is_first) {
         begun_again.notify_all();
         return RECORDED;

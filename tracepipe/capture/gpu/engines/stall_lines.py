@@ -1,0 +1,151 @@
+"""Lines of what warps waited for, as the library in a process adds it up.
+
+channel ──▶ records ──▶ gpu_stall      a stretch of some 10 ms: samples by function and reason
+                        gpu_stall_pc   a second: the same samples by instruction, module and line too
+                        loss           of gpu_stall: samples that CUPTI or the GPU lost, and why
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tracepipe.capture.gpu.engines.kernel_process import Process
+from tracepipe.capture.gpu.engines.stall_records import (
+    HEAD,
+    KIND_STALL_LOSS,
+    KIND_STALL_PCS,
+    KIND_STALL_REASON,
+    LAYER,
+    LOSS,
+    REASON,
+    STALL,
+    STALL_PC,
+)
+from tracepipe.capture.gpu.engines.transport import GpuRecord, printable, text
+from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed, add_loss, check_span
+from tracepipe.capture.records.bounds import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
+
+# What CUPTI has in front of the name of every reason.
+_BEFORE_REASON: Final = "smsp__pcsamp_warps_issue_stalled_"
+_ENTRIES_MAX: Final = 1 << 13
+_NAMES_BYTES_MAX: Final = 1 << 17  # of a line: readers take 1 MiB
+_REASON_BYTES: Final = 256
+_PERIOD_LOG2_MAX: Final = 31
+_LOST_NAME: Final = "function whose name was lost"
+
+
+class _Names:
+    """The names that a line has, each once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._places: dict[Any, int] = {}
+        self.size_bytes = 0
+
+    def place(self, name: str, key: Any = None) -> int:
+        """The place of a name, or of one that has a key besides."""
+        place = self._places.setdefault((name, key), len(self.texts))
+        if place == len(self.texts):
+            short = name.encode(errors="replace")[:NAME_BYTES_MAX].decode(errors="ignore")
+            self.texts.append(short)
+            self.size_bytes += len(short)
+        return place
+
+
+class StallLines:
+    """Makes lines of such records."""
+
+    def __init__(self, kept: Kept, losses: dict[str, int]) -> None:
+        self._kept, self._losses = kept, losses
+        self._samples = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """How many samples there are, as they are no events."""
+        return [f"{self._samples} samples of what warps wait for: tracepipe stalls"] if self._samples else []
+
+    def hear(self, process: Process, record: GpuRecord) -> None:
+        """Take the name of a reason. May raise one of REFUSALS."""
+        assert record.kind == KIND_STALL_REASON
+        (number,) = REASON.unpack_from(record.payload)
+        name = text(record.payload, REASON.size).removeprefix(_BEFORE_REASON)
+        if number not in process.stall_reasons:
+            self._kept.take(_REASON_BYTES + len(name))
+        process.stall_reasons[number] = name
+
+    def take(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
+        """The records of an event file that one of the channel is. May raise one of REFUSALS."""
+        if record.kind == KIND_STALL_LOSS:
+            return [self._loss(record)]
+        start_ns, end_ns, gpu, period_log2 = HEAD.unpack_from(record.payload)
+        check_span(start_ns, end_ns)
+        entry = STALL_PC if record.kind == KIND_STALL_PCS else STALL
+        entries = list(entry.iter_unpack(record.payload[HEAD.size :]))
+        if not 0 < start_ns <= end_ns or period_log2 > _PERIOD_LOG2_MAX or len(entries) > _ENTRIES_MAX:
+            raise Malformed
+        head = {"ts_ns": start_ns, "dur_ns": end_ns - start_ns, "pid": record.pid}
+        head |= {"gpu": process.gpus.get(gpu, gpu), "period_cycles": 1 << period_log2}
+        if record.kind == KIND_STALL_PCS:
+            return [{"type": f"{LAYER}_pc"} | head | columns for columns in _by_instruction(process, entries)]
+        self._samples += sum(samples for _, _, samples in entries)
+        return [{"type": LAYER} | head | columns for columns in _by_function(process, entries)]
+
+    def _loss(self, record: GpuRecord) -> dict[str, Any]:
+        start_ns, end_ns, samples = LOSS.unpack_from(record.payload)
+        check_span(start_ns, end_ns)
+        if not 0 < start_ns <= end_ns or not 0 < samples <= COUNT_LIMIT:
+            raise Malformed
+        add_loss(self._losses, LAYER, samples)
+        why = (
+            f"process {record.pid}: {printable(text(record.payload[: LOSS.size + _REASON_BYTES], LOSS.size))}"
+        )
+        loss = {"type": "loss", "layer": LAYER, "count": samples, "reason": why}
+        return loss | {"ts_ns": start_ns, "dur_ns": end_ns - start_ns}
+
+
+def _reason(process: Process, number: int) -> str:
+    return process.stall_reasons.get(number, f"reason {number}")
+
+
+def _by_function(process: Process, entries: list[tuple[int, ...]]) -> Iterator[dict[str, Any]]:
+    """The columns of a line, or of several where their names are long."""
+    at = 0
+    while at < len(entries) or not at:
+        functions, reasons = _Names(), _Names()
+        rows: list[tuple[int, int, int]] = []
+        for function, reason, samples in entries[at:]:
+            name = process.names.get(function, _LOST_NAME)
+            rows.append((functions.place(name), reasons.place(_reason(process, reason)), samples))
+            if functions.size_bytes > _NAMES_BYTES_MAX:
+                break
+        at += max(len(rows), 1)
+        columns = zip(*rows, strict=True) if rows else ((), (), ())
+        named = zip(("function", "reason", "samples"), map(list, columns), strict=True)
+        yield {"functions": functions.texts, "reasons": reasons.texts, **dict(named)}
+
+
+def _by_instruction(process: Process, entries: list[tuple[int, ...]]) -> Iterator[dict[str, Any]]:
+    """The same with the offset of each instruction, its module and its line."""
+    at = 0
+    while at < len(entries):
+        functions, reasons, lines = _Names(), _Names(), _Names()
+        modules: list[str] = []
+        rows: list[tuple[int, ...]] = []
+        for function, module, offset_bytes, line, reason, samples in entries[at:]:
+            if offset_bytes > COLUMN_LIMIT:
+                raise Malformed
+            place = functions.place(process.names.get(function, _LOST_NAME), module)
+            if place == len(modules):
+                modules.append(f"{module:016x}")
+            line_place = lines.place(process.names[line]) + 1 if line in process.names else 0
+            rows.append((place, reasons.place(_reason(process, reason)), samples, offset_bytes, line_place))
+            if functions.size_bytes + lines.size_bytes > _NAMES_BYTES_MAX:
+                break
+        at += len(rows)
+        names = ("function", "reason", "samples", "offset", "line")
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        if not lines.texts:
+            del columns["line"]
+        lined = {"lines": lines.texts} if lines.texts else {}
+        yield {"functions": functions.texts, "modules": modules, "reasons": reasons.texts, **lined, **columns}

@@ -1,0 +1,37 @@
+// Stall reasons alone, inside of a traced process: what stall_sampler.h samples, without records of kernels and calls.
+#include "stall_sampler.h"
+
+namespace {
+
+using namespace tracepipe;
+
+// Used until the process is gone, so never destroyed.
+Channel &channel = *new Channel;
+Windows &windows = *new Windows(channel);
+StallSampler &sampler = *new StallSampler(channel, windows);
+pid_t owner;
+
+void let_go() {
+    sampler.close();
+    channel.close();
+}
+void end() {
+    if (getpid() == owner) let_go();
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+    if (owner || !channel.open()) return 1;
+    owner = getpid();
+    windows.open();
+    sampler.open(true);
+    auto wait = [](void *) {
+        channel.wait_until_over();
+        let_go();
+    };
+    if (!start_own_thread(wait, nullptr)) channel.note("No thread could be started in the traced process.");
+    atexit(end);
+    at_quick_exit(end);
+    return 1;
+}

@@ -1,0 +1,150 @@
+"""What is recorded of a command's GPUs: a panel of the options of `capture`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from tracepipe.capture.gpu import GPU_ENGINES
+from tracepipe.capture.request import AUTO_WARPS, BUDGET_LAUNCHES, STACKS, CaptureRequest
+from tracepipe.cli.options import read
+from tracepipe.errors import TracepipeError
+from tracepipe.terminal.messages import choices, text_of
+from tracepipe.units import duration_ns, size_bytes
+
+Stacks = choices("Stacks", list(STACKS))
+Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
+GPUS = "GPUs"
+_COUNTERS = "Sample what the hardware of all GPUs counts, so often (1ms, 200us): SMs, DRAM, PCIe, clocks."
+_MARKS = "Record warps, of such kernels, with their calls of such device functions, which slows both."
+
+
+@dataclass(frozen=True, slots=True)
+class OnGpus:
+    """What is recorded of a command's GPUs."""
+
+    gpu: Annotated[
+        Gpu,  # type: ignore[valid-type]
+        typer.Option(
+            "--gpu",
+            help="What the command's GPUs do, without root: kernels and copies (near no cost), or every "
+            "warp; auto takes the one that suits the command, and says so.",
+            rich_help_panel=GPUS,
+        ),
+    ] = "auto"
+    kernel: Annotated[
+        str,
+        typer.Option(
+            "--kernel",
+            metavar="REGEX",
+            help="Record warps, of kernels whose name has this, mangled or demangled.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    launches: Annotated[
+        str,
+        typer.Option(
+            "--launches",
+            metavar="RANGE",
+            help="Record warps, of these launches (of such kernels), from 1: 10, 10-20, 10-.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    launches_per_kernel: Annotated[
+        int | None,
+        typer.Option(
+            "--launches-per-kernel",
+            min=0,
+            metavar="N",
+            help=f"Record warps, of the first N launches of each kernel; 0: of all. {BUDGET_LAUNCHES} with a "
+            "budget, which auto or --gpu-warps sets, and no --launches.",
+            rich_help_panel=GPUS,
+        ),
+    ] = None
+    blocks: Annotated[
+        str,
+        typer.Option(
+            "--blocks",
+            metavar="RANGE",
+            help="Record warps, of these blocks of each grid, from 0: 5, 0-131, 100-.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    gpu_memory: Annotated[
+        str,
+        typer.Option(
+            "--gpu-memory",
+            metavar="SIZE",
+            help="Record warps, with this room on each GPU for those in flight; by default it is chosen.",
+            rich_help_panel=GPUS,
+        ),
+    ] = ""
+    gpu_warps: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu-warps",
+            min=1,
+            metavar="N",
+            help=f"Record warps, and no further launch after so many; with auto {AUTO_WARPS} if not given.",
+            rich_help_panel=GPUS,
+        ),
+    ] = None
+    gpu_stalls: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-stalls",
+            help="Sample what warps wait for, with --gpu kernels (which auto takes then) or, with --gpu off, "
+            "alone.",
+            rich_help_panel=GPUS,
+        ),
+    ] = False
+    stacks: Annotated[
+        Stacks,  # type: ignore[valid-type]
+        typer.Option(
+            "--stacks",
+            help="Where in a Python program it launches, copies and allocates: its frames, or nothing.",
+            rich_help_panel=GPUS,
+        ),
+    ] = "python"
+    thread_exits: Annotated[
+        bool,
+        typer.Option(
+            "--thread-exits",
+            help="Record warps, and write a line for each thread's exit too: 32 times as many.",
+            rich_help_panel=GPUS,
+        ),
+    ] = False
+    warp_marks: Annotated[
+        str, typer.Option("--warp-marks", metavar="REGEX:REGEX", help=_MARKS, rich_help_panel=GPUS)
+    ] = ""
+    gpu_counters: Annotated[
+        str, typer.Option("--gpu-counters", metavar="TIME", help=_COUNTERS, rich_help_panel=GPUS)
+    ] = ""
+
+
+def with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
+    """The request with what the options say of GPUs. Raises BadParameter."""
+    from tracepipe.capture.gpu.choice import check
+
+    request = replace(
+        request,
+        gpu=text_of(gpus.gpu),
+        gpu_kernels=gpus.kernel,
+        gpu_launches=gpus.launches,
+        gpu_launches_per_kernel=gpus.launches_per_kernel,
+        gpu_blocks=gpus.blocks,
+        gpu_memory_bytes=read(gpus.gpu_memory, size_bytes, "--gpu-memory"),
+        gpu_warps=gpus.gpu_warps,
+        gpu_thread_exits=gpus.thread_exits,
+        gpu_stalls=gpus.gpu_stalls,
+        stacks=text_of(gpus.stacks),
+        gpu_warp_marks=gpus.warp_marks,
+        gpu_counters_ns=read(gpus.gpu_counters, duration_ns, "--gpu-counters"),
+    )
+    try:
+        check(request)
+    except TracepipeError as error:
+        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="GPUs") from None
+    return request

@@ -1,0 +1,177 @@
+"""What the warps of each kernel waited for, by samples of the hardware: reasons, instructions, lines."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from tracepipe.errors import TracepipeError
+from tracepipe.event.stall_reasons import GROUPS, SELECTED, group_of
+from tracepipe.kernel_names import kernel_title
+from tracepipe.reports.analyses.stall_advice import advice_on
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
+from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
+
+# Shares of fewer samples are those of chance: of 400, one of 25% is from 21% to 29% in 19 of 20 runs.
+_FEW_SAMPLES: Final = 400
+_INSTRUCTIONS: Final = 5
+_REASONS: Final = 4
+_NO_SAMPLES: Final = "no stall reasons were sampled: tracepipe capture --gpu-stalls -- COMMAND does"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `tracepipe stalls`."""
+
+    kernel: Annotated[str, Option("Kernels whose name this finds.", "REGEX")] = ""
+    top: Annotated[int, Option("How many kernels, those with most samples; 0: all.", "N")] = 10
+
+
+def run(run: Run, options: Options) -> Result:
+    """The kernels' samples by reason, and their instructions. Raises TracepipeError on a bad selection."""
+    table = run.stall_table
+    if not len(table):
+        return Result("STALL REASONS", [], [_NO_SAMPLES])
+    kernels = _kernels(table, options)
+    shown = kernels[: options.top] if options.top > 0 else kernels
+    total = sum(samples.total() for samples in table.functions.values())
+    result = Result("STALL REASONS", [_groups(shown, total), _reasons(shown)])
+    if table.instructions:
+        result.parts.append(_instructions(table, [name for name, _ in shown]))
+    result.parts.append(_advice(shown))
+    if len(kernels) > len(shown):
+        result.notes.append(f"{len(kernels) - len(shown)} more kernels are not listed: --top 0 lists all")
+    result.notes += _notes(table, shown)
+    return result
+
+
+def _kernels(table: StallTable, options: Options) -> list[tuple[str, Counter[str]]]:
+    """The chosen kernels with their samples by reason, those with most samples first."""
+    try:
+        fits = re.compile(options.kernel).search
+    except re.error as e:
+        raise TracepipeError(
+            f"{options.kernel!r} is no regular expression: {e}.", "Try a part of the name."
+        ) from e
+    chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
+    if not chosen:
+        raise TracepipeError(
+            "No samples of this recording are of that kernel.", "Leave out --kernel to see all."
+        )
+    return sorted(chosen, key=lambda one: (-one[1].total(), one[0]))
+
+
+def _share(count: int, total: int) -> float:
+    return 100 * count / max(total, 1)
+
+
+def _groups(shown: list[tuple[str, Counter[str]]], total: int) -> Table:
+    rows = []
+    for name, samples in shown:
+        groups: Counter[str] = Counter()
+        for reason, count in samples.items():
+            groups[group_of(reason)] += count
+        of_kernel = samples.total()
+        shares = (_share(groups[group], of_kernel) for group in GROUPS)
+        rows.append((kernel_title(name), of_kernel, _share(of_kernel, total), *shares))
+    columns = (
+        Column("kernel", "kernel"),
+        Column("samples", "samples", "count"),
+        Column("share_percent", "of all", "percent"),
+        *(Column(f"{group.replace(' ', '_')}_percent", group, "percent") for group in GROUPS),
+    )
+    note = "Shares of a kernel's samples. A sample is what a warp on an SM waited for at an instant."
+    return Table("groups", "What warps wait for", columns, rows, note)
+
+
+def _reasons(shown: list[tuple[str, Counter[str]]]) -> Table:
+    rows = [
+        (kernel_title(name), reason, group_of(reason), count, _share(count, samples.total()))
+        for name, samples in shown
+        for reason, count in sorted(samples.items(), key=lambda one: (-one[1], one[0]))[:_REASONS]
+    ]
+    columns = (
+        Column("kernel", "kernel"),
+        Column("reason", "reason"),
+        Column("group", "group"),
+        Column("samples", "samples", "count"),
+        Column("share_percent", "share", "percent"),
+    )
+    return Table("reasons", f"The first {_REASONS} reasons of each kernel", columns, rows, grouped=True)
+
+
+def _instructions(table: StallTable, kernels: list[str]) -> Table:
+    """The instructions of each kernel that most samples were at, without those that issued."""
+    wanted = set(kernels)
+    found: dict[str, list[tuple[int, Instruction, Stalls]]] = {name: [] for name in kernels}
+    for place, stalls in table.instructions.items():
+        waiting = stalls.samples.total() - stalls.samples[SELECTED]
+        if waiting and place.function in wanted:
+            found[place.function].append((waiting, place, stalls))
+    rows: list[tuple[Any, ...]] = []
+    for name in kernels:
+        of_kernel = sum(waiting for waiting, *_ in found[name])
+        found[name].sort(key=lambda one: (-one[0], one[1]))
+        for waiting, place, stalls in found[name][:_INSTRUCTIONS]:
+            reasons = Counter({why: count for why, count in stalls.samples.items() if why != SELECTED})
+            main = min(reasons, key=lambda why: (-reasons[why], why))
+            where = f"+0x{place.offset_bytes:x}"
+            share = _share(waiting, of_kernel)
+            rows.append((kernel_title(name), where, stalls.line or None, main, waiting, share))
+    columns = (
+        Column("kernel", "kernel"),
+        Column("offset", "instruction"),
+        Column("line", "line"),
+        Column("reason", "main reason"),
+        Column("samples", "waiting", "count"),
+        Column("share_percent", "share", "percent"),
+    )
+    note = (
+        "Offsets are those of the kernel's machine code (nvdisasm, cuobjdump -sass). A warp waits at the "
+        "instruction that needs a result, not at the one that makes it."
+    )
+    title = f"The {_INSTRUCTIONS} instructions of each kernel at which warps wait most"
+    return Table("instructions", title, columns, rows, note, grouped=True)
+
+
+def _advice(shown: list[tuple[str, Counter[str]]]) -> Drawing:
+    data = []
+    for name, samples in shown:
+        waiting = Counter({reason: count for reason, count in samples.items() if reason != SELECTED})
+        if not waiting.total() or samples.total() < _FEW_SAMPLES:
+            continue
+        reason = min(waiting, key=lambda why: (-waiting[why], why))
+        share = _share(waiting[reason], samples.total())
+        sentence = f"{share:.0f}% of the samples are {reason}: {advice_on(reason)}"
+        data.append({"kernel": kernel_title(name), "reason": reason, "sentence": sentence})
+
+    def draw(width: int, ascii_only: bool) -> Iterator[str]:
+        if data:
+            yield "What the main reason usually says"
+        for one in data:
+            yield from textwrap.wrap(
+                f"{one['kernel']}: {one['sentence']}", max(width, 40), subsequent_indent="  "
+            )
+
+    return Drawing("advice", draw, lambda: data)
+
+
+def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator[str]:
+    few = [kernel_title(name) for name, samples in shown if samples.total() < _FEW_SAMPLES]
+    if few:
+        some = ", ".join(few[:3]) + (", …" if len(few) > 3 else "")
+        yield f"fewer than {_FEW_SAMPLES} samples, whose shares say little: {some}"
+    if table.left_out:
+        yield f"{table.left_out} samples are of functions or instructions beyond those that are told apart"
+    if table.period_cycles:
+        cycles = ", ".join(map(str, sorted(table.period_cycles)))
+        yield f"one sample on each SM every {cycles} cycles"
+    yield "samples say what warps wait for, not which warp waits when: no time is made of them"
+
+
+REPORT = Report("stalls", Options, run, suits=lambda run: len(run.stall_table) > 0)
