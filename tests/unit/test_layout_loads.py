@@ -83,7 +83,25 @@ def test_a_process_that_no_switch_is_recorded_of_has_no_such_counter(tmp_path: P
     assert asked(written([woken, call, *runs(10, 20, 5, pid=None)], tmp_path)) == []
 
 
-def test_there_are_counters_of_so_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processes_that_stand_first_have_counters(tmp_path: Path) -> None:
+    """More would push the GPUs behind the processes in Perfetto's UI v52."""
+    records = [one for pid in range(2, 42) for one in runs(pid, pid + 1_000, pid, pid=pid)]
+    records += [one for pid in (50, 51) for one in runs(100, 90_000, pid, pid=pid)]
+    of = {"pid": 60, "tid": 60}
+    records += [{"ts_ns": 95_000, "type": "userspace", "name": "f", "phase": "I", "launch": 1} | of]
+    records += runs(95_000, 95_001, 60, pid=60)
+    records.append(
+        {"ts_ns": 96_000, "type": "gpu_kernel", "name": "k", "phase": "X", "dur_ns": 9, "launch": 1}
+    )
+    trace = written(records, tmp_path)
+    assert {row[0] for row in asked(trace)} == {60, 50, 51, *range(2, 15)}
+    order = """select order_id from _track_event_tracks_ordered_groups where name = 'GPU 0'"""
+    with RealTraceProcessor(trace) as tp:
+        tp.rows("include perfetto module viz.summary.track_event")
+        assert tp.rows(order)[0]["order_id"] < 50
+
+
+def test_so_many_processes_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracepipe.layout.loads, "PROCESSES_MAX", 2)
     records = [one for pid in (7, 8, 9) for one in runs(pid, pid + 1_000, pid, pid=pid)]
     assert {row[0] for row in asked(written(records, tmp_path))} == {7, 8}

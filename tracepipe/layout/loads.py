@@ -12,10 +12,14 @@ from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY
 from tracepipe.layout.rows import RANK_BUSY, SUMMARY, Rows
 from tracepipe.layout.shares import Share, Stretches
 from tracepipe.layout.timeline import Track
+from tracepipe.layout.tree import RANK_COUNTERS
 
-# At most this many GPUs and processes have such a counter: each takes some kilobytes.
+# At most this many GPUs and processes are looked at: each takes some kilobytes.
 BUSY_GPUS_MAX: Final = 64
 PROCESSES_MAX: Final = 128
+# So many processes have a counter. In Perfetto's UI v52 a group at the top has a number, for which processes
+# with counters and their counters count too, and stands behind all processes from 50 on: GPUs would.
+SHOWN_MAX: Final = 16
 # A share takes many stretches in hardly more time than one.
 _STRETCHES_AT_ONCE: Final = 1 << 13
 
@@ -42,12 +46,15 @@ class _Counters:
             mine = of == number
             self._shares.setdefault(number, Share()).add(begin_ns[mine], end_ns[mine])
 
-    def draw(self) -> None:
-        """Draw the counters, when all is known."""
-        for number, share in self._shares.items():
-            track = self._rows.tree.child(
-                self._tracks[number], "counter", self._name, self._rank, SUMMARY, self._unit
-            )
+    def tracks(self) -> list[Track]:
+        """Those that were busy at any time, in the order in which they first were."""
+        return [self._tracks[number] for number in self._shares]
+
+    def draw(self, tracks: list[Track]) -> None:
+        """Draw the counters of some, when all is known."""
+        for parent in tracks:
+            share = self._shares[parent.id]
+            track = self._rows.tree.child(parent, "counter", self._name, self._rank, SUMMARY, self._unit)
             row = self._rows.row_of(track)
             self._rows.nesting.add(
                 *(op_of(COUNTER, row, ts_ns, 0, NONE, value) for ts_ns, value in share.percent())
@@ -89,14 +96,15 @@ class BusyGpus:
 
     def draw(self) -> None:
         """Draw what is known at the end, when nothing is on a stream any more."""
-        self._counters.draw()
+        self._counters.draw(self._counters.tracks())
 
 
 class CpuUse:
     """Counts how long the threads of a process are on processors: two that always are make 200% of one."""
 
     def __init__(self, rows: Rows) -> None:
-        self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_BUSY)
+        self._rows = rows
+        self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_COUNTERS)
         self._process: Int32s = np.zeros(0, np.int32)
         """By the number of a thread's track its process, NONE where there are too many or it is not known."""
         self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
@@ -124,10 +132,12 @@ class CpuUse:
         self._counters.add(of, begin_ns, end_ns)
 
     def draw(self) -> None:
-        """Draw what is known at the end."""
+        """Draw what is known at the end, of the processes that stand first, which are in order."""
         if self._waiting:
             self._share()
-        self._counters.draw()
+        tree = self._rows.tree
+        processes = sorted(self._counters.tracks(), key=lambda track: tree.process(track.pid).rank)
+        self._counters.draw(processes[:SHOWN_MAX])
 
 
 class Loads:
