@@ -15,8 +15,9 @@ import pytest
 from tests.support.gpu_libraries import build_sampling
 from tests.support.sampled_machine import UUIDS
 from tests.support.waiting import wait_until
-from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, LAYER
+from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
+from tracepipe.event.vocabulary import GPU_COUNTERS
 
 INTERVAL_NS: Final = 1_000_000
 ALONE: Final = ("--gpu", "off", "--layers", "none", "--gpu-counters", "1ms")
@@ -51,7 +52,9 @@ def captured(
 
 
 def samples(records: Records, gpu: int = 0) -> Records:
-    return [one for one in records if one.get("layer") == LAYER and one.get("gpu") == gpu and "name" in one]
+    return [
+        one for one in records if one.get("layer") == GPU_COUNTERS and one.get("gpu") == gpu and "name" in one
+    ]
 
 
 def number(sample: dict[str, Any]) -> int:
@@ -142,12 +145,12 @@ def test_samples_that_are_missing_are_a_loss(
         machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "1.6", behaviour=behaviour
     )
     (loss,) = losses(records)
-    assert (loss["layer"], loss["count"], loss["reason"]) == (LAYER, 7, f"GPU 0: {reason}")
+    assert (loss["layer"], loss["count"], loss["reason"]) == (GPU_COUNTERS, 7, f"GPU 0: {reason}")
     assert loss["dur_ns"] == 7 * INTERVAL_NS
     (after,) = [one for one in samples(records) if one["ts_ns"] == loss["ts_ns"] + loss["dur_ns"]]
     assert number(after) == 1008
-    assert (code, records[-1]["losses"]) == (0, {LAYER: 7})
-    assert f"lost: 7 {LAYER} events" in said
+    assert (code, records[-1]["losses"]) == (0, {GPU_COUNTERS: 7})
+    assert f"lost: 7 {GPU_COUNTERS} events" in said
 
 
 def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, 
     )
     (loss,) = losses(records)
     why = "its sampler ended with signal 9 (SIGKILL)"
-    assert (loss["layer"], loss["reason"]) == (LAYER, f"GPU 0: {why}")
+    assert (loss["layer"], loss["reason"]) == (GPU_COUNTERS, f"GPU 0: {why}")
     assert f"GPU 0 is not sampled any more: {why}" in said
     assert loss["ts_ns"] == samples(records)[-1]["ts_ns"] + INTERVAL_NS
     missing_ns = records[-1]["end"]["monotonic_ns"] - loss["ts_ns"]

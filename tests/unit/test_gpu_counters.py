@@ -14,7 +14,7 @@ import pytest
 
 from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
-from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, LAYER, Sampled
+from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, Sampled
 from tracepipe.capture.gpu.engines.counters import CountersEngine, CountersRenderer
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
@@ -24,6 +24,7 @@ from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.vocabulary import GPU_COUNTERS
 
 INTERVAL_NS = 100
 KEY = 7
@@ -87,7 +88,7 @@ def test_a_gap_is_a_loss_as_far_as_it_was_recorded() -> None:
     sent = whole(sample(0), sample(10))
     kept, losses = taken(sent, recorded(0, 300, 600))
     assert kept == [0, 10]
-    assert losses == [Loss(LAYER, 2, 100, 300, reason), Loss(LAYER, 4, 600, 1000, reason)]
+    assert losses == [Loss(GPU_COUNTERS, 2, 100, 300, reason), Loss(GPU_COUNTERS, 4, 600, 1000, reason)]
     assert taken(whole(sample(0), sample(10)), recorded(1000)) == ([10], [])
 
 
@@ -105,9 +106,11 @@ def test_what_a_sampler_did_not_send_is_a_loss() -> None:
     dead.is_over, dead.why = True, "its sampler ended with 1"
     assert taken(silent, recorded(0, 500)) == (
         [0],
-        [Loss(LAYER, 4, 100, 500, "GPU 0: its sampler gave no answer")],
+        [Loss(GPU_COUNTERS, 4, 100, 500, "GPU 0: its sampler gave no answer")],
     )
-    assert taken(dead, recorded(0, 500))[1] == [Loss(LAYER, 4, 100, 500, "GPU 0: its sampler ended with 1")]
+    assert taken(dead, recorded(0, 500))[1] == [
+        Loss(GPU_COUNTERS, 4, 100, 500, "GPU 0: its sampler ended with 1")
+    ]
     assert taken(Sent(), recorded(0, 500))[1][0].count == 5
 
 
@@ -152,8 +155,8 @@ def rendered(content: bytes) -> list[dict[str, Any]]:
 def test_a_sample_is_one_event_with_a_value_of_each_counter() -> None:
     (event,) = rendered(record(payload(12.3456, 0.0)))
     assert event == {
-        "ts_ns": 1000, "type": "hook", "layer": LAYER, "name": LAYER, "phase": "C", "dur_ns": 100, "gpu": 0,
-        "args": {"SM active %": 12.346, "SM tensor active %": 0.0},
+        "ts_ns": 1000, "type": "hook", "layer": GPU_COUNTERS, "name": GPU_COUNTERS, "phase": "C",
+        "dur_ns": 100, "gpu": 0, "args": {"SM active %": 12.346, "SM tensor active %": 0.0},
     }  # fmt: skip
     (other,) = rendered(record(payload(2e9, gpu=3)))
     assert (other["gpu"], other["args"]) == (3, {"DRAM read GB/s": 2.0})

@@ -74,6 +74,7 @@ class HostLayout:
 
     def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any], extra: Extra) -> None:
         """Draw the values of a counter, each series on a track of its own: of a GPU, or of the process."""
+        ops = []
         for series, value in args.items():
             if type(value) not in (int, float):
                 continue
@@ -90,9 +91,11 @@ class HostLayout:
                 track = self._rows.tree.child(owner, "counter", name, rank, "counter", unit)
                 row = self._counters[key] = self._rows.new_row(track)
             if isinstance(value, float) or abs(value) > _WHOLE_MAX:
-                self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))
+                ops.append(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))
             else:
-                self._rows.nesting.add(op_of(COUNTER, row, ts_ns, 0, NONE, value))
+                ops.append(op_of(COUNTER, row, ts_ns, 0, NONE, value))
+        if ops:
+            self._rows.nesting.add(*ops)
 
     def count_memory(self, events: TraceColumns) -> None:
         """Count what events of the memory layer allocate and free."""

@@ -18,6 +18,7 @@ from tracepipe.reports.analyses.cuda_calls import launching
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.functions import SORTS, functions_of
 from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sentences
+from tracepipe.reports.analyses.kernel_counters import kernel_counters
 from tracepipe.reports.analyses.moved import moved
 from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.grouping import equal
@@ -58,6 +59,7 @@ def run(run: Run, options: Options) -> Result:
     tables = [
         *((table, 0) for table in (sentences(run, seen), gpu_time(seen))),
         _kernels(run, options),
+        kernel_counters(run, options.top),
         *((table, 0) for table in (*figures(run, seen), _layers(run), _activities(run), *moved(run))),
         *(_called(run, name, options) for name in _CALLED),
         _processes(run, options),
@@ -77,9 +79,11 @@ def _layers(run: Run) -> Table:
     counts, losses = run.facts.counts, run.facts.losses
     layers = [layer for layer in LAYERS if counts[layer] or losses[layer]]
     layers += [layer for layer in losses if layer not in LAYERS]
+    shares = (100 * losses[layer] / max(1, losses[layer] + counts[layer]) for layer in layers)
+    # What is no layer is counted with one: how much of it was lost is not known.
     rows = [
-        (layer, counts[layer], losses[layer], 100 * losses[layer] / max(1, losses[layer] + counts[layer]))
-        for layer in layers
+        (layer, counts[layer], losses[layer], share if layer in LAYERS else None)
+        for layer, share in zip(layers, shares, strict=True)
     ]
     columns = (
         Column("layer", "layer"),

@@ -17,6 +17,7 @@ from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.collected import CollectedLayers
+from tracepipe.reports.frames.counter_columns import CounterTable
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.layers import COLUMNS, Frames, Layer, streams_and_copies, threads_of
 from tracepipe.reports.frames.libraries import np, pl
@@ -72,9 +73,11 @@ class Run:
         losses: LossTable,
         stacks: Stacks,
         stalls: StallTable,
+        counters: CounterTable,
     ) -> None:
         self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
         self.stacks, self._layers, self.loss_table, self.stall_table = stacks, layers, losses, stalls
+        self.counters = counters
         self._frames = Frames(shapes, args, stacks)
 
     def layer(self, name: str) -> Layer:
@@ -214,6 +217,7 @@ class _Loading:
         self._warps = WarpTable(opened.clocks.trace_clock)
         self._losses = LossTable()
         self._stalls = StallTable()
+        self._counters = CounterTable(opened.recording.tables)
         self._first_ns: int | None = None
         self._last_ns = -TIME_LIMIT_NS
 
@@ -239,6 +243,7 @@ class _Loading:
         if len(events):
             first_ns = int(events.ts_ns.min())
             self._first_ns = first_ns if self._first_ns is None else min(first_ns, self._first_ns)
+            self._counters.add(events)
             self._events.add(events)
 
     def _take_warps(self, batches: list[PlacedWarps]) -> None:
@@ -276,6 +281,7 @@ class _Loading:
         shapes.put_away()
         self._warps.finish()
         self._losses.finish()
+        self._counters.finish()
         threads = threads_of(self._events.take("gpu_thread"))
         matching = Matching()
         spans = {name: matching.match(self._events.take(name), shapes, name) for name in GROUPS}
@@ -291,10 +297,9 @@ class _Loading:
         facts.outcomes = matching.outcomes
         layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
         layers |= streams_and_copies(layers["transfer"], shapes)
-        stacks = self._opened.recording.tables.stacks
-        return Run(
-            facts, layers, shapes, ArgsTable(self._args), self._warps, self._losses, stacks, self._stalls
-        )
+        stacks, args = self._opened.recording.tables.stacks, ArgsTable(self._args)
+        tables = self._stalls, self._counters
+        return Run(facts, layers, shapes, args, self._warps, self._losses, stacks, *tables)
 
 
 def _no_time(ts_ns: int) -> Problem:

@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-LAYER: Final = "gpu_counters"
-"""The name that these counters' events have, and their layer: tracks are called by the series alone."""
+from tracepipe.event.vocabulary import (
+    DRAM_READ,
+    DRAM_READ_SHARE,
+    DRAM_WRITE,
+    DRAM_WRITE_SHARE,
+    SM_ACTIVE,
+    SM_CLOCK,
+    TENSOR_ACTIVE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +72,6 @@ def _a_cycle(name: str, *counted: str) -> Counter:
     metrics = tuple(Metric(f"{one}.avg.per_cycle_elapsed", f"{one}.avg.peak_sustained") for one in counted)
     return Counter(name, "warp instructions", metrics)
 
-
-SM_ACTIVE: Final = "SM active %"
-TENSOR_ACTIVE: Final = "SM tensor active %"
-SM_CLOCK: Final = "SM clock MHz"
-DRAM_READ: Final = "DRAM read GB/s"
-DRAM_WRITE: Final = "DRAM write GB/s"
-DRAM_READ_SHARE: Final = "DRAM read %"
-DRAM_WRITE_SHARE: Final = "DRAM write %"
 
 COUNTERS: Final = (
     _percent(SM_ACTIVE, "sm__cycles_active.avg"),

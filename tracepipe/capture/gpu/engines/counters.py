@@ -27,7 +27,7 @@ from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.carries import ChannelCarry, SamplesCarry
 from tracepipe.capture.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
-from tracepipe.capture.gpu.engines.counter_metrics import LAYER, Counter, listed
+from tracepipe.capture.gpu.engines.counter_metrics import Counter, listed
 from tracepipe.capture.gpu.engines.over import EngineOver, RendererOver
 from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
 from tracepipe.capture.gpu.engines.sampler import Sample, Sampler
@@ -38,6 +38,7 @@ from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.spans import Wanted
+from tracepipe.event.vocabulary import GPU_COUNTERS
 
 _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")
@@ -173,5 +174,5 @@ class CountersRenderer(RendererOver):
             for counter, value in zip(self._counters[gpu], values, strict=True)
             if math.isfinite(value)
         }
-        event = {"ts_ns": start_ns, "type": _EVENT, "layer": LAYER, "name": LAYER, "phase": "C"}
+        event = {"ts_ns": start_ns, "type": _EVENT, "layer": GPU_COUNTERS, "name": GPU_COUNTERS, "phase": "C"}
         lines.record({**event, "dur_ns": end_ns - start_ns, "gpu": gpu, "args": args})

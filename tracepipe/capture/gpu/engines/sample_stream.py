@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tracepipe.capture.engines.engine import Turn
-from tracepipe.capture.gpu.engines.counter_metrics import LAYER
 from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.loss import Loss
+from tracepipe.event.vocabulary import GPU_COUNTERS
 
 _SOON_NS: Final = 10**9  # how far ahead of now a sample's end can be, as clocks differ a little
 
@@ -119,7 +119,7 @@ class SampleStream:
             elif any(stretches.parts(item.start_ns, item.start_ns + 1)):
                 yield item
         if self._refused:
-            losses.append(Loss(LAYER, self._refused, before_ns, before_ns, MALFORMED))
+            losses.append(Loss(GPU_COUNTERS, self._refused, before_ns, before_ns, MALFORMED))
             self._refused = 0
 
     def _lost(self, gap: _Gap, stretches: Stretches) -> Iterator[Loss]:
@@ -127,4 +127,4 @@ class SampleStream:
         for start_ns, end_ns in stretches.parts(gap.start_ns, gap.end_ns):
             count = min(math.ceil((end_ns - start_ns) / self._interval_ns - 0.5), COUNT_LIMIT)
             if count > 0:
-                yield Loss(LAYER, count, start_ns, end_ns, reason)
+                yield Loss(GPU_COUNTERS, count, start_ns, end_ns, reason)

@@ -1,0 +1,103 @@
+"""What the GPUs' hardware counted while kernels ran: means of the samples that lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tracepipe.event.columns import NONE
+from tracepipe.reports.frames.counter_columns import SERIES, is_long
+from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.kept_rows import kept_rows
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import empty, parts
+from tracepipe.reports.report import Column, Table
+from tracepipe.units import duration_text
+
+_BYTES_A_GB = 1e9
+_COLUMNS = (
+    Column("sm_active_percent", "SM active", "percent"),
+    Column("tensor_active_percent", "tensor", "percent"),
+    Column("dram_read_bytes_per_s", "DRAM read", "bytes_per_s"),
+    Column("dram_read_percent", "of peak", "percent"),
+    Column("dram_write_bytes_per_s", "DRAM write", "bytes_per_s"),
+    Column("dram_write_percent", "of peak", "percent"),
+    Column("sm_clock_mhz", "SM MHz", "number"),
+)
+"""Of each of SERIES."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """By name of a kernel: launches that are long enough, samples in them, and of SERIES sums and counts."""
+
+    launches: Any
+    samples: Any
+    sums: Any
+    known: Any
+
+    def means(self, at: int) -> Iterator[float | None]:
+        """Of one name, in the units of the columns; None where no sample has a value."""
+        for column, total, count in zip(_COLUMNS, self.sums[at], self.known[at], strict=True):
+            scale = _BYTES_A_GB if column.unit == "bytes_per_s" else 1
+            yield float(total / count) * scale if count else None
+
+
+def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
+    """The kernels that were sampled most, `top` of them or, with 0, all; how many are left out."""
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    names = run.shapes.column("name", every)
+    of_shape, first = equal(names)
+    counted = _counted(run, of_shape, len(first))
+    some = np.flatnonzero(counted.samples)
+    order = some[np.argsort(-counted.samples[some], kind="stable")]
+    shown = order[:top] if top > 0 else order
+
+    def row(at: int) -> tuple[Any, ...]:
+        name = run.shapes.value("name", int(names[first[at]]))
+        return name, int(counted.launches[at]), int(counted.samples[at]), *counted.means(at)
+
+    columns = (
+        Column("name", "kernel"),
+        Column("launches", "launches", "count", spare=True),
+        Column("samples", "samples", "count"),
+        *_COLUMNS,
+    )
+    intervals = sorted({samples.interval_ns for samples in run.counters.gpus.values()})
+    each = " or ".join(map(duration_text, intervals))
+    note = (
+        f"Means of the samples, {each} each, that lie in launches longer than two of them; they count what "
+        "the whole GPU did, other kernels of that time too."
+    )
+    title = "What the hardware counted while kernels ran"
+    rows = kept_rows(map(row, shown.tolist()))
+    return Table("counters", title, columns, rows, note), len(order) - len(shown)
+
+
+def _counted(run: Run, of_shape: Any, names: int) -> _Counted:
+    layer = run.layer("gpu_kernel")
+    found = _Counted(
+        np.zeros(names, np.int32),
+        np.zeros(names, np.int64),
+        empty(names, np.float64, (len(SERIES),)),
+        empty(names, np.float64, (len(SERIES),)),
+    )
+    for column in (found.sums, found.known):
+        for part in parts(names):
+            column[part] = 0
+    for part in parts(len(layer) if run.counters.gpus else 0):
+        gpus = run.shapes.column("gpu", layer.shape[part])
+        start_ns, end_ns, has_length = layer.start_ns[part], layer.end_ns[part], layer.has_length[part]
+        for gpu, samples in run.counters.gpus.items():
+            rows = np.flatnonzero(
+                has_length & (np.where(gpus == NONE, 0, gpus) == gpu) & is_long(start_ns, end_ns, samples)
+            )
+            count, sums, known = samples.inside(start_ns[rows], end_ns[rows])
+            of = of_shape[layer.shape[part][rows]][count > 0]
+            np.add.at(found.launches, of, 1)
+            np.add.at(found.samples, of, count[count > 0])
+            np.add.at(found.sums, of, sums[count > 0])
+            np.add.at(found.known, of, known[count > 0])
+    return found

@@ -1,0 +1,111 @@
+"""Collects samples of what GPUs' hardware counted, and gives their means over stretches of time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tracepipe.event.columns import Bools, TraceColumns
+from tracepipe.event.model import COUNTS
+from tracepipe.event.tables import Tables
+from tracepipe.event.vocabulary import (
+    DRAM_READ,
+    DRAM_READ_SHARE,
+    DRAM_WRITE,
+    DRAM_WRITE_SHARE,
+    GPU_COUNTERS,
+    SM_ACTIVE,
+    SM_CLOCK,
+    TENSOR_ACTIVE,
+)
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import Growing, empty, parts
+
+SERIES = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_READ, DRAM_READ_SHARE, DRAM_WRITE, DRAM_WRITE_SHARE, SM_CLOCK)
+"""The counters that are kept, in the order of a row."""
+# Other GPUs' samples are left out: each has files of its own.
+_GPUS_MAX = 256
+# Of a billion such values the sum is exact enough; no GPU counts as much in any unit.
+_VALUE_MAX = 1e15
+
+
+class CounterTable:
+    """The samples of a recording, on the trace clock. Call `add` with each batch, then `finish`."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._growing: dict[int, tuple[Growing, Growing, Growing]] = {}
+        self.gpus: dict[int, GpuSamples] = {}
+        """Those of each GPU, when all is added."""
+
+    def add(self, events: TraceColumns) -> None:
+        """Take the samples of a batch, whose numbers are the tables'. Raises OutputError."""
+        gpus: dict[int, list[int]] = {}
+        for number in np.unique(events.shape).tolist():
+            shape = self._tables.shapes[number] if number >= 0 else None
+            if shape is not None and shape.phase == COUNTS and shape.layer == shape.name == GPU_COUNTERS:
+                gpus.setdefault(shape.gpu or 0, []).append(number)
+        for gpu, shapes in gpus.items():
+            # One without a length is no mean of anything.
+            rows = np.flatnonzero(np.isin(events.shape, shapes) & (events.dur_ns > 0))
+            if len(rows) and (gpu in self._growing or len(self._growing) < _GPUS_MAX):
+                self._take(gpu, events, rows)
+
+    def _take(self, gpu: int, events: TraceColumns, rows: Any) -> None:
+        args = map(self._tables.args, events.args[rows].tolist())
+        values = [[_number(one.get(series)) for series in SERIES] for one in args]
+        if gpu not in self._growing:
+            width = (len(SERIES),)
+            self._growing[gpu] = Growing(np.int64), Growing(np.int64), Growing(np.float64, width)
+        start_ns = events.ts_ns[rows]
+        taken = start_ns, start_ns + events.dur_ns[rows], values
+        for column, more in zip(self._growing[gpu], taken, strict=True):
+            column.extend(more, len(rows))
+
+    def finish(self) -> None:
+        """All is added."""
+        for gpu, columns in sorted(self._growing.items()):
+            self.gpus[gpu] = GpuSamples(*(column.whole() for column in columns))
+        self._growing = {}
+
+
+def _number(value: Any) -> float:
+    """A value of a sample; NaN where there is none that can be."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _VALUE_MAX else math.nan
+
+
+class GpuSamples:
+    """The samples of one GPU in the order of their starts, and sums up to each."""
+
+    def __init__(self, start_ns: Any, end_ns: Any, values: Any) -> None:
+        if bool((np.diff(start_ns) < 0).any()):
+            order = np.argsort(start_ns, kind="stable")
+            start_ns, end_ns, values = start_ns[order], end_ns[order], values[order]
+        self._start_ns, self._end_ns = start_ns, np.maximum.accumulate(end_ns)
+        self.interval_ns = int(np.median(end_ns - start_ns))
+        """How long a sample is, of the middle one by length."""
+        self._sums = _sums(np.nan_to_num, values)
+        self._known = _sums(np.isfinite, values)
+
+    def inside(self, start_ns: Any, end_ns: Any) -> tuple[Any, Any, Any]:
+        """Of each stretch how many samples lie in it as a whole, and of each of `SERIES` their sum and how
+        many have a value.
+        """
+        first = np.searchsorted(self._start_ns, start_ns, "left")
+        last = np.maximum(np.searchsorted(self._end_ns, end_ns, "right"), first)
+        return last - first, self._sums[last] - self._sums[first], self._known[last] - self._known[first]
+
+
+def _sums(of: Any, values: Any) -> Any:
+    """The sums of what a function makes of the rows before each. Raises OutputError."""
+    sums = empty(len(values) + 1, np.float64, values.shape[1:])
+    sums[0] = 0
+    for part in parts(len(values)):
+        sums[part.start + 1 : part.stop + 1] = sums[part.start] + np.cumsum(of(values[part]), axis=0)
+    return sums
+
+
+def is_long(start_ns: Any, end_ns: Any, samples: GpuSamples) -> Bools:
+    """Which stretches are longer than two samples: at least one lies in each as a whole."""
+    long: Bools = end_ns - start_ns > 2 * samples.interval_ns
+    return long
