@@ -76,10 +76,14 @@ template <typename Record> void add(const Record &record, bool is_waiting = fals
     if (is_waiting) buffer.waiting.push_back(static_cast<CUpti_ActivityKernel10 *>(there));
     buffer.used += (sizeof record + 7) / 8 * 8;
 }
+bool is_called_for(CUpti_CallbackDomain domain, uint32_t cbid) {
+    std::lock_guard lock(mutex);
+    return called_for.count({domain, cbid});
+}
 // A callback of a driver function, at its entry or its exit.
 void call_back(uint32_t cbid, bool is_entry, const char *kernel = nullptr,
                CUpti_CallbackDomain domain = CUPTI_CB_DOMAIN_DRIVER_API) {
-    if (!called_for.count({domain, cbid})) return;
+    if (!is_called_for(domain, cbid)) return;
     CUpti_CallbackData data{};
     data.callbackSite = is_entry ? CUPTI_API_ENTER : CUPTI_API_EXIT, data.symbolName = kernel;
     if (cbid == CUPTI_DRIVER_TRACE_CBID_cuModuleUnload) data.functionName = "cuModuleUnload";
@@ -294,7 +298,10 @@ int main() {
             what = std::to_string(functions_changed);
         }
         if (what == "take") cuptiActivityRegisterCallbacks(other_gives, other_takes);
-        if (what == "callbacks") what = called_for.empty() ? "no callbacks" : "some callbacks";
+        if (what == "callbacks") {
+            std::lock_guard lock(mutex);
+            what = called_for.empty() ? "no callbacks" : "some callbacks";
+        }
         if (what == "subscribe") {
             CUpti_SubscriberHandle handle;
             auto called = [](void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *) {};

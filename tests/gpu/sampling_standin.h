@@ -146,7 +146,7 @@ struct SamplingStandin {
         is_unloading = is;
     }
     static void resource(CUpti_CallbackIdResource id, CUcontext context, void *descriptor) {
-        if (!called_for.count({CUPTI_CB_DOMAIN_RESOURCE, id})) return;
+        if (!is_called_for(CUPTI_CB_DOMAIN_RESOURCE, id)) return;
         CUpti_ResourceData data{};
         data.context = context, data.resourceDescriptor = descriptor;
         called_back(of_subscriber, CUPTI_CB_DOMAIN_RESOURCE, id, &data);
