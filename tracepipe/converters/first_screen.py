@@ -114,15 +114,11 @@ class FirstScreen:
             gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
             return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
         warps = [counter.name for counter in self._counters.values()]
-        alike = Counter([*self._cpu_use, *self._busy, *warps])
-        streams: Counter[str] = Counter()
-        for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist():
-            alike[self._tracks[row].name] += 1
-            streams[self._tracks[row].name] += int(self._begins[row])
-        by_name = (name for name, _ in streams.most_common())
-        names = dict.fromkeys([*self._busy, *warps, *by_name, *self._cpu_use])
+        streams = [self._tracks[row].name for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist()]
+        names = [*self._busy, *warps, *streams, *self._cpu_use]
         # A name pins all tracks that have it.
-        return [*pins, *(name for name in names if alike[name] == 1)][:_PINS_MAX]
+        count = Counter(names)
+        return [*pins, *(name for name in names if count[name] == 1)][:_PINS_MAX]
 
     def _busiest(self, kind: int) -> Int64s:
         """The rows of a kind, those with most slices first."""
