@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.changes import Change, Changes, Difference, Sizes
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Facts, Run
@@ -93,7 +94,7 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         if 0 < options.top < count:
             result.notes.append(f"{count - options.top} more {what} are not listed: --top 0")
         if count:
-            result.parts.append(table(list(found.first(which, options.top)), what.capitalize(), several))
+            result.parts.append(table(found.first(which, options.top), what.capitalize(), several))
     result.parts.append(_compared(found))
     result.notes += _notes(found, facts, left_out)
     return result
@@ -186,20 +187,18 @@ def _totals(figures: Sequence[Difference], several: bool) -> Table:
     return Table("totals", "In all", columns, rows, "All threads and streams added up.")
 
 
-def _lengths(found: Sequence[Change], title: str, several: bool) -> Table:
-    rows: list[tuple[Any, ...]] = []
-    for one in found:
+def _lengths(found: Iterable[Change], title: str, several: bool) -> Table:
+    def row(one: Change) -> tuple[Any, ...]:
         lengths, tails = one.figures["p50_ns"], one.figures["p95_ns"]
-        rows.append(
-            (
-                *reversed(one.key),
-                *map(_whole, one.counts),
-                *_medians_ns(lengths),
-                *_medians_ns(tails),
-                *_change(lengths, several),
-                one.total_ns,
-            )
+        return (
+            *reversed(one.key),
+            *map(_whole, one.counts),
+            *_medians_ns(lengths),
+            *_medians_ns(tails),
+            *_change(lengths, several),
+            one.total_ns,
         )
+
     columns = (
         Column("name", "name"),
         _LAYER,
@@ -214,14 +213,15 @@ def _lengths(found: Sequence[Change], title: str, several: bool) -> Table:
     )
     note = "p50: the median length. In all: by how much the time of all together differs."
     note += _SPREAD_NOTE if several else ""
+    rows = kept_rows(map(row, found))
     return Table("lengths", title, columns, rows, f"{note} A call inside another is in the time of both.")
 
 
-def _tails(found: Sequence[Change], title: str, several: bool) -> Table:
-    rows = []
-    for one in found:
+def _tails(found: Iterable[Change], title: str, several: bool) -> Table:
+    def row(one: Change) -> tuple[Any, ...]:
         figure = one.figures["p95_ns"]
-        rows.append((*reversed(one.key), *_medians_ns(figure), *_change(figure, several), one.total_ns))
+        return *reversed(one.key), *_medians_ns(figure), *_change(figure, several), one.total_ns
+
     columns = (
         Column("name", "name"),
         _LAYER,
@@ -231,14 +231,14 @@ def _tails(found: Sequence[Change], title: str, several: bool) -> Table:
         Column("total_change_ns", "in all", "ns"),
     )
     note = "p95: 95 of 100 lengths are no longer. The medians do not differ."
-    return Table("tails", title, columns, rows, note)
+    return Table("tails", title, columns, kept_rows(map(row, found)), note)
 
 
-def _counts(found: Sequence[Change], title: str, several: bool) -> Table:
-    rows = [
+def _counts(found: Iterable[Change], title: str, several: bool) -> Table:
+    rows = kept_rows(
         (*reversed(one.key), *map(_whole, one.counts), *_change(one.figures["count"], several), one.total_ns)
         for one in found
-    ]
+    )
     columns = (
         Column("name", "name"),
         Column("layer", "layer"),
@@ -250,11 +250,11 @@ def _counts(found: Sequence[Change], title: str, several: bool) -> Table:
     return Table("counts", title, columns, rows)
 
 
-def _alone(found: Sequence[Change], title: str, several: bool) -> Table:
-    rows = [
-        (*reversed(one.key), one.only_in, _whole(max(one.counts)), abs(one.total_ns), one.figures["count"].p)
-        for one in found
-    ]
+def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
+    def row(one: Change) -> tuple[Any, ...]:
+        count, p = _whole(max(one.counts)), one.figures["count"].p
+        return *reversed(one.key), one.only_in, count, abs(one.total_ns), *((p,) if several else ())
+
     columns: tuple[Column, ...] = (
         Column("name", "name"),
         Column("layer", "layer"),
@@ -264,17 +264,18 @@ def _alone(found: Sequence[Change], title: str, several: bool) -> Table:
         _P,
     )
     if not several:
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Table("only", title, columns, rows)
+        columns = columns[:-1]
+    return Table("only", title, columns, kept_rows(map(row, found)))
 
 
-def _exits(found: Sequence[Change], title: str, several: bool) -> Table:
+def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
     """How far apart threads leave on each side, changed or not."""
-    rows = []
-    for one in found:
+
+    def row(one: Change) -> tuple[Any, ...]:
         figure, tails = one.figures["p50_ns"], one.figures["p95_ns"]
         cells = (*_medians_ns(figure), *_medians_ns(tails), *_change(figure, several))
-        rows.append((*reversed(one.key), *map(_whole, one.counts), *cells))
+        return *reversed(one.key), *map(_whole, one.counts), *cells
+
     columns = (
         Column("name", "name"),
         _LAYER,
@@ -290,7 +291,7 @@ def _exits(found: Sequence[Change], title: str, several: bool) -> Table:
         "Skew: from a block's first warp that leaves to the last; spread: from a warp's first lane to the "
         "last; delay: how much later those threads leave than the others. Change: of p50, reported or not."
     )
-    return Table("exits", title, columns, rows, note)
+    return Table("exits", title, columns, kept_rows(map(row, found)), note)
 
 
 def _compared(found: Changes) -> Drawing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -15,14 +16,18 @@ from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle
 from tracepipe.reports.analyses.host_states import IN_CALL, STATES, USER, HostStates
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
-from tracepipe.reports.frames.grouping import Grouped, equal, greatest, one_number
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.grouping import Grouped, each, equal, greatest
+from tracepipe.reports.frames.kept_rows import kept_rows
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import flagged, made, parts
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, taken, zeros
+from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
-_KEYS = ("state", "call", "syscall")
+_KEYS, _THREAD = ("state", "call", "syscall"), ("pid", "tid")
+# Threads whose states are listed.
+_THREADS_MAX = 64
 _WHERE = (BETWEEN, FIRST, LAST)
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
 _WORDS = {"other system calls": "system call"}
@@ -73,13 +78,18 @@ def run(run: Run, options: Options) -> Result:
     threads, more = _threads(run, idle, states, options.top)
     if len(threads.rows) > 1:
         result.parts.append(threads)
-        result.notes += (
-            [f"{more} more threads that use CUDA are not listed: --top 0 lists all"] if more else []
-        )
+        result.notes += _threads_left_out(more, options.top)
     result.parts += contexts
     result.notes += work.left_out()
     result.notes += _notes(run, gaps, kept, options, has_copies)
     return result
+
+
+def _threads_left_out(more: int, top: int) -> Iterator[str]:
+    if more and 0 < top < _THREADS_MAX:
+        yield f"{more} more threads that use CUDA are not listed: --top 0 lists {_THREADS_MAX} at most"
+    elif more:
+        yield f"{more} more threads that use CUDA, which were in calls for a shorter time, are not listed"
 
 
 def _state(state: str, states: HostStates) -> str:
@@ -149,38 +159,78 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
+class _Causes:
+    """What the CPU did while each GPU was idle, a number for each GPU, state and call: how long in all
+    (`total_ns`), and before the first work and after the last (`outside_ns`); the rows of `doing` of each.
+    """
+
+    def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
+        count, self._doing, self._states = len(doing["gap"]), doing, states
+        gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
+        of, first = equal(gpu_of, *(doing[key] for key in _KEYS))
+        self.gpu, self._first = taken(gpu_of, first), first
+        self._where = made(count, np.uint8, lambda part: gaps.where[doing["gap"][part]])
+        self.total_ns, self.outside_ns = (zeros(len(first), np.int64) for _ in range(2))
+        for part in parts(count):
+            between = self._where[part] == BETWEEN
+            for sums, which in ((self.total_ns, between), (self.outside_ns, ~between)):
+                np.add.at(sums, of[part][which], doing["dur_ns"][part][which])
+        self._rows = Grouped(of, np.arange(count, dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def words(self, number: int) -> tuple[str, str | None]:
+        """State and call."""
+        at = int(self._first[number])
+        state, call, syscall = _in_words(self._states, *(int(self._doing[key][at]) for key in _KEYS))
+        return _state(state, self._states), call or syscall
+
+    def lengths_ns(self, number: int) -> tuple[Any, int, int]:
+        """How long it lasted in each gap between work; before the first work and after the last in all."""
+        rows = self._rows.of(number)
+        dur_ns, where = self._doing["dur_ns"][rows], self._where[rows]
+        return dur_ns[where == BETWEEN], int(dur_ns[where == FIRST].sum()), int(dur_ns[where == LAST].sum())
+
+    def first(self, numbers: Any, top: int) -> Any:
+        """Those of one GPU that lasted longest, at most `top`, or all for 0."""
+        if top <= 0:
+            text = self._text_of(numbers)
+            return numbers[in_text_order(text, -self.total_ns[numbers], -self.outside_ns[numbers])]
+        surely, perhaps = numbers[:0], numbers
+        for of in (self.total_ns, self.outside_ns):
+            more, perhaps = greatest(of, perhaps, top - len(surely))
+            surely = np.concatenate((surely, more))
+        some = np.concatenate((surely, perhaps)).tolist()
+        return np.array(nsmallest(top, some, key=self._rank), np.int64)
+
+    def _text_of(self, numbers: Any) -> Callable[[int], str]:
+        return lambda at: "\0".join(word or "" for word in self.words(int(numbers[at])))
+
+    def _rank(self, number: int) -> tuple[int, int, str, str]:
+        state, call = self.words(number)
+        return -int(self.total_ns[number]), -int(self.outside_ns[number]), state, call or ""
+
+
 def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: HostStates, top: int) -> Table:
-    count = len(doing["gap"])
-    keys = [_above_zero(doing[key]) for key in _KEYS]
-    gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
-    causes = Grouped(one_number(gpu_of, *keys), np.arange(count, dtype=np.int32))
-    by_gpu: dict[int, list[tuple[Any, ...]]] = {}
-    for _, places in causes:
-        first = int(places[0])
-        state, call, syscall = _in_words(states, *(int(doing[key][first]) for key in _KEYS))
-        at = {where: places[gaps.where[doing["gap"][places]] == where] for where in _WHERE}
-        lengths = doing["dur_ns"][at[BETWEEN]]
-        total_ns, _, *spread = of_values(lengths)
-        outside = (int(doing["dur_ns"][at[where]].sum()) for where in (FIRST, LAST))
-        number = int(gpu_of[first])
-        by_gpu.setdefault(number, []).append(
-            (
-                f"GPU {idle[number].gpu}",
-                _state(state, states),
-                call or syscall,
-                len(lengths),
-                total_ns or 0,
-                None,
-                *spread,
-                *outside,
-            )
-        )
-    rows = []
-    for of_gpu in by_gpu.values():
-        idle_ns = sum(row[4] for row in of_gpu)
-        of_gpu = [(*row[:5], 100 * row[4] / idle_ns if idle_ns else None, *row[6:]) for row in of_gpu]
-        of_gpu.sort(key=lambda row: (-row[4], -row[-2] - row[-1], row[1], row[2] or ""))
-        rows += _with_the_rest(of_gpu, top)
+    causes = _Causes(gaps, doing, states)
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        bounds = np.searchsorted(causes.gpu, np.arange(len(idle) + 1)).tolist()
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            every, gpu = np.arange(start, stop), f"GPU {idle[number].gpu}"
+            idle_ns = int(causes.total_ns[start:stop].sum())
+            # One that is left out alone is listed after all.
+            shown = causes.first(every, top if top + 1 < len(every) else 0)
+            for cause in each(shown):
+                lengths_ns, before_ns, after_ns = causes.lengths_ns(cause)
+                total_ns, _, *spread = of_values(lengths_ns)
+                share = 100 * (total_ns or 0) / idle_ns if idle_ns else None
+                counts = len(lengths_ns), total_ns or 0, share
+                yield gpu, *causes.words(cause), *counts, *spread, before_ns, after_ns
+            if len(shown) < len(every):
+                yield _the_rest(gpu, causes, np.setdiff1d(every, shown), idle_ns)
+
     columns = (
         Column("gpu", "the CPU was in"),
         Column("state", "state"),
@@ -198,23 +248,15 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
         f"{f', and that before {states.hooked}' if HOOKED in states.states else ''}. "
         "Percentiles: of its time in one gap."
     )
-    return Table("causes", "Idle time by what the CPU did", columns, rows, note, grouped=True)
+    return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)
 
 
-def _above_zero(numbers: Any) -> Any:
-    """Numbers, of which -1 is none, that can be put in one with others."""
-    return made(len(numbers), np.int32, lambda part: numbers[part].astype(np.int32) + 1)
-
-
-def _with_the_rest(rows: list[tuple[Any, ...]], top: int) -> list[tuple[Any, ...]]:
-    """The first rows of a GPU, and what all others sum up to."""
-    if top <= 0 or len(rows) <= top + 1:
-        return rows
-    rest = rows[top:]
-    share = sum(row[5] for row in rest) if rest[0][5] is not None else None
-    sums = (None, sum(row[4] for row in rest), share, *(None,) * len(_SPREAD))
-    outside = (sum(row[-2] for row in rest), sum(row[-1] for row in rest))
-    return [*rows[:top], (rest[0][0], f"{len(rest)} others", None, *sums, *outside)]
+def _the_rest(gpu: str, causes: _Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
+    """What other causes of a GPU sum up to."""
+    total_ns = int(causes.total_ns[numbers].sum())
+    share = 100 * total_ns / idle_ns if idle_ns else None
+    outside = (sum(causes.lengths_ns(number)[at] for number in each(numbers)) for at in (1, 2))
+    return gpu, f"{len(numbers)} others", None, None, total_ns, share, *(None,) * len(_SPREAD), *outside
 
 
 def _longest(
@@ -227,12 +269,13 @@ def _longest(
     options: Options,
 ) -> Table:
     shown = _first(gaps, options.top)
-    main = _mostly(doing, np.sort(shown))
+    main = _mostly(doing, len(gaps))
     queued_ns, is_known = gaps.queued_ns(run, shown)
     calls = run.layer("userspace")
-    rows = []
-    for at, gap in enumerate(shown.tolist()):
-        *numbers, most_ns = main[gap]
+
+    def row(at: int) -> tuple[Any, ...]:
+        gap = int(shown[at])
+        *numbers, most_ns = (int(doing[key][main[gap]]) for key in (*_KEYS, "dur_ns"))
         state, call, syscall = _in_words(states, *numbers)
         dur_ns, start_ns = int(gaps.dur_ns(gap)), int(gaps.start_ns[gap])
         previous, following = (
@@ -246,20 +289,19 @@ def _longest(
             for key in ids
         )
         ended_by = name if following else None
-        rows.append(
-            (
-                idle[int(gaps.gpu[gap])].gpu,
-                start_ns - run.facts.start_ns,
-                dur_ns,
-                previous or "(start of the recording)",
-                following or "(end of the recording)",
-                f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
-                tid,
-                int(queued_ns[at]) if following and is_known[at] else None,
-                _cause(_state(state, states), call or syscall, states.hooked),
-                100 * most_ns / dur_ns,
-            )
+        return (
+            idle[int(gaps.gpu[gap])].gpu,
+            start_ns - run.facts.start_ns,
+            dur_ns,
+            previous or "(start of the recording)",
+            following or "(end of the recording)",
+            f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
+            tid,
+            int(queued_ns[at]) if following and is_known[at] else None,
+            _cause(_state(state, states), call or syscall, states.hooked),
+            100 * most_ns / dur_ns,
         )
+
     columns = (
         Column("gpu", "GPU", "id"),
         Column("at_ns", "at", "at"),
@@ -273,9 +315,9 @@ def _longest(
         Column("cause_percent", "", "percent"),
     )
     note = "Ended by: the call that asked for what came next."
-    if "?" in "".join(str(row[5])[-1:] for row in rows):
+    if bool((gaps.by_order[shown] & (gaps.following[shown] != NONE)).any()):
         note += " “?”: work without a launch id, so the last such call that began before it."
-    return Table("gaps", "The longest", columns, rows, note)
+    return Table("gaps", "The longest", columns, kept_rows(map(row, range(len(shown)))), note)
 
 
 def _first(gaps: IdleGaps, top: int) -> Any:
@@ -289,42 +331,46 @@ def _first(gaps: IdleGaps, top: int) -> Any:
     return shown[np.lexsort((gaps.start_ns[shown], -dur_ns[shown]))]
 
 
-def _mostly(doing: dict[str, Any], shown: Any) -> dict[int, tuple[int, ...]]:
-    """What was done the longest in each of some gaps, in order: state, call, syscall, dur_ns."""
-    is_shown = np.zeros(int(shown[-1]) + 2, np.bool_)
-    is_shown[shown] = True
-    gaps = doing["gap"]
-    some = flagged(len(gaps), lambda part: is_shown[np.minimum(gaps[part], len(is_shown) - 1)])
-    columns = [doing[key][some].tolist() for key in ("gap", *_KEYS, "dur_ns")]
-    found: dict[int, tuple[int, ...]] = {}
-    for gap, *rest in zip(*columns, strict=True):
-        if gap not in found or rest[-1] > found[gap][-1]:
-            found[gap] = tuple(rest)
+def _mostly(doing: dict[str, Any], count: int) -> Any:
+    """By gap, of so many, the row of what was done in it the longest, the first of equal ones; a column."""
+    gaps, dur_ns = doing["gap"], doing["dur_ns"]
+    found, longest_ns = zeros(count, np.int32), zeros(count, np.int64)
+    for part in parts(len(gaps)):
+        np.maximum.at(longest_ns, gaps[part], dur_ns[part])
+    for part in reversed([slice(at, at + ROWS_AT_ONCE) for at in range(0, len(gaps), ROWS_AT_ONCE)]):
+        rows = np.flatnonzero(dur_ns[part] == longest_ns[gaps[part]])[::-1]
+        found[gaps[part][rows]] = rows + part.start
+        release()
     return found
 
 
-def _in_calls(run: Run) -> pl.DataFrame:
-    """pid, tid, dur_ns: how long each thread that made calls was in them, as far as that is known."""
+def _in_calls(run: Run) -> tuple[Any, Any]:
+    """Shapes of threads that made calls, one for each, and how long each was in them, as far as that is
+    known.
+    """
     calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
     of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
     outermost, has_length = calls.is_outermost, calls.has_length
-    dur_ns, seen = np.zeros(len(first), np.int64), np.zeros(len(first), np.bool_)
+    dur_ns, seen = zeros(len(first), np.int64), np.zeros(len(first), np.bool_)
     for part in parts(len(calls)):
         of = of_shape[calls.shape[part]]
         seen[of[outermost[part]]] = True
         timed = outermost[part] & has_length[part]
         np.add.at(dur_ns, of[timed], (calls.end_ns[part] - calls.start_ns[part])[timed])
-    ids = [run.shapes.series(key, every[first]) for key in ("pid", "tid")]
-    return pl.DataFrame([*ids, pl.Series("dur_ns", dur_ns)]).filter(pl.Series(seen))
+    return first[seen], dur_ns[seen]
 
 
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
-    """What each thread that uses CUDA did while a GPU was idle between its first work and its last."""
-    busiest = _in_calls(run).sort("dur_ns", "tid", descending=[True, False])
-    shown = busiest.head(top) if top > 0 else busiest
+    """What each thread that uses CUDA did while a GPU was idle between its first work and its last; and how
+    many other threads there are. Each takes as long as there are gaps, so that few are looked at.
+    """
+    shapes, dur_ns = _in_calls(run)
+    most = min(top, _THREADS_MAX) if top > 0 else _THREADS_MAX
+    shown = shapes[np.lexsort((run.shapes.numbers("tid", shapes, NONE), -dur_ns))[:most]]
+    ids = [[run.shapes.value(key, at) for at in run.shapes.column(key, shown).tolist()] for key in _THREAD]
     rows = []
     for one in idle:
-        for pid, tid, _ in shown.iter_rows():
+        for pid, tid in zip(*ids, strict=True):
             sums = np.zeros(len(STATES), np.int64)
             for part in states.of((pid, tid), one.gaps.start_ns, one.gaps.end_ns):
                 np.add.at(sums, part["state"], part["dur_ns"])
@@ -341,7 +387,7 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         ),
     )
     note = "Time of each thread while the GPU was idle, between its first work and its last."
-    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(busiest) - len(shown)
+    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(shapes) - len(shown)
 
 
 def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copies: bool) -> Iterator[str]:

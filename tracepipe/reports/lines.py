@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from heapq import nsmallest
+from itertools import pairwise
+from typing import Annotated, Any
 
 from tracepipe.event.columns import Int64s
 from tracepipe.reports.analyses.called_by import called_by, work_by_stack
-from tracepipe.reports.analyses.cuda_calls import effects_of_calls, rows_by_effect
+from tracepipe.reports.analyses.cuda_calls import rows_by_effect
 from tracepipe.reports.analyses.gpu_by_line import FRAMES, Lines
-from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.grouping import equal, greatest, starts_of
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import Growing, parts, taken, touched, zeros
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _KERNELS = 3
+# Of what a stack asked for by a name: how many there are, their time, and the bytes of copies.
+_SUMS = ("count", "gpu_ns", "copied_bytes")
+# What is looked at of each.
+_ROW_BYTES = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +45,87 @@ class Options:
 
 @dataclass(slots=True)
 class _Line:
-    """What one line asked for."""
+    """What one line asked for; `stacks` are places of stacks in `_Asked`."""
 
     gpu_ns: int = 0
     kernels: int = 0
     copies: int = 0
-    copied_bytes: int | None = None
-    by_name: dict[tuple[str, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
-    """Count and time by kind of work and name."""
+    copied_bytes: int = 0
+    stacks: array[int] = field(default_factory=lambda: array("i"))
+
+
+class _Asked:
+    """What stacks asked for: a row for each name of kernels and of copies of each, by stack, as columns.
+    `starts` is where the rows of each stack begin, and the last end; `total_ns` is the GPU's time of all.
+    """
+
+    def __init__(self, run: Run) -> None:
+        found = {name: Growing(np.int64) for name in ("stack", "is_copy", "name", *_SUMS)}
+        self.total_ns = 0
+        for work in work_by_stack(run):
+            names = run.shapes.column("name", work.layer.shape[work.rows])
+            lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
+            self.total_ns += int(lengths_ns.sum())
+            values = np.ones_like(lengths_ns), lengths_ns, _sizes(run, work.name, work.rows)
+            (stack, name), sums = _summed((work.stack, names), values)
+            columns = (stack, int(work.name == "transfer"), name, *sums)
+            for column, some in zip(found.values(), columns, strict=True):
+                column.extend(some, len(stack))
+        whole = [column.whole() for column in found.values()]
+        (self.stack, self._is_copy, self._name), sums = _summed(whole[:3], whole[3:])
+        self._count, self._gpu_ns, self._copied = sums
+        self.starts = np.append(starts_of(self.stack), len(self.stack))
+        self._run = run
+
+    def lines(self, lines: Lines) -> dict[str, _Line]:
+        """What each line asked for."""
+        found: dict[str, _Line] = defaultdict(_Line)
+        for at, (start, stop) in enumerate(pairwise(self.starts.tolist())):
+            rows = slice(start, stop)
+            is_copy, counts = self._is_copy[rows] > 0, self._count[rows]
+            copies, gpu_ns = int(counts[is_copy].sum()), int(self._gpu_ns[rows].sum())
+            copied_bytes, kernels = int(self._copied[rows].sum()), int(counts.sum()) - copies
+            for text in lines.of(int(self.stack[start])):
+                line = found[text]
+                line.gpu_ns, line.kernels, line.copies = (
+                    line.gpu_ns + gpu_ns,
+                    line.kernels + kernels,
+                    line.copies + copies,
+                )
+                line.copied_bytes += copied_bytes
+                line.stacks.append(at)
+            touched((stop - start) * _ROW_BYTES)
+        return found
+
+    def longest(self, line: _Line) -> Iterator[tuple[str, str, int, int]]:
+        """The kernels and copies of a line that took longest: name, kind, how many, and their time."""
+        stacks = np.array(line.stacks)
+        rows = np.concatenate([np.arange(*self.starts[at : at + 2]) for at in stacks])
+        columns = (taken(column, rows) for column in (self._is_copy, self._name, self._count, self._gpu_ns))
+        is_copy, name, *values = columns
+        (is_copy, name), (count, gpu_ns) = _summed((is_copy, name), values)
+
+        def named(at: int) -> tuple[int, str, str]:
+            kind = "copy" if is_copy[at] else "kernel"
+            return -int(gpu_ns[at]), kind, self._run.shapes.text(int(name[at]))
+
+        some = np.concatenate(greatest(gpu_ns, np.arange(len(name)), _KERNELS)).tolist()
+        for at in nsmallest(_KERNELS, some, key=named):
+            _, kind, text = named(at)
+            yield text, kind, int(count[at]), int(gpu_ns[at])
 
 
 def run(run: Run, options: Options) -> Result:
     """The lines that the GPU worked for longest, what ran for each, and what each allocated."""
     result = Result("LINES OF PYTHON")
     lines = Lines(run, options.frames)
-    found, total_ns = _by_line(run, lines)
+    asked = _Asked(run)
+    found = asked.lines(lines)
     order = sorted(found, key=lambda line: (-found[line].gpu_ns, line))
     shown = order[: options.top] if options.top > 0 else order
-    result.parts = [_times(found, shown, total_ns), _works(found, shown)]
+    result.parts = [_times(found, shown, asked.total_ns), _works(asked, found, shown)]
     allocated = _allocated(run, lines, options.top)
-    if allocated.rows:
+    if len(allocated.rows):
         result.parts.append(allocated)
     if len(order) > len(shown):
         result.notes.append(f"{len(order) - len(shown)} more lines are not listed: --top 0 lists all")
@@ -63,60 +133,32 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-def _by_line(run: Run, lines: Lines) -> tuple[dict[str, _Line], int]:
-    """What each line asked for, and the GPU's time in all."""
-    found: dict[str, _Line] = defaultdict(_Line)
-    total_ns = 0
-    for work in work_by_stack(run):
-        names = run.shapes.column("name", work.layer.shape[work.rows]).astype(np.int64)
-        lengths_ns = work.layer.end_ns[work.rows] - work.layer.start_ns[work.rows]
-        total_ns += int(lengths_ns.sum())
-        sizes, kind = _sizes(run, work.name, work.rows), "copy" if work.name == "transfer" else "kernel"
-        for stack, name, count, gpu_ns, copied in _sums(work.stack, names, lengths_ns, sizes):
-            for text in lines.of(stack):
-                _add(found[text], kind, run.shapes.text(name), count, gpu_ns, copied)
-    return found, total_ns
-
-
-def _add(line: _Line, kind: str, name: str, count: int, gpu_ns: int, copied: int) -> None:
-    line.gpu_ns += gpu_ns
-    if kind == "copy":
-        line.copies += count
-        line.copied_bytes = (line.copied_bytes or 0) + copied
-    else:
-        line.kernels += count
-    sums = line.by_name[kind, name]
-    sums[0] += count
-    sums[1] += gpu_ns
-
-
 def _sizes(run: Run, layer: str, rows: Int64s) -> Int64s:
     """The bytes of copies, 0 where they are not known; of kernels 0."""
     if layer != "transfer" or not len(rows):
         return np.zeros(len(rows), np.int64)
-    sizes: Int64s = run.rows(layer, rows, "size_bytes")["size_bytes"].fill_null(0).to_numpy()
+    sizes: Int64s = run.part(layer, rows, "size_bytes")["size_bytes"].fill_null(0).to_numpy()
     return sizes
 
 
-def _sums(stack: Int64s, name: Int64s, *values: Int64s) -> Iterable[tuple[int, ...]]:
-    """Of rows with the same stack and name: both, how many there are, and the sums of their values."""
-    if not len(stack):
-        return
-    of, first = equal(stack, name)
-    counts = np.bincount(of)
-    sums = [np.zeros(len(first), np.int64) for _ in values]
-    for total, column in zip(sums, values, strict=True):
-        np.add.at(total, of, column)
-    columns = (stack[first], name[first], counts, *sums)
-    yield from zip(*(column.tolist() for column in columns), strict=True)
+def _summed(keys: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The keys of rows, each once and in order, and the sums of the values of those that have them."""
+    of, first = equal(*keys)
+    sums = [zeros(len(first), np.int64) for _ in values]
+    for part in parts(len(of)):
+        for total, column in zip(sums, values, strict=True):
+            np.add.at(total, of[part], column[part])
+    return [taken(key, first) for key in keys], sums
 
 
 def _times(found: dict[str, _Line], shown: list[str], total_ns: int) -> Table:
-    rows = []
-    for text in shown:
+    def row(text: str) -> tuple[Any, ...]:
         line = found[text]
         share = 100 * line.gpu_ns / total_ns if total_ns else None
-        rows.append((text, line.gpu_ns, share, line.kernels, line.copies, line.copied_bytes))
+        copied_bytes = line.copied_bytes if line.copies else None
+        return text, line.gpu_ns, share, line.kernels, line.copies, copied_bytes
+
+    rows = kept_rows(map(row, shown))
     columns = (
         Column("line", "line"),
         Column("gpu_ns", "on GPU", "ns"),
@@ -129,11 +171,8 @@ def _times(found: dict[str, _Line], shown: list[str], total_ns: int) -> Table:
     return Table("lines", "Which lines the GPU worked for", columns, rows, note, empty="nothing on a GPU")
 
 
-def _works(found: dict[str, _Line], shown: list[str]) -> Table:
-    rows = []
-    for text in shown:
-        by_time = sorted(found[text].by_name.items(), key=lambda one: (-one[1][1], one[0]))
-        rows += [(text, name, kind, *sums) for (kind, name), sums in by_time[:_KERNELS]]
+def _works(asked: _Asked, found: dict[str, _Line], shown: list[str]) -> Table:
+    rows = kept_rows((text, *of) for text in shown for of in asked.longest(found[text]))
     columns = (
         Column("line", "line"),
         Column("name", "kernel or copy"),
@@ -148,21 +187,23 @@ def _works(found: dict[str, _Line], shown: list[str]) -> Table:
 def _allocated(run: Run, lines: Lines, top: int) -> Table:
     """Allocations by the line that called for them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    calls = effects_of_calls(run, ("alloc",), "size_bytes")
-    good = np.flatnonzero(~calls["failed"].to_numpy())
-    stack = called_by(run, rows_by_effect(run)["alloc"][good])
-    sizes = calls["size_bytes"].fill_null(0).to_numpy()[good]
-    for called, _, count, size_bytes in _sums(stack, np.zeros_like(stack), sizes):
-        for text in lines.of(called):
-            found[text][0] += count
-            found[text][1] += size_bytes
+    calls = rows_by_effect(run)["alloc"]
+    for part in parts(len(calls)):
+        told = run.part("userspace", calls[part], "size_bytes", "result")
+        good = np.flatnonzero(told["result"].fill_null(0).to_numpy() == 0)
+        sizes = told["size_bytes"].fill_null(0).to_numpy()[good]
+        (stack,), sums = _summed((called_by(run, calls[part][good]),), (np.ones_like(good), sizes))
+        for called, count, size_bytes in zip(*(of.tolist() for of in (stack, *sums)), strict=True):
+            for text in lines.of(called):
+                found[text][0] += count
+                found[text][1] += size_bytes
     order = sorted(found, key=lambda line: (-found[line][1], line))
     columns = (
         Column("line", "line"),
         Column("count", "allocations", "count"),
         Column("size_bytes", "size", "bytes"),
     )
-    listed = [(line, *found[line]) for line in (order[:top] if top > 0 else order)]
+    listed = kept_rows((line, *found[line]) for line in (order[:top] if top > 0 else order))
     return Table("allocations", "Which lines allocated", columns, listed)
 
 

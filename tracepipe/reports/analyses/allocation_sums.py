@@ -9,7 +9,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.reports.analyses.allocations import Allocations
 from tracepipe.reports.frames.grouping import Grouped, each, equal, numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken
+from tracepipe.reports.frames.stored import flagged, made, parts, taken, zeros
 
 _LOW_BITS = 32
 
@@ -19,9 +19,9 @@ class AllocationSums:
 
     def __init__(self, found: Allocations, numbers: Any, count: int) -> None:
         self.count, self._sized, self._addressed, self._live, self._live_sized = (
-            _zeros(count, np.int32) for _ in range(5)
+            zeros(count, np.int32) for _ in range(5)
         )
-        self._bytes, self._live_bytes = (_zeros(count, np.int64, (2,)) for _ in range(2))
+        self._bytes, self._live_bytes = (zeros(count, np.int64, (2,)) for _ in range(2))
         for part in parts(len(found)):
             is_made = found.column("is_made")[part]
             size, of = found.column("size_bytes")[part][is_made], numbers[part][is_made]
@@ -62,14 +62,6 @@ class AllocationSums:
             return made(len(some), np.float64, lambda part: -_about(of[some[part]]))
 
         return taken(some, np.lexsort((most(self._bytes), most(self._live_bytes))))
-
-
-def _zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
-    """A column of zeros."""
-    column = empty(count, dtype, width)
-    for part in parts(count):
-        column[part] = 0
-    return column
 
 
 def _known(halves: Any, count: int, sized: int) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from heapq import nsmallest
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.reports.analyses.comparison import Comparison, middle
-from tracepipe.reports.frames.grouping import greatest
+from tracepipe.reports.frames.grouping import each, greatest
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.samples import (
@@ -24,7 +24,8 @@ from tracepipe.reports.frames.samples import (
     Kind,
     Measured,
 )
-from tracepipe.reports.frames.stored import Growing, empty, made, parts, touched
+from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken, touched
+from tracepipe.reports.frames.text_order import in_text_order
 
 # What is looked at to decode a name.
 _NAME_BYTES = 64
@@ -324,17 +325,27 @@ class Changes:
         return which
 
     def first(self, flags: Bools, most: int = 0) -> Iterator[Change]:
-        """The flagged ones with the largest change of time, at most so many, or all where that is 0."""
+        """The flagged ones with the largest change of time, at most so many, or all where that is 0. Raises
+        OutputError.
+        """
+        if most <= 0:
+            kept = flagged(len(self), lambda part: flags[part])
+            text = self._text_of(kept)
+            return map(self.__getitem__, each(taken(kept, in_text_order(text, -self._sizes_ns(kept)))))
         kept = np.zeros(0, np.int64)
         for part in parts(len(self)):
             kept = np.concatenate([kept, np.flatnonzero(flags[part]) + part.start])
-            if 0 < most < len(kept):
+            if most < len(kept):
                 surely, perhaps = greatest(self._sizes_ns(kept), np.arange(len(kept)), most)
                 # Of equal changes names decide.
                 named = nsmallest(most - len(surely), kept[perhaps].tolist(), self._key)
                 kept = np.concatenate([kept[surely], np.array(named, np.int64)])
         sizes_ns = dict(zip(kept.tolist(), self._sizes_ns(kept).tolist(), strict=True))
         return map(self.__getitem__, sorted(sizes_ns, key=lambda row: (-sizes_ns[row], self._key(row))))
+
+    def _text_of(self, rows: Any) -> Callable[[int], str]:
+        """What gives layer and name of some rows by their places, in the order of which they stand."""
+        return lambda at: "\0".join(self._key(int(rows[at])))
 
     def __iter__(self) -> Iterator[Change]:
         for part in parts(len(self), _ROWS_AT_ONCE):

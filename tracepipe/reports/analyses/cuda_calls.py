@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tracepipe.event.columns import Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
@@ -95,16 +95,3 @@ def directions(run: Run, rows: Int64s) -> list[str]:
     return [
         told[name] if text is None else direction_named(text) for text, name in zip(given, names, strict=True)
     ]
-
-
-def effects_of_calls(run: Run, effects: Sequence[str], *columns: str) -> pl.DataFrame:
-    """What calls did to memory: rows of `run.calls`, a few columns, with `effect` and `failed`.
-
-    A runtime's call and the driver's inside it count once. A call that failed did nothing.
-    """
-    by_effect = rows_by_effect(run)
-    found = {effect: by_effect[effect] for effect in effects}
-    told = [effect for effect, some in found.items() for _ in range(len(some))]
-    return run.rows("userspace", np.concatenate([*found.values()]), *columns, "result").with_columns(
-        pl.Series("effect", told, dtype=pl.String), (pl.col("result").fill_null(0) != 0).alias("failed")
-    )

@@ -9,13 +9,15 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
-from tracepipe.reports.frames.grouping import equal
+from tracepipe.reports.frames.grouping import each, equal
+from tracepipe.reports.frames.kept_rows import KeptRows, kept_rows
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import empty, parts
+from tracepipe.reports.frames.text_order import in_text_order
 
 # What PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
 _MORE = re.compile(r", (seq|op_id|sizes|input_op_ids) ?= ?.*")
@@ -38,10 +40,13 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.names)
 
-    def first(self, top: int) -> list[Row]:
-        """Those that the GPU was busy with for longest, at most so many, or all for 0."""
+    def first(self, top: int) -> list[Row] | KeptRows:
+        """Those that the GPU was busy with for longest, at most so many, or all for 0. Raises OutputError."""
+        if top <= 0:
+            in_order = in_text_order(lambda at: self.names[at].decode(), -self.busy_ns, -self.wall_ns)
+            return kept_rows(map(self._row, each(in_order)))
         order = np.lexsort((-self.wall_ns, -self.busy_ns))
-        if 0 < top < len(order):
+        if top < len(order):
             last = order[top - 1]
             is_less = (self.busy_ns < self.busy_ns[last]) | (
                 (self.busy_ns == self.busy_ns[last]) & (self.wall_ns < self.wall_ns[last])
@@ -49,7 +54,7 @@ class Ranges:
             order = np.flatnonzero(~is_less)
         # Of equal ones names decide.
         places = (int(at) for at in order)
-        return [self._row(at) for at in nsmallest(top if top > 0 else len(order), places, self._key)]
+        return [self._row(at) for at in nsmallest(top, places, self._key)]
 
     def _key(self, at: int) -> tuple[int, int, str]:
         return -int(self.busy_ns[at]), -int(self.wall_ns[at]), self.names[at].decode()

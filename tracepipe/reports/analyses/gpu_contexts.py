@@ -12,6 +12,7 @@ from tracepipe.reports.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths
 from tracepipe.reports.analyses.gpu_work import Idle, Work
 from tracepipe.reports.frames.intervals import Stretches, nothing
+from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import flagged
@@ -113,13 +114,17 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
     )
     order = [column.key for column in columns]
     note = "Length: of the call, and where a GPU goes on with another process, how long it was idle there."
-    counts = counted.sort("kind", maintain_order=True).select(order).rows()
-    rows = [
-        (start_ns - run.facts.start_ns, *rest)
-        for start_ns, *rest in points.select(
+    counts = counted.sort("kind", maintain_order=True).select(order)
+    if 0 < top < len(counts):
+        note += f" {len(counts) - top} more, with less time: --top 0 lists all."
+        counts = counted.head(top).sort("kind", maintain_order=True).select(order)
+    shown = points.head(top) if top > 0 else points
+    rows = (
+        (start_ns - run.facts.start_ns, *rest, "yes" if in_idle else "no")
+        for start_ns, *rest, in_idle in shown.select(
             "start_ns", "name", "kind", "gpu", "tid", "dur_ns", "in_idle"
         ).iter_rows()
-    ]
+    )
     each = (
         Column("at_ns", "at", "at"),
         Column("name", "what"),
@@ -129,15 +134,9 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
         Column("dur_ns", "length", "ns"),
         Column("in_idle", "in idle"),
     )
-    shown = rows[:top] if top > 0 else rows
-    left_out = f"{len(rows) - len(shown)} more: --top 0 lists all." if len(shown) < len(rows) else ""
+    left_out = f"{len(points) - len(shown)} more: --top 0 lists all." if len(shown) < len(points) else ""
+    counted_rows = kept_rows(counts.iter_rows())
     return [
-        Table("contexts", "Context switch points", columns, counts, note, grouped=True),
-        Table(
-            "context_points",
-            "One by one",
-            each,
-            [(*r[:-1], "yes" if r[-1] else "no") for r in shown],
-            left_out,
-        ),
+        Table("contexts", "Context switch points", columns, counted_rows, note, grouped=True),
+        Table("context_points", "One by one", each, kept_rows(rows), left_out),
     ]

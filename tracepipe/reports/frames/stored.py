@@ -80,6 +80,14 @@ def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
     return _File().column(size_bytes, dtype, width)
 
 
+def zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
+    """A column of so many zeros. Raises OutputError."""
+    column = empty(count, dtype, width)
+    for part in parts(count):
+        column[part] = 0
+    return column
+
+
 def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
     """A column of what is made of each part of the rows. Raises OutputError."""
     column = empty(count, dtype)
