@@ -377,6 +377,75 @@ def test_what_lists_all_is_not_in_memory(command: str, named: tuple[Path, Path])
     assert (many - few) / 25_000 < LISTING[command]
 
 
+# Bytes at most of what is listed of each event: a cause of a gap, a place and a site of an allocation, a range.
+LISTING_EACH = {
+    "gaps --top 0": 1_600,
+    "memory --top 0 --json": 1_600,
+    "annotations --top 0 --json": 700,
+    "diff --top 0": 1_200,
+}
+
+
+@pytest.fixture(scope="module")
+def of_their_own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Recordings of 5,000 and of 15,000 calls that launch in ranges, and of processes that allocate."""
+    folder = tmp_path_factory.mktemp("own")
+
+    def lines(count: int) -> Iterator[dict[str, Any]]:
+        for at in range(count):
+            ns, pid = at * 30, at + 2
+            yield span(ns, ns + 29, f"range {at}", "annotation")
+            yield span(ns, ns + 8, f"function {at}", launch=at + 1)
+            yield span(ns + 10, ns + 15 + at % 7, f"k{at % 50}", "gpu_kernel", gpu=0, launch=at + 1)
+            args = {"size": at + 1, "address": hex(at << 9)}
+            yield span(ns, ns + 5, "alloc", "memory", pid=pid, tid=pid, args=args)
+
+    few, many = (write(folder / f"{count}.jsonl", *lines(count)) for count in (5_000, 15_000))
+    return few, many
+
+
+@pytest.mark.parametrize("command", LISTING_EACH)
+def test_what_lists_all_of_each_kind_is_not_in_memory(
+    command: str, of_their_own: tuple[Path, Path], tmp_path: Path
+) -> None:
+    report, *options = command.split()
+
+    def peak(path: Path) -> int:
+        paths = [str(path)]
+        if report == "diff":
+            # One in which all names differ.
+            paths.append(str(tmp_path / path.name))
+            Path(paths[1]).write_bytes(path.read_bytes().replace(b'"dur_ns":8,', b'"dur_ns":9,'))
+        return peak_bytes(report, *paths, *options)
+
+    few, many = map(peak, of_their_own)
+    assert (many - few) / 10_000 < LISTING_EACH[command]
+
+
+# What there is a different one of in each event, and how many bytes each takes at most, from so many on that
+# they are not nested all at once.
+OF_THREADS: dict[str, tuple[str, Callable[[int], dict[str, Any]], int]] = {
+    "summary of threads": ("summary", lambda at: call(at, tid=at), 160),
+    "timeline of threads": ("timeline", lambda at: call(at, tid=at), 160),
+    "gaps of processes": ("gaps", lambda at: call(at, "cuLaunchKernel", pid=at, tid=at), 160),
+    "memory of processes": (
+        "memory",
+        lambda at: call(at, "alloc", type="memory", pid=at, tid=at, args={"size": 64, "address": "0x10"}),
+        450,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OF_THREADS)
+def test_many_threads_and_processes_take_little(what: str, tmp_path: Path) -> None:
+    report, make, most_bytes = OF_THREADS[what]
+    few, many = (
+        peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
+        for count in (35_000, 75_000)
+    )
+    assert (many - few) / 40_000 < most_bytes
+
+
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:
     lines = [call(at, args={"a": str(at) + "x" * 500_000}) for at in range(100)]
     assert peak_bytes("summary", str(write(tmp_path / "run.jsonl", *lines))) < 64 << 20
