@@ -377,7 +377,7 @@ def test_what_lists_all_is_not_in_memory(command: str, named: tuple[Path, Path])
     assert (many - few) / 25_000 < LISTING[command]
 
 
-# Bytes at most of what is listed of each event: a cause of a gap, a place and a site of an allocation, a range.
+# Bytes at most of what is listed of each: a cause of a gap, a place and a site of an allocation, a range.
 LISTING_EACH = {
     "gaps --top 0": 1_600,
     "memory --top 0 --json": 1_600,
