@@ -17,7 +17,7 @@ from tests.support.sampled_machine import UUIDS
 from tests.support.waiting import wait_until
 from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
-from tracepipe.event.vocabulary import GPU_COUNTERS
+from tracepipe.event.counter_names import GPU_COUNTERS
 
 INTERVAL_NS: Final = 1_000_000
 ALONE: Final = ("--gpu", "off", "--layers", "none", "--gpu-counters", "1ms")

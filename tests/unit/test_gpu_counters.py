@@ -24,7 +24,7 @@ from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.vocabulary import GPU_COUNTERS
+from tracepipe.event.counter_names import GPU_COUNTERS
 
 INTERVAL_NS = 100
 KEY = 7

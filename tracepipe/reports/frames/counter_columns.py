@@ -6,9 +6,7 @@ import math
 from typing import Any
 
 from tracepipe.event.columns import Bools, TraceColumns
-from tracepipe.event.model import COUNTS
-from tracepipe.event.tables import Tables
-from tracepipe.event.vocabulary import (
+from tracepipe.event.counter_names import (
     DRAM_READ,
     DRAM_READ_SHARE,
     DRAM_WRITE,
@@ -18,6 +16,8 @@ from tracepipe.event.vocabulary import (
     SM_CLOCK,
     TENSOR_ACTIVE,
 )
+from tracepipe.event.model import COUNTS
+from tracepipe.event.tables import Tables
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, empty, parts
 

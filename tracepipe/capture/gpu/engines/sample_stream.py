@@ -19,8 +19,8 @@ from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
+from tracepipe.capture.records.counter_names import GPU_COUNTERS
 from tracepipe.capture.records.loss import Loss
-from tracepipe.event.vocabulary import GPU_COUNTERS
 
 _SOON_NS: Final = 10**9  # how far ahead of now a sample's end can be, as clocks differ a little
 

@@ -1,0 +1,25 @@
+"""What samples of GPUs' hardware are called in an event file."""
+
+from __future__ import annotations
+
+from tracepipe.event.counter_names import (
+    DRAM_READ,
+    DRAM_READ_SHARE,
+    DRAM_WRITE,
+    DRAM_WRITE_SHARE,
+    GPU_COUNTERS,
+    SM_ACTIVE,
+    SM_CLOCK,
+    TENSOR_ACTIVE,
+)
+
+__all__ = [
+    "DRAM_READ",
+    "DRAM_READ_SHARE",
+    "DRAM_WRITE",
+    "DRAM_WRITE_SHARE",
+    "GPU_COUNTERS",
+    "SM_ACTIVE",
+    "SM_CLOCK",
+    "TENSOR_ACTIVE",
+]
