@@ -208,5 +208,7 @@ def cut(shape: Shape) -> Shape:
 
 def cut_text(text: str) -> str:
     """A text as far as it is kept."""
+    if len(text) <= NAME_BYTES_MAX // 4:
+        return text
     whole = text.encode("utf-8", "replace")
     return text if len(whole) <= NAME_BYTES_MAX else whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")

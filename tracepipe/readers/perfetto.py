@@ -44,7 +44,12 @@ _FTRACE, _STATE, _STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field i
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
 # What says nothing that a timeline shows: how the trace was made, and for whom.
-_SILENT: Final = frozenset({3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126})
+_SILENT: Final = (3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126)
+_PASSED_OVER: Final = frozenset(
+    {field << 3 | wire_type for field in _SILENT for wire_type in range(8)}
+    | {_DEFAULTS, _INTERNED, _SNAPSHOT}
+)
+_OF_STATE: Final = frozenset({_FLAGS, _CLEARED, _DROPPED, _DEFAULTS, _INTERNED})
 _TITLES: Final = {
     _OTHERS: "of further kinds", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
     37: "profile_packet", 39: "android_log",
@@ -120,25 +125,14 @@ class _Trace:
         """Take a packet. Raises WireError."""
         of = dict(fields)
         sequence = self._sequences.of(of.get(_SEQUENCE, 0))
-        flags = of.get(_FLAGS, 0)
-        if flags & _IS_CLEARED or of.get(_CLEARED, 0):
-            self._sequences.clear(sequence)
-        elif of.get(_DROPPED, 0) and sequence.is_begun:
-            sequence.is_valid = False
-            self._lost(of, sequence)
+        if not _OF_STATE.isdisjoint(of):
+            self._change(of, sequence)
         sequence.is_begun = True
-        if _DEFAULTS in of:
-            for part in parts_of(of[_DEFAULTS]):
-                sequence.defaults = defaults_of(part)
-        if _INTERNED in of:
-            for part in parts_of(of[_INTERNED]):
-                self._sequences.intern(sequence, part)
-        if flags & _NEEDS_STATE and not sequence.is_valid:
+        if of.get(_FLAGS, 0) & _NEEDS_STATE and not sequence.is_valid:
             self._counted["packets need names or times of packets that are not there"] += 1
             return
-        if _SNAPSHOT in of:
-            for part in parts_of(of[_SNAPSHOT]):
-                self._clocks.take(part, sequence.id)
+        for part in parts_of(of.get(_SNAPSHOT, ())):
+            self._clocks.take(part, sequence.id)
         ts_ns = self._time(of, sequence)
         if ts_ns is None:
             self._counted["packets are on a clock that nothing relates to the trace's"] += 1
@@ -148,9 +142,21 @@ class _Trace:
             if take is not None:
                 for part in parts_of(value):
                     take(part, ts_ns, sequence)
-            elif tag >> 3 not in _SILENT and tag not in (_DEFAULTS, _INTERNED, _SNAPSHOT):
+            elif tag not in _PASSED_OVER:
                 has_room = len(self._not_read) < _KINDS_MAX or tag >> 3 in self._not_read
                 self._not_read[tag >> 3 if has_room else _OTHERS] += 1
+
+    def _change(self, of: dict[int, Any], sequence: Sequence) -> None:
+        """Take what a packet says of its sequence. Raises WireError."""
+        if of.get(_FLAGS, 0) & _IS_CLEARED or of.get(_CLEARED, 0):
+            self._sequences.clear(sequence)
+        elif of.get(_DROPPED, 0) and sequence.is_begun:
+            sequence.is_valid = False
+            self._lost(of, sequence)
+        for part in parts_of(of.get(_DEFAULTS, ())):
+            sequence.defaults = defaults_of(part)
+        for part in parts_of(of.get(_INTERNED, ())):
+            self._sequences.intern(sequence, part)
 
     def _time(self, of: dict[int, Any], sequence: Sequence) -> int | None:
         """The time of a packet, that of those before it where it has none; None where it cannot be placed."""
@@ -163,7 +169,8 @@ class _Trace:
                 return None
             ts_ns = placed
         sequence.last_ns = ts_ns
-        self._last_ns = max(self._last_ns, ts_ns)
+        if ts_ns > self._last_ns:
+            self._last_ns = ts_ns
         return ts_ns
 
     def _lost(self, of: dict[int, Any], sequence: Sequence) -> None:

@@ -12,7 +12,7 @@ protos/perfetto/trace/profiling/profile_common.proto.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import orjson
@@ -82,15 +82,19 @@ class Arguments:
             _CALLSTACK_IID: lambda args, iid: _set(args, CALLSTACK, self._callstack(iid)),
         }
 
-    def of(self, sequence: Sequence, annotations: list[bytes], fields: dict[int, Any]) -> dict[str, Any]:
+    def of(
+        self, sequence: Sequence, annotations: Iterable[tuple[int, Any]], fields: dict[int, Any]
+    ) -> dict[str, Any]:
         """The arguments of an event: its annotations, and what it has of `fields`. Raises WireError."""
         self._sequence, self._values, self._bytes = sequence, 0, 0
         args: dict[str, Any] = {}
-        for tag in self._typed.keys() & fields.keys():
-            self._typed[tag](args, fields[tag])
-        for data in annotations:
-            name, value = self._annotation(data, 0)
-            _set(args, name, value)
+        for tag in fields:
+            if tag in self._typed:
+                self._typed[tag](args, fields[tag])
+        for tag, data in annotations:
+            if tag == ANNOTATIONS:
+                name, value = self._annotation(data, 0)
+                _set(args, name, value)
         return args
 
     def _fits(self, size_bytes: int) -> bool:

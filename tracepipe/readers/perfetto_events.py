@@ -54,6 +54,7 @@ _OLD_IDS: Final = (6 << 3, 10 << 3, 11 << 3)
 _SPANS: Final = {"B": BEGIN, "E": END, "X": WHOLE, "I": INSTANT, "i": INSTANT, "R": INSTANT}
 _ASYNCHRONOUS: Final = {"b": BEGIN, "e": END, "n": INSTANT, "S": BEGIN, "F": END, "T": INSTANT,
                          "p": INSTANT}  # fmt: skip
+_MANY_TAGS: Final = frozenset(field << 3 | wire_type for field in _MANY for wire_type in range(8))
 _Many = dict[int, list[tuple[int, Any]]]
 
 
@@ -71,7 +72,7 @@ class TrackEvents:
         one: dict[int, Any] = {}
         many: _Many = {}
         for tag, value in tagged(data):
-            if tag >> 3 in _MANY:
+            if tag in _MANY_TAGS:
                 many.setdefault(tag >> 3, []).append((tag, value))
             else:
                 one[tag] = value
@@ -101,8 +102,7 @@ class TrackEvents:
         if not self._may_stand(track, ts_ns):
             return
         name = self._name(one, sequence) if name is None else name
-        annotations = [value for tag, value in many.get(ANNOTATIONS >> 3, ()) if tag == ANNOTATIONS]
-        args = self.arguments.of(sequence, annotations, one)
+        args = self.arguments.of(sequence, many.get(ANNOTATIONS >> 3, ()), one)
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.
             args[f"end_{CALLSTACK}"] = args.pop(CALLSTACK)

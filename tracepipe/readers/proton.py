@@ -41,6 +41,7 @@ _SNIFFED = re.compile(
 _TREE = re.compile(rb'\s*\[\s*\{\s*"children"\s*:.*"frame"\s*:\s*\{', re.DOTALL)
 # What a block may have before it is put away, with what follows as another life of its warps.
 _EVENTS_MAX: Final = 1 << 16
+_NAMES_MAX: Final = 1 << 21
 _KERNELS_MAX: Final = 1 << 12
 # A batch has so many warps at most, and so much text of their scopes, which take many times that as numbers.
 _WARPS_AT_ONCE: Final = 1 << 10
@@ -57,7 +58,13 @@ class _Block:
     args: dict[str, Any]
     warps: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
     count: int = 0
+    names_length: int = 0
     last_warp: int = -1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has as much as a block may have."""
+        return self.count >= _EVENTS_MAX or self.names_length >= _NAMES_MAX
 
 
 class _Trace:
@@ -123,11 +130,12 @@ class _Trace:
         is_same = block is not None and (
             block.key[0] == found[0] if is_of_block else block.key == key and warp >= block.last_warp
         )
-        if block is None or not is_same or block.count >= _EVENTS_MAX:
+        if block is None or not is_same or block.is_full:
             self._put_away()
             block = self._block = _Block(key, args)
         block.warps.setdefault(warp, []).append(scope)
         block.count += 1
+        block.names_length += len(scope[2])
         if not is_of_block:
             block.last_warp = warp
         self._first_ns = min(self._first_ns, scope[0])

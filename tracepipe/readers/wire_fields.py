@@ -65,11 +65,10 @@ def double(data: bytes) -> float:
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """The varint at a place, and the place behind it. Raises WireError."""
     value = shift = 0
-    for place in range(at, min(at + _VARINT_BYTES_MAX, len(data))):
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
+    for byte in data[at : at + _VARINT_BYTES_MAX]:
         if byte < 0x80:
-            return value & _U64, place + 1
+            return (value | byte << shift) & _U64, at + shift // 7 + 1
+        value |= (byte & 0x7F) << shift
         shift += 7
     raise WireError("a number does not end", at)
 
@@ -102,16 +101,17 @@ def tagged(data: bytes) -> list[tuple[int, Any]]:
     WireError.
     """
     fields: list[tuple[int, Any]] = []
+    add, size = fields.append, len(data)
     at = start = 0
-    size = len(data)
+    may_be_many = size > 2 * FIELDS_MAX
     try:
         while at < size:
             start, tag = at, data[at]
             at += 1
-            if len(fields) >= FIELDS_MAX:
-                raise WireError(f"there are over {FIELDS_MAX} fields", start)
             if tag >= 0x80:
                 tag, at = _longer(data, start)
+            if may_be_many and len(fields) >= FIELDS_MAX:
+                raise WireError(f"there are over {FIELDS_MAX} fields", start)
             wire_type = tag & 7
             if wire_type not in _WIRE_TYPES or tag < 8:
                 raise WireError("is not a field", start)
@@ -122,12 +122,12 @@ def tagged(data: bytes) -> list[tuple[int, Any]]:
                 if value >= 0x80:
                     value, at = _longer(data, at - 1)
                 if wire_type == VARINT:
-                    fields.append((tag, value))
+                    add((tag, value))
                     continue
             at += value
             if at > size:
                 raise WireError("a field is cut off", start)
-            fields.append((tag, data[at - value : at]))
+            add((tag, data[at - value : at]))
     except IndexError:
         raise WireError("a number does not end", start) from None
     return fields
