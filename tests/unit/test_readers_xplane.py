@@ -199,9 +199,11 @@ def test_a_file_that_is_cut_off_keeps_what_is_whole() -> None:
 
 
 def test_names_beyond_what_is_kept_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.readers.xplane_events._TEXT_BYTES_MAX", 100)
-    records = events(host(event(1, 0, 0), event(2, 1000, 0), events=["f", "g"]))
-    assert [record["name"] for record in records] == ["f", "event 2"]
+    monkeypatch.setattr("tracepipe.readers.xplane_events._TEXT_BYTES_MAX", 200)
+    _, records, problems = read(space(host(event(1, 0, 0), event(2, 1000, 0), events=["f", "g"])))
+    assert [one["name"] for one in records if one["type"] != "name"] == ["f", "event 2"]
+    (problem,) = problems
+    assert problem.message.startswith("1 names and stats by number are left out")
 
 
 @pytest.mark.parametrize("head", [b"", b"\n", b"\n\x05", b"\n\x05\x08\x01\x18", b"\n\x09\x12\x07perfett"])

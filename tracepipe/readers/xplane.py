@@ -44,7 +44,7 @@ class _Space:
         self.tables = self._in_columns.tables
         self._events = PlaneEvents()
         self._problems = FirstProblems()
-        self._too_long = self._start_ns = 0
+        self._too_long = self._left_out = self._start_ns = 0
         for place in self._fields(0, self._file.size, "the file"):
             if (place.number, place.wire_type) == (1, BYTES):
                 self._take(place)
@@ -97,6 +97,7 @@ class _Space:
                 plane.stats |= stat_of(data, plane.meaning)
         if plane.name == _TASK and _START in plane.stats:
             self._begin_at(plane.stats[_START])
+        self._left_out += plane.meaning.left_out
         for place in lines:
             self._line(plane, place)
 
@@ -142,6 +143,11 @@ class _Space:
         yield from self._problems.rest("messages cannot be read")
         if self._too_long:
             yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")
+        if self._left_out:
+            words = (
+                f"{self._left_out} names and stats by number are left out: there are more than can be kept"
+            )
+            yield Problem(0, "", words, skipped=False)
         if self._events.arrows_left_out:
             words = f"{self._events.arrows_left_out} arrows are left out: there are more than can be kept"
             yield Problem(0, "", words, skipped=False)

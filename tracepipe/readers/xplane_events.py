@@ -25,7 +25,9 @@ from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, double, fields
 
 Stats = dict[str, Any]
 # What is kept of what numbers mean in a plane: names of operators, sizes of grids, paths of sources.
-_TEXT_BYTES_MAX: Final = 8 << 20
+_TEXT_BYTES_MAX: Final = 12 << 20
+# What a name takes beyond its text, and a list of stats, and a stat in it.
+_NAME_BYTES, _LIST_BYTES, _ONE_BYTES = 180, 170, 40
 _STAT_BYTES_MAX: Final = 4096
 # Of an event. A stat of four bytes may stand for a text of 4 KB.
 _STATS_MAX: Final = 256
@@ -53,15 +55,22 @@ _ARROWS_MAX: Final = 1 << 15
 
 @dataclass(slots=True)
 class Meaning:
-    """What a plane's numbers mean: names and stats of events, and names of stats, as far as there is room."""
+    """What a plane's numbers mean: names and stats of events, and names of stats, as far as there is room.
+    `left_out` counts what is not kept.
+    """
 
-    events: dict[int, tuple[str, list[bytes]]] = field(default_factory=dict)
+    events: dict[int, str] = field(default_factory=dict)
+    stats_of: dict[int, list[bytes]] = field(default_factory=dict)
+    """By the numbers of events that have some."""
     stats: dict[int, str] = field(default_factory=dict)
+    left_out: int = 0
     _bytes: int = 0
 
     def _has_room(self, size_bytes: int) -> bool:
-        self._bytes += size_bytes + 64
-        return self._bytes <= _TEXT_BYTES_MAX
+        self._bytes += size_bytes + _NAME_BYTES
+        has_room = self._bytes <= _TEXT_BYTES_MAX
+        self.left_out += not has_room
+        return has_room
 
     def add_event(self, id: int, data: bytes) -> None:
         """Add an XEventMetadata. Raises WireError."""
@@ -71,11 +80,16 @@ class Meaning:
                 name = one.data.decode("utf-8", "replace")
             elif one.number == 4:
                 shown = one.data.decode("utf-8", "replace")
-            elif one.number == 5 and len(one.data) <= _STAT_BYTES_MAX:
+            elif one.number == 5 and len(one.data) > _STAT_BYTES_MAX:
+                self.left_out += 1
+            elif one.number == 5:
                 stats.append(one.data)
         name = cut_text(name or shown)
-        if self._has_room(len(name) + sum(map(len, stats))):
-            self.events[id] = name, stats
+        stats_bytes = _LIST_BYTES + sum(_ONE_BYTES + len(one) for one in stats) if stats else 0
+        if self._has_room(len(name) + stats_bytes):
+            self.events[id] = name
+            if stats:
+                self.stats_of[id] = stats
 
     def add_stat(self, id: int, data: bytes) -> None:
         """Add an XStatMetadata. Raises WireError."""
@@ -190,10 +204,10 @@ class PlaneEvents:
         if not (0 <= start_ns <= TIME_LIMIT_NS // 2 and 0 <= dur_ns <= TIME_LIMIT_NS // 2):
             return "is at no time that a trace can hold"
         meaning = self._plane.meaning
-        name, stats = meaning.events.get(id, (f"event {id}", []))
+        name, stats = meaning.events.get(id) or f"event {id}", meaning.stats_of.get(id, ())
         args: Stats = {}
-        said = [stat for stat in (*stats, *raw) if len(stat) <= _STAT_BYTES_MAX]
-        self.stats_left_out += max(0, len(said) - _STATS_MAX)
+        said = [*stats, *(stat for stat in raw if len(stat) <= _STAT_BYTES_MAX)]
+        self.stats_left_out += len(stats) + len(raw) - min(len(said), _STATS_MAX)
         for stat in said[:_STATS_MAX]:
             args |= stat_of(stat, meaning)
         self._least_ns = min(self._least_ns, start_ns)
