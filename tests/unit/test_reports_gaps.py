@@ -252,3 +252,17 @@ def test_of_very_many_gpus_those_with_most_work_are_looked_at(
 def test_functions_of_python_are_called_so(load: Load) -> None:
     step = span(2_120, 2_840, "step", "hook") | {"layer": "python_function"}
     assert causes(run(load(*EVERY_LAYER, step), Options()))["Python functions", "step"] == 30 + 40
+
+
+def test_of_many_threads_those_that_were_in_calls_for_longest_are_listed(load: Load) -> None:
+    calls = [span(1_000 + at, 2_000 + 2 * at, "cuLaunchKernel", tid=at + 1) for at in range(70)]
+    work = [span(ns, ns + 10, "k", "gpu_kernel", gpu=0) for ns in (3_000, 4_000)]
+    for top, listed, others in (
+        (0, 64, ", which were in calls for a shorter time, are not listed"),
+        (3, 3, "64"),
+    ):
+        result = run(load(*calls, *work), Options(top=top))
+        tids = [row["tid"] for row in result.as_json()["threads"]]
+        assert tids == list(range(70, 70 - listed, -1))
+        (note,) = (note for note in result.notes if "threads that use CUDA" in note)
+        assert note.startswith(f"{70 - listed} more") and note.endswith(others)

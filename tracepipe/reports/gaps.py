@@ -87,7 +87,8 @@ def run(run: Run, options: Options) -> Result:
 
 def _threads_left_out(more: int, top: int) -> Iterator[str]:
     if more and 0 < top < _THREADS_MAX:
-        yield f"{more} more threads that use CUDA are not listed: --top 0 lists {_THREADS_MAX} at most"
+        others = "all" if top + more <= _THREADS_MAX else _THREADS_MAX
+        yield f"{more} more threads that use CUDA are not listed: --top 0 lists {others}"
     elif more:
         yield f"{more} more threads that use CUDA, which were in calls for a shorter time, are not listed"
 
@@ -160,8 +161,8 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
 
 
 class _Causes:
-    """What the CPU did while each GPU was idle, a number for each GPU, state and call: how long in all
-    (`total_ns`), and before the first work and after the last (`outside_ns`); the rows of `doing` of each.
+    """What the CPU did while each GPU was idle, a number for each GPU, state and call. `sums_ns` has the time
+    of each by where gaps lie.
     """
 
     def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
@@ -170,15 +171,12 @@ class _Causes:
         of, first = equal(gpu_of, *(doing[key] for key in _KEYS))
         self.gpu, self._first = taken(gpu_of, first), first
         self._where = made(count, np.uint8, lambda part: gaps.where[doing["gap"][part]])
-        self.total_ns, self.outside_ns = (zeros(len(first), np.int64) for _ in range(2))
+        self.sums_ns = {where: zeros(len(first), np.int64) for where in _WHERE}
         for part in parts(count):
-            between = self._where[part] == BETWEEN
-            for sums, which in ((self.total_ns, between), (self.outside_ns, ~between)):
-                np.add.at(sums, of[part][which], doing["dur_ns"][part][which])
+            for where, sums_ns in self.sums_ns.items():
+                some = self._where[part] == where
+                np.add.at(sums_ns, of[part][some], doing["dur_ns"][part][some])
         self._rows = Grouped(of, np.arange(count, dtype=np.int32))
-
-    def __len__(self) -> int:
-        return len(self._first)
 
     def words(self, number: int) -> tuple[str, str | None]:
         """State and call."""
@@ -186,22 +184,27 @@ class _Causes:
         state, call, syscall = _in_words(self._states, *(int(self._doing[key][at]) for key in _KEYS))
         return _state(state, self._states), call or syscall
 
-    def lengths_ns(self, number: int) -> tuple[Any, int, int]:
-        """How long it lasted in each gap between work; before the first work and after the last in all."""
+    def lengths_ns(self, number: int) -> Any:
+        """How long one lasted in each gap between work."""
         rows = self._rows.of(number)
-        dur_ns, where = self._doing["dur_ns"][rows], self._where[rows]
-        return dur_ns[where == BETWEEN], int(dur_ns[where == FIRST].sum()), int(dur_ns[where == LAST].sum())
+        return self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
+
+    def in_all_ns(self, numbers: Any) -> tuple[int, int, int]:
+        """How long some lasted together between work, before the first and after the last."""
+        between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in _WHERE)
+        return between, before, after
+
+    def outside_ns(self, numbers: Any) -> Any:
+        """How long each of some lasted before the first work and after the last."""
+        return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
 
     def first(self, numbers: Any, top: int) -> Any:
         """Those of one GPU that lasted longest, at most `top`, or all for 0."""
         if top <= 0:
-            text = self._text_of(numbers)
-            return numbers[in_text_order(text, -self.total_ns[numbers], -self.outside_ns[numbers])]
-        surely, perhaps = numbers[:0], numbers
-        for of in (self.total_ns, self.outside_ns):
-            more, perhaps = greatest(of, perhaps, top - len(surely))
-            surely = np.concatenate((surely, more))
-        some = np.concatenate((surely, perhaps)).tolist()
+            between_ns = self.sums_ns[BETWEEN][numbers]
+            return numbers[in_text_order(self._text_of(numbers), -between_ns, -self.outside_ns(numbers))]
+        # Of a million few are looked at where the time between work decides.
+        some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
         return np.array(nsmallest(top, some, key=self._rank), np.int64)
 
     def _text_of(self, numbers: Any) -> Callable[[int], str]:
@@ -209,7 +212,7 @@ class _Causes:
 
     def _rank(self, number: int) -> tuple[int, int, str, str]:
         state, call = self.words(number)
-        return -int(self.total_ns[number]), -int(self.outside_ns[number]), state, call or ""
+        return -int(self.sums_ns[BETWEEN][number]), -int(self.outside_ns(number)), state, call or ""
 
 
 def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: HostStates, top: int) -> Table:
@@ -219,15 +222,14 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
         bounds = np.searchsorted(causes.gpu, np.arange(len(idle) + 1)).tolist()
         for number, (start, stop) in enumerate(pairwise(bounds)):
             every, gpu = np.arange(start, stop), f"GPU {idle[number].gpu}"
-            idle_ns = int(causes.total_ns[start:stop].sum())
+            idle_ns, _, _ = causes.in_all_ns(every)
             # One that is left out alone is listed after all.
             shown = causes.first(every, top if top + 1 < len(every) else 0)
             for cause in each(shown):
-                lengths_ns, before_ns, after_ns = causes.lengths_ns(cause)
-                total_ns, _, *spread = of_values(lengths_ns)
-                share = 100 * (total_ns or 0) / idle_ns if idle_ns else None
-                counts = len(lengths_ns), total_ns or 0, share
-                yield gpu, *causes.words(cause), *counts, *spread, before_ns, after_ns
+                lengths_ns, (between_ns, *outside) = causes.lengths_ns(cause), causes.in_all_ns(cause)
+                _, _, *spread = of_values(lengths_ns)
+                share = 100 * between_ns / idle_ns if idle_ns else None
+                yield gpu, *causes.words(cause), len(lengths_ns), between_ns, share, *spread, *outside
             if len(shown) < len(every):
                 yield _the_rest(gpu, causes, np.setdiff1d(every, shown), idle_ns)
 
@@ -253,10 +255,9 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
 
 def _the_rest(gpu: str, causes: _Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
     """What other causes of a GPU sum up to."""
-    total_ns = int(causes.total_ns[numbers].sum())
-    share = 100 * total_ns / idle_ns if idle_ns else None
-    outside = (sum(causes.lengths_ns(number)[at] for number in each(numbers)) for at in (1, 2))
-    return gpu, f"{len(numbers)} others", None, None, total_ns, share, *(None,) * len(_SPREAD), *outside
+    between_ns, *outside = causes.in_all_ns(numbers)
+    share = 100 * between_ns / idle_ns if idle_ns else None
+    return gpu, f"{len(numbers)} others", None, None, between_ns, share, *(None,) * len(_SPREAD), *outside
 
 
 def _longest(
