@@ -44,6 +44,7 @@ _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")
 # How long it may take until it is known that a window has begun or ended: a sample is kept or left out then.
 _HOLD_NS: Final = 250_000_000
+_EVER_NS: Final = 1 << 63
 
 
 class CountersEngine(EngineOver):
@@ -90,7 +91,7 @@ class CountersEngine(EngineOver):
         made: list[bytes] = []
         for stream, sampler in zip(self._streams, self._samplers, strict=True):
             stream.take(now_ns)
-            until_ns = _ALL if is_final else before_ns
+            until_ns = _EVER_NS if is_final else before_ns
             kept = stream.kept(until_ns, self._stretches, self._losses)
             made += [_packed(self._key, sampler.gpu.index, sample) for sample in kept]
             if is_final:
@@ -122,9 +123,6 @@ class CountersEngine(EngineOver):
             sampler.close()
         self._lock.close()
         super().close()
-
-
-_ALL: Final = 1 << 63
 
 
 def _packed(key: int, gpu: int, sample: Sample) -> bytes:

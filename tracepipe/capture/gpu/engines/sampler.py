@@ -101,9 +101,11 @@ class Sampler:
         self.why = ""
         """Why it ended before it was asked to."""
         self.is_over = False
-        """Whether all has been read that it has to say."""
+        """Whether all has been read that it sent."""
+        self.is_whole = False
+        """Whether that is all that it sampled."""
         self._failure = 0
-        self._is_ready = self._is_whole = False
+        self._is_ready = False
         self._pending = bytearray()
         choices = (counter.argument for counter in counters)
         try:
@@ -127,11 +129,6 @@ class Sampler:
         os.set_blocking(self._output, False)
         with suppress(OSError):  # an administrator may allow less
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
 
     def begin(self) -> None:
         """Wait until it samples; `sampled` says what. Raises CaptureUnavailable, NotPermitted."""
@@ -166,11 +163,6 @@ class Sampler:
         """Ask it to send what it has yet, and to end; never waits."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it has sent all that it sampled."""
-        return self._is_whole
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -234,7 +226,7 @@ class Sampler:
             elif kind == _KIND_OVERFLOW:
                 yield Overflow()
             elif kind == _KIND_END:
-                self._is_whole = True
+                self.is_whole = True
             elif kind != _KIND_FAILED:
                 return self._break_off()
 

@@ -1,0 +1,72 @@
+"""As whom GPUs are sampled, and when they are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts
+from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.capture.gpu.engines import counters_start
+from tracepipe.capture.gpu.engines.counters_start import build_sampler, start_counters
+from tracepipe.capture.gpu.engines.sampler import NotPermitted
+from tracepipe.capture.request import CaptureRequest
+from tracepipe.errors import CaptureUnavailable
+
+ANN = Owner(1000, 1000, Path("/home/ann"))
+REQUEST = CaptureRequest(command=["./app"], gpu_counters_ns=10**6)
+
+
+def machine(cuda: tuple[int, int] = (13, 0), owner: Owner = ANN) -> Toolchain:
+    compiler, part = Compiler(Path("/c"), (13, 0), ""), Part((), Path("/l.so"), cuda)
+    gpus = (Gpu("NVIDIA H200", "sm_90", f"GPU-of-test-{os.getpid()}"),)
+    return Toolchain(Driver((13, 0), gpus), Parts([compiler], [compiler], [part], [part]), owner)
+
+
+class Starts:
+    """What is built and started, and by whom; nobody but root may sample."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
+        self.built: list[int] = []
+        self.ran: list[int] = []
+        monkeypatch.setattr(os, "geteuid", lambda: euid)
+        monkeypatch.setattr(counters_start, "find_parts", lambda user: Parts())
+        monkeypatch.setattr(counters_start, "build_sampler", self._build)
+        monkeypatch.setattr(counters_start, "_begun", self._begin)
+
+    def _build(self, toolchain: Toolchain) -> Path:
+        self.built.append(toolchain.owner.uid)
+        return Path(f"/cache/{toolchain.owner.uid}/pm_sampler")
+
+    def _begin(self, _: Any, __: int, ___: Any, program: Path, user: Owner) -> list[Any]:
+        assert program == Path(f"/cache/{user.uid}/pm_sampler")
+        self.ran.append(user.uid)
+        if user.uid != 0:
+            raise NotPermitted("The driver refuses.", "")
+        return []
+
+
+def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts, said = Starts(monkeypatch, euid=0), list[str]()
+    start_counters(REQUEST, None, machine(), said.append).close()
+    assert (starts.built, starts.ran) == ([1000, 0], [1000, 0])
+    assert said == ["gpu counters: sampled as root, as the driver lets administrators alone profile"]
+
+
+def test_who_is_not_root_is_refused_and_leaves_the_gpus_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        starts = Starts(monkeypatch, euid=1000)
+        with pytest.raises(NotPermitted):
+            start_counters(REQUEST, None, machine(), print)
+        assert starts.ran == [1000]
+
+
+def test_a_cupti_that_is_too_old_is_refused() -> None:
+    with pytest.raises(CaptureUnavailable, match=r"CUPTI of CUDA 12.6 is too old .* 12.8 is the first"):
+        build_sampler(machine((12, 6)))
