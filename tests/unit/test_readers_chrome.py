@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tests.support.cores import running
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import chrome, json_elements, recognise
+from tracepipe.readers import chrome, chrome_events, chrome_numbers, json_elements, recognise
 from tracepipe.readers.chrome_numbers import ns_of_text
 from tracepipe.readers.json_elements import JsonElements
 from tracepipe.readers.json_objects import objects
@@ -349,3 +349,29 @@ def test_a_collective_keeps_what_is_said_of_it() -> None:
 def test_a_device_that_is_no_index_is_none(device: str) -> None:
     (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": device, "stream": 7}})
     assert (record["type"], record["args"]["device"]) == ("hook", device)
+
+
+# What is kept -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "value"), [("_IDS_MAX", 3), ("_TEXT_MAX", 20)])
+def test_processes_beyond_those_that_can_be_told_apart_are_said(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chrome_numbers, limit, value)
+    for count in (3, 6):
+        records, problems = read([EVENT | {"ts": at, "pid": f"rank {at}", "tid": 1} for at in range(count)])
+        assert len({record["pid"] for record in records if record["type"] == "hook"}) == min(count, 4)
+        assert [problem.skipped for problem in problems] == [False] * (count > 3)
+
+
+def test_names_beyond_those_that_are_kept_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_events, "_NAMES_MAX", 3)
+    named = [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": at, "args": {"name": f"thread {at}"}}
+        for at in range(5)
+    ]
+    _, problems = read([EVENT, *named])
+    assert [problem.message for problem in problems] == [
+        "2 names of processes and threads are left out: there are more than can be kept"
+    ]

@@ -184,6 +184,16 @@ def test_many_scopes_of_one_launch_are_given_in_parts(monkeypatch: pytest.Monkey
     assert [record["range_count"] for record in records] == [[8]] * 4
 
 
+@pytest.mark.parametrize(("limit", "value"), [("_EVENTS_MAX", 2), ("_NAMES_MAX", 8)])
+def test_a_block_of_more_than_fits_is_several_lives_of_its_warps(
+    limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proton, limit, value)
+    _, records, problems = inside(*(SCOPE | {"ts": at} for at in (1, 2, 3)))
+    assert not [one for one in problems if one.skipped]
+    assert [one["range_count"] for one in records if one["type"] == "gpu_warp"] == [[2, 1]]
+
+
 def test_the_form_is_known_by_its_warps() -> None:
     assert recognise(json.dumps({"traceEvents": [SCOPE]}, sort_keys=True).encode()).name == "proton"
 

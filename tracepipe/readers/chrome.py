@@ -49,7 +49,7 @@ class _Trace:
         self._elements = JsonElements(stream)
         self._has_array = self._elements.begin()
         self._around = around = ChromeHeader(self._elements)
-        ids = Ids()
+        self._ids = ids = Ids()
         self._events = chrome_events(around.kinds(ids), ids)
         self._in_columns = RowColumns()
         self.tables = self._in_columns.tables
@@ -132,10 +132,14 @@ class _Trace:
             f"names are longer than {NAME_BYTES_MAX} bytes and were cut": self._events.cut,
             "events stand at time 0, far before all others: drawn at the first of these "
             "(args.time_not_known)": self._unplaced,
+            "names of processes and threads are left out: there are more than can be kept": (
+                self._events.names_left_out
+            ),
             "begins have no end: drawn to that of their caller, or the trace (args.unclosed)": pairs.unclosed,
             "ends have no begin: drawn as instants (args.no_begin)": pairs.no_begin,
         }
         yield from self._problems.rest("objects are no good events")
+        yield from self._ids.said()
         for words, count in said.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)

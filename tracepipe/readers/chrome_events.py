@@ -68,7 +68,7 @@ class ChromeEvents:
         """The times that there are, 0 aside."""
         self.least_ns = TIME_LIMIT_NS
         """The first of them all, which may be below 0."""
-        self.negative = self.impossible = self.cut = 0
+        self.negative = self.impossible = self.cut = self.names_left_out = 0
         self._firsts = Known[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
 
@@ -268,6 +268,7 @@ class ChromeEvents:
             return ""
         key = (pid, tid if of == "thread" else None)
         if key not in self._names and len(self._names) >= _NAMES_MAX:
+            self.names_left_out += 1
             return ""
         record = self._names.setdefault(key, {})
         if kind in ("name", "labels") and type(args.get(kind)) is str:

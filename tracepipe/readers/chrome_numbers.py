@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
 from typing import Any, Final
 
-from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem
 
 _PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?\s*")
@@ -74,6 +74,8 @@ class Ids:
         self._names: dict[int, str] = {}
         self._used: dict[tuple[int, int | None], None] = {}
         self._next = ID_LIMIT
+        self._text_length = 0
+        self._is_full = False
 
     def number(self, id: Any) -> int | None:
         """The number of an id, None where there is none."""
@@ -111,15 +113,27 @@ class Ids:
         """The number that stands for a process or thread whose id the system did not give."""
         number = self._numbers.get(key)
         if number is None:
-            if len(self._numbers) >= _IDS_MAX:
+            name = str(key)
+            if len(self._numbers) >= _IDS_MAX or self._text_length + len(name) > _TEXT_MAX:
+                self._is_full = True
                 return self._next
+            self._text_length += len(name)
             number = self._numbers[key] = self._next
-            self._names[number] = str(key)
+            self._names[number] = name
             self._next -= 1
         return number
 
+    def said(self) -> Iterator[Problem]:
+        """That there are more than can be told apart, if so."""
+        if self._is_full:
+            words = (
+                "processes and threads whose ids are no numbers are more than can be kept: some are one here"
+            )
+            yield Problem(0, "", words, skipped=False)
+
 
 _IDS_MAX: Final = 1 << 16
+_TEXT_MAX: Final = 1 << 22
 _ENCODER: Final = json.JSONEncoder(default=str)
 
 

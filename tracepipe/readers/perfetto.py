@@ -233,6 +233,7 @@ class _Trace:
     def _said(self, ordered: Ordered) -> Iterator[Problem]:
         """What there is to say of the whole."""
         yield from self._problems.rest("packets cannot be read")
+        yield from self._tracks.said()
         arguments = self._events.arguments
         said = {
             **self._counted,

@@ -18,10 +18,11 @@ process_descriptor.proto, thread_descriptor.proto, counter_descriptor.proto.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tracepipe.event.model import Record
+from tracepipe.event.model import Problem, Record
 from tracepipe.readers.chrome_numbers import Ids
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_streams import OWN, Stream, is_cpu_use, stream_of
@@ -317,6 +318,10 @@ class Tracks:
     def process_of(self, tid: int) -> int | None:
         """The process of a thread; None where it is not known."""
         return self._process_of.get(tid)
+
+    def said(self) -> Iterator[Problem]:
+        """What there is to say of processes and threads that are none."""
+        return self._ids.said()
 
     def name_records(self) -> list[Record]:
         """The names of processes and threads."""

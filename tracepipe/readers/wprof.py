@@ -107,6 +107,9 @@ class _Trace:
         said = {
             "events name a stack that is not there": self._events.without_stack,
             "stacks are left out: there are more than can be kept": self._stacks_left_out,
+            "tasks have a name that is left out: there are more than can be kept": (
+                self._events.names_left_out
+            ),
             "spans began before the session: drawn from its start (args.began_before_ns)": self._events.early,
         }
         for words, count in said.items():

@@ -105,7 +105,7 @@ class WprofEvents:
         self.stacks: dict[int, bytes] = {}
         """Their frames, as JSON."""
         self.names: dict[tuple[int, int | None], str] = {}
-        self.without_stack = self.early = 0
+        self.without_stack = self.early = self.names_left_out = 0
         self._of: dict[str, Callable[[str, dict[str, Any], int], None]] = {
             "switch": self._switch,
             "waking": self._waking,
@@ -142,12 +142,11 @@ class WprofEvents:
         fields = {"pid": pid} if tid is None else {"pid": pid, "tid": tid}
         for id, name in ((tid, task.get("comm")), (None, task.get("pcomm"))):
             of = (pid, id)
-            if (
-                type(name) is str
-                and (id is not None or key == "task")
-                and (of in self.names or len(self.names) < _NAMES_MAX)
-            ):
-                self.names[of] = cut_text(name)
+            if type(name) is str and (id is not None or key == "task"):
+                if of in self.names or len(self.names) < _NAMES_MAX:
+                    self.names[of] = cut_text(name)
+                else:
+                    self.names_left_out += 1
         return fields
 
     def _args(self, event: dict[str, Any], known: frozenset[str] = _OF_ALL) -> dict[str, Any]:
