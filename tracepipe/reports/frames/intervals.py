@@ -47,6 +47,11 @@ class Stretches:
     """The union of half-open stretches [start, end), numpy integers, ns."""
 
     def __init__(self, start_ns: Any, end_ns: Any) -> None:
+        if len(start_ns) <= 1:
+            # A million threads may have one each.
+            lasts = end_ns > start_ns
+            self.start_ns, self.end_ns = start_ns[lasts], end_ns[lasts]
+            return
         rows = flagged(len(start_ns), lambda part: end_ns[part] > start_ns[part])
         if len(rows) < len(start_ns):
             start_ns, end_ns = taken(start_ns, rows), taken(end_ns, rows)

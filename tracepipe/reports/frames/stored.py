@@ -28,6 +28,8 @@ _MAPPED_BYTES = 1 << 23
 _ROOM_AT_FIRST = 1 << 7
 # What is looked at for a row of all columns together, at most.
 _ROW_BYTES = 1 << 8
+# Rows that take as long to be divided into parts as to be copied.
+_FEW = 1 << 10
 # <malloc.h>: from which size on memory has a mapping of its own.
 _M_MMAP_THRESHOLD = -3
 ROWS_AT_ONCE = 1 << 16
@@ -110,6 +112,9 @@ def taken(column: Any, rows: Any) -> Any:
     """The values of some rows, as a column; one value that stands for all still does. Raises OutputError."""
     if len(column) and not column.strides[0]:
         return np.broadcast_to(column[0], (len(rows), *column.shape[1:]))
+    if len(rows) <= _FEW:
+        touched(len(rows) * _ROW_BYTES)
+        return column[rows]
     values = empty(len(rows), column.dtype, column.shape[1:])
     for part in parts(len(rows)):
         values[part] = column[rows[part]]
