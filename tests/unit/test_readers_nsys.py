@@ -19,7 +19,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
-from tracepipe.readers import event_rows, nsys_ranges
+from tracepipe.readers import event_rows, nsys, nsys_ranges
 from tracepipe.recording.convert import Conversion, ConvertOptions
 from tracepipe.recording.open import open_recording
 
@@ -209,6 +209,17 @@ def test_numbers_of_many_shapes_stay_right_between_batches(
     with out.open("wb") as stream:
         Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(stream)
     assert [name for name in names if f"  {name}\n" not in out.read_text()] == []
+
+
+def test_rows_with_long_texts_come_in_smaller_batches(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_rows, "_BATCH_BYTES", 1000)
+    payload = '{"a":"%s"}' % ("x" * 400)
+    path = export(NVTX_EVENTS=[nvtx(10 * at, None, 34, "m", jsonText=payload) for at in range(30)])
+    with path.open("rb") as file:
+        recording = nsys.read(file)
+        counts = [len(batch.events) for batch in recording.batches if len(batch.events)]
+    assert sum(counts) == 30
+    assert max(counts) <= 3
 
 
 def test_a_table_without_a_place_is_counted(export: Any) -> None:

@@ -17,6 +17,7 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
 
 BATCH_ROWS: Final = 1 << 10
+_BATCH_BYTES: Final = 1 << 19
 # Shapes whose numbers are remembered by what a reader tells them from.
 _SHAPES_MAX: Final = 1 << 13
 # Ends that wait. Ranges nest some dozen deep on some hundred threads.
@@ -174,9 +175,12 @@ class EventRows:
 
     def batches(self, steps: Iterable[object]) -> Iterator[SourceBatch]:
         """The events that are added while `steps` goes on."""
+        given_bytes = self.tables.given_bytes
         for _ in steps:
-            if len(self._rows) >= BATCH_ROWS or len(self.problems) >= BATCH_ROWS:
+            is_full = len(self._rows) >= BATCH_ROWS or len(self.problems) >= BATCH_ROWS
+            if is_full or self.tables.given_bytes - given_bytes >= _BATCH_BYTES:
                 yield self._batch()
+                given_bytes = self.tables.given_bytes  # who takes batches may count from 0 again
                 if self._rounds != self.tables.rounds:
                     self._rounds = self.tables.rounds
                     self._numbers.clear()
