@@ -86,12 +86,20 @@ class JsonElements:
 
     def _more(self) -> bool:
         """Read on. False at the end."""
-        chunk = self._stream.read(CHUNK_BYTES)
+        chunk = self._chunk()
         self._lines_before += _lines(self._text, self._at)
         self._before += self._at
         self._text, self._at = self._text[self._at :] + chunk, 0
         self.offset_bytes += len(chunk)
         return bool(chunk)
+
+    def _chunk(self) -> bytes:
+        """The next bytes, of which a stream that was compressed gives few at a time."""
+        parts, size = [], 0
+        while size < CHUNK_BYTES and (part := self._stream.read(CHUNK_BYTES - size)):
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts)
 
     def _peek(self) -> bytes:
         """The next byte that is no blank, nothing at the end."""
