@@ -27,9 +27,9 @@ from tracepipe.readers.sorted_rows import (
 # Rows and bytes of a run in memory; runs that are merged at a time, and the bytes of all of them that are at
 # hand.
 RUN_ROWS: Final = 1 << 16
-RUN_BYTES: Final = (1 << 21) - (1 << 16)  # with one row more, whose size is seldom as much
+RUN_BYTES: Final = (1 << 20) - (1 << 16)  # with one row more, whose size is seldom as much
 FAN_IN: Final = 1 << 9
-MERGED_BYTES: Final = 1 << 22
+MERGED_BYTES: Final = 1 << 20
 # Of each run.
 _READ_BYTES_MAX: Final = 1 << 17
 _NO_FILE: Final = -1
