@@ -142,7 +142,7 @@ static tp_span renamed(const tp_events *r, const tp_kind *kind, tp_span key)
     return key;
 }
 
-/* Adds an argument, behind others where what is there is longer than a bracket. */
+/* Adds an argument to those from `start` on, of which the first follows the bracket. */
 static void put_argument(tp_events *r, tp_buffer *to, int64_t start, tp_span name, const uint8_t *value, int64_t size)
 {
     if (to->size > start + 1)
