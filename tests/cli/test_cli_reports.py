@@ -170,6 +170,8 @@ def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: P
     name = "[bold]\x1b[31mred"
     warp = {"ts_ns": 1_000, "type": "gpu_warp", "name": name, "gpu": 0, "launch": 1, "grid": [1, 1, 1]}
     warp |= {"block": [32, 1, 1], "warp": [0], "entry_ns": [0], "exit_ns": [9]}
+    stall = {"ts_ns": 1_000, "type": "gpu_stall", "functions": [name], "reasons": [name], "function": [0]}
+    stall |= {"reason": [0], "samples": [9]}
     recording = write(
         tmp_path / "run.jsonl",
         span(1_000, 2_000, name, comm="\x1b]0;t\x07"),
@@ -177,6 +179,7 @@ def test_names_of_the_program_cannot_write_to_the_terminal(run: Run, tmp_path: P
         event("B", 1_100, name, "annotation"),
         event("I", 1_500, "alloc", "memory", args={"size": 1, "address": name, "call": name}),
         warp,
+        stall,
     )
     for report in SINGLE:
         _, out, _ = run(report, str(recording), columns=120)
