@@ -234,6 +234,15 @@ def test_files_stay_short(module: str) -> None:
     assert len(SOURCES[module].read_text(encoding="utf-8").splitlines()) <= 420
 
 
+def test_native_sources_state_their_licence() -> None:
+    ours = [
+        path for path in (ROOT / "tracepipe").rglob("*") if path.suffix in (".c", ".cpp", ".cu", ".h", ".S")
+    ]
+    lacking = [path for path in ours if "SPDX-License-Identifier: " not in path.open().readline()]
+    assert ours
+    assert lacking == []
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_every_module_says_what_it_is(module: str) -> None:
     assert ast.get_docstring(TREES[module])

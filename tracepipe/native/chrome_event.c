@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* An object of Chrome's trace JSON, taken apart. */
 #include "chrome_event.h"
 

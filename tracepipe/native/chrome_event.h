@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: MIT */
 /* An event of Chrome's trace JSON: what is the same in all of them, and its arguments. */
 #ifndef TP_CHROME_EVENT_H
 #define TP_CHROME_EVENT_H

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from heapq import nsmallest
 from itertools import pairwise
 from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE
 from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
 from tracepipe.reports.analyses.gpu_contexts import context_tables
 from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
-from tracepipe.reports.analyses.host_states import IN_CALL, STATES, USER, HostStates
+from tracepipe.reports.analyses.host_states import IN_CALL, STATES, HostStates
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
-from tracepipe.reports.frames.grouping import Grouped, each, equal, greatest
+from tracepipe.reports.frames.grouping import each, equal, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, taken, zeros
-from tracepipe.reports.frames.text_order import in_text_order
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, zeros
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
-_KEYS, _THREAD = ("state", "call", "syscall"), ("pid", "tid")
+_THREAD = ("pid", "tid")
 # Threads whose states are listed.
 _THREADS_MAX = 64
-_WHERE = (BETWEEN, FIRST, LAST)
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
-_WORDS = {"other system calls": "system call"}
 _OF_GPU = ("gpu_kernel", "gpu_warp", "gpu_thread", "transfer", "unknown layer")
 _NEEDED = {
     "userspace": "CUDA calls: their time counts as user code",
@@ -93,14 +90,6 @@ def _threads_left_out(more: int, top: int) -> Iterator[str]:
         yield f"{more} more threads that use CUDA, which were in calls for a shorter time, are not listed"
 
 
-def _state(state: str, states: HostStates) -> str:
-    """A state as it is shown: user code is known as such only where nothing else could be meant."""
-    whole = {"ioctl", "off-CPU"} <= states.recorded
-    if state == HOOKED:
-        return states.hooked
-    return "user or unrecorded" if state == USER and not whole else _WORDS.get(state, state)
-
-
 def _cause(state: str, call: str | None, hooked: str) -> str:
     """What a thread was doing, in words."""
     if state in (IN_CALL, hooked):
@@ -110,17 +99,13 @@ def _cause(state: str, call: str | None, hooked: str) -> str:
     return f"{state} in {call}" if call and call != state else state
 
 
-def _in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[str, str | None, str | None]:
-    return STATES[state], states.name(call), states.name(syscall)
-
-
 def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     names = {gpu.get("index"): gpu.get("name") for gpu in (run.facts.footer or {}).get("gpus", [])}
     rows = []
     bounds = np.searchsorted(gaps.gpu, np.arange(len(idle) + 1)).tolist()
     for one, own in zip(idle, pairwise(bounds), strict=True):
         every = np.arange(*own, dtype=np.int32)
-        lengths = {where: gaps.dur_ns(every[gaps.where[slice(*own)] == where]) for where in _WHERE}
+        lengths = {where: gaps.dur_ns(every[gaps.where[slice(*own)] == where]) for where in WHERE}
         idle_ns = one.idle_ns
         busy_ns = one.last_ns - one.first_ns - idle_ns
         _, _, *spread = of_values(lengths[BETWEEN])
@@ -160,63 +145,8 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
-class _Causes:
-    """What the CPU did while each GPU was idle, a number for each GPU, state and call. `sums_ns` has the time
-    of each by where gaps lie.
-    """
-
-    def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
-        count, self._doing, self._states = len(doing["gap"]), doing, states
-        gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
-        of, first = equal(gpu_of, *(doing[key] for key in _KEYS))
-        self.gpu, self._first = taken(gpu_of, first), first
-        self._where = made(count, np.uint8, lambda part: gaps.where[doing["gap"][part]])
-        self.sums_ns = {where: zeros(len(first), np.int64) for where in _WHERE}
-        for part in parts(count):
-            for where, sums_ns in self.sums_ns.items():
-                some = self._where[part] == where
-                np.add.at(sums_ns, of[part][some], doing["dur_ns"][part][some])
-        self._rows = Grouped(of, np.arange(count, dtype=np.int32))
-
-    def words(self, number: int) -> tuple[str, str | None]:
-        """State and call."""
-        at = int(self._first[number])
-        state, call, syscall = _in_words(self._states, *(int(self._doing[key][at]) for key in _KEYS))
-        return _state(state, self._states), call or syscall
-
-    def lengths_ns(self, number: int) -> Any:
-        """How long one lasted in each gap between work."""
-        rows = self._rows.of(number)
-        return self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
-
-    def in_all_ns(self, numbers: Any) -> tuple[int, int, int]:
-        """How long some lasted together between work, before the first and after the last."""
-        between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in _WHERE)
-        return between, before, after
-
-    def outside_ns(self, numbers: Any) -> Any:
-        """How long each of some lasted before the first work and after the last."""
-        return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
-
-    def first(self, numbers: Any, top: int) -> Any:
-        """Those of one GPU that lasted longest, at most `top`, or all for 0."""
-        if top <= 0:
-            between_ns = self.sums_ns[BETWEEN][numbers]
-            return numbers[in_text_order(self._text_of(numbers), -between_ns, -self.outside_ns(numbers))]
-        # Of a million few are looked at where the time between work decides.
-        some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
-        return np.array(nsmallest(top, some, key=self._rank), np.int64)
-
-    def _text_of(self, numbers: Any) -> Callable[[int], str]:
-        return lambda at: "\0".join(word or "" for word in self.words(int(numbers[at])))
-
-    def _rank(self, number: int) -> tuple[int, int, str, str]:
-        state, call = self.words(number)
-        return -int(self.sums_ns[BETWEEN][number]), -int(self.outside_ns(number)), state, call or ""
-
-
 def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: HostStates, top: int) -> Table:
-    causes = _Causes(gaps, doing, states)
+    causes = Causes(gaps, doing, states)
 
     def rows() -> Iterator[tuple[Any, ...]]:
         bounds = np.searchsorted(causes.gpu, np.arange(len(idle) + 1)).tolist()
@@ -253,7 +183,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
     return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)
 
 
-def _the_rest(gpu: str, causes: _Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
+def _the_rest(gpu: str, causes: Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
     """What other causes of a GPU sum up to."""
     between_ns, *outside = causes.in_all_ns(numbers)
     share = 100 * between_ns / idle_ns if idle_ns else None
@@ -276,8 +206,8 @@ def _longest(
 
     def row(at: int) -> tuple[Any, ...]:
         gap = int(shown[at])
-        *numbers, most_ns = (int(doing[key][main[gap]]) for key in (*_KEYS, "dur_ns"))
-        state, call, syscall = _in_words(states, *numbers)
+        *numbers, most_ns = (int(doing[key][main[gap]]) for key in (*KEYS, "dur_ns"))
+        state, call, syscall = in_words(states, *numbers)
         dur_ns, start_ns = int(gaps.dur_ns(gap)), int(gaps.start_ns[gap])
         previous, following = (
             None if place == NONE else work.name(run, place)
@@ -299,7 +229,7 @@ def _longest(
             f"{ended_by} ?" if ended_by and gaps.by_order[gap] else ended_by,
             tid,
             int(queued_ns[at]) if following and is_known[at] else None,
-            _cause(_state(state, states), call or syscall, states.hooked),
+            _cause(state_text(state, states), call or syscall, states.hooked),
             100 * most_ns / dur_ns,
         )
 
@@ -383,7 +313,9 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         Column("thread", "thread"),
         Column("tid", "id", "id"),
         *(
-            Column(f"{state.replace(' ', '_').replace('-', '_').lower()}_ns", _WORDS.get(state, state), "ns")
+            Column(
+                f"{state.replace(' ', '_').replace('-', '_').lower()}_ns", STATE_WORDS.get(state, state), "ns"
+            )
             for state in states.states
         ),
     )

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Samples the counters of one GPU's hardware, by CUPTI's PM sampling: a program of its own, which nothing is injected
 // into and which touches no other process.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Lines of the source that machine code was made of, where its module says so (-lineinfo; Triton's kernels do).
 #pragma once
 #include <chrono>

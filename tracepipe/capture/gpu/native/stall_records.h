@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What stall_sampler.h puts into the channel: kinds 49 to 52 of transport.h.
 //
 // All integers little-endian, with no padding but what is written here; stall_lines.py has the same layouts. Times are

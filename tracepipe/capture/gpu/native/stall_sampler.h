@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // What the warps of a GPU wait for: CUPTI's PC sampling, added up here so that what is sent grows with time and code and
 // not with samples.
 //

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: MIT
 // Stall reasons alone, inside of a traced process: what stall_sampler.h samples, without records of kernels and calls.
 #include "stall_sampler.h"
 

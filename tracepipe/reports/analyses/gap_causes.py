@@ -1,0 +1,89 @@
+"""What the CPU did while GPUs were idle, summed up by what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nsmallest
+from typing import Any
+
+from tracepipe.reports.analyses.breakdown import HOOKED
+from tracepipe.reports.analyses.host_states import STATES, USER, HostStates
+from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps
+from tracepipe.reports.frames.grouping import Grouped, equal, greatest
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made, parts, taken, zeros
+from tracepipe.reports.frames.text_order import in_text_order
+
+KEYS = ("state", "call", "syscall")
+"""By which causes are distinguished: columns of what threads did in gaps."""
+WHERE = (BETWEEN, FIRST, LAST)
+STATE_WORDS = {"other system calls": "system call"}
+"""What a state is called where it is not shown by its own name."""
+
+
+def state_text(state: str, states: HostStates) -> str:
+    """A state as it is shown: user code is known as such only where nothing else could be meant."""
+    whole = {"ioctl", "off-CPU"} <= states.recorded
+    if state == HOOKED:
+        return states.hooked
+    return "user or unrecorded" if state == USER and not whole else STATE_WORDS.get(state, state)
+
+
+def in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[str, str | None, str | None]:
+    """A state, the call and the system call inside it, by their numbers."""
+    return STATES[state], states.name(call), states.name(syscall)
+
+
+class Causes:
+    """What the CPU did while each GPU was idle, a number for each GPU, state and call. `sums_ns` has the time
+    of each by where gaps lie.
+    """
+
+    def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
+        count, self._doing, self._states = len(doing["gap"]), doing, states
+        gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
+        of, first = equal(gpu_of, *(doing[key] for key in KEYS))
+        self.gpu, self._first = taken(gpu_of, first), first
+        self._where = made(count, np.uint8, lambda part: gaps.where[doing["gap"][part]])
+        self.sums_ns = {where: zeros(len(first), np.int64) for where in WHERE}
+        for part in parts(count):
+            for where, sums_ns in self.sums_ns.items():
+                some = self._where[part] == where
+                np.add.at(sums_ns, of[part][some], doing["dur_ns"][part][some])
+        self._rows = Grouped(of, np.arange(count, dtype=np.int32))
+
+    def words(self, number: int) -> tuple[str, str | None]:
+        """State and call."""
+        at = int(self._first[number])
+        state, call, syscall = in_words(self._states, *(int(self._doing[key][at]) for key in KEYS))
+        return state_text(state, self._states), call or syscall
+
+    def lengths_ns(self, number: int) -> Any:
+        """How long one lasted in each gap between work."""
+        rows = self._rows.of(number)
+        return self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
+
+    def in_all_ns(self, numbers: Any) -> tuple[int, int, int]:
+        """How long some lasted together between work, before the first and after the last."""
+        between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in WHERE)
+        return between, before, after
+
+    def outside_ns(self, numbers: Any) -> Any:
+        """How long each of some lasted before the first work and after the last."""
+        return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
+
+    def first(self, numbers: Any, top: int) -> Any:
+        """Those of one GPU that lasted longest, at most `top`, or all for 0."""
+        if top <= 0:
+            between_ns = self.sums_ns[BETWEEN][numbers]
+            return numbers[in_text_order(self._text_of(numbers), -between_ns, -self.outside_ns(numbers))]
+        # Of a million few are looked at where the time between work decides.
+        some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
+        return np.array(nsmallest(top, some, key=self._rank), np.int64)
+
+    def _text_of(self, numbers: Any) -> Callable[[int], str]:
+        return lambda at: "\0".join(word or "" for word in self.words(int(numbers[at])))
+
+    def _rank(self, number: int) -> tuple[int, int, str, str]:
+        state, call = self.words(number)
+        return -int(self.sums_ns[BETWEEN][number]), -int(self.outside_ns(number)), state, call or ""
