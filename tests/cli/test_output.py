@@ -94,7 +94,7 @@ ASKED: dict[str, list[list[str]]] = {
         ["report", RUN], ["report", RUN, "--json", "--force"], ["report", RUN, "--kernel", f"({NAMED}"],
     ],
 }  # fmt: skip
-for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps", "lines", "annotations"):
+for _name in ("summary", "timeline", "layers", "gaps", "memory", "warps", "stalls", "lines", "annotations"):
     ASKED[_name] = [[_name, RUN], [_name, RUN, "--json"], [_name, NONE], [_name, RUN, "--strict"]]
 for _name, _lists in ASKED.items():
     _lists.append([_name, f"--{NAMED}"])

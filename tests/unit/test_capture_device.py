@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tracepipe.capture import CaptureRequest, capture
+from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.request import Limits
@@ -32,6 +33,7 @@ class Told:
     layers = frozenset({"userspace", "gpu_kernel"})
     clocks = ("globaltimer:0",)
     sees: Mapping[str, Path] = MappingProxyType({})
+    counters: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
@@ -42,10 +44,14 @@ class Told:
         self.more: list[str] = []
         self.waiting: list[dict[str, Any]] = []
         self.entered: list[Sequence[int]] = []
+        self.turns: list[Turn] = []
         self.sees: dict[str, Path] = {}
 
     def enter(self, pids: Sequence[int]) -> None:
         self.entered.append(pids)
+
+    def turned(self, turn: Turn) -> None:
+        self.turns.append(turn)
 
     def environment(self) -> dict[str, str]:
         return {"TOLD": "yes"}
@@ -132,6 +138,7 @@ def test_what_it_tells_is_in_the_file_without_any_privilege(
     assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
     assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
     assert header["gpus"] == footer["gpus"] == [{"index": 0, "name": "a GPU", "sm_count": 132}]
+    assert [turn.begins for turn in told.turns] == [True, False]
     assert header["engine"] == "none, told"
     assert header["clocks"] == ["monotonic", "globaltimer:0"]
     assert header["layers"]["got"] == ["gpu_kernel", "userspace"]

@@ -217,7 +217,7 @@ def test_under_sudo_the_caller_compiles_and_root_keeps(cache: Cache, caller: Own
     path = made.build_host("p", [source])
     assert path.read_text() == f"{caller.uid}\n"
     assert path.parent == caches.ROOT_CACHE / str(caller.uid)
-    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o644)
+    assert (path.stat().st_uid, path.stat().st_mode & 0o777) == (0, 0o755)
     assert list(path.parent.iterdir()) == [path], "the folder of the caller's is gone"
     assert made.build_host("p", [source]) == path
 
