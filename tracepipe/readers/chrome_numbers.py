@@ -124,7 +124,7 @@ class Ids:
         return number
 
     def said(self) -> Iterator[Problem]:
-        """That there are more than can be told apart, if so."""
+        """A note that there are more than are kept apart, if so."""
         if self._is_full:
             words = (
                 "processes and threads whose ids are no numbers are more than can be kept: some are one here"

@@ -251,7 +251,7 @@ class Sampler:
             yield kind, payload
 
     def _break_off(self) -> None:
-        """What it writes is no record of ours: nothing more of it is read."""
+        """What it writes is not a record of ours: nothing more of it is read."""
         self.why = "its sampler wrote what is no record"
         self._pending.clear()
         self.is_over = True

@@ -384,7 +384,7 @@ class StallSampler {
         if (!id) id = said(*line);
         return id;
     }
-    // The id of a name that is told with it.
+    // The id of a name, which is sent with it.
     uint64_t said(std::string text) {
         if (text.size() > channel_.payload_limit() / 2) text.resize(channel_.payload_limit() / 2);
         uint64_t id = OF_STALLS | ++names_;
