@@ -1,6 +1,6 @@
 // A libcupti.so.13 that samples no hardware, so that pm_sampler.cpp can be tried without a GPU. Sample K is from K to
 // K + 1 intervals after the first start, and has K * 100 + P as the value of the metric at place P. What else happens is in
-// the file `behaviour` beside the library, a line each:
+// the file `behaviour` in the library's folder, a line each:
 //
 //     missing METRIC         CUPTI refuses whatever set has that metric
 //     passes METRIC          a set with that metric takes two passes

@@ -15,7 +15,7 @@ def planned(chip: str) -> list[list[str]]:
     """Counter, metric and what is amiss, of each counter on a chip."""
     cupti = find_parts().cupti
     if not cupti or cupti[0].version != (13, 0):
-        pytest.skip("there is no CUPTI of CUDA 13.0")
+        pytest.skip("CUPTI of CUDA 13.0 is not installed")
     command = [sys.executable, "-m", "tests.support.cupti_metrics", str(cupti[0].library), chip]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [line.split("\t") for line in done.stdout.splitlines()]

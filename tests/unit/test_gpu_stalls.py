@@ -274,25 +274,25 @@ def test_a_window_that_cupti_refuses_is_a_loss(start: Start, call: str) -> None:
     assert losses(recorded) == [(1, f"cuptiPCSampling{call}: an error")]
 
 
-def test_lines_of_the_source_are_those_that_the_module_has(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "cubin").write_bytes(b"\x7fELF .debug_line and more")
+def instruction_of_module(start: Start, cubin: Path, content: bytes) -> dict[str, Any]:
+    """What is recorded of an instruction that was sampled after a module had been loaded."""
+    cubin.write_bytes(content)
     recorded = start()
     recorded.do("context 1")
-    recorded.do(f"load {tmp_path / 'cubin'}")
+    recorded.do(f"load {cubin}")
     sample(recorded, REDUCE, 32, BARRIER, 5)
     assert recorded.end() == 0
     (record,) = recorded.of("gpu_stall_pc")
+    return record
+
+
+def test_lines_of_the_source_are_those_that_the_module_has(start: Start, tmp_path: Path) -> None:
+    record = instruction_of_module(start, tmp_path / "cubin", b"\x7fELF .debug_line and more")
     assert (record["lines"], record["line"]) == (["/src/kernel.cu:2"], [1])
 
 
 def test_a_module_without_lines_has_offsets_alone(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "cubin").write_bytes(b"\x7fELF")
-    recorded = start()
-    recorded.do("context 1")
-    recorded.do(f"load {tmp_path / 'cubin'}")
-    sample(recorded, REDUCE, 32, BARRIER, 5)
-    assert recorded.end() == 0
-    (record,) = recorded.of("gpu_stall_pc")
+    record = instruction_of_module(start, tmp_path / "cubin", b"\x7fELF")
     assert record["offset"] == [32]
     assert "line" not in record
 

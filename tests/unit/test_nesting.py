@@ -304,7 +304,7 @@ def test_what_is_open_at_the_end_is_closed_innermost_first_and_marked() -> None:
 def test_rows_that_are_forgotten_count_from_0_again() -> None:
     nesting = new_nesting(IOCTL)
     nesting.one(nesting.add_row(), "B", 8, None, F, 0)
-    nesting.one(0, "B", 5, None, F, 1)  # goes beside
+    nesting.one(0, "B", 5, None, F, 1)  # goes to an extra row
     nesting.close(0, 9)
     nesting.forget_rows()
     assert (nesting.row_count, nesting.add_row(), nesting.add_row()) == (0, 0, 1)

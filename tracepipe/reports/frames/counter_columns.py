@@ -46,7 +46,7 @@ class CounterTable:
             if shape is not None and shape.phase == COUNTS and shape.layer == shape.name == GPU_COUNTERS:
                 gpus.setdefault(shape.gpu or 0, []).append(number)
         for gpu, shapes in gpus.items():
-            # One without a length is no mean of anything.
+            # A sample without a length has no interval that it could be the mean of.
             rows = np.flatnonzero(np.isin(events.shape, shapes) & (events.dur_ns > 0))
             if len(rows) and (gpu in self._growing or len(self._growing) < _GPUS_MAX):
                 self._take(gpu, events, rows)
