@@ -35,12 +35,18 @@ for at in range(int(sys.argv[1])):
 """
 
 
+# The capture, this program's parent, stands still while the window is asked for and is over.
 _AT_ONCE = """
-import ctypes, sys, time
+import ctypes, os, signal, sys, time
 cuda = ctypes.CDLL("libcuda.so.1")
 time.sleep(float(sys.argv[2]))
-cuda.cuProfilerStart()
-cuda.cuProfilerStop()
+os.kill(os.getppid(), signal.SIGSTOP)
+try:
+    cuda.cuProfilerStart()
+    cuda.cuProfilerStop()
+    time.sleep(float(sys.argv[3]))
+finally:
+    os.kill(os.getppid(), signal.SIGCONT)
 time.sleep(float(sys.argv[2]))
 cuda.cuInit(9)
 """
@@ -102,12 +108,12 @@ def test_a_call_begins_a_window_and_its_return_ends_it(tmp_path: Path, standin: 
 
 
 def test_a_window_that_ends_at_once_is_stated(tmp_path: Path, standin: Path) -> None:
-    """However late it began."""
+    """And how long after it was asked for."""
     windows = Windows(start_on="profiler")
-    trace, summary, _ = recorded(tmp_path, standin, 1, 0.5, program=_AT_ONCE, windows=windows)
+    trace, summary, _ = recorded(tmp_path, standin, 1, 0.5, 0.25, program=_AT_ONCE, windows=windows)
     begin, end = trace.layer("window")
     assert (begin["cause"], end["cause"], summary.ended_by) == ("profiler",) * 3
-    assert begin["waited_ns"] > 0
+    assert begin["waited_ns"] >= 250_000_000
     assert inits(trace) == []
 
 

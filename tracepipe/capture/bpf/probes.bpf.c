@@ -113,7 +113,7 @@ enum control {
     WINDOWS_LEFT, /* so many may begin by a trigger */
     BEGIN_HITS, /* of what begins windows, since the last one */
     END_HITS,   /* of what ends them, since the window began */
-    ASKED_NS,   /* when a call asked for a window, for which the capture attaches its probes; 0: none did; OVER */
+    ASKED_NS,   /* when a call asked for a window, for which the capture attaches its probes; 0: none did; | OVER */
     ASKED_BY,   /* tgid<<32|tid of that call */
     SEEN_NS,    /* the ASKED_NS that the capture has seen */
     IS_READY,   /* all probes of windows are attached: one can begin at the call */
@@ -582,7 +582,7 @@ int call_return(struct pt_regs *ctx)
 
 /* ── what begins and ends windows: functions of the recorded programs ── */
 
-#define OVER 1 /* the window that was asked for ended before it was begun */
+#define OVER (1ull << 62) /* beside the time: the window that was asked for ended before it was begun */
 enum trigger { BEGINS = 1, ENDS = 2 }; /* of a cookie; above 16 bits WINDOW's id */
 
 /* The record stands before all of the window's, and behind them. */
@@ -700,7 +700,7 @@ static inline int turn_window(struct pt_regs *ctx, int holds)
         if (holds)
             await_end();
     } else {
-        *asked_ns = OVER;
+        *asked_ns |= OVER;
     }
     return 0;
 }

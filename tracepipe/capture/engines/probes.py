@@ -32,7 +32,7 @@ from tracepipe.errors import OutputError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 
 _COMM_BYTES = 16
-_OVER = 1  # of Control.ASKED_NS: OVER of probes.bpf.c
+_OVER = 1 << 62  # in Control.ASKED_NS: OVER of probes.bpf.c
 _MISSED = "at most: the kernel ran no program, as another was under way on the processor"
 _UNSEEN = "wakeups and migrations in interrupts of perf or of another BPF program, where the kernel runs none"
 
@@ -146,11 +146,11 @@ class ProbeAttachment:
         """When a call asked for a window, in which it waits until `let_go`; None if none does."""
         asked_ns = self._maps.control[Control.ASKED_NS]
         self._maps.control[Control.SEEN_NS] = asked_ns
-        return time.monotonic_ns() if asked_ns == _OVER else asked_ns or None
+        return asked_ns & ~_OVER or None
 
     def let_go(self) -> bool:
         """Let the call that asked for a window go on; whether the window was over before it was begun."""
-        is_over = self._maps.control[Control.ASKED_NS] == _OVER
+        is_over = bool(self._maps.control[Control.ASKED_NS] & _OVER)
         self._maps.control[Control.ASKED_NS] = 0
         return is_over
 
