@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.bench import Bench
-from tests.support.pages import ON_GPU, blocks, run_lines
+from tests.support.pages import ON_GPU, run_lines, section_blocks
 
 pytestmark = pytest.mark.gpu
 SOURCE = Path(__file__).parents[2] / "fixtures/capture-h200/vec_add.cu"
@@ -19,7 +19,8 @@ def test_the_commands_of_a_page_run(bench: Bench, section: str, tmp_path: Path) 
     for needed in ("polars", "scipy"):  # `tracepipe warps` is among the commands
         pytest.importorskip(needed, reason=f"no {needed} (pip install 'tracepipe[reports]')")
     shutil.copy(bench.built("vec_add", source=SOURCE), tmp_path)
-    lines = [line for place, some in blocks("coming-from.md", section) if place == ON_GPU for line in some]
+    found = section_blocks("docs/coming-from.md", section)
+    lines = [line for place, some in found if place == ON_GPU for line in some]
     printed = run_lines(lines, tmp_path)
     assert "vectorAdd" in printed
     assert "Traceback" not in printed

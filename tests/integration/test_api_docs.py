@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
-import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.support.pages import blocks
 from tests.support.standin import needs
 
 ROOT = Path(__file__).parents[2]
 
 
-# After an empty line; an empty line within one is followed by more of it.
-BLOCK = re.compile(r"(?<=\n\n) {4}.*\n(?: {4}.*\n|\n {4}.*\n)*")
-
-
 def snippets() -> list[str]:
-    """The indented blocks of the page."""
-    return [textwrap.dedent(block) for block in BLOCK.findall((ROOT / "docs/api.md").read_text("utf-8"))]
+    """The code blocks of the page."""
+    return [block.text for block in blocks("docs/api.md")]
 
 
 def marked(snippet: str) -> object:

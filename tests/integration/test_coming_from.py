@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import ANYWHERE, ON_KPROBES, blocks, run_lines, sections
+from tests.support.pages import ANYWHERE, ON_KPROBES, run_lines, section_blocks, sections
 from tests.support.standin import needs, why_not
 from tracepipe.capture.find.kernel_symbols import no_kprobes
 from tracepipe.hooks.sets import names_hooks
 
 ROOT = Path(__file__).parents[2]
-PAGE = "coming-from.md"
+PAGE = "docs/coming-from.md"
 # What the users of each tracer have.
 RECORDINGS = {
     "trace.txt": "bpftime-kernel_trace/input.txt",
@@ -81,16 +81,15 @@ def test_every_page_has_answers_that_are_looked_for() -> None:
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq (apt install jq)")
 @pytest.mark.parametrize("section", ANSWERS)
 def test_the_commands_of_a_page_run(section: str, folder: Path) -> None:
-    lines = [line for place, some in blocks(PAGE, section) if place == ANYWHERE for line in some]
+    lines = [line for place, some in section_blocks(PAGE, section) if place == ANYWHERE for line in some]
     printed = run_lines(lines, folder)
     assert "Traceback" not in printed
     assert [answer for answer in ANSWERS[section] if answer not in printed] == []
 
 
 def test_hooks_of_kprobes_run_where_they_are_or_are_well_formed(tmp_path: Path, vec_add: str) -> None:
-    lines = [
-        line for place, some in blocks(PAGE, "Hooks in the kernel") if place == ON_KPROBES for line in some
-    ]
+    found = section_blocks(PAGE, "Hooks in the kernel")
+    lines = [line for place, some in found if place == ON_KPROBES for line in some]
     assert lines
     if no_kprobes() or why_not("prebuilt"):
         hooks = [word for line in lines for word in line.split("'") if word.startswith("kprobe:")]

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.pages import blocks
 from tests.support.program import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 RECORDING = ROOT / "fixtures/capture-h200/input.jsonl"
-# After an empty line, up to the next one.
-BLOCK = re.compile(r"(?<=\n\n)(?: {4}.*\n)+")
-SNIPPETS = [textwrap.dedent(block) for block in BLOCK.findall((ROOT / "docs/recipes.md").read_text("utf-8"))]
+# An empty line parts two commands of a block.
+SNIPPETS = [part for block in blocks("docs/recipes.md") for part in re.split(r"\n\n", block.text)]
 TRACEPIPE = f'tracepipe() {{ {sys.executable} -m tracepipe "$@" 2>/dev/null; }}\n'
 
 pytestmark = pytest.mark.skipif(shutil.which("jq") is None, reason="no jq (apt install jq)")
