@@ -292,7 +292,7 @@ def test_without_the_libraries_two_lines_say_what_to_install(
     monkeypatch.setattr(pl, "_module", None)
     code, out, err = run("timeline", SAMPLE)
     assert (code, out, len(err.splitlines())) == (3, "", 2)
-    assert err.splitlines()[1].strip() == "pip install 'tracepipe[reports]'"
+    assert err.splitlines()[1].strip() == "pip install polars"
 
 
 def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:

@@ -242,7 +242,7 @@ def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(LibraryMissing, match="reports need polars") as raised:
         Library("polars").DataFrame  # noqa: B018
-    assert (raised.value.exit_code, raised.value.hint) == (3, "pip install 'tracepipe[reports]'")
+    assert (raised.value.exit_code, raised.value.hint) == (3, "pip install polars")
 
 
 _FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")

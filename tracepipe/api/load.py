@@ -23,7 +23,7 @@ def load(
     """Read a recording of any input format into columns: begins with their ends, nested.
 
     Parameters are those of `tracepipe.open`. All of the recording is in memory. Raises InputError,
-    FormatError, ClockError, and LibraryMissing without `pip install 'tracepipe[reports]'`.
+    FormatError, ClockError, and LibraryMissing where polars cannot be imported.
     """
     from tracepipe.reports.frames.run import load_run
 

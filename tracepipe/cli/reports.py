@@ -164,6 +164,10 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
 
 
 def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]) -> None:
+    if report.needs:
+        from tracepipe.reports.frames.libraries import require
+
+        require(report.name, report.needs)
     every = [path for some in paths for path in some]
     if every.count(STANDARD) > 1:
         raise typer.BadParameter("standard input can be read once only")

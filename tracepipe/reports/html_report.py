@@ -29,6 +29,7 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
         Options,
         _gathering(gathered),
         output=FileOutput((".html",)),
+        needs=("jinja2", "matplotlib", "scipy"),
     )
 
 

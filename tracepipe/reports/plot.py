@@ -46,4 +46,5 @@ REPORT = Report(
     Options,
     run,
     output=FileOutput((".html", ".png", ".svg")),
+    needs=("matplotlib",),
 )

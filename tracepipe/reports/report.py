@@ -146,7 +146,7 @@ class Report:
     an option does not fit the recording. `output` is where it writes files, besides what is on the terminal.
     `takes_several`: each of the inputs may be several recordings; `run` then gets, for each input, a list of
     functions that read one. `suits` says whether it belongs on the page of a recording, where it is one of
-    those gathered there.
+    those gathered there. `needs` are the packages of the extra `reports` that it cannot do without.
     """
 
     name: str
@@ -156,3 +156,4 @@ class Report:
     output: FileOutput | FolderOutput | None = None
     takes_several: bool = False
     suits: Callable[[Any], bool] = lambda run: True
+    needs: tuple[str, ...] = ()

@@ -321,4 +321,5 @@ REPORT = Report(
     "warps",
     Options,
     run,
+    needs=("scipy",),
 )

@@ -1,14 +1,22 @@
-"""The libraries of the reports, imported when one is first used: `--help` needs none of them."""
+"""The libraries of the reports, imported when one is first used: `--help` needs none of them.
+
+An installation has numpy and polars. The others, which weigh as much again, come with the extra `reports`.
+"""
 
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.errors import LibraryMissing, TracepipeError
 
-__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "special", "ticker"]
+__all__ = ["agg", "collections", "figure", "jinja2", "matplotlib", "np", "pl", "require", "special", "ticker"]
+
+_OPTIONAL = ("jinja2", "matplotlib", "scipy")
+_INSTALL = "pip install 'tracepipe[reports]'"
 
 # What polars, scipy and matplotlib take before they have read anything: addresses (stacks of threads, most of
 # which are never used) and data. With a little less each of them ends the process.
@@ -32,11 +40,28 @@ class Library:
             try:
                 self._module = import_module(self._name)
             except ImportError as e:
+                package = self._name.partition(".")[0]
                 raise LibraryMissing(
                     f"reports need {self._name}, which cannot be imported: {e}",
-                    "pip install 'tracepipe[reports]'",
+                    _INSTALL if package in _OPTIONAL else f"pip install {package}",
                 ) from e
         return getattr(self._module, attribute)
+
+
+def require(report: str, packages: Iterable[str]) -> None:
+    """Raise LibraryMissing where a report needs what is not installed, before it has read anything."""
+    missing = [package for package in packages if not _is_installed(package)]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        raise LibraryMissing(f"{report} needs {names}, which {verb} not installed", _INSTALL)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):  # ValueError of a name for which None stands in sys.modules
+        return False
 
 
 def _check_room() -> None:
