@@ -40,6 +40,8 @@ RUN_ELSEWHERE = {
     "docs/coming-from.md": "tests/integration/test_coming_from.py",
     "docs/recipes.md": "tests/unit/test_recipes.py",
 }
+# Pages that are one story: their blocks run one after the other, in one folder.
+STORIES = {"docs/tutorial.md"}
 # Options of other programs that pages name.
 OTHER_OPTIONS = {
     *("--seconds", "--seed", "--keep", "--rate"),  # the project's own tools
@@ -54,6 +56,8 @@ RUN = [
     for block in TYPED
     if not block.reason and block.page not in RUN_ELSEWHERE and not block.page.startswith("fixtures/")
 ]
+RUNS = [[block] for block in RUN if block.page not in STORIES]
+RUNS += [[block for block in RUN if block.page == page] for page in sorted(STORIES)]
 
 
 def test_every_block_is_fenced_and_has_a_language() -> None:
@@ -83,15 +87,17 @@ def test_commands_are_parsed(page: str) -> None:
     assert count or "tracepipe " not in "".join(block.text for block in blocks(page))
 
 
-@pytest.mark.parametrize("block", RUN, ids=str)
-def test_a_block_runs(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("some", RUNS, ids=lambda some: str(some[0]))
+def test_blocks_run(
+    some: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy_recordings(block, tmp_path)
-    for line, shown in commands(block):
-        printed = run(line, tmp_path, monkeypatch, capsys)
-        if block.language == "console":
-            assert is_shown(shown, printed), f"{block}: {line}\n{printed}"
+    (tmp_path / "fixtures").symlink_to(ROOT / "fixtures")
+    for block in some:
+        copy_recordings(block, tmp_path)
+        for line, shown in commands(block):
+            printed = run(line, tmp_path, monkeypatch, capsys)
+            if block.language == "console":
+                assert is_shown(shown, printed), f"{block}: {line}\n{printed}"
 
 
 def copy_recordings(block: Block, folder: Path) -> None:

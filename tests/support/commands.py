@@ -126,7 +126,7 @@ def run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     programs = {words[0] for part in _QUOTED.sub("''", line).split("|") if (words := part.split())}
     assert programs <= PROGRAMS, f"{line}: run by no test; say why in front of the block"
     if not line.startswith("tracepipe ") or _SHELL.search(_QUOTED.sub("", line.partition(" #")[0])):
-        return run_lines([line], folder)
+        return run_lines([line], folder, quiet=True)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     monkeypatch.setattr(sys, "argv", shlex.split(line, comments=True))

@@ -83,8 +83,11 @@ def sections(page: str) -> list[str]:
     return re.findall(r"^## (.*)$", text_of(page), re.MULTILINE)
 
 
-def run_lines(lines: list[str], folder: Path) -> str:
-    """What commands print, one after the other in a folder; the first that fails ends the test."""
+def run_lines(lines: list[str], folder: Path, *, quiet: bool = False) -> str:
+    """What commands print, one after the other in a folder; the first that fails ends the test.
+
+    Without `quiet` each command itself is printed too.
+    """
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
     python = shlex.quote(sys.executable)
@@ -94,7 +97,7 @@ def run_lines(lines: list[str], folder: Path) -> str:
         path.write_text(f'#!/bin/sh\nexec {command} "$@"\n', encoding="utf-8")
         path.chmod(0o755)
     ended = subprocess.run(
-        ["bash", "-x", "-e", "-o", "pipefail", "-c", "\n".join(lines)],
+        ["bash", "+x" if quiet else "-x", "-e", "-o", "pipefail", "-c", "\n".join(lines)],
         cwd=folder,
         env={
             **os.environ,
