@@ -1,4 +1,5 @@
-"""Compiles the native core on installation; everything else is in pyproject.toml.
+"""Compiles the native core on installation, and makes the text for a package index of the README; everything
+else is in pyproject.toml.
 
 The core is no extension module: it does not know of Python, and one object is for all versions of it. A wheel
 with it is py3-none-<platform>; one without, where C cannot be compiled, is py3-none-any and runs as well.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,18 @@ def load(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def index_page(readme: str) -> str:
+    """The README without what works only beside its files: their links become their names, pictures go."""
+    local = r"\((?![a-z]+:|#)([^)\s]+)\)"
+    without_pictures = re.sub(rf"^!\[[^]]*\]{local}\n+", "", readme, flags=re.MULTILINE)
+
+    def named(link: re.Match[str]) -> str:
+        text, target = link.groups()
+        return f"`{target}`" if text == target else f"{text} (`{target}`)"
+
+    return re.sub(rf"\[([^]]+)\]{local}", named, without_pictures)
 
 
 native = load(Path(__file__).parent / NATIVE / "build.py")
@@ -69,4 +83,8 @@ class WheelOfCore(bdist_wheel):
         return tag if self.root_is_pure else ("py3", "none", tag[2])
 
 
-setup(cmdclass={"build_py": BuildWithCore, "bdist_wheel": WheelOfCore})
+setup(
+    cmdclass={"build_py": BuildWithCore, "bdist_wheel": WheelOfCore},
+    long_description=index_page(Path(__file__).with_name("README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
+)

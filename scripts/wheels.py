@@ -38,7 +38,7 @@ TOOL_PACKAGES = (
 )
 BUILD = (TOOLS / "bin" / "python", "-m", "build", "-q", "--no-isolation")
 GLIBC = (2, 28)
-"""The oldest C library that the wheels promise to run with: that of Debian 10, RHEL 8 and Ubuntu 20.04."""
+"""The oldest C library that the wheels promise to run with: that of Debian 10 and RHEL 8."""
 MACHINES = {
     "x86_64": ("x86_64-linux-gnu-gcc", "EM_X86_64", "apt install gcc libc6-dev"),
     "aarch64": (
@@ -54,10 +54,18 @@ INSTALLED_MB_MAX = 330
 REPORTS = ("summary", "gaps", "layers", "memory", "timeline", "lines", "annotations", "stalls")
 # In a source distribution besides the package.
 EXPECTED = {
-    "CHANGELOG.md", "LICENSE", "Makefile", "SECURITY.md", "docs/format.md", "docs/images/warps.png",
-    "fixtures/capture-h200/input.jsonl", "schemas/event.schema.json", "scripts/wheels.py", "tests/conftest.py",
+    "CHANGELOG.md",
+    "LICENSE",
+    "Makefile",
+    "SECURITY.md",
+    "docs/format.md",
+    "docs/images/warps.png",
+    "fixtures/capture-h200/input.jsonl",
+    "schemas/event.schema.json",
+    "scripts/wheels.py",
+    "tests/conftest.py",
     "tracepipe/native/build.py",
-}  # fmt: skip
+}
 
 
 class Unfit(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import setuptools
 
+import tracepipe
 from tracepipe.native import build
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
     """A checkout in which a core of other sources was left."""
     made = tmp_path / "checkout"
     made.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, made)
     shutil.copytree(ROOT / "tracepipe", made / "tracepipe", ignore=shutil.ignore_patterns("__pycache__"))
     (made / CORE).write_bytes(b"old")
@@ -97,10 +100,46 @@ def test_without_a_compiler_python_does_it(tree: Path, tmp_path: Path, environme
     )
 
 
+def test_a_wheel_states_what_an_index_shows(tree: Path, tmp_path: Path) -> None:
+    names = unpacked(packed(tree, "build_wheel", TRACEPIPE_PURE="1"), tmp_path / "installed")
+    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    stated = email.message_from_string((tmp_path / "installed" / metadata).read_text(encoding="utf-8"))
+    assert (stated["Version"], stated["License-Expression"]) == (tracepipe.__version__, "MIT")
+    assert (stated["Author"], stated["Description-Content-Type"]) == ("tracepipe developers", "text/markdown")
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    page, readme = stated.get_payload(), (ROOT / "README.md").read_text(encoding="utf-8")
+    # An index has no file to which a relative link could lead: there its name stands in its place.
+    links = set(re.findall(r"\]\(([^)]+)\)", readme))
+    assert set(re.findall(r"\]\(([^)]+)\)", page)) == {link for link in links if link.startswith("https:")}
+    assert all(f"`{link}`" in page for link in links if not link.startswith("https:"))
+    assert page.splitlines()[0] == "# tracepipe" and "![" not in page
+
+
+def test_polars_comes_with_the_package_and_what_draws_with_an_extra(tree: Path, tmp_path: Path) -> None:
+    names = unpacked(packed(tree, "build_wheel", TRACEPIPE_PURE="1"), tmp_path / "installed")
+    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    stated = email.message_from_string((tmp_path / "installed" / metadata).read_text(encoding="utf-8"))
+    needed = stated.get_all("Requires-Dist", [])
+    always = {re.split(r"[^\w.-]", need)[0] for need in needed if "extra ==" not in need}
+    reports = {re.split(r"[^\w.-]", need)[0] for need in needed if need.endswith('extra == "reports"')}
+    assert "polars" in always and reports == {"jinja2", "matplotlib", "scipy"}
+    assert not always & reports
+
+
 def test_a_source_distribution_has_the_sources_and_no_core(tree: Path) -> None:
+    for name in ("docs", "schemas", "scripts", "tests"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SAMPLE.parent, tree / SAMPLE.parent.relative_to(ROOT))
+    for name in ("CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "Makefile"):
+        shutil.copy(ROOT / name, tree)
     with tarfile.open(packed(tree, "build_sdist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "tracepipe/native/build.py", *SOURCES} <= names
+    assert {"CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md", "LICENSE", "Makefile"} <= names
+    assert {"docs/format.md", "docs/images/warps.png", "schemas/event.schema.json"} <= names
+    assert {"tests/conftest.py", "tests/gpu/calls.cu", str(SAMPLE.relative_to(ROOT))} <= names
+    assert {"scripts/wheels.py", "scripts/setup.sh"} <= names
+    assert not any(name.endswith(".pyc") for name in names)
     assert CORE not in names
 
 
