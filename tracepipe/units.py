@@ -24,7 +24,10 @@ def duration_ns(text: str) -> int:
     """`10s`, `1.5ms`, `20us`, `2m`, in nanoseconds; a bare number is seconds. Raises TracepipeError."""
     match = re.fullmatch(_NUMBER + r"(ns|us|µs|ms|s|m|h)?", text.strip())
     if not match:
-        raise TracepipeError(f"{text!r} is not a duration.", "Write 10s, 500ms, 20us, 2m.")
+        raise TracepipeError(
+            f"{text!r} is not a duration.",
+            "Write 10s, 500ms, 20us, 2m; a number without a unit is in seconds.",
+        )
     return round(float(match[1]) * _DURATIONS_NS[match[2] or "s"])
 
 

@@ -329,8 +329,8 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
 @pytest.mark.parametrize(
     ("argv", "what", "hint"),
     [
-        (["convert", "missing"], "missing: cannot be read: No such file or directory", "check the path"),
-        (["convert", "folder"], "folder: cannot be read: Is a directory", "check the path"),
+        (["convert", "missing"], "missing: cannot be read: No such file or directory", "Check the path."),
+        (["convert", "folder"], "folder: cannot be read: Is a directory", "Check the path."),
         (["convert", "empty"], "empty: is empty", "record something first"),
         (["convert", "noise"], "the content is of no known input format", "name it with --from"),
         (
@@ -352,17 +352,17 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (
             ["convert", "missing", "-o", "old", "--force"],
             "missing: cannot be read: No such",
-            "check the path",
+            "Check the path.",
         ),
-        (["convert", "."], ".: cannot be read: Is a directory", "check the path"),
-        (["convert", ""], ": cannot be read", "check the path"),
+        (["convert", "."], ".: cannot be read: Is a directory", "Check the path."),
+        (["convert", ""], ": cannot be read", "Check the path."),
         (
             ["convert", "run.jsonl", "-o", "/dev/full"],
             "cannot write /dev/full: No space left",
             "free some space",
         ),
         (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "without --strict"),
-        (["validate", "missing"], "missing: cannot be read: No such file", "check the path"),
+        (["validate", "missing"], "missing: cannot be read: No such file", "Check the path."),
         (["open", "missing"], "missing", ""),
     ],
 )

@@ -173,8 +173,8 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--gpu-warps", "0", "--", "true"], "--gpu-warps"),
         (["--gpu", "warps", "--pid", "4"], "from a program's start"),
         (["--kernel", "attn", "--pid", "4"], "from a program's start"),
-        (["--command-output", "said", "--pid", "4"], "only a command"),
-        (["--start-on", "api", "--", "true"], "of programs that record"),
+        (["--command-output", "said", "--pid", "4"], "Only a command"),
+        (["--start-on", "api", "--", "true"], "for programs that record"),
         (["-o", "traces/{when}.jsonl", "--", "true"], "Nothing is called {when}"),
     ],
 )

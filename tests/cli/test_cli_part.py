@@ -74,7 +74,7 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
 @pytest.mark.parametrize(
     ("times", "code", "said"),
     [
-        ([], 2, "give --from, --to or both"),
+        ([], 2, "Give --from, --to or both."),
         (["--from", "x"], 1, "'x' is not a duration."),
         (["--from", "@-1"], 1, "'@-1' is not a time."),
         (["--from", "@" + "9" * 30], 1, "is not a time."),

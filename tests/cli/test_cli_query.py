@@ -86,8 +86,8 @@ def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 2, "give SQL, or a file of it with -f"),
-        (["select 1", "-f", "x.sql"], 2, "give SQL, or a file of it with -f"),
+        ([], 2, "Give it as an argument, or a file of it with -f."),
+        (["select 1", "-f", "x.sql"], 2, "Give it as an argument, or a file of it with -f."),
         (["-f", "/nowhere/x.sql"], 1, "/nowhere/x.sql: cannot be read"),
         (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is not a program"),
     ],

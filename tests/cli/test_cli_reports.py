@@ -205,7 +205,7 @@ def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
     assert [(one["path"], one["side"]) for one in data["recordings"]] == [(a, "A"), (b, "B")]
     assert [(row["a_p50_ns"], row["b_p50_ns"]) for row in data["lengths"]] == [(503, 303)]
     code, _, err = run("diff", "-", "-")
-    assert (code, "standard input can be read once only" in err) == (2, True)
+    assert (code, "Standard input can be read only once." in err) == (2, True)
     assert "Nothing that both have differs by more than 1%." in run("diff", a, a)[1]
 
 
@@ -254,14 +254,17 @@ def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a"], "no recording B: name A and B, or several of each by --a and --b"),
-        (["--a", "a1", "a2"], "no recordings of B: name one or more by --b"),
+        (["a"], "There is no recording B.\n  Name A and B, or several of each by --a and --b."),
+        (["--a", "a1", "a2"], "There are no recordings of B.\n  Name one or more by --b."),
         (["--a", "--b", "b1"], "Option --a requires an argument"),
-        (["--b", "b1"], "no recordings of A: name one or more by --a"),
+        (["--b", "b1"], "There are no recordings of A.\n  Name one or more by --a."),
         (["--a", "a1", "--b"], "Option '--b' requires an argument"),
-        (["a", "b", "--a", "a1", "--b", "b1"], "a is of neither side: name all by --a and --b"),
+        (
+            ["a", "b", "--a", "a1", "--b", "b1"],
+            "a is of neither side.\n  Name all recordings by --a and --b.",
+        ),
         (["--a", "a1", "a1", "--b", "b1"], "a1 is named twice"),
-        (["--a", "-", "a1", "--b", "-"], "standard input can be read once only"),
+        (["--a", "-", "a1", "--b", "-"], "Standard input can be read only once."),
     ],
 )
 def test_sides_that_are_not_named_are_errors_of_usage(run: Run, arguments: list[str], said: str) -> None:

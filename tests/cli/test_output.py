@@ -128,8 +128,8 @@ def piped(argv: list[str]) -> tuple[int, str, str]:
         return code, out.getvalue().decode(), err.getvalue().decode()
 
 
-def on_terminal(argv: list[str]) -> str:
-    """What a terminal gets of a command line that has it for both streams."""
+def on_terminal(argv: list[str], term: str = "xterm") -> str:
+    """What a terminal of a kind gets of a command line that has it for both streams."""
     screen, theirs = os.openpty()
     seen: list[bytes] = []
 
@@ -141,7 +141,7 @@ def on_terminal(argv: list[str]) -> str:
     looking = threading.Thread(target=look)
     looking.start()
     with open(theirs, "w", encoding="utf-8") as tty, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TERM", "xterm")
+        patch.setenv("TERM", term)
         patch.setattr(sys, "stdout", tty)
         patch.setattr(sys, "stderr", tty)
         ended(argv, patch)

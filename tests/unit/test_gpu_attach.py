@@ -175,7 +175,7 @@ def test_a_stopped_process_stays_stopped(run: Callable[..., Running], built: Pat
 def test_a_process_that_has_ended_is_named(run: Callable[..., Running], built: Path, tmp_path: Path) -> None:
     running = run("read")
     running.end()
-    with pytest.raises(TracepipeError, match=f"{running.pid} cannot be recorded: no such process"):
+    with pytest.raises(TracepipeError, match=f"No such process: {running.pid}"):
         entered(running, built, tmp_path)
 
 

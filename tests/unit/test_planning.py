@@ -10,6 +10,7 @@ from tracepipe.capture.engines.bcc import PrebuiltEngine
 from tracepipe.capture.find import library
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.request import CaptureRequest
+from tracepipe.errors import TracepipeError
 
 
 def test_a_libcuda_that_is_not_found_is_told_of(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +58,9 @@ def test_a_script_is_no_library(tmp_path: Path, standin: Path) -> None:
     request = CaptureRequest([str(script)], ("userspace",), libraries=(str(standin / "libcuda.so.1"),))
     plan_of(PrebuiltEngine(), request, 1, said.append)
     assert said == []
+
+
+def test_nothing_at_all_is_no_missing_layer() -> None:
+    with pytest.raises(TracepipeError, match="neither a layer nor a hook") as refused:
+        plan_of(PrebuiltEngine(), CaptureRequest(["true"], ()), 1, lambda _: None)
+    assert refused.value.hint == "Name layers with --layers, or functions with --hook."

@@ -12,7 +12,6 @@ from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import Order
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import (
-    RING_BYTES,
     CaptureRequest,
     Filters,
     Limits,
@@ -22,6 +21,7 @@ from tracepipe.capture.request import (
     check_layers,
     check_stacks,
     last_of,
+    ring_size,
 )
 from tracepipe.capture.triggers import check_windows
 from tracepipe.errors import TracepipeError
@@ -120,7 +120,7 @@ def capture(
         windows=windows,
         limits=limits,
         last=last_of(_read(last, duration_ns), _read(last_size, size_bytes), _several(when), limits, windows),
-        ring_bytes=_read(ring_bytes, size_bytes) or RING_BYTES,
+        ring_bytes=ring_size(_read(ring_bytes, size_bytes)),
     )
     if command_output and not request.command:
         raise TracepipeError("There is no command whose output could be written.", "Name a command.")

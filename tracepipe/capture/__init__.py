@@ -93,11 +93,13 @@ def _capture(
     from tracepipe.capture.engines.none import NoProbes
     from tracepipe.capture.find.library import find_program
     from tracepipe.capture.gpu import annotated, counted, start
+    from tracepipe.capture.processes import Processes
     from tracepipe.capture.session import run_session
     from tracepipe.capture.triggers import check_seen
 
     if request.command:
         find_program(request.command)  # before anything is said of how it is recorded
+    Processes(request.pids).close()  # the same of processes
     device: DeviceEngine | None
     request, device = start(request, notify)
     try:

@@ -16,6 +16,7 @@ from tracepipe.capture.request import (
     ANNOTATION,
     CALL_LAYERS,
     DEFAULT_LAYERS,
+    RING_LEAST_BYTES,
     CaptureRequest,
     Cause,
     Notify,
@@ -121,12 +122,17 @@ def plan_of(
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; --library names the file")
     layers = tuple(layer for layer in layers if layer not in missing)
     if not layers and not told:
+        if not missing:
+            raise TracepipeError(
+                "Nothing is asked for: neither a layer nor a hook.",
+                "Name layers with --layers, or functions with --hook.",
+            )
         reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
         raise CaptureUnavailable(
             f"None of the layers that were asked for can be recorded: {reasons}.",
             "tracepipe doctor says what each layer needs.",
         )
-    ring_bytes = 1 << (max(request.ring_bytes, 4096) - 1).bit_length()
+    ring_bytes = 1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length()
     values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
     kept = [probe for probe in probes if probe.layer in layers]
     own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Sequence
@@ -19,9 +20,9 @@ class Processes:
                 self._opened[pid] = os.pidfd_open(pid)
             except OSError as error:
                 self.close()
-                raise TracepipeError(
-                    f"Process {pid} cannot be recorded: {error.strerror}.", "Is it still running?"
-                ) from None
+                if error.errno == errno.ESRCH:
+                    raise TracepipeError(f"No such process: {pid}", "Look for it with ps or pgrep.") from None
+                raise TracepipeError(f"Process {pid} cannot be recorded: {error.strerror}.") from None
 
     def have_ended(self) -> bool:
         """Whether there are such processes, and all are gone."""

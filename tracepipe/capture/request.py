@@ -27,6 +27,8 @@ CALL_LAYERS = ("memory", "transfer")
 """What calls did, made of those of `userspace`."""
 GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
+RING_LEAST_BYTES = 4096
+"""The smallest buffer between the kernel and this process: a page."""
 API = "api"
 """What begins windows, or ends them: the program that records itself or a command, by the library."""
 _ANY_NUMBER = 2**31 - 1
@@ -45,6 +47,16 @@ def check_layers(layers: tuple[str, ...]) -> None:
             f"No layer that can be recorded is called {unknown[0]!r}.",
             f"Choose from: {', '.join(LAYER_NAMES)}.",
         )
+
+
+def ring_size(size_bytes: int | None) -> int:
+    """The size of the ring buffer that is asked for, or the default. Raises TracepipeError."""
+    if size_bytes is not None and size_bytes < RING_LEAST_BYTES:
+        raise TracepipeError(
+            f"A ring buffer of {size_bytes} bytes is too small.",
+            f"Give {RING_LEAST_BYTES >> 10}K or more; {RING_BYTES >> 20}M is the default.",
+        )
+    return size_bytes or RING_BYTES
 
 
 def calls_of(calls: str, only: object) -> str:

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from tracepipe import __version__
 from tracepipe.cli.ending import ended
-from tracepipe.terminal.output import guard, put
+from tracepipe.terminal.output import guard, has_colours, put
 
 # Command → the module whose `app` has it. Any other command is a report.
 _PLACES = {
@@ -39,6 +39,7 @@ class _Commands(TyperGroup):
     """Reports as the help lists them, while it does."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        _choose_colours()
         self._listed = dict(typer.main.get_group(import_module(_REPORTS).listing()).commands)
         try:
             super().format_help(ctx, formatter)
@@ -67,15 +68,18 @@ class _Commands(TyperGroup):
         module = import_module(place)
         loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
         for command in loaded.values():
-            _keep_divider(command)
+            _prepare(command)
         self.commands.update({name: one for name, one in loaded.items() if name not in self.commands})
 
 
-def _keep_divider(command: Any) -> None:
-    """Let no option of a command, or of a group's commands, take the `--` that ends options as its value."""
+def _prepare(command: Any) -> None:
+    """Let a command, and a group's commands, keep `--` and colours as all of ours do.
+
+    No option takes the `--` that ends options as its value, and help has colours where `has_colours` allows.
+    """
     for inner in getattr(command, "commands", {}).values():
-        _keep_divider(inner)
-    parse = command.parse_args
+        _prepare(inner)
+    parse, format_help = command.parse_args, command.format_help
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
         given, _, _ = command.make_parser(ctx).parse_args(list(args))
@@ -85,7 +89,18 @@ def _keep_divider(command: Any) -> None:
                 ctx.fail(f"Option {max(option.opts, key=len)} requires an argument before --.")
         return parse(ctx, args)
 
-    command.parse_args = parse_args
+    def show_help(ctx: Any, formatter: Any) -> None:
+        _choose_colours()
+        format_help(ctx, formatter)
+
+    command.parse_args, command.format_help = parse_args, show_help
+
+
+def _choose_colours() -> None:
+    """Have Typer colour help where it is wanted, which it decides by a terminal and by GITHUB_ACTIONS."""
+    from typer import rich_utils
+
+    rich_utils.FORCE_TERMINAL = has_colours(sys.stdout)
 
 
 app = typer.Typer(
@@ -94,6 +109,7 @@ app = typer.Typer(
     help="One timeline from the CUDA call to the warp.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 

@@ -27,12 +27,13 @@ from tracepipe.cli.options import (
     request_of,
     with_groups,
 )
+from tracepipe.cli.values import Misuse
 from tracepipe.cli.windows import InWindows
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.recording.files import STANDARD, default_output
 from tracepipe.terminal.messages import status
-from tracepipe.terminal.output import put, put_json, say
+from tracepipe.terminal.output import has_colours, put, put_json, say
 
 app = typer.Typer()
 _COMMAND_LAST = {"allow_interspersed_args": False}
@@ -71,13 +72,13 @@ def capture(
     request = replace(request, windows=in_windows.of(request))
     request = with_last(request, only_last)
     if command_output and not request.command:
-        raise typer.BadParameter("only a command that is run has an output", param_hint="--command-output")
+        raise Misuse("Only a command that is run has an output.", option="--command-output")
     names = OutputNames(request)
     target = named(names.recording, output, "--output")
     command_output = named(names.command_output, command_output, "--command-output")
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
-        raise typer.BadParameter("a recording on standard output cannot be opened", param_hint="--open")
+        raise Misuse("A recording on standard output cannot be opened.", option="--open")
     if then_open and not force and seen.is_there(trace):  # said now, not when the capture is over
         raise OutputError(f"{trace} exists", "--force overwrites it, -o names another recording")
     summary = record(request, target, command_output=command_output, force=force, notify=say)
@@ -90,7 +91,7 @@ def capture(
         from tracepipe.cli.convert import convert_file
         from tracepipe.ui.serve import open_trace
 
-        convert_file([target], "perfetto", trace, force=force)
+        convert_file([target], "perfetto", trace, states_losses=False, force=force)
         open_trace(Path(trace), local=local, browser=True, notify=say)
 
 
@@ -106,12 +107,10 @@ def doctor(
     if as_json:
         put_json(examination.as_json(diagnoses))
     else:
-        is_terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if is_terminal else 0
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        colours = has_colours(sys.stdout)
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for line in examination.diagnosis_lines(
-            diagnoses, width=width, colours=is_terminal, ascii_only=plain
-        ):
-            put(line, colours=is_terminal)
+        for line in examination.diagnosis_lines(diagnoses, width=width, colours=colours, ascii_only=plain):
+            put(line, colours=colours)
     if not examination.can_capture(diagnoses):
         raise typer.Exit(CaptureUnavailable.exit_code)

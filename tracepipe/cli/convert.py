@@ -12,12 +12,13 @@ import typer
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.values import Misuse, file_offsets
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD
-from tracepipe.terminal.messages import choices, file_offsets, progress, text_of
+from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, say
 
 app = typer.Typer()
@@ -72,11 +73,15 @@ def convert(
     asked = text_of(to) if to else ""
     if archive:
         if output or asked not in ("", "archive"):
-            raise typer.BadParameter("names the output and its format, as -o and --format would")
+            raise Misuse(
+                "It names the output and its format: -o and --format do so too.",
+                "Leave them out.",
+                option="--archive",
+            )
         output, asked = archive, "archive"
     kind = _kind(asked, output)
     if compress and not CONVERTERS[kind].can_compress:
-        raise typer.BadParameter(f"{kind} has no compressed form; pipe it through gzip")
+        raise Misuse(f"{kind} has no compressed form.", "Pipe it through gzip.", option="--compress")
     target = convert_file(
         files,
         kind,
@@ -114,17 +119,23 @@ def _how_to_open(target: str, to: str) -> str:
     return f": open it in {where}, or run tracepipe open {target}"
 
 
-def convert_file(files: list[str], to: str, output: str = "", **options: Any) -> str:
-    """Convert and report; returns the path of the output. `options` are those of `tracepipe.convert`."""
+def convert_file(
+    files: list[str], to: str, output: str = "", *, states_losses: bool = True, **options: Any
+) -> str:
+    """Convert and report; returns the path of the output. `options` are those of `tracepipe.convert`.
+
+    Without `states_losses` the capture has stated them already.
+    """
     target = output or output_of(files, to)
     # A bar would run into what is written to the terminal itself.
     is_shown = target == STANDARD and sys.stdout.isatty()
     with contextlib.nullcontext() if is_shown else progress(f"convert {Path(files[0]).name}") as bar:
         account = convert_recording(files, target, to, progress=bar, **options)
-    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.account_text import LOST, account_lines
 
     for line in account_lines(account):
-        say(line)
+        if states_losses or not line.startswith(LOST):
+            say(line)
     return target
 
 

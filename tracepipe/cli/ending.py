@@ -9,7 +9,6 @@ from typing import Any
 import typer
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.printable import printable
 from tracepipe.terminal.output import say
 
 # What a machine that has no room says, by whichever call: it is no bug, and may happen anywhere.
@@ -72,12 +71,13 @@ def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
 
 
 def _usage(error: Any) -> int:
-    """Say what Typer says of arguments that it cannot use."""
-    from typer.rich_utils import rich_format_error
+    """Say what is wrong with arguments that cannot be used."""
+    from tracepipe.cli.usage import usage_lines
 
-    lines = str(error.format_message()).expandtabs().split("\n")
-    error.format_message = lambda: "\n".join(map(printable, lines))
-    rich_format_error(error)
+    if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
+        return int(error.exit_code)
+    for line in usage_lines(error):
+        say(line)
     return int(error.exit_code)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from tracepipe.capture.gpu import GPU_ENGINES
 from tracepipe.capture.request import AUTO_WARPS, BUDGET_LAUNCHES, STACKS, CaptureRequest
-from tracepipe.cli.options import read
+from tracepipe.cli.values import misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.units import duration_ns, size_bytes
@@ -56,7 +56,7 @@ class OnGpus:
         int | None,
         typer.Option(
             "--launches-per-kernel",
-            min=0,
+            parser=whole(),
             metavar="N",
             help=f"Record warps, of the first N launches of each kernel; 0: of all. {BUDGET_LAUNCHES} with a "
             "budget, which auto or --gpu-warps sets, and no --launches.",
@@ -85,7 +85,7 @@ class OnGpus:
         int | None,
         typer.Option(
             "--gpu-warps",
-            min=1,
+            parser=whole(1),
             metavar="N",
             help=f"Record warps, and no further launch after so many; with auto {AUTO_WARPS} if not given.",
             rich_help_panel=GPUS,
@@ -125,7 +125,7 @@ class OnGpus:
 
 
 def with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
-    """The request with what the options say of GPUs. Raises BadParameter."""
+    """The request with what the options say of GPUs. Raises Misuse."""
     from tracepipe.capture.gpu.choice import check
 
     request = replace(
@@ -146,5 +146,5 @@ def with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
     try:
         check(request)
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="GPUs") from None
+        raise misuse_of(error) from None
     return request

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tracepipe.cli.values import offsets
 from tracepipe.readers import READERS, UNDATED
-from tracepipe.terminal.messages import UNDATED_HELP, choices, offsets, text_of
+from tracepipe.terminal.messages import UNDATED_HELP, choices, text_of
 
 Source = choices("Source", READERS)
 Undated = choices("Undated", UNDATED)
@@ -33,7 +34,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
 def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> dict[str, Any]:
-    """How a recording is read, as the functions of the library take it. Raises BadParameter."""
+    """How a recording is read, as the functions of the library take it. Raises Misuse."""
     return {
         "source_format": text_of(source) if source else "",
         "strict": strict,

@@ -9,7 +9,7 @@ import typer
 
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
-from tracepipe.cli.options import read
+from tracepipe.cli.values import misuse_of, read
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 
@@ -52,13 +52,14 @@ class OnlyLast:
 
 
 def with_last(request: CaptureRequest, given: OnlyLast) -> CaptureRequest:
-    """The request with what the options say of a flight recorder. Raises BadParameter."""
-    size, kept_ns = read(given.last_size, size_bytes, "--last-size"), read(given.last, duration_ns, "--last")
+    """The request with what the options say of a flight recorder. Raises Misuse."""
+    size = read(given.last_size, size_bytes, "--last-size", least=1)
+    kept_ns = read(given.last, duration_ns, "--last", least=1)
     when, option = tuple(given.when or ()), "--when"
     try:
         Conditions(when)
         option = "--last"
         last = last_of(kept_ns, size, when, request.limits, request.windows)
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
+        raise misuse_of(error, option) from None
     return replace(request, last=last)

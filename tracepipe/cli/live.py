@@ -22,10 +22,10 @@ from tracepipe.cli.options import (
     Which,
     Whose,
     named,
-    read,
     request_of,
     with_groups,
 )
+from tracepipe.cli.values import Misuse, read, whole
 from tracepipe.event.model import MONOTONIC
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.live_table import SORTS
@@ -56,7 +56,9 @@ def live(
     ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="Also write the recording.")] = "",
     sort: Annotated[Sort, typer.Option("--sort", help="What the functions are ordered by.")] = "total",  # type: ignore[valid-type]
-    top: Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="So many functions.")] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", parser=whole(1), metavar="N", help="So many functions.")
+    ] = None,
     interval: Annotated[
         str,
         typer.Option("--interval", metavar="TIME", help="Time between two views; on a terminal 250ms."),
@@ -69,15 +71,16 @@ def live(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
 ) -> None:
     """Run a command, or watch what runs, and show counts, rates, latencies and losses as they come."""
-    interval_ns = read(interval, duration_ns, "--interval")
+    interval_ns = read(interval, duration_ns, "--interval", least=1)
     view = partial(
         live_view, sort=text_of(sort), top=top, interval_s=interval_ns / 1e9 if interval_ns else None
     )
     if command and command[0] == STANDARD:
         asked = (which, whose, until, output, text_of(method), ring_bytes, force, command[1:])
         if asked != (Which(), Whose(), Until(), "", "auto", "", False, []):
-            raise typer.BadParameter(
-                "a recording that is read takes --sort, --top and --interval alone, in front", param_hint="-"
+            raise Misuse(
+                "A recording that is read takes no other options than --sort, --top and --interval.",
+                "Write them before the -.",
             )
         watch_recording(view)
         return

@@ -16,9 +16,12 @@ from tracepipe.capture.request import (
     GPU_LAYERS,
     LAYER_NAMES,
     RING_BYTES,
+    RING_LEAST_BYTES,
     calls_of,
     check_layers,
+    ring_size,
 )
+from tracepipe.cli.values import Misuse, misuse_of, read, whole
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.hooks.hook import PROBED_LAYERS
@@ -59,7 +62,8 @@ RingBytes = Annotated[
     typer.Option(
         "--ring-bytes",
         metavar="SIZE",
-        help=f"Room for events that are not on disk yet, from 4K; {RING_BYTES >> 20}M by default.",
+        help="Room for events that are not on disk yet, from "
+        f"{RING_LEAST_BYTES >> 10}K; {RING_BYTES >> 20}M by default.",
     ),
 ]
 
@@ -114,7 +118,7 @@ class Which:
         int,
         typer.Option(
             "--sample",
-            min=1,
+            parser=whole(1),
             metavar="N",
             help="Record one call in N of each function.",
             rich_help_panel=WHAT,
@@ -131,6 +135,8 @@ class Whose:
         list[int] | None,
         typer.Option(
             "--pid",
+            parser=whole(1),
+            metavar="PID",
             help="A running process, all its threads; its GPU's kernels with --gpu kernels. Repeat for more.",
             rich_help_panel=WHO,
         ),
@@ -163,7 +169,11 @@ class UntilFull(Until):
     max_events: Annotated[
         int | None,
         typer.Option(
-            "--max-events", min=1, metavar="N", help="End after so many events.", rich_help_panel=WHEN
+            "--max-events",
+            parser=whole(1),
+            metavar="N",
+            help="End after so many events.",
+            rich_help_panel=WHEN,
         ),
     ] = None
     max_size: Annotated[
@@ -219,18 +229,18 @@ def request_of(
     ring_bytes: str = "",
     has_gpus: bool = False,
 ) -> CaptureRequest:
-    """The request that the options say; without `has_gpus` nothing of GPUs is recorded. Raises
-    BadParameter.
-    """
+    """The request that the options say; without `has_gpus` nothing of GPUs is recorded. Raises Misuse."""
     from tracepipe.capture.request import Filters, Limits
 
     if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
-        raise typer.BadParameter(
-            "give one of: a command after --, --pid, --comm, --system", param_hint="whose events"
+        given = bool(command) or whose.pid or whose.comm or whose.system
+        raise Misuse(
+            "There are two answers to whose events are recorded." if given else "There is nothing to record.",
+            "Give one of: a command after --, --pid, --comm, --system.",
         )
-    limits = Limits(read(until.duration, duration_ns, "--duration"))
+    limits = Limits(read(until.duration, duration_ns, "--duration", least=1))
     if isinstance(until, UntilFull):
-        size = read(until.max_size, size_bytes, "--max-size")
+        size = read(until.max_size, size_bytes, "--max-size", least=1)
         limits = Limits(limits.duration_ns, until.max_events, size)
     request = CaptureRequest(
         command=command or [],
@@ -247,32 +257,30 @@ def request_of(
         libraries=tuple(which.library or ()),
         filters=Filters(read(which.min_duration, duration_ns, "--min-duration") or 0, which.sample),
         limits=limits,
-        ring_bytes=read(ring_bytes, size_bytes, "--ring-bytes") or RING_BYTES,
+        ring_bytes=_ring_bytes(ring_bytes),
     )
     injected = [layer for layer in (*GPU_LAYERS, ANNOTATION) if layer in request.layers]
     if injected and not has_gpus:
-        raise typer.BadParameter(f"only tracepipe capture records {injected[0]}", param_hint="--layers")
+        raise Misuse(f"Only tracepipe capture records {injected[0]}.", option="--layers")
     return request
 
 
-def read(text: str, parse: Callable[[str], int], option: str) -> int | None:
-    """A duration or size as an option gives it; None where it was not given. Raises BadParameter."""
-    if not text:
-        return None
+def _ring_bytes(text: str) -> int:
+    """The size of the ring buffer. Raises Misuse."""
     try:
-        return parse(text)
+        return ring_size(read(text, size_bytes, "--ring-bytes"))
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
+        raise misuse_of(error, "--ring-bytes") from None
 
 
 def named(name_of: Callable[[str], str], given: str, option: str) -> str:
-    """The name of an output as an option gives it. Raises BadParameter, OutputError."""
+    """The name of an output as an option gives it. Raises Misuse, OutputError."""
     try:
         return name_of(given)
     except OutputError:
         raise
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint=option) from None
+        raise misuse_of(error, option) from None
 
 
 def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
@@ -287,5 +295,5 @@ def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
     try:
         check_layers(asked)
     except TracepipeError as error:
-        raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="--layers") from None
+        raise misuse_of(error, "--layers") from None
     return asked

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tracepipe.cli.input_options import AssumeOffset, Force, Source, Strict, UndatedOption, reading
+from tracepipe.cli.values import Misuse
 from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.messages import progress
@@ -49,11 +50,9 @@ def cut(
     from tracepipe.errors import FormatError
 
     if not start and not end:
-        raise typer.BadParameter("give --from, --to or both", param_hint="the stretch of time")
+        raise Misuse("There is no stretch of time to cut.", "Give --from, --to or both.")
     if start in READERS:
-        raise typer.BadParameter(
-            f"{start} is not a time; --source names the input format", param_hint="--from"
-        )
+        raise Misuse(f"{start} is not a time.", "--source names the input format.", option="--from")
     try:
         with progress(f"cut {Path(file).name}") as bar:
             account = cut_recording(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.values import Misuse
 from tracepipe.errors import InputError
 from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, replacing
@@ -77,14 +78,15 @@ def query(
 def _statements(sql: str, sql_file: str) -> str:
     """The statements that are given. Raises BadParameter, InputError."""
     if bool(sql) == bool(sql_file):
-        raise typer.BadParameter("give SQL, or a file of it with -f", param_hint="the statements")
+        both = "given twice" if sql else "missing"
+        raise Misuse(f"The SQL is {both}.", "Give it as an argument, or a file of it with -f.")
     if sql:
         return sql
     try:
         return Path(sql_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise InputError(f"cannot be read: {said}", "check the path", path=sql_file) from error
+        raise InputError(f"cannot be read: {said}", "Check the path.", path=sql_file) from error
 
 
 def _converted(file: str, folder: Path, options: dict[str, Any]) -> Path:

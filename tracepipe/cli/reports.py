@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -15,16 +16,16 @@ import typer
 from typer.core import TyperCommand
 
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.values import Misuse, number, read, whole
 from tracepipe.errors import OutputError
 from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
-from tracepipe.reports.report import FileOutput, FolderOutput, Option, Report, Result
+from tracepipe.reports.report import REGEX, TIME, FileOutput, FolderOutput, Option, Report, Result
 from tracepipe.terminal.messages import choices, progress, text_of
-from tracepipe.terminal.output import put, put_json, say
+from tracepipe.terminal.output import has_colours, put, put_json, say
+from tracepipe.units import duration_ns
 
-_INT_MAX = (1 << 31) - 1
-"""The largest number that an option may be: columns of smaller integers are compared with it."""
 _SEVERAL = "several_"
 """How the parameters begin that take all values up to the next option."""
 _INPUT = "Recording: a path, or - for standard input."
@@ -49,7 +50,7 @@ def _command(report: Report) -> Callable[..., None]:
         paths = [given.pop(f"input_{at}") for at in range(len(report.inputs))]
         paths = _sides(report, paths, given) if report.takes_several else [[path] for path in paths]
         common = {name: given.pop(name) for name in (*_COMMON, *_output(report))}
-        _run(report, paths, report.options(**{k: _plain(k, v) for k, v in given.items()}), common)
+        _run(report, paths, report.options(**{k: _plain(v) for k, v in given.items()}), common)
 
     parameters = _inputs(report) | _options(report) | _output(report) | _COMMON
     command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()} | {"return": None}
@@ -84,23 +85,25 @@ def _inputs(report: Report) -> dict[str, tuple[Any, Any]]:
 
 
 def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> list[list[str]]:
-    """The recordings of each input, however they were named. Raises BadParameter."""
+    """The recordings of each input, however they were named. Raises Misuse."""
     by_option = [given.pop(f"{_SEVERAL}{name}") or [] for name in report.inputs]
     options = " and ".join(f"--{name.lower()}" for name in report.inputs)
     if not any(by_option):
         for name, path in zip(report.inputs, paths, strict=True):
             if path is None:
                 both = " and ".join(report.inputs)
-                raise typer.BadParameter(f"no recording {name}: name {both}, or several of each by {options}")
+                raise Misuse(
+                    f"There is no recording {name}.", f"Name {both}, or several of each by {options}."
+                )
         return [[path] for path in paths if path is not None]
     if strange := [path for path in paths if path is not None]:
-        raise typer.BadParameter(f"{strange[0]} is of neither side: name all by {options}")
+        raise Misuse(f"{strange[0]} is of neither side.", f"Name all recordings by {options}.")
     for name, some in zip(report.inputs, by_option, strict=True):
         if not some:
-            raise typer.BadParameter(f"no recordings of {name}: name one or more by --{name.lower()}")
+            raise Misuse(f"There are no recordings of {name}.", f"Name one or more by --{name.lower()}.")
         # One recording is one observation, however often it is named.
         if twice := [path for path in some if some.count(path) > 1]:
-            raise typer.BadParameter(f"{twice[0]} is named twice", param_hint=f"--{name.lower()}")
+            raise Misuse(f"{twice[0]} is named twice.", option=f"--{name.lower()}")
     return by_option
 
 
@@ -139,15 +142,43 @@ def _options(report: Report) -> dict[str, tuple[Any, Any]]:
         if option.choices:
             kind = choices(field.name.title(), option.choices)
         flag = f"--{field.name.replace('_', '-')}"
-        given = typer.Option(flag, help=option.help, metavar=option.metavar or None)
+        given = typer.Option(
+            flag, help=option.help, metavar=option.metavar or None, parser=_parser(kind, option)
+        )
         found[field.name] = (Annotated[kind, given], field.default)
     return found
 
 
-def _plain(name: str, value: Any) -> Any:
-    """The value of an option as the report takes it. Raises BadParameter."""
-    if isinstance(value, int) and value > _INT_MAX:
-        raise typer.BadParameter(f"{value} is more than {_INT_MAX}", param_hint=f"--{name}")
+def _parser(kind: Any, option: Option) -> Callable[[Any], Any] | None:
+    """What reads an option from text, where it is more than any text."""
+    if kind in (int, int | None):
+        return whole(int(option.least))
+    if kind is float:
+        return number(option.least, option.most)
+    return _PARSERS.get(option.metavar)
+
+
+def _time(text: str) -> str:
+    """A duration, which the report reads. Raises Misuse."""
+    read(text, duration_ns, "")
+    return text
+
+
+def _regex(text: str) -> str:
+    """A regular expression, which the report compiles. Raises Misuse."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise Misuse(f"{text!r} is no regular expression: {error}.", "Try a part of the name.") from None
+    return text
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {TIME: _time, REGEX: _regex}
+"""What reads the values that are called so in the help."""
+
+
+def _plain(value: Any) -> Any:
+    """The value of an option as the report takes it."""
     return text_of(value) if hasattr(value, "value") else value
 
 
@@ -170,7 +201,7 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
         require(report.name, report.needs)
     every = [path for some in paths for path in some]
     if every.count(STANDARD) > 1:
-        raise typer.BadParameter("standard input can be read once only")
+        raise Misuse("Standard input can be read only once.")
     if report.output is None:
         _print(report, *_found(report, paths, options, common), common)
         return
@@ -257,7 +288,7 @@ def _print(
 
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width = shutil.get_terminal_size().columns
-    colours = sys.stdout.isatty()
+    colours = has_colours(sys.stdout)
     how = {"colours": colours, "ascii_only": plain, "full_names": common["full_names"]}
     for line in report_lines(facts, result, width=width, **how):
         put(line, colours=colours)

@@ -9,7 +9,8 @@ import typer
 
 from tracepipe.capture.request import API, CaptureRequest, Windows
 from tracepipe.capture.triggers import TRIGGER_FORMS, check_windows
-from tracepipe.cli.options import WHEN, read
+from tracepipe.cli.options import WHEN
+from tracepipe.cli.values import Misuse, misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns
 
@@ -46,7 +47,7 @@ class InWindows:
         int | None,
         typer.Option(
             "--repeat",
-            min=1,
+            parser=whole(1),
             metavar="N",
             help="Record so many windows, each as above, not one.",
             rich_help_panel=WHEN,
@@ -54,15 +55,16 @@ class InWindows:
     ] = None
 
     def of(self, request: CaptureRequest) -> Windows:
-        """What they say to a request. Raises BadParameter."""
+        """What they say to a request. Raises Misuse."""
         if API in (self.start_on, self.stop_on):
-            raise typer.BadParameter(
-                'api is of programs that record: tracepipe.capture(start_on="api").', param_hint="windows"
+            raise Misuse(
+                "The trigger api is for programs that record themselves.",
+                'In Python: tracepipe.capture(start_on="api").',
             )
         delay_ns = read(self.delay, duration_ns, "--delay") or 0
         windows = Windows(delay_ns, self.start_on, self.stop_on, self.repeat)
         try:
             check_windows(windows, request.limits)
         except TracepipeError as error:
-            raise typer.BadParameter(f"{error.message} {error.hint}", param_hint="windows") from None
+            raise misuse_of(error) from None
         return windows

@@ -10,6 +10,8 @@ from tracepipe.recording.account import Account, fit_text
 
 # The readings of two host clocks may be so far apart when a program is interrupted between them.
 SETTING_NS = 1_000_000
+LOST = "lost: "
+"""How a line about lost events begins."""
 _OUTCOMES = {
     "unclosed": "calls had no end: drawn to the end and marked unclosed",
     "no_begin": "ends had no begin: drawn as instants and marked no_begin",
@@ -49,7 +51,7 @@ def _of_one(account: Account) -> Iterator[str]:
             f"--assume-offset {clock}=NS places them"
         )
     for layer, count in account.losses.items():
-        yield f"lost: {count} {layer} events were made and not recorded"
+        yield f"{LOST}{count} {layer} events were made and not recorded"
     if account.anchor:
         yield f"placed: {account.path} by {anchor_text(account.anchor)}"
 

@@ -108,7 +108,7 @@ class InputStream:
 
 
 def _unreadable(error: OSError, path: str) -> InputError:
-    return InputError(f"cannot be read: {error.strerror}", "check the path", path=path)
+    return InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path)
 
 
 def _not_copied(error: OSError, path: str) -> InputError:

@@ -32,7 +32,7 @@ class Options:
     top: Annotated[int, Option("How many rows of each table, the largest changes; 0: all.", "N")] = 10
     alpha: Annotated[
         float,
-        Option("With several recordings of a side: the chance of a false alarm.", "P"),
+        Option("With several recordings of a side: the chance of a false alarm.", "P", most=1),
     ] = 0.05
     min_change: Annotated[float, Option("What changes by less than this is not reported.", "PERCENT")] = 1.0
 

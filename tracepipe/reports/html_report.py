@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated
 
@@ -19,11 +19,17 @@ from tracepipe.reports.report import FileOutput, Option, Report, Result
 class Options:
     """Options of `tracepipe report`."""
 
+    top: Annotated[
+        int | None,
+        Option(
+            "List this many rows in each table; 0 lists all. By default each report has its own number.", "N"
+        ),
+    ] = None
     kernel: Annotated[str, Option("Pictures of the warps of kernels whose name this finds.", "REGEX")] = ""
 
 
 def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
-    """The report that gathers others, each under its heading, by their own default options."""
+    """The report that gathers others, each under its heading, by their own defaults except for `top`."""
     return Report(
         "report",
         Options,
@@ -36,7 +42,9 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
 def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options], Result]:
     def run(run: Run, options: Options) -> Result:
         scope = scope_of(run, "", "", options.kernel)
-        sections = [_section(run, heading, report) for heading, report in gathered if report.suits(run)]
+        sections = [
+            _section(run, heading, report, options.top) for heading, report in gathered if report.suits(run)
+        ]
         groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
         result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
         result.files[".html"] = partial(write_page, run, "Report", sections, groups)
@@ -45,9 +53,11 @@ def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options
     return run
 
 
-def _section(run: Run, heading: str, report: Report) -> Section:
+def _section(run: Run, heading: str, report: Report, top: int | None) -> Section:
+    has_top = top is not None and any(field.name == "top" for field in fields(report.options))
+    options = report.options(top=top) if has_top else report.options()
     try:
-        return Section(report.name, heading, report.run(run, report.options()))
+        return Section(report.name, heading, report.run(run, options))
     except LibraryMissing:
         raise
     except TracepipeError as e:  # what it needs was not recorded

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.hooks.near_names import near_names
 from tracepipe.reports.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
@@ -119,15 +120,13 @@ def _by_time(run: Run, timed: Any, top: int) -> _Names:
 
 
 def _no_such_call(run: Run, name: str) -> TracepipeError:
-    from difflib import get_close_matches
-
     calls, seen = run.layer("userspace"), np.zeros(len(run.shapes), np.bool_)
     for part in parts(len(calls)):
         seen[calls.shape[part]] = True
     names = [run.shapes.text(number) for number in np.unique(_names(run)[seen]).tolist()]
-    near = get_close_matches(name, names, 3)
-    hint = f"did you mean {', '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions"
-    return TracepipeError(f"the recording has no call {name!r}", hint)
+    near = near_names(name, names)
+    hint = f"Did you mean {' or '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions."
+    return TracepipeError(f"The recording has no call {name!r}.", hint)
 
 
 def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -> list[str]:

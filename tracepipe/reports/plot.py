@@ -11,7 +11,7 @@ from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.figures.picture import write_picture
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.page.html_page import FigureGroup, write_page
-from tracepipe.reports.report import FileOutput, Option, Report, Result
+from tracepipe.reports.report import FROM, UNTIL, FileOutput, Option, Report, Result
 
 ALL = "all"
 
@@ -22,8 +22,8 @@ class Options:
 
     what: Annotated[str, Option("What to draw.", choices=(*FIGURES, ALL))] = ALL
     kernel: Annotated[str, Option("Warps of kernels whose name this finds.", "REGEX")] = ""
-    start: Annotated[str, Option("From this time after the start of the run: 1.5ms, 20us, 2s.", "TIME")] = ""
-    end: Annotated[str, Option("Until this time after the start of the run.", "TIME")] = ""
+    start: Annotated[str, FROM] = ""
+    end: Annotated[str, UNTIL] = ""
 
 
 def run(run: Run, options: Options) -> Result:

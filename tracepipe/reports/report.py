@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
+TIME, REGEX = "TIME", "REGEX"
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
 
 
@@ -13,12 +14,22 @@ Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent",
 class Option:
     """How an option of a report is written: `Annotated[int, Option("what it does")]` in its `options`.
 
-    `choices` are all that it may be; `metavar` stands for the value in the help.
+    `choices` are all that it may be; `metavar` stands for the value in the help: `TIME` is a duration,
+    `REGEX` a regular expression. A number is from `least` to `most`.
     """
 
     help: str
     metavar: str = ""
     choices: tuple[str, ...] = ()
+    least: float = 0
+    most: float = float("inf")
+
+
+FROM = Option(
+    "Show the run from this time after its start on: 1.5ms, 20us, 2s. A number without a unit is in seconds.",
+    TIME,
+)
+UNTIL = Option("Show the run until this time after its start, in the same forms.", TIME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from tracepipe.kernel_names import kernel_title
 from tracepipe.reports.analyses.stall_advice import advice_on
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
+from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 
 # Shares of fewer samples are those of chance: of 400, one of 25% is from 21% to 29% in 19 of 20 runs.
@@ -60,9 +61,7 @@ def _kernels(table: StallTable, options: Options) -> list[tuple[str, Counter[str
         ) from e
     chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
     if not chosen:
-        raise TracepipeError(
-            "No samples of this recording are of that kernel.", "Leave out --kernel to see all."
-        )
+        raise no_such_kernel("samples", options.kernel, table.functions)
     return sorted(chosen, key=lambda one: (-one[1].total(), one[0]))
 
 

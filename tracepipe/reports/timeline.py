@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.figures.panel import empty_stretch
 from tracepipe.reports.frames.grouping import Grouped, equal, numbered
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import Growing, flagged, made, parts
-from tracepipe.reports.report import Drawing, Option, Report, Result
+from tracepipe.reports.report import FROM, UNTIL, Drawing, Option, Report, Result
 from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis
 from tracepipe.reports.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
 from tracepipe.units import duration_ns, duration_text
@@ -40,8 +40,8 @@ _LAYERS = (
 class Options:
     """Options of `tracepipe timeline`."""
 
-    start: Annotated[str, Option("From this time after the start of the run: 1.5ms, 20us, 2s.", "TIME")] = ""
-    end: Annotated[str, Option("Until this time after the start of the run.", "TIME")] = ""
+    start: Annotated[str, FROM] = ""
+    end: Annotated[str, UNTIL] = ""
     depth: Annotated[int, Option("Rows for calls inside calls, in each layer.", "N")] = 3
     threads: Annotated[int, Option("How many threads, the busiest; 0: all.", "N")] = 8
     streams: Annotated[int, Option("How many streams of GPUs, the busiest; 0: all.", "N")] = 64
@@ -79,12 +79,8 @@ def _window(run: Run, options: Options) -> tuple[int, int]:
     firsts += [] if run.warp_table.first_ns is None else [run.warp_table.first_ns]
     start_ns = base_ns + duration_ns(options.start) if options.start else min(firsts, default=base_ns)
     end_ns = base_ns + duration_ns(options.end) if options.end else run.facts.end_ns
-    if options.start or options.end:
-        length = duration_text(run.facts.end_ns - base_ns)
-        if start_ns >= end_ns:
-            raise TracepipeError(
-                "the stretch of time is empty", f"the run lasts {length}; --start before --end"
-            )
+    if (options.start or options.end) and start_ns >= end_ns:
+        raise empty_stretch(start_ns - base_ns, end_ns - base_ns, run.facts.end_ns - base_ns)
     return start_ns, max(end_ns, start_ns + 1)
 
 

@@ -15,6 +15,7 @@ from tracepipe.reports.analyses.warp_ranges import ranges_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import made, parts
+from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ def run(run: Run, options: Options) -> Result:
             f"{options.kernel!r} is no regular expression: {e}.", "Try a part of the name."
         ) from e
     if not kernels and (options.kernel or options.launch is not None):
-        hint = "Leave out --kernel and --launch to see all."
-        raise TracepipeError("No warp of this recording is of that kernel or launch.", hint)
+        raise _nothing_chosen(run, options)
     if not kernels:
         return Result("WARPS", [_findings(find_all([]), Counter())], [_NO_WARPS])
     shown = kernels.first(options.top)
@@ -67,6 +67,21 @@ def run(run: Run, options: Options) -> Result:
         result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
     result.notes += _limits(found, seen)
     return result
+
+
+def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
+    """The error where options choose none of the kernels."""
+    from tracepipe.reports.findings.grouping import kernels_of
+
+    every = kernels_of(run, "", None).names()
+    if not every:
+        return TracepipeError("There are no warps to choose from.", f"{_NO_WARPS[0].upper()}{_NO_WARPS[1:]}.")
+    if options.launch is None or not kernels_of(run, options.kernel, None):
+        return no_such_kernel("warps", options.kernel, every)
+    of_kernel = f" of a kernel with {options.kernel!r} in its name" if options.kernel else ""
+    return TracepipeError(
+        f"No warps of launch {options.launch}{of_kernel} were recorded.", "Leave out --launch to see all."
+    )
 
 
 _NO_WARPS = (

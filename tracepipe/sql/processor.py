@@ -58,7 +58,7 @@ def ask(trace: Path, sql: str, shell: str = "") -> Answer:
     try:
         opened = trace.open("rb")
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", "check the path", path=str(trace)) from error
+        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=str(trace)) from error
     with opened as file, closing(_started(shell)) as processor:
         try:
             _load(processor, file)

@@ -21,6 +21,7 @@ from tracepipe.capture.live.totals import Snapshot
 from tracepipe.errors import OutputError
 from tracepipe.terminal.live_output import CommandOutput
 from tracepipe.terminal.live_table import Line, View, functions_that_fit, view_lines
+from tracepipe.terminal.output import can_draw
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -61,7 +62,7 @@ def live_view(
     called, on another thread, when nobody reads the views any more.
     """
     view = View(title, sort, top, ascii_only=not (stream.encoding or "ascii").lower().startswith("utf"))
-    output = CommandOutput(stream) if stream.isatty() else None
+    output = CommandOutput(stream) if can_draw(stream) else None
     drawing: _Drawing | None = None
     try:
         if output is not None:

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TextIO
 
-import typer
-
 from tracepipe.printable import printable
-from tracepipe.terminal.output import unguarded
+from tracepipe.terminal.output import can_draw, unguarded
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
@@ -32,38 +30,10 @@ def text_of(choice: Any) -> str:
     return str(getattr(choice, "value", choice))
 
 
-def offsets(values: list[str]) -> dict[str, int | str]:
-    """What `--assume-offset CLOCK=NS` options say: clock → ns to add, or a host clock's name."""
-    out: dict[str, int | str] = {}
-    for value in values:
-        clock, equals, offset = value.partition("=")
-        if not equals or not clock or not offset:
-            raise typer.BadParameter(f"{value!r} is not CLOCK=NANOSECONDS or CLOCK=realtime")
-        try:
-            out[clock] = int(offset)
-        except ValueError:
-            out[clock] = offset
-    return out
-
-
-def file_offsets(values: list[str]) -> dict[str, int]:
-    """What `--offset FILE=NS` options say: file → ns to add to its times."""
-    out: dict[str, int] = {}
-    for value in values:
-        file, _, offset = value.rpartition("=")  # a file's name may have the sign
-        try:
-            out[file] = int(offset)
-        except ValueError:
-            file = ""
-        if not file:
-            raise typer.BadParameter(f"{value!r} is not FILE=NANOSECONDS")
-    return out
-
-
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Progress | None]:
     """A bar on a terminal for what takes over a second; nothing elsewhere."""
-    if not sys.stderr.isatty():
+    if not can_draw(sys.stderr):
         yield None
         return
     begun_s = time.monotonic()
@@ -103,7 +73,7 @@ def _bar(title: str) -> Iterator[Progress]:
 @contextlib.contextmanager
 def status(stream: TextIO) -> Iterator[Callable[[str], None]]:
     """One line on a terminal that says what is being looked at, gone at the end; nothing elsewhere."""
-    if not stream.isatty():
+    if not can_draw(stream):
         yield lambda text: None
         return
     stream = unguarded(stream)

@@ -21,6 +21,24 @@ from tracepipe.printable import json_pieces, printable
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
+def has_colours(stream: Any) -> bool:
+    """Whether text on a stream may have colours, by the variables that many programs obey.
+
+    `NO_COLOR` turns them off, `FORCE_COLOR` (other than 0) on. Otherwise terminals have them, except for
+    `TERM=dumb`.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if (forced := os.environ.get("FORCE_COLOR", "")) != "":
+        return forced != "0"
+    return can_draw(stream)
+
+
+def can_draw(stream: Any) -> bool:
+    """Whether a stream is a terminal on which the cursor can be moved."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def say(text: str) -> None:
     """A line for the user on standard error: no part of what a command writes to standard output."""
     print(printable(text), file=sys.stderr)
@@ -45,14 +63,14 @@ def _coloured(text: str) -> str:
 class Guarded:
     """A text stream, or None for a closed one, which shows control characters as their escapes.
 
-    Colours pass to a terminal, as the help has them. `losing`: what cannot be written is left out, as nobody
+    Colours pass where `has_colours` allows them. `losing`: what cannot be written is left out, as nobody
     would see an error; else OutputError is raised, or BrokenPipeError where the reader left.
     """
 
     def __init__(self, stream: TextIO | None, name: str, *, losing: bool) -> None:
         self._stream, self._name, self._losing = stream, name, losing
         self._failure: Exception | None = None
-        self._has_colours = stream is not None and stream.isatty()
+        self._has_colours = has_colours(stream)
 
     def __getattr__(self, name: str) -> Any:
         if self._stream is None:

@@ -70,13 +70,20 @@ def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
     start_ns = base_ns + duration_ns(start) if start else base_ns
     end_ns = base_ns + duration_ns(end) if end else last_ns
     if (start or end) and start_ns >= end_ns:
-        length = duration_text(last_ns - base_ns)
-        raise TracepipeError("the stretch of time is empty", f"the run lasts {length}; --start before --end")
+        raise empty_stretch(start_ns - base_ns, end_ns - base_ns, last_ns - base_ns)
     try:
         re.compile(kernel)
     except re.error as e:
         raise TracepipeError(f"{kernel!r} is no regular expression: {e}", "try a part of the name") from e
     return Scope(run, start_ns, max(end_ns, start_ns + 1), kernel, bool(start or end))
+
+
+def empty_stretch(start_ns: int, end_ns: int, length_ns: int) -> TracepipeError:
+    """The error for a stretch of time with nothing in it, of a run of this length."""
+    return TracepipeError(
+        f"There is no time from {duration_text(start_ns)} to {duration_text(end_ns)} of the run.",
+        f"The run lasts {duration_text(length_ns)}; a number without a unit is in seconds.",
+    )
 
 
 def gpu_name(run: Run, gpu: int) -> str:

@@ -276,7 +276,7 @@ def _own_filters() -> int:
 
 def _refused(pid: int, error: OSError) -> TracepipeError:
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
-        return TracepipeError(f"Process {pid} cannot be recorded: no such process.", "Is it still running?")
+        return TracepipeError(f"No such process: {pid}", "Look for it with ps or pgrep.")
     return CaptureUnavailable(
         f"Process {pid} may not be looked at: {error.strerror}.",
         "Its user or root may, with CAP_SYS_PTRACE in a container.",

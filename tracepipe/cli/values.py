@@ -1,0 +1,101 @@
+"""Values of options: numbers, durations and sizes from text, each with its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import typer
+
+from tracepipe.errors import TracepipeError
+
+INT_MAX: Final = (1 << 31) - 1
+"""The largest number that an option may be: columns of smaller integers are compared with it."""
+
+
+class Misuse(typer.BadParameter):
+    """An option or argument that cannot be used as it was given: what is wrong, and what to do."""
+
+    def __init__(self, message: str, hint: str = "", *, option: str = "") -> None:
+        super().__init__(message, param_hint=option or None)
+        self.hint = hint
+
+
+def misuse_of(error: TracepipeError, option: str = "") -> Misuse:
+    """The same error, of an option."""
+    return Misuse(error.message, error.hint, option=option)
+
+
+def whole(least: int = 0, most: int = INT_MAX) -> Callable[[Any], int]:
+    """What reads a whole number from `least` to `most` for Typer. It raises Misuse."""
+
+    def whole_number(value: Any) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise Misuse(f"takes a whole number from {least}, not {value!r}.") from None
+        if not least <= number <= most:
+            bound = f"from {least}" if number < least else f"up to {most}"
+            raise Misuse(f"takes a whole number {bound}, not {number}.")
+        return number
+
+    return whole_number
+
+
+def number(least: float = 0.0, most: float = float("inf")) -> Callable[[Any], float]:
+    """What reads a number from `least` to `most` for Typer. It raises Misuse."""
+    bounds = f"from {least:g}" + (f" to {most:g}" if most != float("inf") else "")
+
+    def any_number(value: Any) -> float:
+        try:
+            found = float(value)
+        except ValueError:
+            found = float("nan")
+        if not least <= found <= most:
+            raise Misuse(f"takes a number {bounds}, not {str(value)!r}.")
+        return found
+
+    return any_number
+
+
+def read(text: str, parse: Callable[[str], int], option: str, *, least: int = 0) -> int | None:
+    """A duration or size as an option gives it; None where it was not given. Raises Misuse."""
+    if not text:
+        return None
+    try:
+        value = parse(text)
+    except TracepipeError as error:
+        raise misuse_of(error, option) from None
+    if value < least:
+        raise Misuse(f"{text} is too little: give more than 0.", option=option)
+    return value
+
+
+def offsets(values: list[str]) -> dict[str, int | str]:
+    """What `--assume-offset CLOCK=NS` options say: clock → ns to add, or a host clock's name."""
+    out: dict[str, int | str] = {}
+    for value in values:
+        clock, equals, offset = value.partition("=")
+        if not equals or not clock or not offset:
+            raise Misuse(
+                f"takes CLOCK=NANOSECONDS or CLOCK=realtime, not {value!r}.", option="--assume-offset"
+            )
+        try:
+            out[clock] = int(offset)
+        except ValueError:
+            out[clock] = offset
+    return out
+
+
+def file_offsets(values: list[str]) -> dict[str, int]:
+    """What `--offset FILE=NS` options say: file → ns to add to its times."""
+    out: dict[str, int] = {}
+    for value in values:
+        file, _, offset = value.rpartition("=")  # a file's name may have the sign
+        try:
+            out[file] = int(offset)
+        except ValueError:
+            file = ""
+        if not file:
+            raise Misuse(f"takes FILE=NANOSECONDS, not {value!r}.", option="--offset")
+    return out
