@@ -25,7 +25,7 @@ captures: .venv/.test native
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" tests/integration
 
 computed: .venv/.test native
-	nice $(BIN)/python -m pytest -n auto --dist loadfile tests/unit tests/cli tests/golden tests/fuzz
+	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
 	nice $(BIN)/python benchmarks/identical.py 250000
 	nice $(BIN)/python -m tests.native.sanitize
 	nice $(BIN)/python -m tests.fuzz.run

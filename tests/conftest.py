@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,37 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("tracepipe")
+
+# What `pytest` alone leaves out: marks of pyproject.toml.
+LEFT_OUT = "slow or alone or ebpf or gpu or vm or browser"
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads how many processes there are to be
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """`pytest` alone runs the quick tests, on all processors; files and marks choose others."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.markexpr:
+        return
+    config.option.markexpr = f"not ({LEFT_OUT})"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return  # xdist's own processes have the same arguments, and must start no others
+    if config.option.numprocesses is None:
+        config.option.numprocesses = "auto"
+    if config.option.dist == "no":
+        config.option.dist = "worksteal"  # neighbours share fixtures, and no worker is idle at the end
+
+
+def pytest_configure() -> None:
+    """Let SIGINT interrupt programs that tests start: a shell's `&` has it ignored, by them too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Lets SIGHUP end programs that the test starts, also under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def pytest_collection_finish() -> None:

@@ -19,6 +19,8 @@ from tests.support.cores import running
 from tests.support.perfetto_trace import CLEARED, INSTANT, TraceMade
 from tests.support.program import PYTHONPATH
 
+pytestmark = pytest.mark.slow
+
 # The peak of the process alone: getrusage counts what its parent had before.
 PROGRAM = """
 import sys

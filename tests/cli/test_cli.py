@@ -519,6 +519,7 @@ def test_the_module_runs_without_a_terminal(here: Path) -> None:
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, here: Path) -> None:
     def take_it() -> None:  # whoever started the tests may have it ignored

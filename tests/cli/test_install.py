@@ -24,9 +24,12 @@ CORE = f"tracepipe/native/{build.NAME}"
 SOURCES = {f"tracepipe/native/{path.name}" for path in build.sources()}
 SAMPLE = ROOT / "fixtures" / "capture-h200" / "input.jsonl"
 
-pytestmark = pytest.mark.skipif(
-    tuple(map(int, setuptools.__version__.split(".")[:2])) < (77, 0), reason="setuptools is older than 77"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        tuple(map(int, setuptools.__version__.split(".")[:2])) < (77, 0), reason="setuptools is older than 77"
+    ),
+]
 compiles = pytest.mark.skipif(
     not any(map(shutil.which, build.COMPILERS)), reason="no C compiler (apt install gcc libc6-dev)"
 )

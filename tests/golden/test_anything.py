@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,8 @@ from tests.golden.seen import ReplayFormat
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConvertOptions
+
+pytestmark = pytest.mark.slow
 
 START_NS = 1_000_000
 # What the timers of both GPUs show more than the host's clock; they drift by some ppm.

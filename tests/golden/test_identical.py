@@ -89,6 +89,7 @@ def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
     converted(case.input, "perfetto", case.options(compress=True), CORES)
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(hostile.recordings(), options)
 def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
@@ -99,6 +100,7 @@ def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
         assert said["native"] == said["pure"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]), st.sampled_from([1, 3, 20]))
 def test_whatever_a_file_holds_however_little_is_read_at_once(
@@ -109,6 +111,7 @@ def test_whatever_a_file_holds_however_little_is_read_at_once(
             converted(path, to, options, CORES)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]))
 def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
@@ -124,6 +127,7 @@ def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
             assert crowded[0] == roomy[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(test_anything.lines, max_size=60), options)
 def test_random_events(records: list[Any], options: ConvertOptions) -> None:
@@ -132,6 +136,7 @@ def test_random_events(records: list[Any], options: ConvertOptions) -> None:
             converted(path, to, options, CORES)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, suppress_health_check=test_property.SLOW)
 @given(test_property.recordings(), st.randoms(use_true_random=False))
 def test_spans_in_any_order(recording: test_property.Recording, chance: Any) -> None:
@@ -199,6 +204,7 @@ def test_calls_too_deep_and_slices_that_no_track_takes(to: str, chunk_bytes: int
         assert account.outcomes.causality == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unique", [False, True])
 def test_thirty_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> None:
     # Of a million, benchmarks/identical.py compares what is written.
@@ -209,6 +215,7 @@ def test_thirty_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> No
         assert sum(account.counts.values()) >= 30_000
 
 
+@pytest.mark.slow
 def test_many_launches(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_warps(path, 20_000)
@@ -218,6 +225,7 @@ def test_many_launches(tmp_path: Path) -> None:
         converted(path, "perfetto", ConvertOptions(layout=LayoutOptions(warp_tracks, exits)), CORES)
 
 
+@pytest.mark.slow
 def test_many_launches_of_one_warp(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_lone_warps(path, 3_000)
@@ -227,6 +235,7 @@ def test_many_launches_of_one_warp(tmp_path: Path) -> None:
     converted(path, "perfetto", ConvertOptions(layout=LayoutOptions("sm", False)), CORES)
 
 
+@pytest.mark.slow
 def test_many_threads(tmp_path: Path) -> None:
     path = tmp_path / "run.txt"
     write_threads(path, 20_000)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,8 @@ import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.both import converted
 from tracepipe.layout.tree import LAYER_TITLES
+
+pytestmark = pytest.mark.slow
 
 LAYERS = tuple(LAYER_TITLES)
 # One call of the trace processor answers for so many recordings: each is a process and a GPU of its own.

@@ -507,6 +507,7 @@ def wait_for_line(process: subprocess.Popen[str], wanted: str) -> None:
         assert line
 
 
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_keeps_what_was_recorded(tmp_path: Path, number: signal.Signals) -> None:
     process = start_capture(tmp_path, ["sh", "-c", "echo started; exec sleep 60"])

@@ -110,6 +110,7 @@ event.ts_ns = "soon"
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     (tmp_path / "user.py").write_text(TYPED)

@@ -320,6 +320,7 @@ print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1])
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     peaks_mb = []
     for count in (100_000, 300_000):

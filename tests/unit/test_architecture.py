@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -18,7 +19,6 @@ SOURCES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in SOURCES.items()}
 
 # Events go one way: capture and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside; a name stands for the rooms in it too. The library and the command line
@@ -88,6 +88,11 @@ SLOW = {
 }
 
 
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
 def top(module: str) -> str:
     """`tracepipe.layout.rows` → `layout`; the package itself is ""."""
     return module.partition(".")[2].partition(".")[0]
@@ -103,8 +108,8 @@ def is_in(place: str, name: str) -> bool:
     return place == name or place.startswith(f"{name}.")
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imports(below: ast.AST) -> Iterator[str]:
+    for node in ast.walk(below):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -116,10 +121,10 @@ def imports(tree: ast.AST) -> Iterator[str]:
             )
 
 
-def calls(tree: ast.AST, name: str) -> int:
+def calls(module: str, name: str) -> int:
     return sum(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-        for node in ast.walk(tree)
+        for node in ast.walk(tree(module))
     )
 
 
@@ -131,22 +136,26 @@ def makes_report(module: str) -> bool:
             and any(isinstance(t, ast.Name) and t.id == "REPORT" for t in node.targets)
         )
         or (isinstance(node, ast.FunctionDef) and node.name == "report_of")
-        for node in TREES[module].body
+        for node in tree(module).body
     )
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if name != "tracepipe"])
-def test_imports_go_one_way(module: str) -> None:
+def test_imports_go_one_way() -> None:
+    against = {module: not_allowed(module) for module in SOURCES if module != "tracepipe"}
+    assert {module: others for module, others in against.items() if others} == {}
+
+
+def not_allowed(module: str) -> set[str]:
+    """The rooms that a module imports and may not."""
     here = room(module)
     if here in COMPOSING:
-        return
-    used = {name for name in imports(TREES[module]) if name.partition(".")[0] == "tracepipe"}
+        return set()
+    used = {name for name in imports(tree(module)) if name.partition(".")[0] == "tracepipe"}
     if here in GROUND:
-        assert {top(name) for name in used} <= GROUND
-        return
+        return {top(name) for name in used} - GROUND
     assert here in ROOMS, f"say in this test what {here} may import"
     others = {room(name) for name in used if top(name) not in GROUND} - {here}
-    assert {other for other in others if not any(is_in(other, name) for name in ROOMS[here])} == set()
+    return {other for other in others if not any(is_in(other, name) for name in ROOMS[here])}
 
 
 def test_no_room_is_reached_from_itself() -> None:
@@ -168,7 +177,7 @@ def test_a_format_does_not_know_the_others(folder: str) -> None:
     assert len(formats) > 2
     for module in SOURCES:
         if top(module) == folder and module != registry:
-            assert formats & set(imports(TREES[module])) - {module} == set(), module
+            assert formats & set(imports(tree(module))) - {module} == set(), module
 
 
 def is_format(module: str) -> bool:
@@ -181,8 +190,8 @@ def is_format(module: str) -> bool:
 def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
     named = {
         module
-        for module, tree in TREES.items()
-        for node in ast.walk(tree)
+        for module in SOURCES
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Constant) and str(node.value).startswith("tracepipe.api.")
     }
     # The package has the library's names, and `tracepipe.capture` is a name of a room already.
@@ -190,18 +199,18 @@ def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
 
 
 def test_only_clocks_makes_trace_times() -> None:
-    makers = {module for module, tree in TREES.items() if calls(tree, "TraceNs")}
+    makers = {module for module in SOURCES if calls(module, "TraceNs")}
     assert {top(module) for module in makers} == {"clocks"}
 
 
 def test_one_module_prints_and_one_exits() -> None:
-    printers = {module for module, tree in TREES.items() if calls(tree, "print")}
+    printers = {module for module in SOURCES if calls(module, "print")}
     generators = {"tracepipe.event.schema", "tracepipe.capture.bpf.compile"}  # when they are run as modules
     assert printers - generators == {"tracepipe.terminal.output"}
     exits = {
         module
-        for module, tree in TREES.items()
-        for node in ast.walk(tree)
+        for module in SOURCES
+        for node in ast.walk(tree(module))
         if isinstance(node, ast.Attribute)
         and node.attr == "exit"
         and isinstance(node.value, ast.Name)
@@ -210,28 +219,35 @@ def test_one_module_prints_and_one_exits() -> None:
     assert exits == {"tracepipe.cli"}
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_paths_of_others_are_looked_at_in_one_module(module: str) -> None:
+def test_paths_of_others_are_looked_at_in_one_module() -> None:
     """A `Path` raises an error where it may not look."""
-    if room(module) not in ("api", "cli", "recording", "sql", "ui", "capture.find"):
-        return
-    attributes = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Attribute)]
-    asked = {node.attr for node in attributes if ast.unparse(node.value) != "seen"}
-    assert not asked & {"exists", "is_dir", "is_file", "glob"}
+    rooms = ("api", "cli", "recording", "sql", "ui", "capture.find")
+    looking = {
+        f"{module}:{node.lineno}"
+        for module in SOURCES
+        if room(module) in rooms
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.Attribute) and node.attr in ("exists", "is_dir", "is_file", "glob")
+        if ast.unparse(node.value) != "seen"
+    }
+    assert looking == set()
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_native_libraries_are_imported_when_they_are_needed(module: str) -> None:
-    top = [node for node in TREES[module].body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    used = {name.partition(".")[0] for node in top for name in imports(node)} & SLOW
+def test_native_libraries_are_imported_when_they_are_needed() -> None:
     # The trace processor's two modules are themselves imported when it is asked.
     own = {"tracepipe.sql.wasm": {"perfetto"}, "tracepipe.sql.emscripten": {"wasmtime"}}
-    assert used <= own.get(module, {"numpy"} if room(module).partition(".")[0] in OF_COLUMNS else set())
+    too_early = {}
+    for module in SOURCES:
+        top = [node for node in tree(module).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        used = {name.partition(".")[0] for node in top for name in imports(node)} & SLOW
+        may = own.get(module, {"numpy"} if room(module).partition(".")[0] in OF_COLUMNS else set())
+        too_early[module] = used - may
+    assert {module: names for module, names in too_early.items() if names} == {}
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_files_stay_short(module: str) -> None:
-    assert len(SOURCES[module].read_text(encoding="utf-8").splitlines()) <= 420
+def test_files_stay_short() -> None:
+    lines = {module: path.read_text(encoding="utf-8").count("\n") for module, path in SOURCES.items()}
+    assert {module: count for module, count in lines.items() if count > 420} == {}
 
 
 def test_native_sources_state_their_licence() -> None:
@@ -243,9 +259,8 @@ def test_native_sources_state_their_licence() -> None:
     assert lacking == []
 
 
-@pytest.mark.parametrize("module", SOURCES)
-def test_every_module_says_what_it_is(module: str) -> None:
-    assert ast.get_docstring(TREES[module])
+def test_every_module_says_what_it_is() -> None:
+    assert [module for module in SOURCES if not ast.get_docstring(tree(module))] == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

@@ -361,6 +361,7 @@ def peak_mb(source: Path, output_format: str) -> float:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) / 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_format", ["perfetto", "chrome"])
 def test_memory_does_not_grow_with_the_recording(output_format: str, tmp_path: Path) -> None:
     small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"

@@ -241,6 +241,7 @@ def attached(kernels: Path) -> Iterator[Attached]:
         made.process.communicate()
 
 
+@pytest.mark.slow
 def test_a_process_is_recorded_from_the_attachment_to_the_end_of_the_recording(attached: Attached) -> None:
     """And again, by another capture."""
     attached.do("launch 5")

@@ -22,6 +22,8 @@ from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.capture.gpu.engines import kernels, stalls, warp_records
 from tracepipe.errors import CaptureUnavailable
 
+pytestmark = pytest.mark.slow
+
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 # Each engine's library, built.
 LIBRARIES: dict[str, Callable[[Toolchain], Path]] = {

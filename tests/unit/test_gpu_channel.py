@@ -116,6 +116,7 @@ def wait_for_line(channel: Channel, stream: IO[str] | None, wanted: str) -> list
 # What arrives
 
 
+@pytest.mark.slow
 def test_what_four_threads_put_at_once_arrives_in_order_or_is_counted(
     producer: str, channel: Channel
 ) -> None:

@@ -117,6 +117,7 @@ def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
     assert loss["reason"].endswith(": later launches could not be seen")
 
 
+@pytest.mark.slow
 def test_it_is_noticed_while_the_program_goes_on(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.wait_for(3)
@@ -203,6 +204,7 @@ def test_another_profiler_is_given_no_buffers_of_ours(
 # warps
 
 
+@pytest.mark.slow
 def test_the_program_is_unpatched_at_the_end_and_then_there_are_no_callbacks(patched: Recorded) -> None:
     """It makes no call meanwhile."""
     patched.do("launch")

@@ -16,6 +16,8 @@ import pytest
 from tracepipe import native
 from tracepipe.native import build
 
+pytestmark = pytest.mark.slow
+
 Place = Callable[[Path], None]
 SOURCES = [path.name for path in build.sources()]
 try:

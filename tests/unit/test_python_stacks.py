@@ -94,6 +94,7 @@ def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -
         assert [line for line in lines if line["type"] == "stack" or "stack" in line] == []
 
 
+@pytest.mark.slow
 def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
     """A process has 65,536 stacks, and a thread room for 16,384 notes."""
     library = build_library(tmp_path / "stacks.so", SOURCES / "python_stacks.cpp")

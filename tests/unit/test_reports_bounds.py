@@ -21,6 +21,8 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import Gathering
 from tracepipe.reports.writing.table_formats import FORMATS
 
+pytestmark = pytest.mark.slow
+
 MEASURE = r"""
 import re, sys
 from tracepipe.cli import app

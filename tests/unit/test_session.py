@@ -144,6 +144,7 @@ def test_a_shortage_before_the_command_starts_does_not_start_it(error: BaseExcep
     assert sink.getvalue() == b""
 
 
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_is_not_started_after_an_interrupt(number: signal.Signals, run: Any) -> None:
     said, done, sink = run(

@@ -52,6 +52,7 @@ def beyond_the_schema(record: dict[str, Any]) -> bool:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=600)
 @given(records())
 @example({**EVENT, "phase": "X"})

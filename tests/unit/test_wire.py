@@ -292,6 +292,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.slow
 @by_both_cores
 @settings(max_examples=40)  # each fills the tables anew
 @given(events, st.integers(1, 9), st.integers(0, 4))
@@ -414,6 +415,7 @@ def test_a_warps_name_that_is_beyond_what_is_remembered_stands_in_place(warp: Wa
     assert seen == [(False, name), (False, last_name)] + [(False, name), (True, last_name)] * 3
 
 
+@pytest.mark.slow
 @by_both_cores
 def test_a_warps_name_is_interned_only_while_there_is_room() -> None:
     tracks, most = gpu_tracks(10), packets._NAMED_MAX
