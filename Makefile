@@ -9,7 +9,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # `captures` and `computed` are parts of `test`, which runs both at a time.
-.PHONY: demo test captures computed check format native sanitize fuzz bench clean
+.PHONY: demo test captures computed check format native sanitize fuzz bench docs clean
 
 demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
@@ -55,8 +55,12 @@ fuzz: .venv/.test native
 bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py
 
+# The documentation as a site, build/docs. A link that leads nowhere is an error.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
 clean:
-	rm -rf build dist .venv *.egg-info tracepipe/native/core.so
+	rm -rf build dist .venv .venv-docs *.egg-info tracepipe/native/core.so
 
 .venv/.demo: pyproject.toml setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
@@ -65,3 +69,8 @@ clean:
 .venv/.test: pyproject.toml setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	@touch $@ .venv/.demo
+
+.venv-docs/.ready: pyproject.toml
+	@$(PYTHON) -m venv .venv-docs
+	@TRACEPIPE_PURE=1 .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $@

@@ -111,7 +111,7 @@ def options() -> set[str]:
     waiting = [(group, group.make_context("tracepipe", ["doctor"]))]
     while waiting:
         command, context = waiting.pop()
-        for option in command.params:
+        for option in (one for one in command.params if one.param_type_name == "option"):
             found.update(getattr(option, "opts", []), getattr(option, "secondary_opts", []))
         for name in command.list_commands(context) if hasattr(command, "list_commands") else []:
             waiting.append((command.get_command(context, name), context))
