@@ -347,7 +347,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (["convert", "header"], "header:1: clock: must be a string, not 5", "starts with its header"),
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
         (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
-        (["convert", "run.jsonl", "-o", "old"], "old exists", "--force overwrites it"),
+        (["convert", "run.jsonl", "-o", "old"], "old exists", "overwrite it with --force"),
         (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "name another place"),
         (
             ["convert", "missing", "-o", "old", "--force"],
@@ -430,7 +430,7 @@ def test_bad_lines_are_named_and_do_not_stop_a_conversion(run: Run, here: Path) 
     assert code == 0
     assert "skipped: run.jsonl:3: pid: must be at least 0, not -4" in err.splitlines()
     assert "k source_ns=900" in out
-    assert "note: the footer counts 1 userspace events, the file holds 0" in err
+    assert "note: the footer counts 1 userspace events, the file has 0" in err
 
 
 # Validate -----------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_validate_names_file_line_and_field(run: Run, here: Path) -> None:
     assert first == "run.jsonl:3: ts_ns: must be an integer, not 'soon'"
     assert second.startswith("run.jsonl:5: is not JSON")
     assert "1 events, 2 bad lines, 0 unclear" in err
-    assert "note: the footer counts 1 userspace events, the file holds 0" in err
+    assert "note: the footer counts 1 userspace events, the file has 0" in err
 
 
 def test_validate_reads_other_formats_and_standard_input(run: Run, here: Path) -> None:

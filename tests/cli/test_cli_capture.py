@@ -139,9 +139,9 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
     assert err.splitlines()[1:] == [
         "note: the recording ended by duration",
         "note: 7 syscall events were left out by the filters",
-        "lost: 3 userspace events were made and not recorded (1 on processor 0, 2 on processor 5); "
+        "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
         "--ring-bytes makes more room",
-        "lost: 1 scheduler events were made and not recorded",
+        "lost: 1 scheduler events happened and were not recorded",
     ]
 
 

@@ -136,7 +136,7 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
     assert f"skipped: {recording}:6: is not JSON" in out
     assert "note: 1 calls had no end: they are counted, their length is not known" in out
     assert f"clock {GPU_CLOCK}: 1 pairs, drift unknown, within 12 ns of monotonic" in out
-    assert "lost: 7 userspace events were made and not recorded" in out
+    assert "lost: 7 userspace events happened and were not recorded" in out
     code, _, err = run("summary", str(recording), "--strict")
     assert (code, err.splitlines()[0]) == (
         1,

@@ -58,7 +58,7 @@ class Asked:
             self.processes = {row["upid"]: row for row in tp.rows("select upid, pid, name from process")}
             self._slices = tp.rows(_SLICES)
             self._args = tp.rows(_ARGS)
-            self._arrows = tp.rows("select slice_out, slice_in from flow")
+            self._flows = tp.rows("select slice_out, slice_in from flow")
             self._source_ns = {row["id"]: row["source_ns"] for row in tp.rows(_SOURCE_TIMES)}
             self._counts = tp.rows("select track_id, ts, value from counter order by ts, id")
             self.ranks = tp.rows(
@@ -123,7 +123,7 @@ class Asked:
         return Seen(
             [(self.path(track), slices) for track, slices in by_track.items()],
             [(self.path(track), values) for track, values in counts.items()],
-            Counter((words[row["slice_out"]], words[row["slice_in"]]) for row in self._arrows),
+            Counter((words[row["slice_out"]], words[row["slice_in"]]) for row in self._flows),
         )
 
     def _args_by_set(self) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What a person should see of a recording: plain tracks, slices, arrows and counts, told by the operations.
+"""What a person should see of a recording: plain tracks, slices, flows and counts, told by the operations.
 
 `replay` is the reference of the tests in this folder. It takes the items of `layout/timeline.py` at their
 word, and shares no code with the writers but how a `Drawn` is read one by one: what the trace processor says
@@ -49,7 +49,7 @@ class SeenSlice:
 
 # Which slice: its track's path, and its place among the slices of that track.
 SliceId = tuple[Path, int]
-Arrow = tuple[str, str]
+Flow = tuple[str, str]
 _STARTS_WITH_A_TIME = re.compile(r" *-?\d+ ( -?\d\S*$|\+ *\d+  | {10}  )")
 
 
@@ -68,7 +68,7 @@ class Seen:
 
     slices: list[tuple[Path, list[SeenSlice]]] = field(default_factory=list)
     counters: list[tuple[Path, list[tuple[int, float]]]] = field(default_factory=list)
-    arrows: Counter[Arrow] = field(default_factory=Counter)
+    flows: Counter[Flow] = field(default_factory=Counter)
 
     def as_json_says(self) -> Seen:
         """The same less what Chrome's JSON cannot say: Perfetto drops values that hold nothing, leaves
@@ -89,7 +89,7 @@ class Seen:
             out += [f"{' / '.join(path)}: {one.shown()}" for one in _numbered(slices)]
         for path, values in self.counters:
             out += [f"{' / '.join(path)}: at {ts_ns} = {float(value)}" for ts_ns, value in values]
-        out += [f"{start} → {end} x{count}" for (start, end), count in self.arrows.items()]
+        out += [f"{start} → {end} x{count}" for (start, end), count in self.flows.items()]
         return sorted(out)
 
 
@@ -121,7 +121,7 @@ def _numbered(slices: list[SeenSlice]) -> list[_Numbered]:
 
 
 def slice_id(path: Path, at: int, one: SeenSlice) -> str:
-    """The words for the end of an arrow."""
+    """The words for the end of a flow."""
     return f"{' / '.join(path)} #{at:05} {one.name!r} at {one.ts_ns}"
 
 
@@ -203,7 +203,7 @@ def path_of(track: Track, named: Mapping[int, Track]) -> Path:
 
 def replay(steps: Iterable[Step], *, may_lack_starts: bool = False) -> Seen:
     """What a timeline draws, by its contract: a stable sort by time makes each track nest. `may_lack_starts`:
-    a recording may have ends of arrows alone.
+    a recording may have ends of flows alone.
     """
     named: dict[int, Track] = {}
     by_track: dict[int, list[Item]] = {}
@@ -227,7 +227,7 @@ def replay(steps: Iterable[Step], *, may_lack_starts: bool = False) -> Seen:
             seen.counters.append((path, [(item.ts_ns, item.name) for item in own]))
         elif own:
             seen.slices.append((path, _nest(path, own, track.category, names)))
-    seen.arrows = _arrows(items, names, may_lack_starts=may_lack_starts)
+    seen.flows = _flows(items, names, may_lack_starts=may_lack_starts)
     return seen
 
 
@@ -261,15 +261,15 @@ def _nest(path: Path, items: list[Item], category: str, names: dict[int, str]) -
     return drawn
 
 
-def _arrows(items: Iterable[Item], names: dict[int, str], *, may_lack_starts: bool) -> Counter[Arrow]:
-    """Arrows go from each slice of a flow to the next one in time."""
+def _flows(items: Iterable[Item], names: dict[int, str], *, may_lack_starts: bool) -> Counter[Flow]:
+    """Flows go from each slice of a flow to the next one in time."""
     through: dict[int, list[str]] = {}
     started: set[int] = set()
     for item in sorted(items, key=lambda item: item.ts_ns):
         for flow in item.flows:
             through.setdefault(abs(flow), []).append(names[id(item)])
             started |= {-flow} if flow < 0 else set()
-    assert may_lack_starts or started == set(through), "an arrow without a start"
+    assert may_lack_starts or started == set(through), "a flow without a start"
     return Counter(pair for steps in through.values() for pair in pairwise(steps))
 
 
@@ -294,7 +294,7 @@ def _without_unit(name: str) -> str:
 
 
 def starts_of_lines(seen: Seen, base_ns: int) -> list[tuple[Path, list[str]]]:
-    """What each of those lines must start with: time, length, name. Arguments and arrows follow."""
+    """What each of those lines must start with: time, length, name. Arguments and flows follow."""
     out = []
     for path, slices in seen.slices:
         starts = []

@@ -1,5 +1,5 @@
 """What stands in a trace of PyTorch is in the one that is made of it, by the real trace processor: every
-whole slice with its name, start and length, and every arrow, to the nanosecond.
+whole slice with its name, start and length, and every flow, to the nanosecond.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracepipe.kernel_names import kernel_title
 
 _CALLS = ("cuda_runtime", "cuda_driver")
 _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-_ARROWS = """
+_FLOWS = """
 select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 
@@ -43,7 +43,7 @@ class Source:
             if event["ph"] == "X"
         )
 
-    def arrows(self) -> Counter[tuple[int, int]]:
+    def flows(self) -> Counter[tuple[int, int]]:
         """Those of events, and those from calls to what they launched."""
         starts = {(event["cat"], event["id"]): event for event in self.events if event["ph"] == "s"}
         pairs = [
@@ -77,10 +77,10 @@ def _name(event: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "arrows_there"),
+    ("case", "flows_there"),
     [("kineto-mi250", 16), ("kineto-b200-overlaps", 0), ("kineto-integer-times", 0)],
 )
-def test_every_slice_and_arrow_is_there_at_its_nanosecond(case: str, arrows_there: int) -> None:
+def test_every_slice_and_flow_is_there_at_its_nanosecond(case: str, flows_there: int) -> None:
     path = FIXTURES / case / "input.json"
     source = Source(path)
     output, account = converted(path, "perfetto")
@@ -88,7 +88,7 @@ def test_every_slice_and_arrow_is_there_at_its_nanosecond(case: str, arrows_ther
     with RealTraceProcessor(output) as tp:
         assert tp.problems() == []
         slices = Counter((row["name"], row["ts"], row["dur"]) for row in tp.rows("select * from slice"))
-        arrows = Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_ARROWS))
+        flows = Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_FLOWS))
     assert source.slices() - slices == Counter()
-    assert source.arrows() - arrows == Counter()
-    assert source.arrows().total() == arrows_there
+    assert source.flows() - flows == Counter()
+    assert source.flows().total() == flows_there

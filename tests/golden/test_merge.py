@@ -32,23 +32,23 @@ WHOLE: dict[str, Any] = HEADER | {
     "start": START,
     "gpus": [{"index": 0, "name": "H200", "uuid": "GPU-0"}, {"index": 1, "name": "H200", "uuid": "GPU-1"}],
 }
-_ARROW = re.compile(r" ?([→←])(\d+)")
+_FLOW = re.compile(r" ?([→←])(\d+)")
 _OF_RECORDINGS = re.compile(r" +-?\d+ +(?:\+ *\d+ +)?(?:capture|clock \S+)(?: |$)")
 
 
 def timeline(paths: list[str]) -> tuple[list[str], set[tuple[str, str]]]:
-    """The lines of what is drawn, without what is said of each recording, and the arrows between slices."""
+    """The lines of what is drawn, without what is said of each recording, and the flows between slices."""
     lines, ends = [], defaultdict(lambda: ([], []))
     text = converted(paths)[0].decode()
     for line in text.splitlines()[1:-1]:
         if _OF_RECORDINGS.match(line):
             continue
-        bare = _ARROW.sub("", line)
+        bare = _FLOW.sub("", line)
         lines.append(bare)
-        for sign, number in _ARROW.findall(line):
+        for sign, number in _FLOW.findall(line):
             ends[number][sign == "←"].append(bare)
-    arrows = {(start, end) for starts, all_ends in ends.values() for start in starts for end in all_ends}
-    return lines, arrows
+    flows = {(start, end) for starts, all_ends in ends.values() for start in starts for end in all_ends}
+    return lines, flows
 
 
 @st.composite
@@ -105,7 +105,7 @@ def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
         written(tmp_path / "rank0.jsonl", [of_first, *call, kernel]),
         written(tmp_path / "rank1.jsonl", [of_second, *call, kernel]),
     ]
-    lines, arrows = timeline(paths)
+    lines, flows = timeline(paths)
     assert [line for line in lines if not line.startswith(" ")] == [
         "GPU 0 H200 on node1",
         "GPU 0 on node2",
@@ -118,7 +118,7 @@ def test_two_hosts_are_kept_apart(tmp_path: Path) -> None:
         "thread python 1",
     ]
     assert [line.split()[4] for line in lines if "cuLaunchKernel" in line] == ["cpu=7", "cpu=3"]
-    assert len(arrows) == 2
+    assert len(flows) == 2
     assert [line.split() for line in lines if "launch=" in line] == [
         ["1020", "+", "10", "k", "launch=1"],
         ["520", "+", "10", "k", "launch=1000001"],
@@ -144,7 +144,7 @@ def test_processes_of_two_hosts_without_a_pid_are_two(tmp_path: Path) -> None:
     ]
 
 
-def test_an_arrow_of_one_file_ends_in_it(tmp_path: Path) -> None:
+def test_a_flow_of_one_file_ends_in_it(tmp_path: Path) -> None:
     ends = [event("B", 10, "a"), event("s", 10, "flow", flow=5), event("E", 20, "a")]
     ends += [event("B", 30, "b"), event("f", 30, "flow", flow=5), event("E", 40, "b")]
     first = WHOLE | {"clocks": ["monotonic"]}
@@ -264,7 +264,7 @@ def test_launches_are_joined_however_long_clocks_have_drifted_apart(tmp_path: Pa
     written(run, lines)
     torch.write_text(json.dumps(trace))
     _, account = converted(paths)
-    assert account.notes == ["200 calls, kernels and copies of two recordings are drawn as one"]
+    assert account.notes == ["200 calls, kernels and copies are in two recordings and drawn once"]
     said = account.parts[1].anchor or {}
     assert said["by"].startswith("200 launches that run.jsonl recorded too, ")
     assert abs(said["drift_ppm"] + 20) < 0.01
@@ -285,21 +285,21 @@ def test_a_launch_that_two_tools_recorded_is_one_slice(
 ) -> None:
     monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", window_events)
     paths = [of_kineto(tmp_path / "torch.json", 250_000), our_launches(tmp_path / "run.jsonl")]
-    lines, arrows = timeline(paths)
+    lines, flows = timeline(paths)
     calls = [line.split() for line in lines if "cudaLaunchKernel" in line]
     assert len(calls) == 12
     start, _, length, name, *args = calls[2]
     assert (start, length, name) == ("299000", "4000", "cudaLaunchKernel")
     assert {"grid=[3,1,1]", "correlation=3", "after_ns", "dur_ns"} <= set(args)
     # Of our call to the kernel that the other tool alone recorded.
-    assert len(arrows) == 12
-    assert all("cudaLaunchKernel" in start and "AllReduce" in end for start, end in arrows)
+    assert len(flows) == 12
+    assert all("cudaLaunchKernel" in start and "AllReduce" in end for start, end in flows)
     _, account = converted(paths)
-    assert account.notes == ["12 calls, kernels and copies of two recordings are drawn as one"]
+    assert account.notes == ["12 calls, kernels and copies are in two recordings and drawn once"]
 
 
 @pytest.mark.parametrize("launches", [500, None])
-def test_an_arrow_goes_from_the_call_of_one_tool_to_the_kernel_of_another(
+def test_a_flow_goes_from_the_call_of_one_tool_to_the_kernel_of_another(
     tmp_path: Path, launches: int | None
 ) -> None:
     # Numbers that are not CUPTI's put no clocks together, and calls need them not to be one.
@@ -307,19 +307,19 @@ def test_an_arrow_goes_from_the_call_of_one_tool_to_the_kernel_of_another(
     _, account = converted(paths)
     assert account.parts[1].anchor is not None
     assert "CLOCK_REALTIME" in account.parts[1].anchor["by"]
-    lines, arrows = timeline(paths)
+    lines, flows = timeline(paths)
     assert len([line for line in lines if "cudaLaunchKernel" in line]) == 12
-    assert len(arrows) == 12
-    assert all("grid=" in start and "AllReduce" in end for start, end in arrows)
+    assert len(flows) == 12
+    assert all("grid=" in start and "AllReduce" in end for start, end in flows)
 
 
 def test_a_kernel_that_two_tools_recorded_is_one_slice(tmp_path: Path) -> None:
     paths = [our_launches(tmp_path / "run.jsonl", kernels=True), of_kineto(tmp_path / "torch.json", 700)]
-    lines, arrows = timeline(paths)
+    lines, flows = timeline(paths)
     kernels = [line for line in lines if "AllReduce" in line]
     assert len(kernels) == 12
     assert all("warps=4" in line and "Collective name=allreduce" in line for line in kernels)
-    assert len(arrows) == 12
+    assert len(flows) == 12
     _, account = converted(paths)
     assert account.notes[0].startswith("24 calls")
     with RealTraceProcessor(converted(paths, "perfetto")[0]) as asked:
@@ -344,7 +344,7 @@ def test_a_launch_that_three_tools_recorded_is_one_slice(tmp_path: Path, order: 
         of_kineto(tmp_path / "torch.json", 0),
         written(tmp_path / "third.jsonl", [WHOLE | {"clocks": ["monotonic"]} | start, *third]),
     ]
-    lines, arrows = timeline([paths[at] for at in order])
+    lines, flows = timeline([paths[at] for at in order])
     calls = [line for line in lines if "cudaLaunchKernel" in line]
     assert calls[2].split()[:4] == ["299000", "+", "4000", "cudaLaunchKernel"]
     args = ["grid=[3,1,1]", "third=3", "correlation=3", "cbid=211"]
@@ -355,9 +355,9 @@ def test_a_launch_that_three_tools_recorded_is_one_slice(tmp_path: Path, order: 
     assert [arg for arg in args if arg not in calls[2]] == []
     assert calls[2].count("=") == len(args)
     kernels = [line for line in lines if "AllReduce" in line]
-    assert (len(calls), len(kernels), len(arrows)) == (12, 12, 12)
+    assert (len(calls), len(kernels), len(flows)) == (12, 12, 12)
     assert all("registers=" in kernel and "Collective name=" in kernel for kernel in kernels)
-    assert all("grid=" in start and "registers=" in end for start, end in arrows)
+    assert all("grid=" in start and "registers=" in end for start, end in flows)
 
 
 def test_one_profiler_may_run_twice_in_a_process(tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_warps_alone_are_placed_by_the_clock_pairs_of_another(tmp_path: Path) ->
 def test_a_time_before_the_clock_of_all_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "run.jsonl", [WHOLE, event("I", 2_000, "a")])
     assert b" 0 " in converted([path], offsets={"run.jsonl": -2_000})[0]
-    with pytest.raises(ClockError, match="begins 1 ns before the clock of all is 0"):
+    with pytest.raises(ClockError, match="begins 1 ns before the common clock is 0"):
         converted([path], offsets={"run.jsonl": -2_001})
 
 

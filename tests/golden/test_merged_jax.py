@@ -11,7 +11,7 @@ from tests.support.trace_processor import RealTraceProcessor
 PAIR = [str(FIXTURES / "merged-jax" / name) for name in ("probes.jsonl.zst", "vm.xplane.pb.zst")]
 # XLA calls a launch by its kernel, which the probes have as an argument of the driver's call.
 LAUNCHES = """
-    select count(*) as launches, count(distinct flow.id) as arrows,
+    select count(*) as launches, count(distinct flow.id) as flows,
         sum(kernel.name = extract_arg(call.arg_set_id, 'debug.kernel')) as of_the_kernel,
         count(extract_arg(call.arg_set_id, 'debug.correlation_id')) as with_both_arguments
     from slice as call join thread_track on thread_track.id = call.track_id
@@ -39,7 +39,7 @@ def test_launches_by_their_kernels_put_the_clocks_together() -> None:
 def test_each_launch_of_xla_is_that_of_the_probes_and_leads_to_its_kernel() -> None:
     with RealTraceProcessor(converted(PAIR, "perfetto")[0]) as asked:
         assert asked.rows(LAUNCHES) == [
-            {"launches": 30, "arrows": 30, "of_the_kernel": 30, "with_both_arguments": 30}
+            {"launches": 30, "flows": 30, "of_the_kernel": 30, "with_both_arguments": 30}
         ]
         assert asked.rows(ALONE) == [{"count": 0}]
         assert asked.problems() == []

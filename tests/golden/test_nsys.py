@@ -94,7 +94,7 @@ def test_every_whole_range_is_there(both: Any) -> None:
     assert wanted
 
 
-def test_every_arrow_leads_from_a_call_to_its_work(both: Any) -> None:
+def test_every_flow_leads_from_a_call_to_its_work(both: Any) -> None:
     case, traced = both
     work = " UNION ALL ".join(
         f"SELECT start, correlationId, globalPid FROM CUPTI_ACTIVITY_KIND_{kind}"

@@ -134,14 +134,14 @@ def launches(draw: st.DrawFn) -> Lines:
 
 @st.composite
 def states(draw: st.DrawFn) -> Lines:
-    """Allocations and frees, values of counters, a thread that runs and sleeps, threads of a GPU, arrows."""
+    """Allocations and frees, values of counters, a thread that runs and sleeps, threads of a GPU, flows."""
     events: Lines = []
     live: list[int] = []
-    now, arrow = START_NS, 0
+    now, flow = START_NS, 0
     thread = {"pid": 4, "tid": 4, "cpu": 0}
     for _ in range(draw(st.integers(0, 14))):
         now += draw(st.integers(1, SPAN_NS // 10))
-        what = draw(st.sampled_from(["alloc", "free", "total", "count", "run", "enter", "arrow", "loss"]))
+        what = draw(st.sampled_from(["alloc", "free", "total", "count", "run", "enter", "flow", "loss"]))
         memory = {"ts_ns": now, "type": "memory", "phase": "I", "pid": 4, "tid": 4}
         if what == "alloc":
             live.append(now)
@@ -164,9 +164,9 @@ def states(draw: st.DrawFn) -> Lines:
             of = {"type": "gpu_thread", "name": "k", "gpu": 1, "block": [0, 0, 0], "thread": [now % 64, 0, 0]}
             events.append({"ts_ns": now, **of, "phase": "B"})
             events.append({"ts_ns": now + draw(st.integers(1, 300)), **of, "phase": "E"})
-        elif what == "arrow":
-            arrow += 1
-            end = {"type": "hook", "name": "goes", "pid": 4, "tid": 5, "flow": arrow}
+        elif what == "flow":
+            flow += 1
+            end = {"type": "hook", "name": "goes", "pid": 4, "tid": 5, "flow": flow}
             events.append({"ts_ns": now, **end, "phase": "s"})
             events.append({"ts_ns": now + draw(st.integers(1, 300)), **end, "phase": "f"})
         elif what == "loss":
@@ -222,7 +222,7 @@ def test_a_part_draws_what_the_whole_draws(lines: Lines, after_ns: int, length_n
         assert in_stretch(seen_of(twice), start_ns, start_ns + length_ns) == whole
 
 
-LAUNCHING_ARROW = {
+LAUNCHING_FLOW = {
     "ts_ns": 1_000_000,
     "type": "userspace",
     "name": "f",
@@ -232,7 +232,7 @@ LAUNCHING_ARROW = {
 
 
 @settings(max_examples=40)
-@example("\n".join(map(json.dumps, [hostile.HEADER, LAUNCHING_ARROW])).encode(), 0, 1)
+@example("\n".join(map(json.dumps, [hostile.HEADER, LAUNCHING_FLOW])).encode(), 0, 1)
 @given(hostile.recordings(), st.integers(-20, 80), st.integers(1, 80))
 def test_a_part_of_whatever_a_file_holds_is_a_good_file(data: bytes, after_ns: int, length_ns: int) -> None:
     start_ns = hostile.START_NS + after_ns

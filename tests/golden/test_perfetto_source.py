@@ -22,14 +22,14 @@ where t.name not in ('thread_time', 'thread_instruction_count')"""
 _RUNS = """
 select ts, dur, tid, cpu from thread_state join thread using (utid)
 where state = 'Running' and tid != 0"""
-_ARROWS = """
+_FLOWS = """
 select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 # What a timeline says of the recording that it is made of.
 _OF_ITSELF = frozenset({"capture", "ambiguous", "clock trace"})
 _WRITTEN = (
     "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
-    "counters-and-arrows",
+    "counters-and-flows",
     "cuda-table-threads", "device-memory", "flows", "host-layers", "host-nesting", "kineto-b200-overlaps",
     "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
     "warps-ranges", "warps-slots", "wprof", "xplane-mi300",
@@ -39,11 +39,11 @@ Facts = tuple[Counter[object], ...]
 
 
 def facts(trace: bytes) -> Facts:
-    """Every slice and instant, value of a counter, arrow, and run of a thread."""
+    """Every slice and instant, value of a counter, flow, and run of a thread."""
     with RealTraceProcessor(trace) as tp:
         return tuple(
             Counter(tuple(row.values()) for row in tp.rows(sql))
-            for sql in (_SLICES, _COUNTERS, _ARROWS, _RUNS)
+            for sql in (_SLICES, _COUNTERS, _FLOWS, _RUNS)
         )
 
 

@@ -12,7 +12,7 @@ from tests.golden.cases import FIXTURES
 from tests.support.trace_processor import RealTraceProcessor
 
 _SLICES = "select name, ts, dur from slice where category not in ('tracepipe')"
-_ARROWS = """
+_FLOWS = """
 select f.ts as start_ns, t.ts as end_ns, t.name from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 
@@ -27,7 +27,7 @@ def ns(us: Decimal | int) -> int:
     return int(us * 1000)
 
 
-def test_every_scope_kernel_and_arrow_is_there() -> None:
+def test_every_scope_kernel_and_flow_is_there() -> None:
     output, account = converted(FIXTURES / "proton-kernels" / "input.json", "perfetto")
     assert account.skipped == 0
     source = events("proton-kernels")
@@ -36,11 +36,11 @@ def test_every_scope_kernel_and_arrow_is_there() -> None:
     with RealTraceProcessor(output) as tp:
         assert tp.problems() == []
         found = Counter((row["name"], row["ts"], row["dur"]) for row in tp.rows(_SLICES))
-        arrows = [(row["start_ns"], row["end_ns"]) for row in tp.rows(_ARROWS)]
+        flows = [(row["start_ns"], row["end_ns"]) for row in tp.rows(_FLOWS)]
     # The row of a closed GPU shows its kernels too.
     assert wanted - found == Counter()
     assert found.keys() == wanted.keys()
-    assert sorted(arrows) == sorted(zip(ends[::2], ends[1::2], strict=True))
+    assert sorted(flows) == sorted(zip(ends[::2], ends[1::2], strict=True))
 
 
 def test_every_scope_of_a_warp_is_there_at_its_cycle() -> None:

@@ -15,7 +15,7 @@ from tests.support.trace_processor import RealTraceProcessor
 
 Both = tuple[list[dict[str, Any]], RealTraceProcessor]
 _SLICES = "select name, ts, dur from slice where category != 'tracepipe'"
-_ARROWS = """
+_FLOWS = """
 select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 _RAN = "select ts, dur, tid, ucpu from sched join thread using (utid) where tid > 0 order by ts"
@@ -85,10 +85,10 @@ def test_threads_run_when_they_were_switched_in_and_know_who_woke_them(both: Bot
     assert {(row["tid"], row["by_tid"]) for row in tp.rows(_WOKEN)} == {(4107, 4100), (4200, 4100)}
 
 
-def test_arrows_lead_from_calls_to_their_work(both: Both) -> None:
+def test_flows_lead_from_calls_to_their_work(both: Both) -> None:
     events, tp = both
     calls = {event["corr_id"]: event for event in events if event["t"] == "cuda_api"}
     work = [event for event in events if "device_id" in event and event["corr_id"] in calls]
     wanted = Counter((span(calls[event["corr_id"]])[0], span(event)[0]) for event in work)
     assert wanted.total() == 2
-    assert Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_ARROWS)) == wanted
+    assert Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_FLOWS)) == wanted

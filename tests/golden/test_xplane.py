@@ -14,7 +14,7 @@ from tests.support.xplane import Event, events_of, start_of
 
 Both = tuple[list[Event], int, RealTraceProcessor]
 _SLICES = "select name, ts, dur from slice where category != 'tracepipe'"
-_ARROWS = """
+_FLOWS = """
 select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 
@@ -38,7 +38,7 @@ def test_every_event_is_there_at_its_nanosecond(both: Both) -> None:
     assert found.keys() == wanted.keys()
 
 
-def test_every_arrow_leads_from_a_call_to_its_work_or_to_a_consumer(both: Both) -> None:
+def test_every_flow_leads_from_a_call_to_its_work_or_to_a_consumer(both: Both) -> None:
     events, start_ns, tp = both
     calls = {
         one.stats["correlation_id"]: one
@@ -58,4 +58,4 @@ def test_every_arrow_leads_from_a_call_to_its_work_or_to_a_consumer(both: Both) 
     ]
     wanted = Counter((start_ns + one.start_ns, start_ns + two.start_ns) for one, two in pairs)
     assert wanted.total() > 2
-    assert Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_ARROWS)) == wanted
+    assert Counter((row["start_ns"], row["end_ns"]) for row in tp.rows(_FLOWS)) == wanted

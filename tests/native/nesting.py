@@ -89,7 +89,7 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
     made = _nested(
         core, nest, (events, buffers.view(Shapes, *by_shape)), (middle, count), view, made, rng, odd
     )
-    # An end of an arrow may be of a slice that is there.
+    # An end of a flow may be of a slice that is there.
     drawn = np.append(numbers[:middle], special[middle:][special[middle:] >= 0]).astype(np.int32)
     ends = np.isin(np.asarray(by_shape[3])[drawn], list(b"stf")).sum() if len(drawn) else 0
     assert len(drawn) - ends <= made <= most
@@ -100,9 +100,11 @@ def _batch(core: ctypes.CDLL, nest: int, rows: int, rng: Random) -> list[np.ndar
         phase, ts, dur = rng.choice(b"BEIX"), inputs.moment(rng), rng.randrange(-1, 40)
         made = core.tp_nest_one(nest, rng.randrange(rows), phase, ts, dur, rng.randrange(6), -2, one, made)
         assert made >= 0
-        beside = core.tp_nest_beside(nest, rng.randrange(rows), ts, inputs.within_64_bits(ts + abs(dur)))
-        assert -1 <= beside < core.tp_nest_count(nest, 0)
-    # What is open is given no arrow in these any more: they are of a batch that is gone.
+        overlap = core.tp_nest_overlap_row(
+            nest, rng.randrange(rows), ts, inputs.within_64_bits(ts + abs(dur))
+        )
+        assert -1 <= overlap < core.tp_nest_count(nest, 0)
+    # What is open is given no flow in these any more: they are of a batch that is gone.
     return [column[:made].copy() for column in ops]
 
 

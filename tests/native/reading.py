@@ -70,7 +70,7 @@ def _expect_as_read(core: ctypes.CDLL, reader: int, text: bytes, line: bytes, ro
     record = orjson.loads(_text(core, reader, _SHAPES, shape))
     assert record.pop("ts_ns") == 0
     made = {"ts_ns": ts} | record
-    # An arrow's end without a launch has the arrow's number in its place.
+    # A flow's end without a launch has the flow's number in its place.
     for name, value in (("dur_ns", dur), ("launch" if "launch" in record else "flow", launch)):
         if name in record:
             assert record[name] == 0

@@ -13,7 +13,7 @@ import orjson
 
 from tests.native import buffers, inputs, sorting
 from tracepipe.readers.chrome_numbers import flow_number, flow_text, ns_of
-from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow
+from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedRow
 
 _ALL, _FOREIGN, _NEW, _FULL = range(4)
 _PASSED_OVER, _LEFT, _ROW, _ALLOCATION = range(4)
@@ -28,7 +28,7 @@ _RULES: list[dict[str, str | None]] = [
 ]
 _AHEAD: list[dict[str, Any]] = [{}, {"operation": "set"}, {"a": "é"}]
 _FIRSTS = (b"", b'{"name":"f"}', b"x" * 300)
-_ARROWS: list[tuple[Any, ...]] = [(), ("fwdbwd", "f", None), ("c" * 200, None, None)]
+_FLOWS: list[tuple[Any, ...]] = [(), ("fwdbwd", "f", None), ("c" * 200, None, None)]
 _LAUNCH_BITS = 3 << 40
 _LIMIT_NS = (1 << 62) - 1
 _Kind = tuple[int, int, int, int, int, int]
@@ -166,8 +166,8 @@ def _take(
             break
         if why[0] == _NEW:
             what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW, _ALLOCATION))
-            one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_ARROWS))))
-            said = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_ARROWS[one[5]], "")[:-2]
+            one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_FLOWS))))
+            said = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_FLOWS[one[5]], "")[:-2]
             sized = (ctypes.c_int64 * len(said))(*map(len, said))
             pointers = (ctypes.c_char_p * len(said))(*said)
             rules = places[one[2]], places[one[2] + 1]
@@ -188,20 +188,20 @@ def _row(kind: _Kind, text: bytes) -> SortedRow | None:
         event = orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
-    what, has_launch, rules, first, ahead, arrow = kind
+    what, has_launch, rules, first, ahead, flow = kind
     if what not in (_ROW, _ALLOCATION):
         return None
     phase = event["ph"]
-    rank = SLICE if phase == "X" else ARROW if phase in "stf" else MARK
-    outside = (*_KEYS, "id", "bp") if rank == ARROW else _KEYS
+    rank = SLICE if phase == "X" else FLOW if phase in "stf" else MARK
+    outside = (*_KEYS, "id", "bp") if rank == FLOW else _KEYS
     args = {key: value for key, value in event.items() if key not in outside} | (event.get("args") or {})
     named = _RULES[rules]
     renamed = {named.get(key, key): value for key, value in args.items() if named.get(key, key) is not None}
     correlation = args.get("correlation")
     is_launch = type(correlation) is int and 0 < correlation < 1 << 31
     number = (correlation if is_launch else 0) | _LAUNCH_BITS if has_launch else 0
-    if rank == ARROW:
-        number = flow_number(*_ARROWS[arrow], str(event["id"]))
+    if rank == FLOW:
+        number = flow_number(*_FLOWS[flow], str(event["id"]))
     said = {**_AHEAD[ahead], **renamed}
     if what == _ALLOCATION:
         is_of_host = args.get("Device Type") == 0 and args["Device Type"] is not False

@@ -21,7 +21,7 @@ from tracepipe.event.columns import (
     event_columns,
     unsigned,
 )
-from tracepipe.event.model import ARROWS, Problem, Record
+from tracepipe.event.model import FLOW_PHASES, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, WarpColumns, Warps
 from tracepipe.readers.recording import Recording, row_of
@@ -72,7 +72,7 @@ def _record(batch: SourceBatch | TraceBatch, tables: Tables, at: int) -> Record:
         record["dur_ns"] = int(events.dur_ns[at])
     if shape.has_launch:
         record["launch"] = unsigned(int(events.launch[at]))
-    if shape.phase in ARROWS:
+    if shape.phase in FLOW_PHASES:
         record["flow"] = int(events.launch[at])
     if args != NONE:
         record["args"] = tables.args(args)

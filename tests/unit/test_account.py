@@ -43,7 +43,7 @@ def test_events_after_the_footer_are_counted_in_its_batch_and_in_later_ones(
     event = {"type": "userspace", "name": "f", "phase": "I", "pid": 1, "tid": 1}
     footer = {"type": "footer", "counts": {"userspace": 3}, "losses": {}}
     account = account_of(tmp_path, event | {"ts_ns": 1}, footer, event | {"ts_ns": 2}, event | {"ts_ns": 3})
-    assert account.notes == ["2 records stand after the footer"]
+    assert account.notes == ["2 records come after the footer"]
 
 
 @pytest.mark.usefixtures("core")

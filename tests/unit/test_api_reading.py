@@ -120,7 +120,7 @@ def test_what_goes_wrong_leaves_no_file(run: Path) -> None:
     assert (refused.value.path, refused.value.line) == ("run.jsonl", 7)
     with pytest.raises(tracepipe.FormatError, match="no output format is called 'svg'") as unknown:
         tracepipe.convert("run.jsonl", format="svg")
-    assert unknown.value.hint == "there are: " + ", ".join(CONVERTERS)
+    assert unknown.value.hint == "use one of: " + ", ".join(CONVERTERS)
     with pytest.raises(tracepipe.FormatError, match="chrome has no compressed form"):
         tracepipe.convert("run.jsonl", format="chrome", compress=True)
     with pytest.raises(tracepipe.FormatError, match="drawn as 'block'"):

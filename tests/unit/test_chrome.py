@@ -213,7 +213,7 @@ def test_counters_have_their_value() -> None:
     assert (event["ph"], event["name"], event["args"]) == ("C", "active warps", {"value": -3})
 
 
-def test_an_arrow_starts_and_goes_on_at_the_slices_just_begun() -> None:
+def test_a_flow_starts_and_goes_on_at_the_slices_just_begun() -> None:
     group, track = track_in_group()
     items = []
     for at, flow in enumerate((-6, 6)):

@@ -300,7 +300,7 @@ def test_what_is_no_file_stays(force: bool, opened: Any, tmp_path: Path) -> None
     place = tmp_path / "out"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(place))
-        with pytest.raises(OutputError, match="is no file"):
+        with pytest.raises(OutputError, match="is not a file"):
             opened(str(place), force=force).__enter__()
     assert place.is_socket()
 

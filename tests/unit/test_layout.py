@@ -1,4 +1,4 @@
-"""The layout of host events: nesting, overlaps, arrows through the layers, memory, names, losses."""
+"""The layout of host events: nesting, overlaps, flows through the layers, memory, names, losses."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def outcomes(*records: dict[str, Any]) -> tuple[list[str], Outcomes]:
 
 def test_a_call_without_an_end_is_drawn_to_the_end_of_the_trace() -> None:
     lines, found = outcomes(call("B", 10, "a"), call("B", 12, "b"), call("I", 90, tid=2))
-    # An arrow that something later could have gone on from may stand there.
+    # A flow that something later could have gone on from may stand there.
     assert [line.partition(" →")[0] for line in lines[3:5]] == [
         "10+80 a unclosed=true",
         "12+78 >b unclosed=true",
@@ -187,7 +187,7 @@ def test_the_duration_of_an_end_with_a_begin_is_not_needed() -> None:
     assert drawn(call("B", 10), call("E", 50, dur_ns=7))[3:] == ["10+40 f"]
 
 
-def test_slices_that_overlap_get_a_track_beside() -> None:
+def test_slices_that_overlap_get_an_overlap_track() -> None:
     lines, found = outcomes(call("X", 10, "a", dur_ns=20), call("X", 20, "b", dur_ns=20))
     assert lines[2:] == ["CUDA API", "10+20 a", "CUDA API (overlap 1)", "20+20 b"]
     assert found == Outcomes(overlaps=1)
@@ -201,7 +201,7 @@ def test_extra_tracks_are_used_again() -> None:
     assert found == Outcomes(overlaps=5)
 
 
-def test_a_begin_inside_an_unfinished_slice_goes_beside_and_its_end_finds_it() -> None:
+def test_a_begin_inside_an_unfinished_slice_goes_on_an_overlap_track_and_its_end_finds_it() -> None:
     lines, found = outcomes(
         call("X", 10, "x", dur_ns=50), call("B", 20, "b"), call("E", 99, "b", args={"r": 1})
     )
@@ -211,14 +211,14 @@ def test_a_begin_inside_an_unfinished_slice_goes_beside_and_its_end_finds_it() -
 
 def test_more_overlaps_than_there_are_tracks_for_are_counted() -> None:
     # Each ends later than the one before, so that no two share a track.
-    most = nesting.BESIDE_MAX
+    most = nesting.OVERLAP_ROWS_MAX
     lines, found = outcomes(*(call("X", at, dur_ns=1_000) for at in range(most + 4)))
     assert (found.overlaps, found.undrawn) == (most + 3, 3)
     assert sum("+1000 f" in line for line in lines) == most + 1
 
 
 def test_sixty_four_overlaps_are_drawn() -> None:
-    assert nesting.BESIDE_MAX == 64
+    assert nesting.OVERLAP_ROWS_MAX == 64
     _, found = outcomes(*(call("X", at, dur_ns=1_000) for at in range(65)))
     assert (found.overlaps, found.undrawn) == (64, 0)
 
@@ -227,7 +227,7 @@ phases = st.sampled_from(["B", "E", "I", "X", "D"])
 layers = st.sampled_from(["userspace", "syscall", "kernel"])
 events = st.lists(
     st.tuples(phases, layers, st.integers(0, 60), st.integers(0, 30), st.sampled_from(["ioctl", "g"])),
-    max_size=64,  # so many fit beside each other
+    max_size=64,  # as many as there can be overlap rows
 )
 
 
@@ -268,10 +268,10 @@ def test_any_events_give_tracks_on_which_slices_nest(
     assert {flow for flow in flows if flow > 0} <= {-flow for flow in flows if flow < 0}
 
 
-# Arrows through the layers ------------------------------------------------------------------------------
+# Flows through the layers ------------------------------------------------------------------------------
 
 
-def test_an_arrow_runs_from_the_call_through_the_ioctl_into_the_driver() -> None:
+def test_a_flow_runs_from_the_call_through_the_ioctl_into_the_driver() -> None:
     lines = drawn(
         call("B", 10), ioctl("B", 20), driver("B", 30), driver("E", 40), ioctl("E", 50), call("E", 60)
     )
@@ -284,25 +284,25 @@ def test_an_arrow_runs_from_the_call_through_the_ioctl_into_the_driver() -> None
     ]
 
 
-def test_two_ioctls_of_one_call_share_its_arrow() -> None:
+def test_two_ioctls_of_one_call_share_its_flow() -> None:
     lines = drawn(
         call("B", 10), ioctl("B", 20), ioctl("E", 30), ioctl("B", 40), ioctl("E", 50), call("E", 60)
     )
     assert [line for line in lines if "ioctl" in line] == ["20+10 ioctl ←1", "40+10 ioctl ←1"]
 
 
-def test_an_arrow_starts_at_the_innermost_call() -> None:
+def test_a_flow_starts_at_the_innermost_call() -> None:
     lines = drawn(call("B", 1, "a"), call("B", 2, "b"), ioctl("I", 3), call("E", 4, "b"), call("E", 5, "a"))
     assert lines[3:] == ["1+4 a", "2+2 >b →1", "syscalls", "3 ioctl ←1"]
 
 
-def test_other_syscalls_and_other_threads_get_no_arrow() -> None:
+def test_other_syscalls_and_other_threads_get_no_flow() -> None:
     read = call("I", 20, "read", "syscall")
     lines = drawn(call("B", 10), read, ioctl("I", 30, tid=2), driver("I", 35, tid=3), call("E", 60))
     assert not any("→" in line or "←" in line for line in lines)
 
 
-def test_a_driver_function_inside_another_needs_no_arrow() -> None:
+def test_a_driver_function_inside_another_needs_no_flow() -> None:
     lines = drawn(ioctl("B", 1), driver("B", 2), driver("B", 3, "nv_lock"), driver("E", 4, "nv_lock"))
     assert "3+1 >nv_lock" in lines
 
@@ -319,15 +319,15 @@ def test_a_driver_function_under_a_read_is_not_the_ioctls() -> None:
     assert "2+1 nvidia_ioctl ←1" in drawn(call("B", 0), *events, call("E", 5))
 
 
-def test_a_call_that_spans_batches_still_has_its_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_spans_batches_still_has_its_flow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "WINDOW_EVENTS", 1)
     inside = [[ioctl("B", 10 * at), driver("I", 10 * at + 1), ioctl("E", 10 * at + 2)] for at in range(2, 6)]
     parts, _ = laid_out([call("B", 10)], *inside, [call("E", 90)])
     lines = shown(parts)
-    # A call that is open where a batch ends may be asked for an arrow later: it gets one while it can.
+    # A call that is open where a batch ends may be asked for a flow later: it gets one while it can.
     begin = next(line for line in lines if line.startswith("10+80 f"))
-    arrow = begin.split("→")[1]
-    assert sum(line.endswith(f" ioctl ←{arrow}") for line in lines) == 4
+    flow = begin.split("→")[1]
+    assert sum(line.endswith(f" ioctl ←{flow}") for line in lines) == 4
     starts = [-flow for item in items_of(parts) for flow in item.flows if flow < 0]
     assert len(starts) == len(set(starts))
 
@@ -350,7 +350,9 @@ def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.Mo
     assert layout.outcomes.overlaps == 1
 
 
-def test_a_late_slice_over_an_end_that_was_drawn_goes_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_slice_over_an_end_that_was_drawn_goes_on_an_overlap_track(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(windows, "WINDOW_EVENTS", 1)
     calls = [call("B", 1, "a"), call("B", 2, "b"), call("E", 90, "a"), call("I", 200), call("I", 201)]
     parts, layout = laid_out(calls, [call("X", 50, "late", dur_ns=100)])

@@ -1,4 +1,4 @@
-"""The layout of a GPU: streams, warps by slot or by number, lone threads, and the arrows from the launch."""
+"""The layout of a GPU: streams, warps by slot or by number, lone threads, and the flows from the launch."""
 
 from __future__ import annotations
 
@@ -112,24 +112,24 @@ def test_a_kernel_without_an_end_is_drawn_to_the_end() -> None:
     assert "10+89 k unclosed=true" in lines
 
 
-# Arrows and causality -----------------------------------------------------------------------------------
+# Flows and causality -----------------------------------------------------------------------------------
 
 
-def arrows(lines: list[str]) -> dict[str, str]:
-    """First word of each slice → its arrow."""
+def flows(lines: list[str]) -> dict[str, str]:
+    """First word of each slice → its flow."""
     return {line.split()[1]: line.split()[-1] for line in lines if "→" in line or "←" in line}
 
 
-def test_an_arrow_runs_from_the_launch_to_the_kernel_and_not_to_its_warps_too() -> None:
+def test_a_flow_runs_from_the_launch_to_the_kernel_and_not_to_its_warps_too() -> None:
     lines = drawn(
         launch_call(10, 5),
         kernel("X", 20, dur_ns=50, launch=5),
         batch(25, [0, 1], [9, 9], sm=[0, 0], slot=[0, 1], launch=5),
     )
-    assert arrows(lines) == {"cuLaunchKernel": "→2", "k": "←2"}
+    assert flows(lines) == {"cuLaunchKernel": "→2", "k": "←2"}
 
 
-def test_without_a_kernel_the_arrow_ends_at_the_first_warp() -> None:
+def test_without_a_kernel_the_flow_ends_at_the_first_warp() -> None:
     lines = drawn(launch_call(10, 5), batch(25, [8, 0], [9, 9], sm=[0, 0], slot=[0, 1], launch=5))
     assert [line for line in lines if line[-2:] in ("→2", "←2")] == [
         "25+9 k warp 1 ←2",
@@ -137,11 +137,11 @@ def test_without_a_kernel_the_arrow_ends_at_the_first_warp() -> None:
     ]
 
 
-def test_a_launch_that_was_not_recorded_starts_the_arrow_at_the_kernel() -> None:
-    assert arrows(drawn(kernel("X", 20, dur_ns=50, launch=5))) == {"k": "→2"}
+def test_a_launch_that_was_not_recorded_starts_the_flow_at_the_kernel() -> None:
+    assert flows(drawn(kernel("X", 20, dur_ns=50, launch=5))) == {"k": "→2"}
 
 
-def test_arrows_of_launches_and_of_calls_have_different_ids() -> None:
+def test_flows_of_launches_and_of_calls_have_different_ids() -> None:
     ioctl = {"type": "syscall", "name": "ioctl", "phase": "I", "pid": 1, "tid": 1}
     records: list[dict[str, Any]] = []
     for launch in range(20):
@@ -164,8 +164,8 @@ def test_a_kernel_before_its_launch_is_pointed_out() -> None:
         "20 starts before its launch launch=5 before_launch_ns=20 bound_ns=3"
     )
     assert laid_out(records)[1].outcomes.causality == 1
-    # The arrow points from the earlier slice to the later one: Perfetto draws no arrow back in time.
-    assert arrows(lines) == {"k": "→2", "cuLaunchKernel": "←2"}
+    # The flow points from the earlier slice to the later one: Perfetto draws no flow back in time.
+    assert flows(lines) == {"k": "→2", "cuLaunchKernel": "←2"}
 
 
 @pytest.mark.parametrize(("bound_ns", "wrong"), [(19, 1), (20, 0), (500, 0)])

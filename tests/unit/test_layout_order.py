@@ -150,7 +150,7 @@ def test_perfetto_is_given_the_places_that_are_known_at_the_end(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("events", [1, 2, 3, 4])
-def test_an_arrow_stays_with_its_slice_where_a_window_ends(
+def test_a_flow_stays_with_its_slice_where_a_window_ends(
     events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", events)
@@ -165,5 +165,5 @@ def test_an_arrow_stays_with_its_slice_where_a_window_ends(
     ]
     (tmp_path / "input.json").write_text(json.dumps(some))
     text, _ = converted(tmp_path / "input.json", "text")
-    assert text.count(b"\xe2\x86\x92") == 4  # arrows that start
+    assert text.count(b"\xe2\x86\x92") == 4  # flows that start
     assert b", 9 slices, 1 instants, " in text  # the recording itself

@@ -139,5 +139,5 @@ def test_a_track_is_called_by_its_name_and_its_number() -> None:
 
 def test_an_extra_track_stands_between_its_own_and_the_next() -> None:
     first, second = Track(1, None, "slices", "a", rank=1), Track(2, None, "slices", "b", rank=2)
-    beside = [Track(9 + at, None, "slices", "a", rank=1, beside=at) for at in (1, 64)]
-    assert first.order < beside[0].order < beside[1].order < second.order
+    overlaps = [Track(9 + at, None, "slices", "a", rank=1, overlap=at) for at in (1, 64)]
+    assert first.order < overlaps[0].order < overlaps[1].order < second.order

@@ -108,7 +108,7 @@ def test_a_library_that_is_no_core_is_refused(place: Place, tmp_path: Path) -> N
     (tmp_path / "other" / "other.c").write_text("int nothing(void) { return 0; }\n")
     place(build.build(tmp_path / "other"))
     assert native.library() is None
-    assert native.state().endswith("does not say what it was compiled from")
+    assert native.state().endswith("does not state its sources")
 
 
 @compiles
@@ -157,7 +157,7 @@ def test_what_does_not_compile_leaves_the_core_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_is_not_there_is_named() -> None:
-    with pytest.raises(build.NoCompiler, match=r"there is no C compiler \(CC=no-such-cc\)"):
+    with pytest.raises(build.NoCompiler, match=r"no C compiler found \(CC=no-such-cc\)"):
         build.compiler({"CC": "no-such-cc -m64", "PATH": os.environ["PATH"]})
     with pytest.raises(build.NoCompiler, match=r"\(cc, gcc, clang\)"):
         build.compiler({"PATH": ""})

@@ -1,4 +1,4 @@
-"""Begins meet ends: rows, slices around slices, arrows, and the launches of both implementations."""
+"""Begins meet ends: rows, slices around slices, flows, and the launches of both implementations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from tracepipe.event.columns import NONE, SPECIAL, EventColumns, TraceColumns, e
 from tracepipe.event.launches import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, STARTS, Early, WarpStarts
 from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.event.native_nesting import AnyNesting, new_nesting
-from tracepipe.event.nesting import BESIDE_MAX, DEPTH_MAX, GIVES_ALL, GIVES_IOCTLS, NO_ROW, ShapeRow
+from tracepipe.event.nesting import (
+    DEPTH_MAX,
+    FLOWS_OF_ALL,
+    FLOWS_OF_IOCTLS,
+    NO_ROW,
+    OVERLAP_ROWS_MAX,
+    ShapeRow,
+)
 from tracepipe.event.ops import (
     BEGIN,
     END,
@@ -54,7 +61,12 @@ class Bench:
         for phase, ts_ns, *more in events:
             given: dict[str, int] = more[0] if more else {}  # type: ignore[assignment]
             shape = ShapeRow(
-                row, given.get("name", F), phase, bool(given.get("asks")), "dur" in given, "launch" in given
+                row,
+                given.get("name", F),
+                phase,
+                bool(given.get("takes_flow")),
+                "dur" in given,
+                "launch" in given,
             )
             number = self._shapes.setdefault(shape, len(self._shapes))
             self.nesting.set_shape(number, shape)
@@ -80,8 +92,8 @@ def starts(*batches: tuple[int, int, int, int, int]) -> WarpStarts:
     return WarpStarts(*columns, done.astype(np.uint8), np.full(len(batches), NONE))
 
 
-def arrow(nesting: AnyNesting, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
-    """The arrow of a batch of warps that stands by itself."""
+def flow(nesting: AnyNesting, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
+    """The flow of a batch of warps that stands by itself."""
     rows = event_columns([(ts_ns, SPECIAL, NONE, 0, 0, None, NONE)])
     warps = starts((0, launch, ts_ns, bound_ns, done))
     nesting.events(trace_of(rows), 0, 1, warps)
@@ -116,8 +128,8 @@ def test_slices_are_numbered_and_know_what_is_around_them() -> None:
     ]
 
 
-def arrows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
-    """Kind, row, time and arrows of those that have some, without the bit that events' arrows have."""
+def events_with_flows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
+    """Kind, row, time and flows of those that have some, without the bit that events' flows have."""
     return [
         (
             op[0],
@@ -130,14 +142,14 @@ def arrows(ops: Sequence[Op]) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_an_arrow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> None:
+def test_a_flow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> None:
     bench = Bench()
     row, other = bench.row(), bench.row(on_stream=True)
     bench.add(row, ("X", 5, {"dur": 9}), ("s", 5, {"launch": 3}), ("s", 5, {"launch": 4}))
     bench.add(row, ("s", 5, {"launch": 5}), ("X", 6, {"dur": 20}), ("t", 6, {"launch": 3}))
     bench.add(other, ("B", 7), ("f", 7, {"launch": 3}), ("f", 8, {"launch": 4}))
     ops = bench.taken()
-    assert arrows(ops) == [
+    assert events_with_flows(ops) == [
         (BEGIN, row, 5, -3, -4),
         (INSTANT, row, 5, -5),
         (BEGIN, row + 2, 6, 3),
@@ -145,7 +157,7 @@ def test_an_arrow_is_of_the_slice_that_begins_at_its_time_or_an_instant() -> Non
         (INSTANT, other, 8, 4),
     ]
     bench.add(other, ("f", 7, {"launch": 9}))
-    assert arrows(bench.taken()) == [(INSTANT, other, 7, 9)]
+    assert events_with_flows(bench.taken()) == [(INSTANT, other, 7, 9)]
 
 
 def test_operations_name_their_events() -> None:
@@ -191,16 +203,16 @@ def test_a_part_of_the_events_may_be_nested() -> None:
     assert [(op[2], op[4]) for op in bench.taken()] == [(3, 3), (4, 4), (5, 5), (77, -5), (8, 8)]
 
 
-def test_an_end_finds_its_begin_beside_its_row() -> None:
+def test_an_end_finds_its_begin_on_an_overlap_row() -> None:
     bench = Bench()
     row = bench.row()
     bench.add(row, ("X", 10, {"dur": 50}), ("B", 20, {"name": G}), ("E", 90, {"name": G}))
-    beside = row + 1
+    overlap = row + 1
     assert short(bench.taken())[2:] == [
-        (BEGIN, beside, 20, NO_MARK, 1, NONE),
-        (END, beside, 90, NO_MARK, 1, NONE),
+        (BEGIN, overlap, 20, NO_MARK, 1, NONE),
+        (END, overlap, 90, NO_MARK, 1, NONE),
     ]
-    assert bench.nesting.base(beside) == row
+    assert bench.nesting.base(overlap) == row
     assert bench.nesting.row_count == 2
     assert bench.nesting.outcomes == Outcomes(overlaps=1)
 
@@ -208,7 +220,7 @@ def test_an_end_finds_its_begin_beside_its_row() -> None:
 def test_an_end_is_rather_that_of_an_innermost_call() -> None:
     bench = Bench()
     row = bench.row()
-    # Late, the third begins beside the row, on which a call of its name is open below another.
+    # Late, the third goes to an overlap row, on which a call of its name is open below another.
     bench.add(row, ("B", 5), ("B", 6, {"name": G}), ("B", 4), ("E", 9))
     assert [(op[0], op[1]) for op in bench.taken()] == [(BEGIN, row)] * 2 + [(BEGIN, row + 1), (END, row + 1)]
     bench.add(row, ("E", 10))
@@ -218,12 +230,12 @@ def test_an_end_is_rather_that_of_an_innermost_call() -> None:
 def test_what_does_not_fit_anywhere_is_on_no_row_and_has_a_number() -> None:
     bench = Bench()
     row = bench.row()
-    bench.add(row, *(("X", at, {"dur": 1_000}) for at in range(BESIDE_MAX + 3)))
+    bench.add(row, *(("X", at, {"dur": 1_000}) for at in range(OVERLAP_ROWS_MAX + 3)))
     ops = bench.taken()
-    assert bench.nesting.outcomes == Outcomes(overlaps=BESIDE_MAX + 2, undrawn=2)
-    assert bench.nesting.row_count == BESIDE_MAX + 1
+    assert bench.nesting.outcomes == Outcomes(overlaps=OVERLAP_ROWS_MAX + 2, undrawn=2)
+    assert bench.nesting.row_count == OVERLAP_ROWS_MAX + 1
     assert [op[1] for op in ops][-4:] == [NO_ROW] * 4
-    assert [op[8] for op in ops[::2]] == list(range(BESIDE_MAX + 3))
+    assert [op[8] for op in ops[::2]] == list(range(OVERLAP_ROWS_MAX + 3))
     # Begins and ends of what is not drawn: the end has nothing to find.
     bench.add(row, ("B", 500, {"name": G}), ("E", 600, {"name": G}))
     assert [(op[0], op[1], op[5]) for op in bench.taken()] == [
@@ -242,7 +254,7 @@ def test_a_row_is_as_deep_as_perfetto_shows_and_its_ends_come_back() -> None:
     assert bench.nesting.outcomes == Outcomes(overlaps=3)
 
 
-def test_the_ends_of_calls_beside_a_full_row_come_first() -> None:
+def test_the_ends_of_calls_on_overlap_rows_of_a_full_row_come_first() -> None:
     bench = Bench()
     row, deep = bench.row(), DEPTH_MAX + 3
     bench.add(row, *(("B", at) for at in range(deep)))
@@ -316,29 +328,29 @@ def test_rows_that_are_forgotten_count_from_0_again() -> None:
     assert nesting.outcomes == Outcomes(unclosed=2, overlaps=1)
 
 
-def test_slices_of_others_take_room_beside_a_row() -> None:
+def test_slices_of_others_take_room_on_overlap_rows() -> None:
     nesting = new_nesting(IOCTL)
     row = nesting.add_row()
-    assert nesting.beside(row, 10, 20) == row + 1
-    assert nesting.beside(row, 12, 18) == row + 1  # inside the first
-    assert nesting.beside(row, 12, 30) == row + 2
-    assert nesting.beside(row, 30, 40) == row + 1
+    assert nesting.overlap_row(row, 10, 20) == row + 1
+    assert nesting.overlap_row(row, 12, 18) == row + 1  # inside the first
+    assert nesting.overlap_row(row, 12, 30) == row + 2
+    assert nesting.overlap_row(row, 30, 40) == row + 1
     assert (nesting.base(row), nesting.base(row + 1), nesting.base(row + 2)) == (NO_ROW, row, row)
-    found = [nesting.beside(row, 50, 1_000 + at) for at in range(BESIDE_MAX + 1)]
-    assert found == [*range(row + 1, row + 1 + BESIDE_MAX), NO_ROW]
-    assert nesting.row_count == BESIDE_MAX + 1
+    found = [nesting.overlap_row(row, 50, 1_000 + at) for at in range(OVERLAP_ROWS_MAX + 1)]
+    assert found == [*range(row + 1, row + 1 + OVERLAP_ROWS_MAX), NO_ROW]
+    assert nesting.row_count == OVERLAP_ROWS_MAX + 1
     assert nesting.outcomes.undrawn == 1
 
 
-# Arrows ------------------------------------------------------------------------------------------------
+# Flows ------------------------------------------------------------------------------------------------
 
 
 def layers() -> tuple[Bench, int, int, int]:
     """A thread's calls, system calls and driver functions."""
     bench = Bench()
     calls, system_calls, driver = bench.row(), bench.row(), bench.row()
-    bench.nesting.set_above(calls, NO_ROW, NO_ROW, GIVES_ALL)
-    bench.nesting.set_above(system_calls, calls, NO_ROW, GIVES_IOCTLS)
+    bench.nesting.set_above(calls, NO_ROW, NO_ROW, FLOWS_OF_ALL)
+    bench.nesting.set_above(system_calls, calls, NO_ROW, FLOWS_OF_IOCTLS)
     bench.nesting.set_above(driver, system_calls, calls, 0)
     return bench, calls, system_calls, driver
 
@@ -349,31 +361,31 @@ def flows(ops: Sequence[Op]) -> list[tuple[int, int]]:
 
 def test_the_nearer_layer_is_the_cause_unless_it_is_no_ioctl() -> None:
     bench, calls, system_calls, driver = layers()
-    asks = {"asks": 1}
+    takes_flow = {"takes_flow": 1}
     bench.add(calls, ("B", 1))
-    bench.add(system_calls, ("B", 2, {"name": IOCTL, "asks": 1}))
-    bench.add(driver, ("B", 3, asks), ("I", 4, asks), ("E", 5, asks))
+    bench.add(system_calls, ("B", 2, {"name": IOCTL, "takes_flow": 1}))
+    bench.add(driver, ("B", 3, takes_flow), ("I", 4, takes_flow), ("E", 5, takes_flow))
     assert flows(bench.taken()) == [(-1, 0), (1, 0), (1, 0), (0, 0)]
     bench, calls, system_calls, driver = layers()
     bench.add(calls, ("B", 1))
     bench.add(system_calls, ("B", 2, {"name": G}))
-    bench.add(driver, ("I", 3, asks))
+    bench.add(driver, ("I", 3, takes_flow))
     assert flows(bench.taken()) == [(-1, 0), (0, 0), (1, 0)]
 
 
-def test_a_call_that_may_be_asked_later_gets_its_arrow_while_it_is_at_hand() -> None:
+def test_a_call_that_may_be_asked_later_gets_its_flow_while_it_is_at_hand() -> None:
     bench, calls, system_calls, driver = layers()
     bench.add(calls, ("B", 1))
     bench.add(system_calls, ("B", 2, {"name": IOCTL}), ("B", 3, {"name": G}))
     bench.nesting.settle()
     assert flows(bench.taken()) == [(-1, 0), (-3, 0), (0, 0)]
     bench.nesting.settle()
-    bench.add(driver, ("I", 9, {"asks": 1}))
+    bench.add(driver, ("I", 9, {"takes_flow": 1}))
     # `G` is no ioctl, so the call above it is the cause.
     assert flows(bench.taken()) == [(1, 0)]
 
 
-def test_operations_may_be_added_before_open_calls_get_their_arrows() -> None:
+def test_operations_may_be_added_before_open_calls_get_their_flows() -> None:
     bench, calls, _, _ = layers()
     bench.add(calls, ("B", 1), ("B", 2, {"launch": 5}))
     for at in range(10_000):  # so that there is no room left where the begins were
@@ -382,10 +394,10 @@ def test_operations_may_be_added_before_open_calls_get_their_arrows() -> None:
     assert flows(bench.taken())[:3] == [(-1, 0), (-2, -3), (0, 0)]
 
 
-def test_an_arrow_that_begins_where_another_does_stands_beside_it() -> None:
+def test_a_flow_that_begins_where_another_does_is_its_second_one() -> None:
     bench, calls, system_calls, _ = layers()
     bench.add(calls, ("B", 1, {"launch": 7}))
-    bench.add(system_calls, ("I", 2, {"name": IOCTL, "asks": 1}))
+    bench.add(system_calls, ("I", 2, {"name": IOCTL, "takes_flow": 1}))
     assert flows(bench.taken()) == [(-2, -1), (1, 0)]
 
 
@@ -412,20 +424,20 @@ def test_a_kernel_before_its_call_is_said_once() -> None:
     assert bench.nesting.outcomes.causality == 1
 
 
-def test_the_arrow_of_warps_ends_at_a_kernel_if_there_is_one() -> None:
+def test_the_flow_of_warps_ends_at_a_kernel_if_there_is_one() -> None:
     nesting = new_nesting(IOCTL)
-    assert arrow(nesting, 1, 10, 0, COUNTED) == 0  # it holds the launch against its call
-    assert arrow(nesting, 2, 10, 0, STARTS) == -2
-    assert arrow(nesting, 2, 20, 0, STARTS) == 0
-    assert arrow(nesting, 3, 10, 0, DRAWN) == 0
-    assert arrow(nesting, 4, 10, 0, NO_LAUNCH) == 0
+    assert flow(nesting, 1, 10, 0, COUNTED) == 0  # it holds the launch against its call
+    assert flow(nesting, 2, 10, 0, STARTS) == -2
+    assert flow(nesting, 2, 20, 0, STARTS) == 0
+    assert flow(nesting, 3, 10, 0, DRAWN) == 0
+    assert flow(nesting, 4, 10, 0, NO_LAUNCH) == 0
     bench = Bench()
     calls = bench.row()
     bench.add(calls, ("B", 5, {"launch": 4}))
-    assert arrow(bench.nesting, 4, 9, 0, DRAWN) == 2
+    assert flow(bench.nesting, 4, 9, 0, DRAWN) == 2
 
 
-def test_warps_find_their_arrows_among_the_events_around_them() -> None:
+def test_warps_find_their_flows_among_the_events_around_them() -> None:
     bench = Bench()
     calls, stream = bench.row(), bench.row(on_stream=True)
     bench.nesting.set_shape(0, ShapeRow(calls, F, "B", False, False, True))
@@ -451,7 +463,7 @@ def test_remembered_launches_are_bounded() -> None:
     after = len(rows) + 9
     bench.add(stream, *(("X", after, {"launch": launch, "dur": 0}) for launch in (2, len(rows) - 1, 0, 1)))
     known, newest, forgotten, also = (op[6] for op in bench.taken() if op[0] == BEGIN)
-    # Arrows are numbered 2, 4, …: those of launches that are remembered go on, others start anew.
+    # Flows are numbered 2, 4, …: those of launches that are remembered go on, others start anew.
     assert (known, newest) == (2 * 3, 2 * len(rows))
     assert (forgotten, also) == (-2 * (len(rows) + 1), -2 * (len(rows) + 2))
 
@@ -471,7 +483,7 @@ single = st.tuples(
 steps = st.one_of(
     st.lists(single, max_size=12),
     st.tuples(st.just("close"), st.integers(0, 4), st.integers(0, 40)),
-    st.tuples(st.just("beside"), st.integers(0, 4), st.integers(0, 30), st.integers(0, 12)),
+    st.tuples(st.just("overlap"), st.integers(0, 4), st.integers(0, 30), st.integers(0, 12)),
     st.tuples(st.just("warps"), st.integers(0, 2), st.integers(0, 30), st.integers(NO_LAUNCH, STARTS)),
     st.tuples(st.just("one"), st.integers(0, 4), single),
     st.sampled_from(["settle", "take"]),
@@ -486,8 +498,8 @@ def told(plan: list[Any]) -> list[Any]:
     for step in plan:
         if isinstance(step, list):
             # Shapes of one batch have numbers of their own.
-            for phase, row, ts_ns, name, dur, launch, asks, bound in step:
-                given = {"name": name, "asks": int(asks), "bound": bound}
+            for phase, row, ts_ns, name, dur, launch, takes_flow, bound in step:
+                given = {"name": name, "takes_flow": int(takes_flow), "bound": bound}
                 given |= {} if dur is None and phase != "X" else {"dur": dur or 0}
                 bench.add(row, (phase, ts_ns, given | ({} if launch is None else {"launch": launch})))
         elif step == "settle":
@@ -496,12 +508,12 @@ def told(plan: list[Any]) -> list[Any]:
             said += bench.taken()
         elif step[0] == "close":
             nesting.close(*step[1:])
-        elif step[0] == "beside":
+        elif step[0] == "overlap":
             _, row, ts_ns, dur = step
-            said.append(nesting.beside(row, ts_ns, ts_ns + dur))
+            said.append(nesting.overlap_row(row, ts_ns, ts_ns + dur))
         elif step[0] == "warps":
             _, launch, ts_ns, done = step
-            said.append(arrow(nesting, launch, ts_ns, 3, done))
+            said.append(flow(nesting, launch, ts_ns, 3, done))
         else:
             _, row, (phase, _, ts_ns, name, dur, *_) = step
             nesting.one(row, phase, ts_ns, dur, name, -7)

@@ -260,7 +260,7 @@ def test_what_becomes_of_an_object_is_instants() -> None:
     ]
 
 
-def test_arrows_have_one_number_at_all_ends() -> None:
+def test_flows_have_one_number_at_all_ends() -> None:
     ends = [{"ph": phase, "cat": "c", "id": 5, "ts": ts} for phase, ts in (("s", 1), ("t", 2), ("f", 3))]
     records = events(*ends, {"ph": "s", "cat": "d", "id": 5, "ts": 4})
     assert [record["phase"] for record in records] == ["s", "t", "f", "s"]

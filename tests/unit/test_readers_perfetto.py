@@ -1,4 +1,4 @@
-"""Perfetto's traces: tracks, names, arguments, counters and arrows, clocks and sequences, and damage."""
+"""Perfetto's traces: tracks, names, arguments, counters and flows, clocks and sequences, and damage."""
 
 from __future__ import annotations
 
@@ -398,24 +398,24 @@ def test_values_that_events_bring_along_are_those_of_the_tracks_that_are_named()
     }
 
 
-# Arrows -------------------------------------------------------------------------------------------------
+# Flows -------------------------------------------------------------------------------------------------
 
 
-def arrows(trace: TraceMade) -> list[tuple[int, str, str, int]]:
+def flows(trace: TraceMade) -> list[tuple[int, str, str, int]]:
     return [(one["ts_ns"], one["phase"], one["name"], one["flow"]) for one in events(trace) if "flow" in one]
 
 
-def test_an_arrow_starts_goes_on_and_ends_and_its_number_may_come_again() -> None:
+def test_a_flow_starts_goes_on_and_ends_and_its_number_may_come_again() -> None:
     trace = made()
     for ts_ns, fields in enumerate(({"flow_ids": [9]}, {"flow_ids": [9]}, {"terminating_flow_ids": [9]})):
         trace.event(ts_ns, BEGIN, "f", **fields)
     trace.event(3, BEGIN, "f", flow_ids=[9])
-    first, second, third, again = arrows(trace)
+    first, second, third, again = flows(trace)
     assert [first, second, third] == [(0, "s", "f", 9), (1, "t", "f", 9), (2, "f", "f", 9)]
     assert again[1] == "s" and again[3] != 9
 
 
-def test_an_arrow_that_ends_before_it_begins_is_counted() -> None:
+def test_a_flow_that_ends_before_it_begins_is_counted() -> None:
     trace = made()
     trace.event(1, INSTANT, "mark", terminating_flow_ids=[9])
     trace.event(2, BEGIN, "f", terminating_flow_ids=[9])
@@ -423,10 +423,10 @@ def test_an_arrow_that_ends_before_it_begins_is_counted() -> None:
     assert [(one["name"], one["phase"]) for one in records if one["type"] == "hook"] == [
         ("mark", "I"), ("f", "B"),
     ]  # fmt: skip
-    assert problems[0].message == "2 arrows end that have not begun: they are left out"
+    assert problems[0].message == "2 flows end that have not begun: they are left out"
 
 
-def test_an_arrow_of_an_instant_is_the_instant_unless_a_slice_begins_there() -> None:
+def test_a_flow_of_an_instant_is_the_instant_unless_a_slice_begins_there() -> None:
     trace = made()
     trace.event(1, INSTANT, "mark", flow_ids=[1 << 63]).track_event.debug_annotations.add(
         name="a", int_value=1

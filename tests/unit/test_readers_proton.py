@@ -65,7 +65,7 @@ def test_scopes_are_annotations_and_those_of_a_graph_a_layer() -> None:
     ]
 
 
-def test_an_arrow_leads_from_a_scope_to_a_kernel() -> None:
+def test_a_flow_leads_from_a_scope_to_a_kernel() -> None:
     ends = [{"ph": ph, "cat": "flow", "name": "launch->kernel", "id": 3, "pid": 0} for ph in "sf"]
     records = kernels(ends[0] | {"tid": 4711, "ts": 1}, ends[1] | {"tid": 200007, "ts": 1.5})
     assert [
@@ -137,7 +137,7 @@ def test_what_is_asynchronous_belongs_to_the_block_in_front_of_it() -> None:
     _, records, problems = inside(SCOPE, async_, flow)
     (warps,) = records
     assert (warps["warp"], warps["range_count"]) == ([5, 4], [1, 2])
-    assert [problem.message for problem in problems][1] == "1 arrows between warps are not drawn"
+    assert [problem.message for problem in problems][1] == "1 flows between warps are not drawn"
 
 
 def test_without_a_frequency_times_are_the_globaltimers() -> None:

@@ -91,7 +91,7 @@ BROKEN = [
     (event(pid=1 << 31), "pid", "must be at most 2147483647"),
     (event(tid=1 << 31), "tid", "must be at most 2147483647"),
     (event(phase="Q"), "phase", "must be one of B, E, I, X, C, s, t, f, not 'Q'"),
-    (event(phase="X"), "dur_ns", "is missing, and an X has no length without it"),
+    (event(phase="X"), "dur_ns", "is missing: an X has no length without it"),
     (event(name=None), "name", "must be a string, not None"),
     (event(args=[]), "args", "must be an object, not []"),
     (event(grid=[1, 1]), "grid", "must have 3 elements, not 2"),
@@ -113,23 +113,23 @@ BROKEN = [
     (ranges(ranges=["load"]), "range_name", "has 1, and there are 1 names in ranges"),
     (ranges(ranges=["load", "x" * 4097]), "ranges[1]", "is longer than 4096 bytes"),
     (ranges(ranges=["load", 3]), "ranges[1]", "must be a string, not 3"),
-    (ranges(exit_clk=[4, 9]), "range_dur_clk", "has a range beyond the last exit of its warp, the one at 0"),
+    (ranges(exit_clk=[4, 9]), "range_dur_clk", "has a range that ends after its warp's last exit (warp 0)"),
     (
         ranges(exit_count=[2, 0], range_count=[2, 1]),
         "range_dur_clk",
-        "has a range beyond the last exit of its warp, the one at 1",
+        "has a range that ends after its warp's last exit (warp 1)",
     ),
     (ranges(range_dur_clk=[5, 2, (1 << 63) - 1]), "range_dur_clk", "has a range beyond the last exit"),
     (
         ranges(range_clk=[0, 9, 8], range_count=[0, 3]),
         "range_clk",
-        "is not in the order of begins in the warp at 1",
+        "is not in the order of begins (warp 1)",
     ),
-    (warps(range_count=[1, 0]), "range_name", "is missing, and there are ranges"),
+    (warps(range_count=[1, 0]), "range_name", "is missing, but there are ranges"),
     (
         warps(range_count=[1, 0], range_name=[0], range_clk=[0], range_dur_clk=[0], ranges=["a"]),
         "exit_clk",
-        "is missing, and there are ranges",
+        "is missing, but there are ranges",
     ),
     (b'{"type":"loss","count":281474976710656}', "count", "must be at most 281474976710655"),
     (
@@ -191,7 +191,7 @@ def test_a_second_header_is_said_and_what_follows_is_read() -> None:
     records, problems = read(GOOD, FOOTER, HEADER, GOOD_AFTER)
     assert [record["type"] for record in records] == ["syscall", "footer", "syscall"]
     assert problems == [
-        Problem(4, "type", "is a second header: what follows it is read as the first one's", skipped=False)
+        Problem(4, "type", "is a second header: what follows is read with the first header", skipped=False)
     ]
 
 
@@ -345,7 +345,7 @@ def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
 
 
 @pytest.mark.parametrize("key", [b"tid", b"t\\u0069d"])
-def test_a_launch_of_zero_is_no_arrow(key: bytes) -> None:
+def test_a_launch_of_zero_is_no_flow(key: bytes) -> None:
     line = b'{"ts_ns":1,"type":"userspace","name":"f","phase":"B","launch":0,"flow":7,"pid":1,"%s":1}' % key
     (batch,) = tracepipe1.read(io.BytesIO(HEADER + b"\n" + line)).batches
     assert batch.events.launch.tolist() == [0]

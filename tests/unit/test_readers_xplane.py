@@ -131,14 +131,14 @@ def test_what_a_host_thread_did_is_told_apart() -> None:
     ]
 
 
-def test_a_producer_and_its_consumer_are_joined_by_an_arrow() -> None:
+def test_a_producer_and_its_consumer_are_joined_by_a_flow() -> None:
     made = event(1, 0, None, stat(1, 3), stat(2, 8))
     used = event(1, 9000, 10, stat(3, 3), stat(4, 8))
     records = events(host(made, used, events=["f"], stats=["_pt", "_p", "_ct", "_c"]))
     ends = [record for record in records if record["phase"] in "sf"]
     assert [(end["phase"], end["ts_ns"]) for end in ends] == [("s", 100), ("f", 109)]
     assert ends[0]["flow"] == ends[1]["flow"]
-    # An arrow needs a slice, which what has no length is not.
+    # A flow needs a slice, which what has no length is not.
     assert [record["phase"] for record in records if record["phase"] not in "sf"] == ["X", "X"]
 
 

@@ -148,7 +148,7 @@ def test_the_page_gathers_reports_and_pictures() -> None:
 
 def test_losses_stand_at_the_top(evil: Run) -> None:
     page = report(evil)
-    lost = page.index("lost: 7 userspace events were made and not recorded")
+    lost = page.index("lost: 7 userspace events happened and were not recorded")
     assert page.index("Losses and clocks") < lost < page.index("Contents")
     assert "no event is known to be lost" not in page
     assert page.index("all times are of one clock, monotonic") < page.index("Contents")

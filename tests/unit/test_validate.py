@@ -91,7 +91,7 @@ def test_unknown_fields_are_allowed() -> None:
         ({"ts_ns": -1}, ("ts_ns", "must be at least 0, not -1")),
         ({"ts_ns": TIME_LIMIT_NS + 1}, ("ts_ns", f"must be at most {TIME_LIMIT_NS}")),
         ({"phase": "b"}, ("phase", "must be one of B, E, I, X, C, s, t, f, not 'b'")),
-        ({"phase": "X"}, ("dur_ns", "is missing, and an X has no length without it")),
+        ({"phase": "X"}, ("dur_ns", "is missing: an X has no length without it")),
         ({"grid": [1, 2]}, ("grid", "must have 3 elements, not 2")),
         ({"grid": [1, 2, None]}, ("grid[2]", "must be an integer, not None")),
         ({"args": 3}, ("args", "must be an object, not 3")),
@@ -109,7 +109,7 @@ def test_a_fault_inside_an_object_names_the_way_to_it() -> None:
 
 def test_the_monotonic_clock_is_not_paired_with_itself() -> None:
     record = {"type": "clock", "clock": "monotonic", "source_ns": 1, "host_lo_ns": 1, "host_hi_ns": 1}
-    assert first_fault(record) == ("clock", "is monotonic, the clock that the others are paired with")
+    assert first_fault(record) == ("clock", "is monotonic, with which the other clocks are paired")
 
 
 def test_values_are_shown_short_however_long_or_deep() -> None:

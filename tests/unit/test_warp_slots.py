@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.cores import running
 from tracepipe.event.columns import NONE
-from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, STAYS_MAX, entry_order, new_slots
+from tracepipe.layout.slots import ALL, DRAWN, OPEN, OVERLAPS, STAYS_MAX, entry_order, new_slots
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -30,7 +30,7 @@ def fates(slots: Any, base_ns: int, *warps: tuple[int, int, int], rows: int = 2)
 def test_a_slot_has_one_warp_at_a_time() -> None:
     slots = new_slots()
     warps = [(0, 10, 0), (5, 10, 0), (5, 10, 1), (10, 5, 0), (15, 0, 0), (15, 3, 0), (20, -1, 0)]
-    assert fates(slots, 0, *warps) == [DRAWN, BESIDE, DRAWN, DRAWN, DRAWN, DRAWN, OPEN]
+    assert fates(slots, 0, *warps) == [DRAWN, OVERLAPS, DRAWN, DRAWN, DRAWN, DRAWN, OPEN]
 
 
 def test_a_warp_of_a_later_batch_may_stand_before_others() -> None:
@@ -38,7 +38,7 @@ def test_a_warp_of_a_later_batch_may_stand_before_others() -> None:
     assert fates(slots, 0, (0, 50, 0), (100, 100, 0), (400, 10, 0)) == [DRAWN] * 3
     # Not where it ends as the next begins: a stable sort by time would put that one first.
     later = [(60, 30, 0), (210, 50, 0), (270, 129, 0), (399, 1, 0), (50, 9, 0), (90, 10, 0), (405, 1, 0)]
-    assert fates(slots, 60, *later) == [DRAWN, DRAWN, DRAWN, BESIDE, DRAWN, BESIDE, BESIDE]
+    assert fates(slots, 60, *later) == [DRAWN, DRAWN, DRAWN, OVERLAPS, DRAWN, OVERLAPS, OVERLAPS]
 
 
 def test_of_a_slot_so_many_stays_are_remembered() -> None:
@@ -47,7 +47,7 @@ def test_of_a_slot_so_many_stays_are_remembered() -> None:
     assert set(fates(slots, 0, *warps)) == {DRAWN}
     assert fates(slots, 0, (8, 1, 0), (10 * STAYS_MAX, 5, 0)) == [DRAWN, DRAWN]
     # That one was one too many: what came before it is taken for full.
-    assert fates(slots, 0, (18, 1, 0)) == [BESIDE]
+    assert fates(slots, 0, (18, 1, 0)) == [OVERLAPS]
 
 
 def test_how_many_run_is_said_once_a_time_and_where_it_changes() -> None:
@@ -92,7 +92,7 @@ def test_batches_may_be_placed_at_once() -> None:
     assert new_slots().take(2, sizes, bases_ns, *columns).tolist() == [
         one for some in one_by_one for one in some
     ]
-    assert one_by_one[-1] == [BESIDE, DRAWN]
+    assert one_by_one[-1] == [OVERLAPS, DRAWN]
 
 
 def told(plan: list[Any], before_ns: int) -> list[Any]:

@@ -48,7 +48,9 @@ def convert(
 
     form = _form(format, compress)
     if warp_tracks not in WARP_TRACKS:
-        raise FormatError(f"warps cannot be drawn as {warp_tracks!r}", f"there are: {', '.join(WARP_TRACKS)}")
+        raise FormatError(
+            f"warps cannot be drawn as {warp_tracks!r}", f"use one of: {', '.join(WARP_TRACKS)}"
+        )
     layout = LayoutOptions(warp_tracks, thread_exits)
     assumed, offsets = dict(assume_offset or {}), dict(offset or {})
     options = ConvertOptions(source_format, strict, compress, assumed, layout, undated, offsets)
@@ -86,7 +88,7 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
 
     form = CONVERTERS.get(name)
     if form is None:
-        raise FormatError(f"no output format is called {name!r}", f"there are: {', '.join(CONVERTERS)}")
+        raise FormatError(f"no output format is called {name!r}", f"use one of: {', '.join(CONVERTERS)}")
     if compress and not form.can_compress:
         raise FormatError(f"{name} has no compressed form", "pipe it through gzip")
     return form

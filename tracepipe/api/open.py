@@ -98,7 +98,7 @@ class Events:
 
     @property
     def losses(self) -> Counter[str]:
-        """Layer → events that were made and not recorded. As `account`."""
+        """Layer → events that happened and were not recorded. As `account`."""
         return self.account.losses
 
     @property

@@ -110,4 +110,4 @@ def _lost(losses: Mapping[str, int], cpu_losses: Mapping[str, Mapping[int, int]]
             by_cpu = cpu_losses.get(layer, {})
             where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
             hint = f" ({where}); --ring-bytes makes more room" if where else ""
-            yield f"lost: {count} {layer} events were made and not recorded{hint}"
+            yield f"lost: {count} {layer} events happened and were not recorded{hint}"

@@ -6,7 +6,7 @@ from tracepipe.converters.writer import OutputFormat
 
 __all__ = ["CONVERTERS", "OutputFormat"]
 
-# The writers are imported when they write: numpy, which they need, takes longer than --help may.
+# Writers are imported when they are used: importing numpy, which they need, takes longer than --help may.
 CONVERTERS: dict[str, OutputFormat] = {
     "perfetto": OutputFormat(
         ".pftrace",

@@ -1,10 +1,10 @@
-"""Packs Perfetto traces into a ZIP that Perfetto opens as one: each recording keeps a trace of its own.
+"""Packs Perfetto traces into a ZIP that Perfetto opens as one. Each recording has a separate trace in it.
 
     run.pftrace  torch.pftrace  perfetto_manifest.json
 
-The times of all are on one clock before they are written, as trace processors before v58 pass over the
-manifest, and it has fixed offsets alone. It says what the traces do not: whose clock that is, which trace is
-of which machine, and in attributes, which SQL can ask for, what placed each.
+The times of all traces are on one clock when they are written, as trace processors before v58 ignore the
+manifest, which has only fixed offsets. It states what the traces do not: whose clock that is, the machine of
+each trace, and, in attributes that SQL can read, how each was placed in time.
 
 Source: docs/reference/perfetto-manifest.md of Perfetto, version 1 of the format.
 """
@@ -22,14 +22,14 @@ from tracepipe.errors import OutputError
 from tracepipe.event.model import MONOTONIC
 
 _MANIFEST: Final = "perfetto_manifest.json"
-# Perfetto reads no ZIP64, and without it zipfile takes less than 2³¹ bytes.
+# Perfetto does not read ZIP64. Without it, zipfile takes less than 2³¹ bytes.
 SIZE_MAX_BYTES: Final = 2_000_000_000
 _LEVEL: Final = 1
 
 
 class ArchiveWriter:
-    """Writes an archive as its traces come, to a stream that it does not close. As a context it ends the
-    archive, if nothing was raised.
+    """Writes an archive as its traces come, to a stream that it does not close. As a context manager, it
+    completes the archive if nothing was raised.
     """
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
@@ -45,7 +45,9 @@ class ArchiveWriter:
             yield cast(BinaryIO, _Bounded(stream))
 
     def say(self, name: str, machine: str, placed: Mapping[str, Any] | None) -> None:
-        """Have the manifest say of which machine a trace is, where there are several, and what placed it."""
+        """Note the machine of a trace, where there are several, and how it was placed in time, for the
+        manifest.
+        """
         file: dict[str, Any] = {"path": name}
         if machine:
             file["machine"] = {"name": machine}
@@ -64,7 +66,7 @@ class ArchiveWriter:
         if kind is not None:
             self._zip.fp = None  # else it would write the end of an archive when it is deleted
             return
-        # A reader knows the manifest by how it begins.
+        # Readers recognize the manifest by its first characters.
         manifest = json.dumps({"perfetto_manifest": self._manifest()}, indent=1)
         with _small_enough():
             self._zip.writestr(_entry(_MANIFEST), manifest)
@@ -77,7 +79,7 @@ class ArchiveWriter:
             "sync_to": {"file": first["path"], "clock": self._clock},
             "offset_ns": 0,
         }
-        # The clock of another machine is another one, until something says that both show the same.
+        # The clock of another machine is a different clock, until the manifest states that both are the same.
         files = [
             file if file.get("machine") == first.get("machine") else file | {"clocks": same}
             for file in self._files
@@ -91,13 +93,13 @@ class ArchiveWriter:
 
 
 class _Bounded:
-    """A stream of what an archive holds under one name."""
+    """The stream of one file in an archive, of limited size."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._size_bytes = stream, 0
 
     def write(self, data: bytes) -> int:
-        """Write to the archive. Raises LargeZipFile where it would hold too much."""
+        """Write to the archive. Raises LargeZipFile where it would become too large."""
         self._size_bytes += len(data)
         if self._size_bytes > SIZE_MAX_BYTES:
             raise LargeZipFile
@@ -111,12 +113,12 @@ def _small_enough() -> Iterator[None]:
     except LargeZipFile:
         raise OutputError(
             "The archive or a trace in it would be larger than 2 GB, which Perfetto does not read",
-            "tracepipe cut makes recordings smaller; -o with the ending .pftrace has no such limit",
+            "make the recordings smaller with tracepipe cut, or give -o a name that ends with .pftrace",
         ) from None
 
 
 def _entry(name: str) -> ZipInfo:
-    """What stands before a file in the archive: nothing of it depends on when or where it was written."""
+    """The header of a file in the archive. It does not depend on when or where it is written."""
     entry = ZipInfo(name)
     entry.compress_type, entry.external_attr = ZIP_DEFLATED, 0o644 << 16
     return entry

@@ -1,9 +1,9 @@
 """Writes Chrome's JSON trace, for chrome://tracing, Perfetto and Speedscope.
 
-The format has processes and threads and nothing below: each track becomes a "thread" that bears the names
-of its parents, and each group at the top a "process". Times are µs; they count from the trace's start,
-as a double holds nanoseconds of the time since boot but not of the time since 1970.
-Source: the "Trace Event Format" document of the Chromium project.
+The format has processes and threads and nothing below them. Each track becomes a "thread" whose name includes
+those of its parents, and each group at the top becomes a "process". Times are µs. They count from the trace's
+start, as a double can represent nanoseconds of the time since boot, but not since 1970. Source: the "Trace
+Event Format" document of the Chromium project.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.layout.timeline import Drawn, Track
 from tracepipe.native import library
 
-# Ids of groups that are no process: beyond any process id of Linux (at most 2^22).
+# Ids of groups that are not processes: above all process ids of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23
-# Times count from an hour before the start: Perfetto drops negative ones, a call may be known by its end and
-# length alone, and text that several threads printed has its earliest event anywhere.
+# Times count from an hour before the start. Perfetto drops negative times, but events may come before the
+# start: a call may be recorded by its end and length only, and text that several threads printed is not in
+# order.
 _BEFORE_START_NS = 3_600 * 1_000_000_000
 
 
 class ChromeWriter:
-    """Writes what is drawn as it comes."""
+    """Writes each batch as it comes."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
@@ -38,7 +39,7 @@ class ChromeWriter:
         )
         self._tracks: dict[int, Track] = {}
         self._named: dict[int, list[Track]] = {}
-        """The tracks that bear a group's name, by its id."""
+        """The tracks whose names include a group's name, by the group's id."""
 
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws."""
@@ -52,7 +53,7 @@ class ChromeWriter:
         self._events.flush()
 
     def forget(self) -> None:
-        """Shapes and arguments have other numbers from here on."""
+        """Forget all shapes and arguments: they have new numbers now."""
         self._events.forget()
 
     def _declare(self, track: Track) -> list[bytes]:
@@ -87,7 +88,9 @@ class ChromeWriter:
         return self._metadata("thread_name", pid, track.id, name=" / ".join(names))
 
     def _order(self, track: Track) -> int:
-        """The rank of a track under the top, its parent's first: a group and a track in it, no deeper."""
+        """The place of a track under its top: the rank of its group, then its own. Groups in groups do not
+        count.
+        """
         ranks = []
         at: Track | None = track
         while at is not None and at.parent is not None:

@@ -1,9 +1,9 @@
-"""The events of a Chrome trace: a line of JSON each, put together from texts that are made once.
+"""The events of a Chrome trace. Each is a line of JSON that consists of texts which are made once.
 
     {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}
                      └ name ┘└──────── the track's top ────────┘└──── time ───────┘         └── arguments ──┘
 
-The native core has the same in `chrome.c` and `chrome_warps.c`. Source: the "Trace Event Format" document of
+The native core does the same in `chrome.c` and `chrome_warps.c`. Source: the "Trace Event Format" document of
 the Chromium project.
 """
 
@@ -31,27 +31,27 @@ from tracepipe.layout.timeline import (
 )
 
 PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES = range(11)
-"""Texts that are made once. By the id of a track: its ids and the key of the time, the same behind its
-category, and a count's line up to its time; by number: names, and names of kernels without their last quote;
-by shape: what it shows before its arguments, the key of its launch, and what it shows after that; by mark; by
-number: arguments, and frames of Python. What an event shows has a comma in front of each member."""
+"""Texts that are made once. By the id of a track: its ids and the key of the time, the same after its
+category, and the line of a count up to its time. By number: names, and names of kernels without their last
+quote. By shape: what is shown before its arguments, the key of its launch, and what is shown after that. By
+mark. By number: arguments, and Python frames. Members that an event shows have a comma before each."""
 SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block", PYTHON)
-"""What may be shown besides arguments: an argument of that name takes its place."""
+"""What may be shown in addition to arguments. An argument of that name replaces it."""
 _HEADS: Final = {
     BEGIN: b',\n{"ph":"B","name":',
-    # The name again at the end: Speedscope ends nothing by another name.
+    # An end repeats the name: Speedscope does not end a slice of a different name.
     END: b',\n{"ph":"E","name":',
     INSTANT: b',\n{"ph":"i","s":"t","name":',
 }
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
-# Speedscope keeps begins and ends in two queues, and at one time takes an end first: one of a slice without
-# length it never finds. So what begins where something ended, or ends where it began, is a little later in
-# the decimals: less than half a nanosecond in all, which rounding to nanoseconds takes away, and enough for a
-# double (µs from an hour before the start) over the first hours.
+# Speedscope keeps begins and ends in two queues, and takes an end first where both have the same time. It
+# never finds the end of a slice without length. So a begin at the time of an end, or an end at the time of a
+# begin, is a little later in the decimals. That is less than half a nanosecond in all, which rounding to
+# nanoseconds removes, and enough for a double (µs from an hour before the start) over the first hours.
 _APART_PS = 2
 _APART_MAX = 249
-# A string that ends in a backslash: Perfetto v52 takes the quote behind it for an escaped one, and refuses
-# the whole file. Of backslashes in even number before a quote the last pair is written by its code point.
+# A string that ends with a backslash. Perfetto v52 takes the quote after it for an escaped one, and rejects
+# the whole file. Of an even number of backslashes before a quote, the last pair is written as a code point.
 _ENDS_IN_BACKSLASH = re.compile(rb'(?<!\\)((?:\\\\)*)\\\\"')
 
 
@@ -66,10 +66,10 @@ def json_text(value: Any) -> bytes:
 
 
 def args_text(args: Args) -> bytes:
-    """Arguments in JSON, with integers that Perfetto would read as -1, beyond 63 bits, as text."""
+    """Arguments in JSON. Integers beyond 63 bits, which Perfetto would read as -1, become text."""
     try:
         text = orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER)
-    except orjson.JSONEncodeError:  # an integer of over 53 bits: most of them are times, and fit
+    except orjson.JSONEncodeError:  # an integer beyond 53 bits: most of these are times, which fit
         text = orjson.dumps(_with_texts(args), option=orjson.OPT_NON_STR_KEYS)
     return _readable(text)
 
@@ -83,13 +83,13 @@ def _with_texts(value: Any) -> Any:
 
 
 def members(args: Args) -> bytes:
-    """The members of arguments' object, each after a comma."""
+    """The members of the object of arguments, each after a comma."""
     return b"," + args_text(args)[1:-1] if args else b""
 
 
 @dataclass(slots=True)
 class _Turns:
-    """Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one is an
+    """Begins and ends of a track at one nanosecond: how often they alternated, and whether the last one is an
     end.
     """
 
@@ -106,7 +106,7 @@ class ChromeEvents:
         self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
         self._turns: dict[int, _Turns] = {}
         self._shadows: set[int] = set()
-        """Arguments with names that are shown besides arguments too."""
+        """Arguments that have names of what is shown in addition to arguments."""
         self._out: list[bytes] = []
         self._names_made = self._shapes_made = self._frames_made = 0
         for at, mark in enumerate(MARKS):
@@ -115,16 +115,16 @@ class ChromeEvents:
     # Texts that are made once --------------------------------------------------------------------------
 
     def give(self, which: int, at: int, text: bytes) -> None:
-        """Give a text."""
+        """Set a text."""
         self._ready[which][at] = text
 
     def _give_some(self, which: int, at: int, text: bytes) -> None:
-        """Give a text, which is none in most cases."""
+        """Set a text, unless it is empty, as most are."""
         if text:
             self.give(which, at, text)
 
     def give_track(self, track: Track, pid: int) -> None:
-        """Make the texts of a track, which is a thread of a process here."""
+        """Make the texts of a track, which is a thread in this format."""
         place = b',"pid":%d,"tid":%d,"ts":' % (pid, track.id)
         self.give(PLACES, track.id, place)
         self.give(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
@@ -132,7 +132,7 @@ class ChromeEvents:
             self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(_counter_name(track)) + place)
 
     def make_ready(self, book: Book) -> None:
-        """Make the texts of names, shapes and frames that are new."""
+        """Make the texts of new names, shapes and frames."""
         names, shapes = book.names, book.tables.shapes
         for at in range(self._names_made, len(names)):
             self.give(NAMES, at, json_text(names[at]))
@@ -148,7 +148,7 @@ class ChromeEvents:
         self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
 
     def forget(self) -> None:
-        """Names, shapes and arguments have other numbers now."""
+        """Forget all names, shapes and arguments: they have new numbers now."""
         for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS):
             self._ready[which].clear()
         self._shadows.clear()
@@ -157,29 +157,33 @@ class ChromeEvents:
     # Lines ---------------------------------------------------------------------------------------------
 
     def line(self, text: bytes) -> None:
-        """Write a line that is made already."""
+        """Write a line that is complete."""
         self._out.append(b",\n" + text)
 
     def flush(self) -> None:
-        """Write out what is held back."""
+        """Write out the lines that are buffered."""
         lines, self._out = self._out, []
         self.put(b"".join(lines))
 
     def put(self, lines: bytes) -> None:
-        """Write out lines with a comma and a newline in front of each, which the first one of all has not."""
+        """Write out lines that each have a comma and a newline before them, without those of the first line
+        of all.
+        """
         if lines:
             self._stream.write(lines[2:] if self._is_empty else lines)
             self._is_empty = False
 
     def _when(self, track: int, kind: int, ts_ns: int) -> bytes:
-        """µs since the base, with the nanoseconds as three decimals. What is older than that stands at it."""
+        """A time as µs since the base, with the nanoseconds as three decimals. Earlier times are written as
+        the base.
+        """
         ns = max(0, ts_ns - self._base_ns)
         when = b"%d.%03d" % (ns // 1000, ns % 1000)
         step = 0 if kind == COUNTER else min(self._step(track, kind, ts_ns), _APART_MAX)
         return when + b"%03d" % (step * _APART_PS) if step else when
 
     def _step(self, track: int, kind: int, ts_ns: int) -> int:
-        """How often begins and ends took turns on a track at that nanosecond before."""
+        """How often begins and ends have alternated on a track at that nanosecond so far."""
         turns = self._turns.get(track)
         if turns is None:
             turns = self._turns[track] = _Turns()
@@ -199,7 +203,7 @@ class ChromeEvents:
         )
 
     def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
-        """A begin, end or instant which shows these members, and its steps of arrows."""
+        """Write a begin, end or instant that shows these members, and its steps of flows."""
         when = self._when(track, kind, ts_ns)
         place = self._ready[PLACES][track]
         top = place if kind == END else self._ready[TOPS][track]
@@ -207,7 +211,7 @@ class ChromeEvents:
         self._out.append(_HEADS[kind] + name + top + when + args + b"}")
         for flow in flows if kind != END else ():
             if flow:
-                # Bound to the slice that was just begun.
+                # This binds the flow to the slice that has just begun.
                 self._out.append(
                     b',\n{"ph":"%b","cat":"flow","name":"flow","id":%d%b%b,"bp":"e"}'
                     % (b"s" if flow < 0 else b"t", abs(flow), place, when)
@@ -258,7 +262,7 @@ class ChromeEvents:
     # Warps ---------------------------------------------------------------------------------------------
 
     def warps(self, changes: WarpChanges) -> None:
-        """Write the changes of a GPU. How many warps run comes after the change that it is counted at."""
+        """Write the changes of a GPU. The count of running warps comes after the change that it is for."""
         for change in changes.rows():
             if change.kind != WARP_COUNT:
                 self._change(changes, change)
@@ -279,7 +283,9 @@ class ChromeEvents:
 
 
 def _counter_name(track: Track) -> str:
-    """The name of a counter with those of the groups that it is in: here a process has all its counters."""
+    """The name of a counter with those of its groups. In this format all counters are directly in a
+    process.
+    """
     group, name = track.parent, track.name
     while group is not None and group.parent is not None:
         group, name = group.parent, f"{group.name} / {name}"

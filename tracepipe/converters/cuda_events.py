@@ -4,10 +4,10 @@
     1234         my_cuda_app      12345        cudaMalloc           size=1048576 bytes
     1235         my_cuda_app      12345        cudaMalloc           returned=0 (success)
 
-Times are whole milliseconds since the start of the trace. A call has a row for its entry, with its
-arguments, and one for its exit. Calls that other calls make are left out, as that script sees the program's
-own alone: the bytes of a cudaMalloc and of the cuMemAlloc in it would count twice. Losses are rows as
-bpftrace says them.
+Times are whole milliseconds since the start of the trace. A call has a row for its entry, with its arguments,
+and one for its exit. Calls that other calls make are left out, as that script sees only the program's own
+calls: otherwise the bytes of a cudaMalloc would count again in its cuMemAlloc. Losses are rows in bpftrace's
+words.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tracepipe.printable import json_text, printable
 
 _TITLES: Final = ("TIME(ms)", "PROCESS", "PID", "EVENT", "DETAILS")
 _ROW: Final = "%-12s %-16s %-12s %-20s %s\n"
-# What the script hooks is called so, and no function of another library.
+# The functions that the script hooks have such names. No function of another library has.
 _CALL: Final = re.compile(r"cu[a-z]*[A-Z]\w*")
-# Their values are addresses there, whatever they are here.
+# The script prints the values of these arguments as addresses.
 _HANDLES: Final = frozenset({"stream", "event", "function", "to", "from", *ADDRESS_KEYS})
 _NAMES_MAX: Final = 1 << 14
 _UNKNOWN: Final = "?"
 _INSIDE = "calls inside others"
-_NOT_CUDA = "calls of no CUDA library"
+_NOT_CUDA = "calls outside of CUDA's libraries"
 _INSTANTS = "calls without begin and end"
 
 
@@ -60,13 +60,13 @@ class TableWriter(LineWriter):
         return "" if shape.type == "userspace" else f"{shape.type} events"
 
     def _name(self, shape: Shape, comm: str) -> None:
-        """Keep the name of a thread, which stands on one of its events."""
+        """Keep the name of a thread, which one of its events has."""
         if len(self._names) >= _NAMES_MAX:
             del self._names[next(iter(self._names))]
         self._names[shape.pid, shape.tid] = printable(comm).strip() or _UNKNOWN
 
     def _call(self, ts_ns: int, dur_ns: int, shape: Shape, tables: Tables, args: int) -> None:
-        """Write what an event is of a call: its entry, its exit, or both."""
+        """Write the part of a call that an event is: its entry, its exit, or both."""
         thread = shape.pid, shape.tid
         is_inside = self._is_inside(ts_ns, shape, thread)
         if shape.phase == "I":
@@ -83,7 +83,7 @@ class TableWriter(LineWriter):
                 self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, _exit(details))
 
     def _is_inside(self, ts_ns: int, shape: Shape, thread: tuple[int | None, int | None]) -> bool:
-        """Whether a call is inside another one of its thread; of threads that are not known none is."""
+        """Whether a call is inside another one of its thread. Calls of unknown threads are not."""
         if shape.tid is None:
             return False
         if shape.phase == "E":

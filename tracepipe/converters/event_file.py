@@ -1,11 +1,11 @@
-"""Writes `tracepipe/1`, the event file of `event/model.py`, of what any reader gives.
+"""Writes `tracepipe/1`, the event file of `event/model.py`, from the batches of any reader.
 
     {"type":"header","schema":"tracepipe/1","clock":"monotonic",…}
     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
     {"type":"footer","counts":{"userspace":1},"losses":{}}
 
-Events are on the clocks that they were recorded with. The time comes first, and what a shape says next: the
-rest of a line then repeats, and is parsed once.
+Events are on the clocks that they were recorded with. The time comes first, then the fields of the shape, so
+that the rest of a line repeats and is parsed once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, SourceBatch, unsigned
-from tracepipe.event.model import ARROWS, TIME_LIMIT_NS, Record, new_header
+from tracepipe.event.model import FLOW_PHASES, TIME_LIMIT_NS, Record, new_header
 from tracepipe.event.outcomes import count_loss
 from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Stacks
@@ -27,20 +27,20 @@ from tracepipe.event.warps import WARP_COLUMNS, Warps
 
 _FLUSH_BYTES: Final = 1 << 18
 _FIELDS: Final = ("pid", "tid", "cpu", "comm", "clock", "domain", "range", "gpu", "stream", "grid", "block")
-# Records that are written where they are due, and not where they stand.
+# Records that are written at their proper place, and not where they were read.
 _OWN: Final = frozenset({"header", "stack", "footer"})
 
 
 class EventFileWriter:
-    """Writes events as they come, and a stack before the first event that names it."""
+    """Writes events as they come, and a stack before the first event that refers to it."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
         self.counts: Counter[str] = Counter()
-        """Events by layer, a warp counting one."""
+        """The number of events by layer. A warp counts as one."""
         self.losses: Counter[str] = Counter()
         self.footer: Record = {}
-        """What the footer says besides its counts."""
+        """The fields of the footer in addition to its counts."""
         self._unwritten: Counter[str] = Counter()
         self._heads: list[bytes | None] = []
         self._rounds = 0
@@ -50,7 +50,7 @@ class EventFileWriter:
         self.record({**new_header(), **(info.header or {"clock": info.trace_clock})})
 
     def record(self, record: Any) -> None:
-        """Write a record that is at hand field by field."""
+        """Write a record that is given as a dict."""
         self._line(orjson.dumps(record))
 
     def write_events(self, batch: SourceBatch, tables: Tables) -> None:
@@ -73,7 +73,7 @@ class EventFileWriter:
                 line += b',"dur_ns":%d' % dur_ns
             if shape.has_launch:
                 line += b',"launch":%d' % unsigned(launch)
-            elif shape.phase in ARROWS:
+            elif shape.phase in FLOW_PHASES:
                 line += b',"flow":%d' % launch
             if shape.type == "gpu_thread":
                 line += _index(batch.events, at)
@@ -83,7 +83,7 @@ class EventFileWriter:
             self._line(line + (b"}" if args == NONE else b',"args":%s}' % tables.text(args)))
 
     def _other(self, other: Record | Warps) -> None:
-        """Write what is no event."""
+        """Write a record that is not an event."""
         if isinstance(other, Warps):
             self.counts["gpu_warp"] += len(other)
             self.record(_warps(other))
@@ -97,7 +97,7 @@ class EventFileWriter:
             self.record(other)
 
     def _stack(self, number: int, stacks: Stacks) -> int:
-        """The id of a stack, which is written once; they are counted in the order of the events."""
+        """The id of a stack, which is written once. Stacks are numbered in the order of the events."""
         known = self._stacks.get(number)
         if known is not None:
             return known
@@ -117,17 +117,17 @@ class EventFileWriter:
     def _flush(self) -> None:
         self._lines.append(b"")
         self._out.write(b"\n".join(self._lines))
-        # Of a compressed file it ends a part: what is read of it does not depend on what comes then.
+        # In a compressed file, this ends a part, which can be read without those that follow.
         self._out.flush()
         self._lines, self._waiting_bytes = [], 0
 
     def finish(self) -> None:
-        """Write the footer, and lines that are left."""
+        """Write the lines that are left, and the footer."""
         self.record({"type": "footer", "counts": self.counts, "losses": self.losses} | self.footer)
         self._flush()
 
     def remarks(self) -> list[str]:
-        """What the file does not say."""
+        """What the file does not contain."""
         return without_form(self._unwritten)
 
 
@@ -139,7 +139,7 @@ def _rows(events: EventColumns) -> Iterator[tuple[int, ...]]:
 
 
 def _head(shape: Shape | None) -> bytes | None:
-    """What the events of a shape have in common, as a part of their lines."""
+    """The fields that all events of a shape share, as a part of their lines."""
     if shape is None:
         return None
     said: dict[str, Any] = {"type": shape.type, "name": shape.name, "phase": shape.phase}
@@ -150,7 +150,7 @@ def _head(shape: Shape | None) -> bytes | None:
 
 
 def _index(events: EventColumns, at: int) -> bytes:
-    """The block and the thread of an event, as far as they are recorded."""
+    """The fields for the block and the thread of an event, where these are recorded."""
     of = zip((b"block", b"thread"), events.thread_of(at), strict=True)
     return b"".join(b',"%s":[%d,%d,%d]' % (name, *index) for name, index in of if index is not None)
 
@@ -159,5 +159,5 @@ def _warps(warps: Warps) -> Record:
     """A batch of warps as its record."""
     columns = {name: column.tolist() for name in WARP_COLUMNS if (column := getattr(warps, name)) is not None}
     ranges = {"ranges": warps.ranges} if warps.ranges else {}
-    # The type stands in front: by it a reader takes so long a line for one of warps.
+    # The type comes first: readers need it to accept a line of this length.
     return {"type": "gpu_warp", "ts_ns": warps.ts_ns, **warps.launched, **ranges, **columns}

@@ -1,7 +1,7 @@
-"""Where a viewer should start: on the GPUs' work, with the tracks in sight on which it is.
+"""What a viewer should show first: the time of the GPUs' work, and the tracks with it.
 
-It is known when the whole trace is, and stands in its last packet, as trace_attributes, which the trace
-processor passes over: `tracepipe open` reads it from there (ui/first_screen.py).
+This is known at the end of the trace. It is in the last packet, as trace_attributes, which the trace
+processor ignores. `tracepipe open` reads it from there (ui/first_screen.py).
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.rows import SUMMARY
 from tracepipe.layout.timeline import Drawn, Track
 
-# So many tracks fit above the others of a screen.
+# This many tracks fit at the top of a screen, above the others.
 _PINS_MAX: Final = 10
-# A longer one makes no pin.
+# Tracks with longer names are not pinned.
 _NAME_MAX: Final = 100
-# Of them threads that launch, which do it at least a tenth as often as the one that does it most.
+# At most this many of the pins are threads that launch, at least a tenth as often as the one that launches
+# most.
 _CALLERS_MAX, _CALLERS_APART = 4, 10
-# So many streams are looked at.
+# At most this many streams are considered.
 _STREAMS_MAX: Final = 1000
 _OTHER, _STREAM, _CALLS = range(3)
 _NEVER: Final = (1 << 63) - 1
@@ -34,26 +35,26 @@ _KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
 
 
 class FirstScreen:
-    """Looks at what is drawn, and says at the end what is worth seeing first."""
+    """Counts what is drawn, and decides at the end what to show first."""
 
     def __init__(self) -> None:
         self._start_ns, self._end_ns = _NEVER, -_NEVER
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._begins: Int64s = np.zeros(0, np.int64)
         self._first_ns: Int64s = np.zeros(0, np.int64)
-        """By row: what is on its track, how many slices, of calls those that launch, and when the first
-        is."""
+        """By row: what is on its track, how many slices it has (only those that launch, for calls), and when
+        the first one is."""
         self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
-        """By GPU how many warps run."""
+        """By GPU: the counter of running warps."""
         self._gpus: list[Track] = []
-        """GPUs whose kernels are in a row."""
+        """GPUs whose kernels are shown on one row."""
         self._busy: list[str] = []
         self._cpu_use: list[str] = []
-        """The names of the counters of how busy GPUs are, and of how much of processors processes take."""
+        """The names of the counters of how busy GPUs are, and of the processor time that processes use."""
 
     def meet(self, row: int, track: Track) -> None:
-        """Look at the track of a row."""
+        """Note the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
         self._first_ns = grown(self._first_ns, row + 1, _NEVER)
         self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
@@ -63,7 +64,7 @@ class FirstScreen:
             (self._busy if track.name == GPU_BUSY else self._cpu_use).append(track.name)
 
     def see(self, drawn: Drawn) -> None:
-        """Look at operations, whose rows were met."""
+        """Count operations, whose rows were noted."""
         self._tracks = drawn.book.tracks
         kind, row, ts_ns, event = (
             drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
@@ -73,14 +74,15 @@ class FirstScreen:
         counted = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
         if drawn.events is None or not counted.any():
             return
-        # A thread that waits for the GPU may call more often than the one that launches.
+        # Only calls that launch count: a thread that waits for the GPU may make more calls than the one that
+        # launches.
         counted[counted] = (drawn.events.launch[event[counted]] != 0) | (of[counted] == _STREAM)
         begun = np.bincount(row[counted])
         self._begins[: len(begun)] += begun
         np.minimum.at(self._first_ns, row[counted], ts_ns[counted])
 
     def see_warps(self, warps: WarpChanges) -> None:
-        """Look at warps."""
+        """Note the times of warps."""
         self._work(warps.ts_ns)
         self._counters[warps.id] = warps.counter
 
@@ -90,7 +92,7 @@ class FirstScreen:
             self._end_ns = max(self._end_ns, int(ts_ns.max()))
 
     def packet(self, sequence: int) -> bytes:
-        """The packet that says it, of one sequence; nothing where no GPU worked."""
+        """The packet with the result, in one packet sequence; empty where no GPU worked."""
         if self._end_ns < self._start_ns:
             return b""
         said: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
@@ -98,8 +100,8 @@ class FirstScreen:
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:
-        """Names of tracks as the UI has them: calls of threads that launch, GPUs' counters, busy streams,
-        the processors that processes take.
+        """The UI's names of the tracks to pin: calls of threads that launch, GPUs' counters, busy streams,
+        the processor time of processes.
         """
         callers = self._busiest(_CALLS)
         callers = callers[self._first_ns[callers] < self._end_ns]
@@ -110,18 +112,18 @@ class FirstScreen:
         threads.sort(key=lambda track: (track.pid, track.tid))
         pins = [self._called(track) for track in threads]
         if len(self._gpus) > 1:
-            # Their streams and counters have the same names.
+            # The streams and counters of several GPUs have the same names.
             gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
             return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
         warps = [counter.name for counter in self._counters.values()]
         streams = [self._tracks[row].name for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist()]
         names = [*self._busy, *warps, *streams, *self._cpu_use]
-        # A name pins all tracks that have it.
+        # The UI pins all tracks with a name.
         count = Counter(names)
         return [*pins, *(name for name in names if count[name] == 1)][:_PINS_MAX]
 
     def _busiest(self, kind: int) -> Int64s:
-        """The rows of a kind, those with most slices first."""
+        """The rows of a kind, those with the most slices first."""
         rows = np.flatnonzero(self._kind == kind)
         return rows[np.argsort(-self._begins[rows], kind="stable")]
 

@@ -1,7 +1,7 @@
-"""Keeps what tracks draw in a temporary file, and gives it track by track in the order of time.
+"""Keeps the items of tracks in a temporary file, and returns them track by track in the order of time.
 
-The file is SQLite's, which sorts more than memory holds: it lies in $SQLITE_TMPDIR, $TMPDIR or /var/tmp, and
-has no name.
+SQLite makes the file, as it can sort more than fits into memory. The file is in $SQLITE_TMPDIR, $TMPDIR or
+/var/tmp, and has no name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tracepipe.printable import json_text
 
 _CACHE_KB = 2048
 Texts = dict[str, str | None]
-"""Arguments as they are shown, None for those that are not."""
+"""Arguments as they are shown. The value is None for those that are not shown."""
 
 
 class KeptItem(NamedTuple):
-    """A slice, an instant or a value of a counter. `depth` is the number of slices around it on its track;
-    `end_ns` is None for what has no end.
+    """A slice, an instant or a value of a counter. `depth` is the number of slices around it on its track.
+    `end_ns` is None where there is no end.
     """
 
     is_slice: bool
@@ -50,7 +50,7 @@ class KeptItems:
             )
 
     def add(self, items: Iterable[Item]) -> None:
-        """Keep some more, of which each track's come after those that it has."""
+        """Keep more items. Those of a track come after the ones that it has already."""
         rows = ((item.track.id, item.ts_ns, item.kind, _said(item)) for item in items)
         with _room():
             self._database.executemany(
@@ -58,12 +58,12 @@ class KeptItems:
             )
 
     def sort(self) -> None:
-        """Make what was kept ready to be asked for."""
+        """Sort the items, after the last `add` and before the first `of`."""
         with _room():
             self._database.execute("CREATE INDEX by_time ON item (track, ts_ns, place)")
 
     def of(self, track: int) -> Iterator[KeptItem]:
-        """What a track draws, slices at their begins, in the order of time."""
+        """The items of a track in the order of time, slices at their begins."""
         with _room():
             self._find_ends(track)
             rows = self._database.execute(

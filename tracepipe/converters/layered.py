@@ -1,4 +1,4 @@
-"""Writes the JSON Lines of layered bpftrace and BCC CUDA tracers, for the scripts that read those.
+"""Writes the JSON Lines of layered CUDA tracers on bpftrace and BCC, for the scripts that read those.
 
     {"event_id":1,"ts":0.001000,"type":"userspace","name":"cuMemAlloc_v2","phase":"B","pid":7,"tid":7,…}
     {"event_id":2,"ts":0.004500,"type":"userspace","name":"cuMemAlloc_v2","phase":"E",…,"duration_us":3.5}
@@ -8,10 +8,10 @@
     {"event_id":6,"ts":0.200000,"type":"kernel","op":"launch","name":"cuLaunchKernel",…,"of_event":5}
     {"event_id":7,"ts":0.210750,"type":"gpu_thread_exit","kernel":"k","device":0,"block":[…],"thread":[31,0,0]}
 
-`ts` is milliseconds since the start of the trace. Arguments stand among the other keys. A line without phase
-is an instant, or stands at the end of what it tells and has its length and start. A launch has a line of its
-own, as those tools print one, which says with `of_event` whose begin it repeats. Losses are lines as
-`bpftrace -f json` has them.
+`ts` is milliseconds since the start of the trace. Arguments are among the other keys. A line without a phase
+is an instant, or has the length and the start of what ends at its time. A launch has an additional line, as
+those tools print one; its `of_event` refers to the begin that it repeats. Losses are lines as in `bpftrace -f
+json`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import MEMORY_IN_USE, SIZE_KEYS
 from tracepipe.printable import json_text
 
-# What an argument must not be called: the format has these for something else.
+# Arguments must not have these names, which the format uses for something else.
 _OWN_KEYS: Final = frozenset(
     {
         "event_id", "ts", "type", "name", "phase", "pid", "tid", "cpu", "comm", "op", "duration_us",
@@ -67,7 +67,7 @@ class LayeredWriter(LineWriter):
         return "" if shape.type == "gpu_thread" and shape.phase != "X" else f"{shape.type} events"
 
     def _thread(self, ts_ns: int, shape: Shape, of: tuple[Three | None, Three | None], args: Args) -> None:
-        """Write an entry or exit of a GPU's thread."""
+        """Write an entry or exit of a GPU thread."""
         is_exit = shape.phase == "I" and args.get("event") == "exit"
         line: dict[str, Any] = {"type": "gpu_thread_exit" if is_exit else "gpu_thread", "kernel": shape.name}
         if is_exit:
@@ -84,7 +84,7 @@ class LayeredWriter(LineWriter):
         self._line(ts_ns, line | {f"{key}_" if key in line else key: value for key, value in more.items()})
 
     def _event(self, ts_ns: int, dur_ns: int | None, shape: Shape, args: Args) -> None:
-        """Write an event, and a launch's second line."""
+        """Write an event, and the second line of a launch."""
         line: dict[str, Any] = {"phase": shape.phase} if shape.phase in "BE" else {}
         who = {key: value for key in _WHO if (value := getattr(shape, key)) is not None}
         line = self._named(shape) | line | who | self._arguments(shape, args)
@@ -108,8 +108,8 @@ class LayeredWriter(LineWriter):
             self._line(*pending)
 
     def _begin(self, ts_ns: int, shape: Shape, who: dict[str, Any], line: dict[str, Any]) -> None:
-        """Write a begin, and of a launch by the driver its line. That of a runtime's launch is written at its
-        end, if no launch by the driver was inside it.
+        """Write a begin, and the second line of a launch by the driver API. That of a launch by the runtime
+        is written at its end, if it had no launch by the driver API inside.
         """
         thread = _thread_of(shape)
         around = self._calls.around(thread)
@@ -128,7 +128,7 @@ class LayeredWriter(LineWriter):
             around.pending = None
 
     def _line(self, ts_ns: int, line: dict[str, Any]) -> int:
-        """Write a line; its number."""
+        """Write a line and return its number."""
         self._event_id += 1
         ms, ns = divmod(self._after_start_ns(ts_ns), 1_000_000)
         self._lines.append(
@@ -137,7 +137,7 @@ class LayeredWriter(LineWriter):
         return self._event_id
 
     def _named(self, shape: Shape) -> dict[str, Any]:
-        """What says which event it is."""
+        """The keys for the type and the name of an event."""
         if shape.type == "memory" and shape.name == MEMORY_IN_USE:
             return {"type": MEMORY_IN_USE} | ({} if shape.gpu is None else {"gpu_id": shape.gpu})
         if shape.type == "memory":
@@ -148,7 +148,7 @@ class LayeredWriter(LineWriter):
         return {"type": shape.type, "name": shape.name} | layer
 
     def _arguments(self, shape: Shape, args: Args) -> dict[str, Any]:
-        """The arguments, those of the format's own names under others."""
+        """The arguments. Those with names that the format uses get other names."""
         if shape.type == "transfer":
             args.pop("direction", None)
         if "cmd" in args and isinstance(args.get("type"), str):  # an ioctl's command, taken apart
@@ -175,7 +175,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _length(shape: Shape, dur_ns: int, line: dict[str, Any]) -> dict[str, Any]:
-    """What says how long it took; of a copy how fast it was, too, in GB/s."""
+    """The keys for a duration, and for the rate of a copy, in GB/s."""
     if shape.type != "transfer":
         return {"duration_us": dur_ns / 1e3}
     length: dict[str, Any] = {"duration_ms": dur_ns / 1e6}

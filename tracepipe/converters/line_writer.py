@@ -1,4 +1,4 @@
-"""What the writers share that write trace events as lines, as they come."""
+"""The base of the writers that write trace events as lines, as they come."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 from tracepipe.converters.open_calls import OpenCalls
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import SPECIAL, TraceBatch
-from tracepipe.event.model import NO_SPANS
+from tracepipe.event.model import NO_SLICES
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 
 
 class LineWriter(ABC):
-    """Writes the lines that its subclass makes of events. Times count from the start of the trace."""
+    """Writes the lines that a subclass makes of events. Times count from the start of the trace."""
 
     loss: ClassVar[bytes]
     """The line of a loss, with a `%d` for the number of events."""
     what: ClassVar[str]
-    """What a remark calls the events that are written."""
+    """The name of the events that are written, for remarks."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out = out
@@ -40,20 +40,20 @@ class LineWriter(ABC):
 
     @abstractmethod
     def _left_out(self, shape: Shape) -> str:
-        """What events of a shape are called that the format has no form for; "" where it has one."""
+        """The name of the events of a shape, if the format has no form for them; else ""."""
 
     def finish(self) -> None:
         """Write lines that are left."""
         self._flush()
 
     def remarks(self) -> list[str]:
-        """What the format has no form for, and what began before the trace."""
+        """Remarks on events for which the format has no form, and on those before the start of the trace."""
         moved = f"{self._before_start} {self.what} before the start of the trace are written at 0"
         return without_form(self._unwritten) + [moved] * bool(self._before_start)
 
     def _rows(self, batch: TraceBatch, tables: Tables) -> Iterator[tuple[int, int, int, Shape, int]]:
-        """Place in the batch, time, length, shape and arguments of each event. What is no event is dealt with
-        before the event that follows.
+        """Place in the batch, time, length, shape and arguments of each event. Records that are not events
+        are handled before the event that follows them.
         """
         events = batch.events
         self._count_unwritten(batch, tables)
@@ -65,7 +65,7 @@ class LineWriter(ABC):
                 continue
             shape = tables.shapes[number]
             assert shape is not None
-            if shape.phase in NO_SPANS:
+            if shape.phase in NO_SLICES:
                 continue
             yield at, ts_ns, dur_ns, shape, args
 
@@ -78,10 +78,10 @@ class LineWriter(ABC):
 
     @staticmethod
     def _no_span(shape: Shape) -> str:
-        return "values of counters and ends of arrows" if shape.phase in NO_SPANS else ""
+        return "values of counters and ends of flows" if shape.phase in NO_SLICES else ""
 
     def _other(self, other: Any) -> None:
-        """Write a loss, after which nothing is known to be open; count warps."""
+        """Write a loss, after which no call is known to be open, or count warps."""
         if isinstance(other, PlacedWarps):
             self._unwritten["gpu_warp events"] += len(other)
         elif other["type"] == "loss":
@@ -89,7 +89,7 @@ class LineWriter(ABC):
             self._lines.append(self.loss % other["count"])
 
     def _after_start_ns(self, ts_ns: int) -> int:
-        """A time since the start of the trace; 0 of what was before."""
+        """A time since the start of the trace, at least 0."""
         if ts_ns < self._start_ns:
             self._before_start += 1
             return 0

@@ -1,4 +1,4 @@
-"""Events of a Chrome trace by the native core: what `ChromeEvents` writes, byte for byte."""
+"""Writes events of a Chrome trace by the native core, with the same bytes as `ChromeEvents`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class _Ids:
     ids: array[int] = field(default_factory=lambda: array("i"))
 
     def of(self, tracks: list[Track]) -> int:
-        """Where those of all tracks are, which are those of the last call and new ones."""
+        """The address of the ids of all tracks. `tracks` begin with those of the last call."""
         self.ids.extend(track.id for track in tracks[len(self.ids) :])
         return self.ids.buffer_info()[0]
 
 
 @dataclass(slots=True, eq=False)
 class _Gpu:
-    """One GPU's tracks, and its kernels: four numbers each."""
+    """The tracks of one GPU, and its kernels as four numbers each."""
 
     tracks: _Ids = field(default_factory=_Ids)
     kernels: array[int] = field(default_factory=lambda: array("q"))
@@ -50,7 +50,7 @@ class NativeChromeEvents(ChromeEvents):
         self._gpus: dict[int, _Gpu] = {}
         self._kernel_count = 0
         self._made: set[int] = set()
-        """Arguments whose text is made here."""
+        """Arguments whose text Python made."""
         super().__init__(out, base_ns)
 
     @staticmethod
@@ -104,7 +104,7 @@ class NativeChromeEvents(ChromeEvents):
                 at += 1
 
     def _odd_text(self, drawn: Drawn, op: Op) -> bytes | None:
-        """The members that an operation shows, or None where the core can put them together now."""
+        """The members that an operation shows, or None where the core has all texts for them now."""
         event, mark = op[4], op[5]
         if event > FIRST_EXTRA and drawn.events is not None:
             number = int(drawn.events.args[event])

@@ -1,4 +1,4 @@
-"""What a batch draws, as the native core's writers take it."""
+"""What a batch draws, in the structures of the native core's writers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tracepipe.layout.timeline import Drawn
 from tracepipe.native.signatures import Changes, Given, Slices
 from tracepipe.native.signatures import Drawn as DrawnColumns
 
-_OPS = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span")
+_OPS = ("kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "slice_id")
 
 
 class DrawnView:
-    """The columns of what is drawn on hosts: operations by `order`, and the events that they draw."""
+    """Pointers to the columns of operations, in their order, and of the events that they draw."""
 
     def __init__(self, drawn: Drawn) -> None:
         self._drawn = drawn.ops
@@ -38,7 +38,7 @@ class DrawnView:
 
 
 class WarpsView:
-    """The columns of the changes of one GPU's warps, and of the slices that change."""
+    """Pointers to the columns of changes of one GPU's warps, and of their slices."""
 
     def __init__(self, changes: WarpChanges) -> None:
         some = (changes.ts_ns, changes.value, changes.mask, changes.slice, changes.kind)

@@ -1,4 +1,4 @@
-"""Packets by the native core: what `Packets` writes, byte for byte."""
+"""Writes packets by the native core, with the same bytes as `Packets`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), (
 
 
 def checked(result: int) -> int:
-    """A result of the core, which is below 0 where memory is out."""
+    """A result of the core. Raises MemoryError where it is below 0."""
     if result < 0:
         raise MemoryError
     return result
 
 
 class NativeStream:
-    """The packets of one sequence, as the core keeps them until they are taken."""
+    """The packets of one sequence, which the core keeps until they are taken."""
 
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         self._core = core
@@ -42,7 +42,7 @@ class NativeStream:
         checked(self._core.tp_perfetto_packet(self.packets, ts_ns, field, body, len(body)))
 
     def switches(self, view: Switches, reader: Any, ahead_ns: int, at: int, stop: int) -> int:
-        """Write switches of threads from a place on; where it stopped."""
+        """Write context switches from a place on, and return where the core stopped."""
         ref = ctypes.byref(view)
         return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))
 
@@ -54,7 +54,7 @@ class NativeStream:
 
 
 class NativePackets(Packets):
-    """As `Packets`. What the core cannot write, the class below writes with the core's tables."""
+    """As `Packets`. The base class writes what the core cannot write, with the core's tables."""
 
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         super().__init__(id, clock, base_ns)
@@ -104,8 +104,8 @@ class NativePackets(Packets):
                     at += 1
 
     def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
-        """Let the core make the annotations of arguments whose texts it does not have; False where it has, or
-        cannot, or where they may stand for what is shown besides them.
+        """Let the core make the annotations of arguments whose texts it does not have. Return False where it
+        has them, cannot make them, or where they may replace what is shown in addition to arguments.
         """
         tables = drawn.book.tables
         if tables.reader is not None or args in made or tables.is_odd(args):

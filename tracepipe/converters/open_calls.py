@@ -1,4 +1,4 @@
-"""Which calls are open while events are written one after the other: an end has the length of its begin."""
+"""Which calls are open while events are written, so that an end can have the length of its call."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-# What is beyond has lost its end: the outermost calls of a thread, and the threads that were met first.
+# Beyond these, the outermost calls of a thread, and the threads that came first, are forgotten.
 _DEPTH_MAX = 512
 _THREADS_MAX = 1 << 14
 
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call that has begun, `depth` calls deep in others of its thread. `pending` is what its writer has
-    still to write of it.
+    """An open call. `depth` is how many calls of its thread are around it. `pending` is what its writer has
+    still to write for it.
     """
 
     name: str
@@ -24,13 +24,13 @@ class OpenCall:
 
 
 class OpenCalls:
-    """The calls that threads are in, those of each layer apart."""
+    """The open calls of threads, separately for each layer."""
 
     def __init__(self) -> None:
         self._stacks: dict[Hashable, list[OpenCall]] = {}
 
     def begin(self, thread: Hashable, name: str, ts_ns: int) -> OpenCall:
-        """A thread enters a call."""
+        """Note that a thread enters a call."""
         stack = self._stacks.get(thread)
         if stack is None:
             if len(self._stacks) >= _THREADS_MAX:
@@ -42,7 +42,7 @@ class OpenCalls:
         return call
 
     def end(self, thread: Hashable, name: str) -> OpenCall | None:
-        """The call that a thread leaves; None where its begin is not known. Those inside it have ended."""
+        """End a call of a thread, and the calls inside it. Return it, or None where its begin is not known."""
         stack = self._stacks.get(thread, [])
         for place in range(len(stack) - 1, -1, -1):
             if stack[place].name == name:
@@ -59,5 +59,5 @@ class OpenCalls:
         return stack[-1] if stack else None
 
     def forget(self) -> None:
-        """After a loss: what was open may have ended unseen."""
+        """Forget all calls after a loss, as their ends may be lost."""
         self._stacks.clear()

@@ -1,10 +1,10 @@
-"""The packets of one sequence, put together from columns of bytes: a column for each part of them.
+"""Makes the packets of one packet sequence from columns of bytes, one column for each part of a packet.
 
    packet ┌ 1 length ┬ 8 timestamp ┬ 11 length ┬ parts of the track event … ┬ 12 interned data ┬ 10 sequence ┐
 
-Timestamps are steps from the packet before (an incremental clock), which makes one or two bytes of eight; a
-packet that is older than the one before it has its time in full.
-Source: protos/perfetto/trace/trace_packet.proto.
+Timestamps are differences from the packet before (an incremental clock), which takes one or two bytes and not
+eight. A packet that is older than the one before it has its full time. Source:
+protos/perfetto/trace/trace_packet.proto.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tracepipe.converters.wire import SMALL, SMALL_END, delimited, number, tag, 
 from tracepipe.event.columns import Int64s
 
 _TIMESTAMP, _TRACK_EVENT, _PACKET = tag(8, 0), tag(11, 2), tag(1, 2)
-# Ready-made: a timestamp by its step, and what precedes a track event or a packet by its length.
+# Made once: timestamps by their steps, and what precedes a track event or a packet by its length.
 _STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
 _EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
 _PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
-# A varint has a byte for each 7 bits. Nothing in a packet is longer than four of them.
+# A varint has a byte for each 7 bits. No length in a packet needs more than four bytes.
 _LONGER: Final = np.array([1 << 7, 1 << 14, 1 << 21])
 
 
 class PacketStream:
-    """`id` is the sequence's; `clock` and `base_ns` are those that its first packet states."""
+    """The packets of the sequence `id`. `clock` and `base_ns` are those that its first packet states."""
 
     def __init__(self, id: int, clock: int, base_ns: int) -> None:
         self._clock, self._last_ns = clock, base_ns
@@ -36,8 +36,8 @@ class PacketStream:
         self._out: list[bytes] = []
 
     def put(self, ts_ns: Int64s, parts: Sequence[list[bytes]], interned: dict[int, list[bytes]]) -> None:
-        """Write a packet for each time. `parts` are columns of which its track event consists; `interned` are
-        entries of tables that come with some packets, by their places.
+        """Write a packet with a track event for each time. `parts` are the columns of its parts. `interned`
+        are entries of tables that some packets have, by their places.
         """
         count = len(ts_ns)
         sizes = sum((_lengths(part) for part in parts), np.zeros(count, np.int64))
@@ -50,7 +50,7 @@ class PacketStream:
         self._put(ts_ns, whole, [events, *parts, ends])
 
     def put_messages(self, ts_ns: Int64s, messages: list[bytes]) -> None:
-        """Write a packet for each time that has another message than a track event, given with its tag."""
+        """Write a packet for each time, with a message that is not a track event and has its tag."""
         sizes = _lengths(messages) + len(self._suffix)
         self._put(ts_ns, sizes, [messages, [self._suffix] * len(messages)])
 
@@ -74,7 +74,9 @@ class PacketStream:
         return stamps, sizes
 
     def _far(self, ts_ns: int, last_ns: int) -> bytes:
-        """A timestamp that no table has: a long step, or the time in full where it goes back."""
+        """A timestamp that is not in the table: a long step, or the full time where it is earlier than the
+        last.
+        """
         if ts_ns < last_ns:
             return number(8, max(0, ts_ns)) + number(58, self._clock)
         return number(8, ts_ns - last_ns)

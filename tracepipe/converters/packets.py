@@ -3,7 +3,7 @@
     TracePacket   8 timestamp  11 track_event  12 interned_data  10 sequence
     TrackEvent    9 type  11 track  3 category  10 name (or 23 in place)  4 annotations  30 value  47 flows
 
-The native core has the same in `perfetto.c` and `perfetto_warps.c`.
+The native core does the same in `perfetto.c` and `perfetto_warps.c`.
 Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto.
 """
 
@@ -26,20 +26,20 @@ from tracepipe.layout.timeline import FIRST_EXTRA, PYTHON, Book, Drawn, Track
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
 """Tables of names."""
 _FIELDS: Final = {CATEGORIES: 1, EVENT_NAMES: 2, ARG_NAMES: 3, STRINGS: 29}
-"""Those of InternedData."""
+"""Their fields in InternedData."""
 TABLE_MAX: Final = 1 << 14
-"""Entries of one table; when it is full, further names stand in their place."""
+"""The most entries of a table. When it is full, further names are written in place."""
 TABLE_BYTES_MAX: Final = 1 << 19
-"""Bytes of one table: names may be long, and keys of arguments as long as a line."""
+"""The most bytes of a table: names may be long, and keys of arguments as long as a line."""
 STRINGS_MAX: Final = 1 << 13
 _TEXT_MAX = 64
-# Up to _MET_MAX names of warps that came once are remembered, of warps below that number of the first
-# _KERNELS_MAX kernels. Up to _NAMED_MAX that come again get a number, from _FIRST_IID on: 1 is an exit.
+# Names of warps that were used once are remembered, for warps below _MET_MAX of the first _KERNELS_MAX
+# kernels. Up to _NAMED_MAX that are used again get a number, from _FIRST_IID on: 1 is an exit.
 _MET_MAX, _KERNELS_MAX, _NAMED_MAX, _FIRST_IID = 1 << 17, 256, 1 << 16, 2
 TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, LINES = range(9)
-"""What of packets is ready-made: by row its track, and its track and category; by name; by shape what it
-shows before its arguments, the key of its launch, and what it shows after that; by mark; keys of annotations;
-by frame the line of Python."""
+"""The parts of packets that are made once. By row: its track, and its track and category. By name. By shape:
+what is shown before its arguments, the key of its launch, and what is shown after that. By mark. Keys of
+annotations. By frame: the Python line."""
 FORGOTTEN: Final = (NAMES, BEFORE, LAUNCH_KEY, AFTER)
 KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES = range(4)
 SHOWN: Final = frozenset({"cpu", "source_ns", "launch", "grid", "block", PYTHON, *MARKS})
@@ -50,15 +50,15 @@ _TYPES = tuple(number(9, kind) for kind in range(5))
 _FLOW, _ANNOTATION, _INT_VALUE, _COUNTED = tag(47, 1), tag(4, 2), tag(4, 0), tag(12, 0)
 _COUNTS = tuple(_COUNTED + digits for digits in SMALL)
 _ALIKE_MAX = 1 << 13
-# Changes of warps that are put together at a time: each is some objects of Python's.
+# This many changes of warps are written at a time, as each takes several Python objects.
 _AT_ONCE = 1 << 12
 _Key = tuple[int, int, int]
-"""What operations have in common that are written alike: kind, line and mark, row and name, shape and
+"""What operations that are written the same way share: kind, line and mark, row and name, shape and
 arguments."""
 
 
 class Packets:
-    """`id` is the sequence's; `clock` and `base_ns` are those that its first packet states."""
+    """The packets of the sequence `id`. `clock` and `base_ns` are those that its first packet states."""
 
     def __init__(self, id: int, clock: int, base_ns: int) -> None:
         self._stream = PacketStream(id, clock, base_ns)
@@ -70,9 +70,10 @@ class Packets:
         self._args: dict[int, bytes] = {}
         self._alike: dict[_Key, bytes] = {}
         self._shadows: set[int] = set()
-        """Arguments with names that are shown besides arguments too."""
+        """Arguments that have names of what is shown in addition to arguments."""
         self._warp_names: dict[int, bytes] = {}
-        """By kernel and number of a warp: its name by its number, nothing where it came once."""
+        """By kernel and number of a warp: its name's number as a field, empty where the name was used
+        once."""
         self._named = 0
 
     # Tables --------------------------------------------------------------------------------------------
@@ -92,7 +93,7 @@ class Packets:
         return iid
 
     def unready(self, which: int, numbers: Int32s) -> list[int]:
-        """Which of these are not ready-made, each once, in order."""
+        """Which of these numbers have no bytes yet, each once, in order."""
         if not len(numbers):
             return []
         self._is_ready[which] = ready = grown(self._is_ready[which], int(numbers.max()) + 1, 0)
@@ -100,7 +101,7 @@ class Packets:
         return list(dict.fromkeys(new.tolist())) if len(new) else []
 
     def set(self, which: int, at: int, made: bytes) -> None:
-        """Give something ready-made."""
+        """Set the bytes of a number."""
         self._is_ready[which] = ready = grown(self._is_ready[which], at + 1, 0)
         ready[at] = True
         self._keep_ready(which, at, made)
@@ -109,7 +110,7 @@ class Packets:
         self._ready[which][at] = made
 
     def forget(self) -> None:
-        """Names, shapes and arguments have other numbers now."""
+        """Forget all names, shapes and arguments: they have new numbers now."""
         for which in FORGOTTEN:
             self._is_ready[which][:] = False
             self._ready[which].clear()
@@ -118,12 +119,12 @@ class Packets:
         self._shadows.clear()
 
     def set_row(self, row: int, track: Track) -> None:
-        """Make ready what the operations of a row have."""
+        """Make the bytes that the operations of a row share."""
         self.set(TRACKS, row, _on(track))
         self.set(TOPS, row, self._top(track))
 
     def _top(self, track: Track) -> bytes:
-        """What a begin or an instant has of its track."""
+        """The fields of a begin or an instant for its track."""
         return _on(track) + self.category(track.category)
 
     def name(self, name: str) -> bytes:
@@ -145,7 +146,7 @@ class Packets:
         return number(1, iid) if iid else delimited(10, encoded)
 
     def annotations(self, args: Args) -> bytes:
-        """TrackEvent.debug_annotations of all `args`; None is left out."""
+        """TrackEvent.debug_annotations of `args`, without those that are None."""
         return b"".join(
             [
                 delimited(4, self.key(str(name)) + self._value(value, 0, may_intern=True))
@@ -184,19 +185,19 @@ class Packets:
         return self._stream.take()
 
     def _move_pending(self, interned: dict[int, list[bytes]], at: int) -> None:
-        """Let what was interned since come with the packet at a place."""
+        """Move the entries that were interned since to the packet at a place."""
         if self._pending:
             interned.setdefault(at, []).extend(self._pending)
             self._pending.clear()
 
     def _all_pending(self) -> dict[int, list[bytes]]:
-        """What was interned before the packets that come now: it comes with their first."""
+        """The entries that were interned before the next packets, the first of which has them."""
         interned: dict[int, list[bytes]] = {}
         self._move_pending(interned, 0)
         return interned
 
     def fields(self, op: Op, drawn: Drawn) -> bytes:
-        """The fields of an operation, all of them made anew."""
+        """The fields of an operation, without those that are made once."""
         kind, row, _, name, event, mark, flow, flow2, value, _ = op
         if kind == COUNTER:
             return _TYPES[COUNTER] + _on(drawn.book.tracks[row]) + _value(drawn.counted(event, value))
@@ -204,13 +205,13 @@ class Packets:
         return self._head_of(drawn.book, kind, row, name) + args + _flow(flow) + _flow(flow2)
 
     def _head_of(self, book: Book, kind: int, row: int, name: int) -> bytes:
-        """Type, track, and of what has them category and name."""
+        """Type and track of an operation, with category and name where it has them."""
         if kind in (BEGIN, INSTANT):
             return _TYPES[kind] + self._top(book.tracks[row]) + self.name(book.names[name])
         return _TYPES[kind] + _on(book.tracks[row])
 
     def write(self, drawn: Drawn) -> None:
-        """Write the operations of a batch, for which all that can be is ready-made."""
+        """Write the operations of a batch. The bytes that they share must be set."""
         columns = {name: column[drawn.order] for name, column in drawn.ops.columns.items()}
         if len(self._alike) > _ALIKE_MAX:
             self._alike.clear()
@@ -227,7 +228,7 @@ class Packets:
         self._stream.put(columns["ts"], parts, interned)
 
     def _body(self, key: _Key, op: Op, drawn: Drawn, lines: Int64s | None) -> bytes:
-        """The fields of an operation but its arrows. What others have too is kept."""
+        """The fields of an operation but its flows. They are kept for operations with the same key."""
         kind, row, _, name, event, mark, _, _, value, _ = op
         if kind == COUNTER:
             return _TYPES[COUNTER] + self._ready[TRACKS][row] + _value(drawn.counted(event, value))
@@ -257,7 +258,7 @@ class Packets:
         return body
 
     def _head(self, kind: int, row: int, name: int) -> bytes:
-        """As `_head_of`, of what is ready-made."""
+        """As `_head_of`, from bytes that are made once."""
         if kind in (BEGIN, INSTANT):
             return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
         return _TYPES[kind] + self._ready[TRACKS][row]
@@ -273,7 +274,7 @@ class Packets:
     # Warps ---------------------------------------------------------------------------------------------
 
     def warps(self, changes: WarpChanges) -> None:
-        """Write the changes of a GPU. How many warps run is a field of the packet that changes it."""
+        """Write the changes of a GPU. The count of running warps is a field of the packet that changes it."""
         shown = np.flatnonzero((changes.kind != WARP_COUNT) | (changes.value >= 0))
         for start in range(0, len(shown), _AT_ONCE):
             self._write_warps(changes.take(shown[start : start + _AT_ONCE]))
@@ -281,7 +282,7 @@ class Packets:
     def _write_warps(self, changes: WarpChanges) -> None:
         tracks, rows, kind = self._ready[TRACKS], changes.slices.row, changes.kind
         interned = self._all_pending()
-        # What most of them are, ends: the others follow.
+        # Most changes are ends: all are made as ends first, and the others replaced.
         of = rows[changes.slice].tolist()
         ends = {row: _TYPES[END] + tracks[row] for row in set(of) & tracks.keys()}
         bodies: list[Any] = list(map(ends.get, of))
@@ -300,7 +301,7 @@ class Packets:
     def _begins(
         self, changes: WarpChanges, begins: Int64s, interned: dict[int, list[bytes]]
     ) -> Iterator[bytes]:
-        """The fields of slices that begin, in the order of the changes, without count and arrow."""
+        """The fields of slices that begin, in the order of the changes, without count and flow."""
         slices, keys, tops = changes.slices.take(changes.slice[begins]), self._ready[KEYS], self._ready[TOPS]
         after_ns = slices.source_ns - changes.ts_ns[begins] - changes.offset_ns
         known = [
@@ -329,9 +330,9 @@ class Packets:
     def _warp_names_of(
         self, changes: WarpChanges, slices: Slices, begins: Int64s, interned: dict[int, list[bytes]]
     ) -> list[bytes]:
-        """The names of slices: one that came before has a number."""
+        """The names of slices, as numbers where they were used before."""
         kernels, numbers = slices.kernel.tolist(), slices.number.tolist()
-        # One number of a kernel and a warp, where both are small enough that the name may be remembered.
+        # One number for a kernel and a warp, if both are small enough to remember the name.
         small = (slices.kernel < _KERNELS_MAX) & (slices.number < _MET_MAX)
         keys = np.where(small, slices.kernel * _MET_MAX + slices.number % _MET_MAX, NONE).tolist()
         names = list(map(self._warp_names.get, keys))
@@ -341,7 +342,9 @@ class Packets:
         return cast("list[bytes]", names)
 
     def _warp_name(self, kernel: Kernel, warp: int, key: int) -> bytes:
-        """The name's number if it came before, else the name: a launch of many warps names each once."""
+        """The number of a name that was used before, else the name: a launch of many warps uses each name
+        once.
+        """
         known = self._warp_names.get(key)
         if known:
             return known
@@ -358,11 +361,11 @@ class Packets:
 
 
 def _keys_of(columns: dict[str, Any], drawn: Drawn) -> list[_Key]:
-    """What operations that are written alike have in common."""
+    """The keys of operations: those with the same key are written the same way."""
     event, events = columns["event"], drawn.events
     columns = {name: column.astype(np.int64) for name, column in columns.items()}
     mark = columns["mark"]
-    # What is drawn with arguments of its own is like nothing else.
+    # An operation with its own arguments has a key that no other has.
     shape, args = event.astype(np.int64), np.full(len(event), NONE, np.int64)
     if events is not None and len(events):
         of_event, places = event >= 0, np.maximum(event, 0)
@@ -372,7 +375,7 @@ def _keys_of(columns: dict[str, Any], drawn: Drawn) -> list[_Key]:
         if lines is not None:
             mark += len(MARKS) * (1 + np.where(of_event, lines[places], NONE))
     pairs = ((columns["kind"], mark), (columns["row"], columns["name"]), (shape, args))
-    # Two numbers of 32 bits in one: the lower may be NONE.
+    # Each number is two numbers of 32 bits. The lower one may be NONE.
     return list(zip(*(((high << 32) + low).tolist() for high, low in pairs), strict=True))
 
 
@@ -385,7 +388,7 @@ def _flow(flow: int) -> bytes:
 
 
 def _flows(flows: Int64s) -> list[list[bytes]]:
-    """A column of arrows, where there are any."""
+    """Columns of flows, none where there are no flows."""
     if not (places := np.flatnonzero(flows)).size:
         return []
     column = [b""] * len(flows)
@@ -395,7 +398,7 @@ def _flows(flows: Int64s) -> list[list[bytes]]:
 
 
 def counted(value: int) -> bytes:
-    """How many warps run, where that changes."""
+    """The field for how many warps run."""
     return b"" if value < 0 else _COUNTS[value] if value < SMALL_END else _COUNTED + varint(value)
 
 
@@ -411,7 +414,7 @@ def _annotated(key: bytes, value: int) -> bytes:
 
 
 def _all_annotated(key: bytes, values: Int64s, known: Bools) -> list[bytes]:
-    """Annotations of integers, nothing where they are not known."""
+    """Annotations of integers, empty where they are not known."""
     first = [_ANNOTATION + SMALL[len(key) + 1 + size] + key + _INT_VALUE for size in range(11)]
     made = [first[len(digits)] + digits for digits in varints(values)]
     for at in np.flatnonzero(~known).tolist():

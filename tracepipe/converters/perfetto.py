@@ -1,9 +1,9 @@
 """Writes Perfetto's protobuf trace, which opens in ui.perfetto.dev.
 
-A trace is a concatenation of length-prefixed `TracePacket`s, so writing streams. What happens on the host is
-one packet sequence, and the warps of each GPU are another, each with its own tables of names. The packets
-that declare tracks and clocks are made here, and those of events, of which there are millions, in `packets`.
-Perfetto's own classes would take 9 MB: the tests hold this against them.
+A trace is a concatenation of length-prefixed `TracePacket`s, so it can be written as a stream. The host's
+events are one packet sequence, and the warps of each GPU are another, each with its own tables of names. The
+packets that declare tracks and clocks are made here, and those of events, of which there are millions, in
+`packets`. Perfetto's own classes would take 9 MB. The tests compare this with them.
 
     TracePacket      6 clock_snapshot  8 timestamp  10 sequence  13 sequence_flags  58 clock  59 defaults
                      60 track_descriptor
@@ -49,9 +49,10 @@ _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = 1, 3, 6
 # The first of the clock ids that belong to one packet sequence.
 _CLOCK_STEPS = 64
 _COMPRESS_BYTES = 1 << 19
-# The packet sequences of the host, and of its threads' switches; those of GPUs follow. Clocks have their own.
+# The packet sequences of the host and of its context switches. Those of GPUs follow. Clocks have a separate
+# one.
 _HOST, _SWITCHES, _CLOCKS = 1, 2, 1 << 30
-# The track that all others stand under.
+# The track above all others.
 _TOP: Final = 0
 # child_ordering EXPLICIT, process_ordering and thread_ordering, and sibling_merge_behavior NONE.
 _ORDERED: Final = number(11, 3)
@@ -77,7 +78,7 @@ def _declaration(track: Track, uuid: int, *fields: bytes) -> bytes:
 
 
 def _named(name: str, parent_uuid: int) -> bytes:
-    """The fields of a track that is nobody's process or thread."""
+    """The fields of a track that is not a process or a thread."""
     return text(2, name) + number(5, parent_uuid) + _NEVER_MERGED
 
 
@@ -95,26 +96,28 @@ def _is_thread(track: Track) -> bool:
 
 
 class PerfettoWriter:
-    """Writes batches as they come; holds names and nothing else."""
+    """Writes batches as they come. It keeps names and nothing else."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._out, self._info = out, info
         self._base_ns = info.start.get("trace_ns", 0)
         self._clock = _CLOCK_MONOTONIC if info.trace_clock == MONOTONIC else _CLOCK_BOOTTIME
         self._roots: dict[int, Track] = {}
-        """Processes and threads by the track's id, which are declared at the end."""
+        """Processes and threads by the id of their track. They are declared at the end."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._gpus: dict[int, Packets] = {}
         self._gpu_rows: dict[int, int] = {}
-        """By GPU how many of its rows are ready."""
+        """By GPU: for how many of its rows the bytes are set."""
         self._switches: Switches | None = None
         self._first_screen = FirstScreen()
         self._emit(self._preamble())
         self._host = self._sequence(_HOST, ("source_ns",))
 
     def _preamble(self) -> bytes:
-        """One clock snapshot for the whole trace: the same instant on every clock that is known."""
+        """The packets before all events, with one clock snapshot for the whole trace: the same instant on
+        every known clock.
+        """
         ids = {
             "monotonic_ns": _CLOCK_MONOTONIC,
             "boottime_ns": _CLOCK_BOOTTIME,
@@ -122,7 +125,8 @@ class PerfettoWriter:
         }
         clocks = {self._clock: self._base_ns}
         if self._clock == _CLOCK_MONOTONIC:
-            # Wakeups are on CLOCK_BOOTTIME: where a recording does not relate it, the two are taken as one.
+            # Wakeups are on CLOCK_BOOTTIME. Where a recording does not relate it, it is taken to be the
+            # trace's clock.
             clocks[_CLOCK_BOOTTIME] = self._base_ns
             clocks |= {ids[key]: ns for key, ns in self._info.start.items() if key in ids}
         self._boottime_ahead_ns = clocks[_CLOCK_BOOTTIME] - self._base_ns
@@ -142,7 +146,8 @@ class PerfettoWriter:
             self._roots[track.id] = track
             if known is not None and known.name == track.name:
                 return b""
-            # Tracks under a thread's own descriptor become its siblings: a plain group holds them together.
+            # Tracks directly under a thread's descriptor would become its siblings, so they are in a plain
+            # group.
             return _declaration(track, uuid + 1, _named(track.name, uuid), _ORDERED)
         fields = _named(track.label(), self._parent_uuid(track))
         if track.kind == "counter":
@@ -189,7 +194,7 @@ class PerfettoWriter:
         self._emit(_packet(*fields))
 
     def _switching(self) -> Switches:
-        """The sequence of threads that get and leave processors, which begins with the first of them."""
+        """The packet sequence of context switches, which begins with the first of them."""
         if self._switches is None:
             self._begin_sequence(_SWITCHES, None)
             clock = SwitchClock(self._clock, self._base_ns, self._boottime_ahead_ns)
@@ -231,7 +236,7 @@ class PerfettoWriter:
             self._emit(packets.take())
 
     def _make_ready(self, drawn: Drawn) -> None:
-        """Make the bytes that operations share, each when it is needed first."""
+        """Make the bytes that operations share, each before its first use."""
         packets, book = self._host, drawn.book
         rows, names, shapes = self._new(drawn)
         lines = drawn.lines()
@@ -254,7 +259,7 @@ class PerfettoWriter:
             packets.set(AFTER, at, packets.annotations(shown_after(shape)))
 
     def _new(self, drawn: Drawn) -> tuple[list[int], list[int], list[int]]:
-        """The rows, names and shapes of a batch that are not ready, in the order of their use."""
+        """The rows, names and shapes of a batch without bytes, in the order of their use."""
         columns = drawn.ops.columns
         kind, row, name, event = (columns[key][drawn.order] for key in ("kind", "row", "name", "event"))
         shapes: Int32s = event[:0]
@@ -268,7 +273,7 @@ class PerfettoWriter:
         )
 
     def forget(self) -> None:
-        """Names, shapes and arguments have other numbers from here on."""
+        """Forget all names, shapes and arguments: they have new numbers now."""
         self._host.forget()
         if self._switches is not None:
             self._switches.forget()
@@ -290,8 +295,8 @@ class PerfettoWriter:
             self._out.write(delimited(1, delimited(50, zlib.compress(packets))))
 
     def finish(self) -> None:
-        """Write what is known at the end: processes and threads, and what to see first. The trace processor
-        keeps the first name and place of those, and the last are wanted.
+        """Write what is known at the end: processes and threads, and what to show first. The trace processor
+        keeps the first name and place that it reads, so only the last ones are written.
         """
         if self._roots:
             self._emit(_packet(number(10, _HOST), delimited(60, number(1, _TOP) + _ORDERED_AT_THE_TOP)))

@@ -1,14 +1,14 @@
-"""When threads run, in the packets from which Perfetto makes its tables `sched` and `thread_state`.
+"""Writes when threads run, as the packets from which Perfetto makes its tables `sched` and `thread_state`.
 
     TracePacket   117 generic_kernel_task_state_event: 1 cpu  3 tid  4 state
                     1 ftrace_events: 1 cpu  2 event: 1 timestamp  2 pid of the waker
                                                      20 sched_waking: 2 pid  5 target_cpu
 
-A task state says what one thread does, so that nothing is said of those that were not recorded; ftrace's own
-sched_switch names the thread that runs next too. A wakeup is sched_waking, as that alone has the waker. Its
-time is on CLOCK_BOOTTIME, as bundles of ftrace have no CLOCK_MONOTONIC. Threads have their names from the
-descriptors of their tracks. The native core has the same in `perfetto_switches.c`.
-Source: protos/perfetto/trace/generic_kernel/generic_task_state.proto, ftrace/ftrace_event_bundle.proto,
+A task state is about one thread, so it needs nothing about threads that were not recorded; ftrace's
+sched_switch would name the next thread too. A wakeup is sched_waking, the only event with the waker. Its time
+is on CLOCK_BOOTTIME, as ftrace's bundles have no CLOCK_MONOTONIC. Threads get their names from the
+descriptors of their tracks. The native core does the same in `perfetto_switches.c`. Source:
+protos/perfetto/trace/generic_kernel/generic_task_state.proto, ftrace/ftrace_event_bundle.proto,
 ftrace/sched.proto.
 """
 
@@ -33,10 +33,10 @@ from tracepipe.native.signatures import Switches as SwitchColumns
 FTRACE_EVENTS: Final = 1
 TASK_STATE: Final = 117
 UNKNOWN, RUNS, LEAVES, WOKEN = range(4)
-"""What the events of a shape say."""
+"""What the events of a shape are: nothing that is known, a thread runs, leaves its processor, or is woken."""
 _RUNNABLE, _RUNNING, _SLEEPS, _WAITS, _STOPPED, _DESTROYED = 2, 3, 4, 5, 6, 8
-# A zombie is written as destroyed, as DEAD ends the thread in the trace processor's table, and with a main
-# thread its process, of which more may come.
+# A zombie is written as destroyed. DEAD would end the thread in the trace processor's table, and for a main
+# thread its process, which may have more events.
 _STATES: Final = {
     "runnable": _RUNNABLE,
     "preempted": _RUNNABLE,
@@ -63,7 +63,9 @@ def _id(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SwitchClock:
-    """The clock of a sequence, what its first packet states, and how far CLOCK_BOOTTIME is ahead of it."""
+    """The clock of a sequence, the base that its first packet states, and how far CLOCK_BOOTTIME is ahead of
+    it.
+    """
 
     clock: int
     base_ns: int
@@ -79,7 +81,7 @@ class Switches:
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._cpu: Int32s = np.zeros(0, np.int32)
         self._tid: Int32s = np.zeros(0, np.int32)
-        """By the number of a shape."""
+        """By the number of a shape: what its events are, its processor and its thread."""
 
     def _meet(self, events: TraceColumns, tables: Tables) -> None:
         size = int(events.shape.max()) + 1
@@ -90,7 +92,7 @@ class Switches:
             self._kind[at], self._cpu[at], self._tid[at] = _kind(shape), shape.cpu, shape.tid
 
     def forget(self) -> None:
-        """Shapes have other numbers from here on."""
+        """Forget all shapes: they have new numbers now."""
         self._kind[:] = UNKNOWN
 
     def write(self, events: TraceColumns, tables: Tables) -> bytes:

@@ -6,9 +6,9 @@
                  0 +     1234  cuInit  cpu=1 result=0  ←0 →1
                500              an instant
 
-Times are ns since the start of the trace, then the duration; a slice inside another is indented; `→1` starts
-the arrow 1 and `←1` is one of its next steps; `→e7` is of the arrow 7 that events have. What tracks draw is
-written when all of it is known.
+A line has the time in ns since the start of the trace, then the duration. A slice inside another is indented.
+`→1` starts the flow 1 and `←1` is one of its next steps; `→e7` belongs to the flow 7 that events have. Tracks
+are written when all of them are known.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def _args_text(args: Texts) -> str:
 
 
 def _flows_text(flows: tuple[int, ...]) -> str:
-    return "".join(f" {'→' if flow < 0 else '←'}{_arrow_text(abs(flow))}" for flow in flows)
+    return "".join(f" {'→' if flow < 0 else '←'}{_flow_text(abs(flow))}" for flow in flows)
 
 
-def _arrow_text(flow: int) -> str:
-    """The number of an arrow, which is an event's where it has an `e`."""
+def _flow_text(flow: int) -> str:
+    """The number of a flow, with an `e` where events have it."""
     return f"e{flow & FLOW_LIMIT}" if flow > FLOW_LIMIT else str(flow)
 
 
@@ -53,10 +53,10 @@ class TextWriter:
         self._items.add(drawn.items())
 
     def forget(self) -> None:
-        """What was kept has no numbers."""
+        """Do nothing: what was kept has no numbers."""
 
     def finish(self) -> None:
-        """Render the tree of tracks, and count what it holds."""
+        """Write the tree of tracks, and the counts of what is in it."""
         self._put(f"trace clock {self._info.trace_clock}, start {self._base_ns} ns")
         for track in self._tracks.values():
             self._children.setdefault(track.parent.id if track.parent else None, []).append(track)

@@ -3,9 +3,9 @@
     [kernel_trace] ts=1795246105932206912 block=(0,0,0) thread=(1,0,0)        entry
     Thread (1, 0, 0) timestamp: 1795246105932207584                           exit
 
-for the scripts that read those tools' output. Times are the GPU's own, %globaltimer. A warp record becomes
-a line for each lane: at entry those of its entry mask, at each exit those of that exit's mask. Losses are
-summed at the end in kernelretsnoop's words, `Full drops: N`.
+This is for scripts that read the output of those tools. Times are those of the GPU's %globaltimer. A record
+of a warp becomes a line for each lane: of its entry mask at the entry, and of each exit's mask at that exit.
+The sum of losses is at the end in kernelretsnoop's words, `Full drops: N`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ThreadWriter:
                 shape = tables.shapes[number]
                 assert shape is not None
                 if shape.has_launch and unsigned(int(batch.events.launch[at])) in self._launches:
-                    continue  # its warps are written
+                    continue  # its warps are written already
                 self._thread(ts_ns, shape, *batch.events.thread_of(at), tables.args(args), lines)
             elif isinstance(other := batch.others[args], Warps):
                 self._warps(other, lines)
@@ -125,7 +125,7 @@ class ThreadWriter:
             exit_at += count
 
     def remarks(self) -> list[str]:
-        """Warps and threads whose indices are not recorded."""
+        """A remark on warps and threads whose indices are not recorded."""
         if not self._unwritten:
             return []
         return [f"{self._unwritten} warps or threads are not written: their block or thread is not recorded"]
@@ -141,5 +141,5 @@ class ThreadWriter:
 
 
 def _of(mask: int, lanes: list[Dim3 | None]) -> list[Dim3]:
-    """The threads of a mask's lanes."""
+    """The threads of the lanes in a mask."""
     return [thread for lane, thread in enumerate(lanes) if mask >> lane & 1 and thread is not None]

@@ -1,8 +1,8 @@
 """Protobuf's wire format, for the packets of which there are millions.
 
-Only what `perfetto.py` needs: varints, length-delimited fields, fixed64, double. Small numbers and
-lengths come from a table, as making them costs more than the rest of a packet. The tests hold this against
-the `perfetto` package's own classes. Format: protobuf.dev/programming-guides/encoding.
+It has only what `perfetto.py` needs: varints, length-delimited fields, fixed64, double. Small numbers and
+lengths come from a table, as making them costs more than the rest of a packet. The tests compare this with
+the classes of the `perfetto` package. Format: protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tracepipe.event.columns import Int64s
 SMALL_END = 1 << 11
 _U64 = (1 << 64) - 1
 _SIZES: Final = np.array([1 << 7 * size for size in range(1, 5)])
-"""The first value that takes a byte more than so many."""
+"""The first values that take 2, 3, … bytes."""
 
 SMALL: tuple[bytes, ...] = (
     *(bytes((value,)) for value in range(0x80)),
@@ -44,7 +44,7 @@ def varint(value: int) -> bytes:
 
 def varints(values: Int64s) -> list[bytes]:
     """The varint of each value."""
-    # Seven bits go to each byte, and the highest bit of a byte says that another follows.
+    # Each byte has seven bits. Its highest bit is set where another byte follows.
     spread, sizes = values & 0x7F, 1 + np.searchsorted(_SIZES, values, side="right")
     for at in range(1, len(_SIZES)):
         more = values >> 7 * at
@@ -71,7 +71,7 @@ def delimited(field: int, payload: bytes) -> bytes:
 
 
 def text(field: int, value: str) -> bytes:
-    """A string field; what UTF-8 cannot hold becomes a question mark."""
+    """A string field. Characters that UTF-8 cannot encode become question marks."""
     return delimited(field, value.encode("utf-8", "replace"))
 
 

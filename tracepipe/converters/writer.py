@@ -1,4 +1,4 @@
-"""What a converter is: it writes the operations of a timeline, and decides nothing about them."""
+"""The interface of converters, which write the operations of a timeline and decide nothing about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
-if TYPE_CHECKING:  # the names of formats need no columns
+if TYPE_CHECKING:  # listing the formats must not import numpy
     from tracepipe.event.model import Header
     from tracepipe.event.tables import Tables
     from tracepipe.layout.timeline import Drawn
@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # the names of formats need no columns
 class TraceInfo:
     """What a converter gets before the first operation.
 
-    `start` has the same instant on the trace clock (`trace_ns`) and on host clocks, as far as known;
-    `trace_ns` is at or near the first operation. `header` is the recording's.
+    `start` is one instant on the trace clock (`trace_ns`) and on the host clocks that are known. `trace_ns`
+    is at or near the first operation. `header` is that of the recording.
     """
 
     trace_clock: str
@@ -28,16 +28,16 @@ class TraceInfo:
 
 
 class Writer(Protocol):
-    """Writes one timeline to a stream that it does not close. It is made with that and a `TraceInfo`."""
+    """Writes one timeline to a stream that it does not close. It is made with the stream and a `TraceInfo`."""
 
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws, in the order given."""
 
     def forget(self) -> None:
-        """Shapes and arguments have other numbers from here on."""
+        """Forget all shapes and arguments: they have new numbers now."""
 
     def finish(self) -> None:
-        """Write what ends the file."""
+        """Write the end of the file."""
 
 
 class EventWriter(Protocol):
@@ -47,23 +47,23 @@ class EventWriter(Protocol):
         """Write the events of a `SourceBatch` or a `TraceBatch` in the order given."""
 
     def finish(self) -> None:
-        """Write what ends the file."""
+        """Write the end of the file."""
 
     def remarks(self) -> list[str]:
-        """What the file does not say, or not as it was recorded."""
+        """What the file does not contain, or not as it was recorded."""
 
 
 def without_form(unwritten: Counter[str]) -> list[str]:
-    """A remark on what a format has no form for."""
+    """A remark on events for which a format has no form; none where there are none."""
     left_out = ", ".join(f"{count} {what}" for what, count in sorted(unwritten.items()) if count)
     return [f"not written, as the format has no form for it: {left_out}"] if left_out else []
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """An output format; `suffix` replaces that of the input, `writer` is `module:class`, which is a `Writer`
-    of the "timeline", or an `EventWriter` of "events" on the clocks that they were recorded with or of "trace
-    events", which are on the trace's clock. An "archive" holds a Perfetto trace of each recording.
+    """An output format. `suffix` replaces that of the input. `writer` is `module:class`: a `Writer` of the
+    "timeline", or an `EventWriter` of "events", which are on the clocks that they were recorded with, or of
+    "trace events", which are on the trace's clock. An "archive" has a Perfetto trace of each recording.
     """
 
     suffix: str
@@ -71,22 +71,22 @@ class OutputFormat:
     of: Literal["timeline", "archive", "events", "trace events"] = "timeline"
     can_compress: bool = False
     has_switches: bool = False
-    """Whether its writer takes `Drawn.switches`, as the format says by itself when threads run."""
+    """Whether its writer takes `Drawn.switches`, as the format has its own form for context switches."""
     has_loads: bool = False
-    """Whether its viewers draw counters, so that it is worth having what is known by bins of time alone."""
+    """Whether its viewers draw counters, so that shares of time in bins are worth writing."""
     has_summaries: bool = False
-    """Whether a group has a row of its own, which its viewers show while it is closed."""
+    """Whether its viewers show slices of a group itself while the group is closed."""
     by_suffix: bool = False
     """Whether a file whose name ends with .gz or .zst is compressed."""
     on_terminal: bool = False
-    """Whether it is for people, and goes to standard output unless told where."""
+    """Whether it is for people, and goes to standard output by default."""
 
     @property
     def takes_several(self) -> bool:
-        """Whether it can be made of several recordings."""
+        """Whether it can be made from several recordings."""
         return self.of in ("timeline", "archive")
 
     def open(self, out: BinaryIO, info: TraceInfo) -> Any:
-        """A writer to `out`."""
+        """Return a writer to `out`."""
         module, _, name = self.writer.partition(":")
         return getattr(import_module(module), name)(out, info)

@@ -1,1 +1,1 @@
-"""What an event is: its classes, its JSON Schema and its checks. Imports nothing above."""
+"""What an event is: its classes, its JSON Schema and its checks. This package imports no stage."""

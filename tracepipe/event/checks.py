@@ -19,9 +19,9 @@ from tracepipe.event.records import RECORDS
 from tracepipe.event.schema import fields_of, required_of
 
 Fault = tuple[str, str]
-"""(field, what is wrong with it)."""
+"""A field and what is wrong with it."""
 Check = Callable[[Any], "str | Fault | None"]
-"""None where the value is good; else what is wrong, with the inner field where there is one."""
+"""Return None for a good value, else what is wrong, with the inner field where there is one."""
 
 _NAMES = {int: "an integer", str: "a string", dict: "an object", list: "an array"}
 
@@ -70,7 +70,7 @@ def _check_of(hint: Any, doc: Doc) -> Check:
             return f"must be {_NAMES[bare]}, not {shown(value)}"
         if doc.length is not None and len(value) != doc.length:
             return f"must have {doc.length} elements, not {len(value)}"
-        # A good column of thousands of integers is not looked at one by one.
+        # A good column of thousands of integers is checked as a whole, not value by value.
         if ints and (
             not value or (set(map(type, value)) == {int} and low <= min(value) and max(value) <= high)
         ):
@@ -105,7 +105,7 @@ _CHECKS = {kind: _check_record(record) for kind, record in RECORDS.items()}
 
 
 def _columns_fault(batch: Record) -> Fault | None:
-    """Columns of a warp batch whose lengths do not agree."""
+    """The fault of a warp batch whose columns differ in length, or None."""
     warps = len(batch["warp"])
     for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
         if name in batch and len(batch[name]) != warps:
@@ -118,7 +118,7 @@ def _columns_fault(batch: Record) -> Fault | None:
 
 
 def _ranges_fault(batch: Record) -> Fault | None:
-    """Columns of ranges that do not agree, or with a range that no warp can have had."""
+    """The fault of columns of ranges that disagree or have an impossible range, or None."""
     ranges = sum(batch.get("range_count", ()))
     for name in ("range_name", "range_clk", "range_dur_clk", "range_open"):
         if name in batch and len(batch[name]) != ranges:
@@ -130,14 +130,14 @@ def _ranges_fault(batch: Record) -> Fault | None:
         return None
     for name in ("range_name", "range_clk", "range_dur_clk", "exit_clk"):
         if name not in batch:
-            return name, "is missing, and there are ranges"
+            return name, "is missing, but there are ranges"
     if max(batch["range_name"]) >= len(names):
-        return "range_name", f"has {max(batch['range_name'])}, and there are {len(names)} names in ranges"
+        return "range_name", f"has {max(batch['range_name'])}, but there are {len(names)} names in ranges"
     return _range_times_fault(batch)
 
 
 def _stalls_fault(record: Record) -> Fault | None:
-    """Columns of samples that do not agree, or that name what is not there."""
+    """The fault of columns of samples that disagree or refer to names that are not there, or None."""
     count = len(record["samples"])
     for name in ("function", "reason", "offset", "line"):
         if name in record and len(record[name]) != count:
@@ -151,12 +151,12 @@ def _stalls_fault(record: Record) -> Fault | None:
     ):
         there = len(record.get(names, ()))
         if (last := max(record.get(column, ()), default=-1)) >= there + first:
-            return column, f"has {last}, and there are {there} names in {names}"
+            return column, f"has {last}, but there are {there} names in {names}"
     return _names_fault(record, "functions", "reasons", "lines", "modules")
 
 
 def _names_fault(record: Record, *lists: str) -> Fault | None:
-    """A name in lists of names that is too long."""
+    """The fault of a name that is too long in one of these lists, or None."""
     for name in lists:
         for at, text in enumerate(record.get(name, ())):
             if len(text) > NAME_BYTES_MAX // 4 and len(text.encode("utf-8", "replace")) > NAME_BYTES_MAX:
@@ -165,7 +165,7 @@ def _names_fault(record: Record, *lists: str) -> Fault | None:
 
 
 def _range_times_fault(batch: Record) -> Fault | None:
-    """A range that is out of order, or not within its warp's life."""
+    """The fault of a range that is out of order or outside its warp's life, or None."""
     exits = iter(batch["exit_clk"])
     spans = zip(batch["range_clk"], batch["range_dur_clk"], strict=True)
     exit_counts = batch.get("exit_count", [1] * len(batch["warp"]))
@@ -173,9 +173,9 @@ def _range_times_fault(batch: Record) -> Fault | None:
         last_clk, before_clk = max(islice(exits, left), default=-1), 0
         for clk, dur_clk in islice(spans, ranges):
             if clk + dur_clk > last_clk:
-                return "range_dur_clk", f"has a range beyond the last exit of its warp, the one at {warp}"
+                return "range_dur_clk", f"has a range that ends after its warp's last exit (warp {warp})"
             if clk < before_clk:
-                return "range_clk", f"is not in the order of begins in the warp at {warp}"
+                return "range_clk", f"is not in the order of begins (warp {warp})"
             before_clk = clk
     return None
 
@@ -198,9 +198,9 @@ def first_fault(record: Any) -> Fault | None:
     if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:
         return "host_hi_ns", "is before host_lo_ns"
     if kind == "clock" and record["clock"] == MONOTONIC:
-        return "clock", "is monotonic, the clock that the others are paired with"
+        return "clock", "is monotonic, with which the other clocks are paired"
     if record.get("phase") == "X" and "dur_ns" not in record:
-        return "dur_ns", "is missing, and an X has no length without it"
+        return "dur_ns", "is missing: an X has no length without it"
     return None
 
 
@@ -228,14 +228,14 @@ def _cut(record: Record, field: str) -> None:
 
 _NO_ARGS: dict[str, Any] = {}
 _SEEN_MAX, _SEEN_CHARACTERS = 1 << 13, 256
-_SECOND_HEADER = "is a second header: what follows it is read as the first one's"
+_SECOND_HEADER = "is a second header: what follows is read with the first header"
 
 
 class RecordCheck:
     """Finds what is wrong with records.
 
-    Most lines of a file repeat a few combinations of type, name, phase and thread. A combination that was
-    checked in full once is only checked for the fields that still differ, which costs a sixth.
+    Most lines of a file repeat a few combinations of type, name, phase and thread. After one full check of a
+    combination, only the fields that still differ are checked, which costs a sixth.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class RecordCheck:
             ):
                 return None
         except (KeyError, TypeError):
-            key = None  # no such field, or a value that cannot be hashed: the full check says which
+            key = None  # a field is missing or cannot be hashed: the full check reports it
         fault = first_fault(record)
         # X needs dur_ns, which only the full check sees.
         if fault is None and key and key[2] != "X" and self._has_room(key[1]):
@@ -272,7 +272,7 @@ class RecordCheck:
         return len(self._seen) < _SEEN_MAX and len(name) <= _SEEN_CHARACTERS
 
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
-        """The good ones of `records`, which stand on consecutive lines from `first_line`."""
+        """The good ones of `records`, which are on consecutive lines from `first_line` on."""
         kept = []
         for line, record in enumerate(records, first_line):
             if fault := self.fault(record):

@@ -22,14 +22,14 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 NONE = -1
 """No arguments, no shape, no reading of another clock."""
 SPECIAL = -2
-"""The shape of what is no event: `args` is its place among the batch's `others`."""
+"""The shape of a row that is not an event: `args` is its place among the batch's `others`."""
 UNDATED_NS = -1
-"""The time of a loss that its writer could not date: it stands where it stands."""
+"""The time of a loss that its writer could not date. Its place in the file is all that is known."""
 _U64 = 1 << 64
 
 Three = tuple[int, int, int]
 Index = tuple[int, int, int, int, int, int]
-"""The block of a thread and the thread in its block, x, y, z each, NONE where it is not recorded."""
+"""The index of a block and that of a thread in it, x, y and z each; NONE where it is not recorded."""
 NO_INDEX: Index = (NONE, NONE, NONE, NONE, NONE, NONE)
 Row = tuple[int, int, int, int, int, Index | None, int]
 """Time, shape, arguments, duration, launch, index, stack."""
@@ -37,14 +37,14 @@ Row = tuple[int, int, int, int, int, Index | None, int]
 
 @dataclass(slots=True)
 class Texts:
-    """A column of texts, one behind the other in `data`, of which each goes up to its place in `ends`."""
+    """A column of texts: `data` has one after the other, and `ends` has where each ends."""
 
     data: bytes
     ends: Int64s
 
     @staticmethod
     def of(texts: Sequence[bytes]) -> Texts:
-        """A column of these."""
+        """A column of these texts."""
         return Texts(b"".join(texts), np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts))))
 
     def __len__(self) -> int:
@@ -68,10 +68,10 @@ class EventColumns:
     """A row for each event, in file order.
 
     `shape` and `args` are numbers in the recording's tables; `dur_ns` and `launch` are 0 where the shape has
-    none. A launch of 64 bits stands as its two's complement; of the end of an arrow it is the arrow. `index`
-    has six columns, those of `Index`, and is None where no event is of a thread of a GPU: such events differ
-    in it alone, a million in a row.
-    `stack` is a number among the recording's stacks, NONE where an event has none, and None where none has.
+    none. A launch of 64 bits is kept as its two's complement; an end of a flow has the flow's number there.
+    `index` has six columns, those of `Index`, and is None where no event is of a thread of a GPU: a million
+    events of such threads may differ in their index alone. `stack` is a number among the recording's stacks,
+    NONE for an event without one, and None where no event has one.
     """
 
     ts_ns: Int64s
@@ -101,13 +101,13 @@ class EventColumns:
 
 @dataclass(slots=True)
 class SourceBatch:
-    """Some thousands of records in file order, on the clocks that they were recorded with, and what went
-    wrong between them. `others` are records that are no events: warps, losses, clock pairs, the footer.
+    """Some thousands of records in file order, on the clocks that they were recorded with, and the problems
+    among them. `others` are the records that are not events: warps, losses, clock pairs, the footer.
 
-    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` are lines, with
-    their numbers, that are none of the format's: a log's, or another format's; `printed` those that a script
-    or the traced program printed, or another format's. `text_bytes` is how long the text is, where that
-    matters.
+    `offset_bytes` is how far into the input the batch ends, for progress. `passed_over` has the lines, with
+    their numbers, that are not of the format: those of a log or of another format. `printed` has those that a
+    script or the traced program printed, or of another format. `text_bytes` is the length of the text, where
+    it matters.
     """
 
     events: EventColumns
@@ -121,8 +121,9 @@ class SourceBatch:
 
 @dataclass(slots=True)
 class TraceColumns(EventColumns):
-    """The same on the trace's clock. `source_ns` is what another clock showed, NONE where there is none, and
-    `bound_ns` by how much the time may be wrong; both are None where no event has them.
+    """Events on the trace's clock. `source_ns` is the reading of the clock of the recording, NONE where that
+    is the trace's clock. `bound_ns` is by how much the time may be wrong. Both are None where no event has
+    them.
     """
 
     source_ns: Int64s | None = None
@@ -131,9 +132,10 @@ class TraceColumns(EventColumns):
 
 @dataclass(slots=True)
 class TraceBatch:
-    """Events on the trace's clock, in file order, and what is none. A loss's `ts_ns` is that of its row.
+    """Events on the trace's clock, in file order, and `others`, which are not events. A loss has its time in
+    its row.
 
-    `places` are those of its rows in the source batch, None where nothing was left out of that.
+    `places` are the places of its rows in the source batch, None where all of that batch's rows are here.
     """
 
     events: TraceColumns
@@ -143,7 +145,7 @@ class TraceBatch:
 
 
 def no_events() -> EventColumns:
-    """Columns without a row."""
+    """Columns without rows."""
     return event_columns([])
 
 
@@ -163,22 +165,24 @@ def event_columns(rows: Sequence[Row]) -> EventColumns:
 
 
 def no_indices(count: int) -> Int32s:
-    """A column of so many indices that are not recorded."""
+    """A column of `count` indices that are not recorded, of the shape `(count, 6)`."""
     return np.full((count, len(NO_INDEX)), NONE, np.int32)
 
 
 def signed(launch: int) -> int:
-    """A launch as its column has it."""
+    """The launch id as a signed integer of 64 bits, as columns have it."""
     return launch - _U64 if launch >= _U64 >> 1 else launch
 
 
 def unsigned(launch: int) -> int:
-    """A launch as its record has it."""
+    """The launch id as an unsigned integer, as records have it."""
     return launch + _U64 if launch < 0 else launch
 
 
 def joined_optional(parts: Iterable[tuple[Any, int]], missing: int) -> Any:
-    """Columns one after the other, where None stands for so many missing values; None where all are."""
+    """Join columns and fill those that are None with `missing`, as often as their size; None where all are
+    None.
+    """
     columns = list(parts)
     known = next((column for column, _ in columns if column is not None), None)
     if known is None:
@@ -209,7 +213,9 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
 
 
 def distinct(values: Any) -> Any:
-    """Each value once, in order. np.unique loads masked arrays for that, which take 2 MB of a process."""
+    """Each value once, in order. np.unique would load the module of masked arrays, which takes 2 MB of
+    memory.
+    """
     values = np.sort(values)
     return values[np.diff(values, prepend=values[:1] - 1) != 0]
 

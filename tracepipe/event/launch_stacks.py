@@ -1,4 +1,4 @@
-"""Gives the stack of a launch call to what it launched."""
+"""Gives the stack of a launch call to the work that it launched."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Bytes, EventColumns, Int64s
 from tracepipe.event.tables import Tables
 
-# A power of two. Ids of launches are counted: so many of the last ones have a place each.
+# A power of two. Ids of launches are consecutive numbers: this many of the last ones have a place each.
 PLACES = 1 << 16
 _NEITHER, _CALL, _WORK = range(3)
 
 
 class LaunchStacks:
-    """Remembers the stacks of the last launches. In the file a call comes before its work."""
+    """Remembers the stacks of the last launches. In the file, a call comes before its work."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._launches: Int64s = np.zeros(0, np.int64)
         self._stacks: Int64s = np.zeros(0, np.int64)
-        """By the lower bits of a launch's id; nothing before the first stack is met."""
+        """Indexed by the lower bits of a launch's id; empty until the first stack is read."""
         self._rounds = 0
         self._parts: Bytes = np.zeros(0, np.uint8)
-        """By the number of a shape: what its events are of a launch."""
+        """By the number of a shape: whether its events are a launch's call, its work or neither."""
 
     def give(self, events: EventColumns) -> None:
-        """Put stacks to the kernels and copies of a batch."""
+        """Set the stacks of the kernels and copies of a batch."""
         if events.stack is None and not len(self._stacks):
             return
         part = np.full(len(events), _NEITHER, np.uint8)
@@ -44,7 +44,7 @@ class LaunchStacks:
         events.stack = stack
 
     def _last(self, launches: Int64s, calls: Bools, stacks: Int64s) -> Int64s:
-        """Of each the stack of the last call with its id before it; and remember the last ones."""
+        """The stack of the last call with the same id before each event. The last calls are remembered."""
         places = launches & (PLACES - 1)
         order = np.argsort(places, kind="stable")
         launches, calls, stacks, places = launches[order], calls[order], stacks[order], places[order]

@@ -1,4 +1,4 @@
-"""Joins launch calls to kernels and warps by launch id: arrows, and the check of cause before effect."""
+"""Joins launch calls to kernels and warps by launch id: flows, and the check of cause before effect."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from tracepipe.event.columns import Bytes, Int64s
 
-# So many launches are remembered; the oldest makes room. A capture that lost kernels must not fill the
-# memory.
+# This many launches are remembered, then the oldest is forgotten: a capture that lost kernels must not fill
+# the memory.
 LAUNCHES_MAX: Final = 1 << 16
 
 
@@ -23,15 +23,16 @@ class Early(NamedTuple):
 
 
 NO_LAUNCH, COUNTED, DRAWN, STARTS = range(4)
-"""Of a batch of warps: its launch is not known, it is only counted, it is drawn, an arrow may start at it."""
+"""What is done with a batch of warps. Its launch is unknown, it is only counted, it is drawn, or it is drawn
+and a flow may start at it."""
 
 
 @dataclass(slots=True, eq=False)
 class WarpStarts:
-    """Batches of warps among events: the place of each there, its launch, when its first warp enters, by how
-    much that may be wrong, and what is done with them. `flow` becomes its arrow, 0 without one.
+    """Batches of warps among events: the place of each there, its launch, the time at which its first warp
+    enters, by how much that may be wrong, and what is done with it. `flow` is set to its flow, 0 for none.
 
-    An arrow may start at a warp only if that is drawn now, at the time of the events around it.
+    A flow may start only at a warp that is drawn now, with the events around it.
     """
 
     place: Int64s
@@ -42,11 +43,11 @@ class WarpStarts:
     flow: Int64s
 
     def columns(self) -> list[Any]:
-        """The columns in the order of their definition."""
+        """The columns in the order of the fields."""
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
     def rows(self) -> Iterator[tuple[int, ...]]:
-        """What is known of each batch, the columns but for the last."""
+        """The columns of each batch but `flow`, as rows."""
         return zip(*(column.tolist() for column in self.columns()[:-1]), strict=True)
 
 
@@ -60,7 +61,7 @@ class _Launch:
 
 
 class Launches:
-    """Calls and kernels come in the order of their times, so that a kernel before its call is met first."""
+    """Calls and kernels come in the order of their times: a kernel that starts before its call comes first."""
 
     def __init__(self) -> None:
         self.early: list[Early] = []
@@ -75,42 +76,42 @@ class Launches:
             one = self._launches[launch] = _Launch()
         return one
 
-    def _arrow(self, one: _Launch) -> int:
-        """The arrow of a launch: it starts where it is met first, and goes on from there."""
+    def _flow_of(self, one: _Launch) -> int:
+        """The flow of a launch: negative at its first use, where it starts, and positive from then on."""
         if one.flow:
             return one.flow
-        # Even, where those of calls through the layers are odd. Not made of the launch id, which may have
-        # 64 bits of its own and may come again.
+        # Even: the flows of calls through the layers are odd. It is not made from the launch id, which may
+        # have 64 bits and may be used again.
         self._last_flow += 2
         one.flow = self._last_flow
         return -one.flow
 
     def call(self, launch: int, ts_ns: int) -> int:
-        """Note the launch call; returns its arrow. An id that was called before is another launch now."""
+        """Note a launch call and return its flow. An id that had a call before is a new launch now."""
         one = self._of(launch)
         if one.called:
             one.start_ns, one.drawn, one.flow = None, False, 0
         if one.start_ns is not None and one.start_ns + one.bound_ns < ts_ns:
             self.early.append(Early(launch, one.start_ns, one.bound_ns, ts_ns))
         one.start_ns, one.called = None, True
-        return self._arrow(one)
+        return self._flow_of(one)
 
     def start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
-        """Note when something of a launch starts, within `bound_ns`, to hold it against its call."""
+        """Note when a launch's work starts, within `bound_ns`, to compare that with the time of its call."""
         one = self._of(launch)
         if not one.called and one.start_ns is None:
             one.start_ns, one.bound_ns = ts_ns, bound_ns
 
     def kernel(self, launch: int, ts_ns: int, bound_ns: int) -> int:
-        """Note a kernel's start, within `bound_ns`; returns the arrow that ends at it."""
+        """Note a kernel's start, within `bound_ns`, and return the flow that ends at it."""
         self.start(launch, ts_ns, bound_ns)
         one = self._of(launch)
         one.drawn = True
-        return self._arrow(one)
+        return self._flow_of(one)
 
     def warps(self, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
-        """Note the first warp of a batch; returns the arrow, 0 if the launch has a kernel to end it, or its
-        warps are only counted.
+        """Note the first warp of a batch and return its flow: 0 if the flow ends at the launch's kernel, or
+        if the warps are only counted.
         """
         if done == NO_LAUNCH:
             return 0

@@ -36,11 +36,11 @@ HOST_LAYERS: Final = frozenset(
     {"annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "transfer"}
 )
 COUNTS: Final = "C"
-"""The phase of what is no span but values of counters: `args` has them by the names of series."""
-ARROWS: Final = ("s", "t", "f")
-"""The phases of what is no span but an end of an arrow: it starts, goes on, ends."""
-NO_SPANS: Final = (COUNTS, *ARROWS)
-PHASES: Final = ("B", "E", "I", "X", *NO_SPANS)
+"""The phase of an event that has values of counters: `args` has them by the names of series."""
+FLOW_PHASES: Final = ("s", "t", "f")
+"""The phases of an event that is an end of a flow: the flow starts, continues, ends."""
+NO_SLICES: Final = (COUNTS, *FLOW_PHASES)
+PHASES: Final = ("B", "E", "I", "X", *NO_SLICES)
 STALLS: Final = ("gpu_stall", "gpu_stall_pc")
 """The types of records that are samples of what warps waited for."""
 MONOTONIC: Final = "monotonic"
@@ -72,14 +72,14 @@ SM_LIMIT: Final = (1 << 16) - 1
 SLOT_LIMIT: Final = (1 << 12) - 1
 # Ranges of a process that are open at a time have a track each.
 RANGE_LIMIT: Final = (1 << 12) - 1
-# A billion events a second for three days; sums over a file stay within 64 bits.
+# This is a billion events a second for three days. Sums over a file stay within 64 bits.
 COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
-# Of longer texts, but those in arguments, so much is kept.
+# Longer texts are cut to this length, but not those in arguments.
 NAME_BYTES_MAX: Final = 4096
 # A recording has fewer processes and threads.
 ORDER_LIMIT: Final = (1 << 21) - 1
-# With a bit more, which those have that are made of it, a number is one in JavaScript too.
+# One more bit is used in the numbers made from it, which JavaScript must still represent exactly.
 FLOW_LIMIT: Final = (1 << 52) - 1
 # Columns of warps are 64-bit and signed.
 COLUMN_LIMIT: Final = (1 << 63) - 1
@@ -111,7 +111,9 @@ class Header(_HeaderRequired, total=False):
 
     tool: Annotated[str, Doc("program and version that wrote the file")]
     host: Annotated[str, Doc("host name")]
-    boot: Annotated[str, Doc("id of the host's boot: clocks that count from it are the same where it is")]
+    boot: Annotated[
+        str, Doc("id of the host's boot: the same in files whose clocks count from the same boot")
+    ]
     kernel: Annotated[str, Doc("kernel release")]
     machine: Annotated[str, Doc("processor architecture")]
     command: Annotated[list[str], Doc("command that was traced")]
@@ -121,8 +123,8 @@ class Header(_HeaderRequired, total=False):
     start: Annotated[HostInstant, Doc("start of the capture on each host clock")]
     clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
     layers: Annotated[Layers, Doc("layers asked for and got")]
-    options: Annotated[dict[str, Any], Doc("whose events, hooks, filters and warps: what is not the usual")]
-    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that there are: index, name, uuid, sm_count")]
+    options: Annotated[dict[str, Any], Doc("the capture's options that differ from the defaults")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the host's GPUs: index, name, uuid, sm_count")]
     counters: Annotated[list[dict[str, Any]], Doc("counters: gpu, name, unit, metric, interval_ns, max")]
 
 
@@ -132,8 +134,8 @@ class _EventRequired(TypedDict):
     phase: Annotated[
         str,
         Doc(
-            "B begin, E end, I instant, X complete with dur_ns; C values of counters; an arrow: s starts, "
-            "t goes on, f ends",
+            "B begin, E end, I instant, X complete with dur_ns; C values of counters; ends of a flow: "
+            "s starts, t continues, f ends",
             enum=PHASES,
         ),
     ]
@@ -154,11 +156,11 @@ class Event(_EventRequired, total=False):
     cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
     comm: Annotated[str, Doc("thread name at that time")]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
-    domain: Annotated[str, Doc("annotation: domain of NVTX, absent for the default one")]
+    domain: Annotated[str, Doc("annotation: NVTX domain, absent for the default one")]
     range: Annotated[
         int,
         Doc(
-            "annotation: of a range of the process, not of a thread: its number among those that are open",
+            "annotation: number of a range of the process (not of a thread) among the open ones",
             minimum=0,
             maximum=RANGE_LIMIT,
         ),
@@ -167,7 +169,7 @@ class Event(_EventRequired, total=False):
     stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
     launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
     flow: Annotated[
-        int, Doc("s, t and f: the arrow, the same number on all its ends", minimum=0, maximum=FLOW_LIMIT)
+        int, Doc("s, t and f: the flow, the same number on all its ends", minimum=0, maximum=FLOW_LIMIT)
     ]
     grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
     block: Annotated[
@@ -217,15 +219,15 @@ class _WarpBatchRequired(TypedDict):
 
 
 class WarpBatch(_WarpBatchRequired, total=False):
-    """Warps of one launch, as columns: all of them, or some thousands; a launch may fill several batches.
+    """Warps of one launch, as columns: all of them, or some thousands. A launch may fill several batches.
 
     `warp`, `sm`, `slot`, `entry_ns`, `entry_clk`, `entry_mask` have a value for each warp; `exit_ns`,
     `exit_clk`, `exit_mask` one for each exit, warp after warp, `exit_count` of them for each warp (1 each
     where that column is absent). A warp with no exit was running when the record ended.
 
-    What a warp did in its life is in ranges: `range_name`, `range_clk`, `range_dur_clk`, `range_open` have
-    a value for each, warp after warp, `range_count` of them for each warp, in the order of their begins and
-    the outer before the inner one. They lie between the warp's entry and its last exit, in its SM's cycles.
+    Ranges show what a warp did: `range_name`, `range_clk`, `range_dur_clk` and `range_open` have a value for
+    each range, warp after warp, `range_count` of them for each warp, in the order of their begins, an outer
+    range before those in it. Ranges are between the warp's entry and its last exit, in cycles of its SM.
     """
 
     clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
@@ -273,14 +275,12 @@ class Frame(_FrameRequired, total=False):
 
 class _StackRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("stack",))]
-    id: Annotated[
-        int, Doc("the `stack` of events: no other has it in this file", minimum=0, maximum=COLUMN_LIMIT)
-    ]
+    id: Annotated[int, Doc("the `stack` of events; unique in the file", minimum=0, maximum=COLUMN_LIMIT)]
     frames: Annotated[list[Frame], Doc("innermost first")]
 
 
 class StackRecord(_StackRequired, total=False):
-    """A stack of Python, before the first event that names it."""
+    """A Python stack. It comes before the first event that refers to it."""
 
     omitted: Annotated[int, Doc("frames left out at the outer end", minimum=0, maximum=COUNT_LIMIT)]
 
@@ -291,7 +291,7 @@ class _NameRequired(TypedDict):
 
 
 class NameRecord(_NameRequired, total=False):
-    """What a process is called, or with `tid` a thread of it, and where it stands among the others."""
+    """The name of a process, or with `tid` of a thread, and its place among the others."""
 
     tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
     name: Annotated[str, Doc("its name")]
@@ -316,7 +316,7 @@ class _LossRequired(TypedDict):
 
 
 class LossRecord(_LossRequired, total=False):
-    """Events that were made and not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
+    """Events that happened and were not recorded, between `ts_ns` and `ts_ns` + `dur_ns`."""
 
     layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
     ts_ns: Annotated[
@@ -338,14 +338,14 @@ class _WindowRequired(TypedDict):
 
 
 class WindowRecord(_WindowRequired, total=False):
-    """Where a window begins or ends: of a recording that has some, events are recorded in windows alone."""
+    """Where a window begins or ends. A recording that has windows has events only in them."""
 
     window: Annotated[int, Doc("its number, from 1", minimum=1, maximum=COUNT_LIMIT)]
-    name: Annotated[str, Doc("what the program calls it")]
+    name: Annotated[str, Doc("the name that the program gave it")]
     cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
-    pid: Annotated[int, Doc("process that did", minimum=0, maximum=ID_LIMIT)]
-    tid: Annotated[int, Doc("thread that did", minimum=0, maximum=ID_LIMIT)]
-    waited_ns: Annotated[int, Doc("since when it was due, before ts_ns", minimum=0, maximum=TIME_LIMIT_NS)]
+    pid: Annotated[int, Doc("process that caused it", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread that caused it", minimum=0, maximum=ID_LIMIT)]
+    waited_ns: Annotated[int, Doc("how long before ts_ns it was due", minimum=0, maximum=TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
 
 
@@ -358,20 +358,20 @@ class _FooterRequired(TypedDict):
 
 
 class Footer(_FooterRequired, total=False):
-    """Last line of a file: what it holds and what it lacks."""
+    """Last line of a file: how many events it has and how many were lost."""
 
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
     ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
-    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that were met: index, name, uuid, sm_count")]
-    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, as far as that is known")]
+    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that had events: index, name, uuid, sm_count")]
+    cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
     filtered: Annotated[
         dict[str, int],
-        Doc("layer → events that were left out because a filter said so", minimum=0, maximum=COUNT_LIMIT),
+        Doc("layer → events that a filter left out", minimum=0, maximum=COUNT_LIMIT),
     ]
     evicted: Annotated[
         dict[str, int],
         Doc(
-            "layer → events of the time that was to be kept for which a flight recorder had no room",
+            "layer → events of the kept time for which a flight recorder had no room",
             minimum=0,
             maximum=COUNT_LIMIT,
         ),
@@ -380,10 +380,10 @@ class Footer(_FooterRequired, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A line that could not be used, or something a reader cannot know. Writers must show both.
+    """A line that could not be used, or an ambiguity in the input. Writers must show both.
 
-    `line` counts from 1; 0 where the whole file is meant. `skipped` lines lost their event; the rest are
-    ambiguities that change how a kept event must be understood.
+    `line` counts from 1 and is 0 for the whole file. `skipped` says that the event of the line is not in the
+    output; otherwise the problem changes how a kept event must be understood.
     """
 
     line: int

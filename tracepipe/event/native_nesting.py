@@ -1,4 +1,4 @@
-"""Nesting by the native core, `nest.c`: what `Nesting` does, over arrays."""
+"""Nesting by the native core (`nest.c`), over arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracepipe.native.signatures import Events, Shapes, Starts
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
 _SHAPE_KINDS: Final = {
-    "row": np.int32, "name": np.int32, "has_dur": np.int64, "phase": np.uint8, "asks": np.uint8,
+    "row": np.int32, "name": np.int32, "has_dur": np.int64, "phase": np.uint8, "takes_flow": np.uint8,
     "has_launch": np.uint8,
 }  # fmt: skip
 
@@ -73,9 +73,9 @@ class NativeNesting:
         """As `Nesting` has it."""
         self._core.tp_nest_forget_rows(self._nest)
 
-    def set_above(self, row: int, near: int, far: int, gives: int) -> None:
+    def set_above(self, row: int, near: int, far: int, starts_flows: int) -> None:
         """As `Nesting` has it."""
-        self._core.tp_nest_above(self._nest, row, near, far, gives)
+        self._core.tp_nest_above(self._nest, row, near, far, starts_flows)
 
     def take_ops(self) -> OpColumns:
         """As `Nesting` has it."""
@@ -98,10 +98,10 @@ class NativeNesting:
 
     def set_shape(self, number: int, shape: ShapeRow) -> None:
         """As `Nesting` has it."""
-        row, name, phase, asks, has_dur, has_launch = shape
+        row, name, phase, takes_flow, has_dur, has_launch = shape
         if number >= len(self._shapes["row"]):
             self._shapes = {key: grown(column, number + 1, 0) for key, column in self._shapes.items()}
-        values = (row, name, 0 if has_dur else -1, ord(phase), asks, has_launch)
+        values = (row, name, 0 if has_dur else -1, ord(phase), takes_flow, has_launch)
         for column, value in zip(self._shapes.values(), values, strict=True):
             column[number] = value
 
@@ -120,14 +120,14 @@ class NativeNesting:
 
     def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
         """As `Nesting` has it."""
-        met = Shapes(*(column.ctypes.data for column in self._shapes.values()))
+        shapes = Shapes(*(column.ctypes.data for column in self._shapes.values()))
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, stop - start))
         bound = None if events.bound_ns is None else events.bound_ns.ctypes.data
         columns = (events.ts_ns, events.dur_ns, events.launch)
         given = Events(*(column.ctypes.data for column in columns), bound, events.shape.ctypes.data)
         starts = Starts(*(() if warps is None else (one.ctypes.data for one in warps.columns())))
         batches = 0 if warps is None else len(warps.place)
-        refs = ctypes.byref(given), ctypes.byref(met), ctypes.byref(starts)
+        refs = ctypes.byref(given), ctypes.byref(shapes), ctypes.byref(starts)
         count = self._core.tp_nest_events(
             self._nest, *refs, batches, start, stop, ctypes.byref(ops), self._ops.count
         )
@@ -142,16 +142,16 @@ class NativeNesting:
         )
         self._ops.count = self._checked(count)
 
-    def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
+    def overlap_row(self, row: int, ts_ns: int, end_ns: int) -> int:
         """As `Nesting` has it."""
-        at = int(self._core.tp_nest_beside(self._nest, row, ts_ns, end_ns))
+        at = int(self._core.tp_nest_overlap_row(self._nest, row, ts_ns, end_ns))
         if at < NO_ROW:
             raise MemoryError
         return at
 
     def settle(self) -> None:
         """As `Nesting` has it."""
-        # Not where the events were nested: what came since may have moved the operations.
+        # The view of the columns is taken again: operations that were added since may have moved them.
         self._core.tp_nest_settle(self._nest, ctypes.byref(self._ops.reserve(0)), self._ops.count)
 
     def close(self, row: int, ts_ns: int) -> None:
@@ -165,6 +165,6 @@ AnyNesting = Nesting | NativeNesting
 
 
 def new_nesting(ioctl: int = NONE) -> AnyNesting:
-    """A nesting, by the native core where there is one."""
+    """Return a nesting of the native core where it is loaded, else one in Python."""
     core = library()
     return Nesting(ioctl) if core is None else NativeNesting(core, ioctl)

@@ -1,8 +1,9 @@
-"""Begins meet ends: the one place where they do, for the timeline and for the reports.
+"""Matches begins with ends. Nothing else does, neither for the timeline nor for the reports.
 
 Events in the order of time go in, operations on rows come out. A row is a layer of a thread, or a stream of a
-GPU. At any time it holds open slices (B, whose end is not known) or unfinished ones (X, whose end is), never
-both. What does not nest there goes to an extra row beside it. The native core has the same in `nest.c`.
+GPU. At any time it has open slices (B, whose end is not known yet) or unfinished ones (X, whose end is
+known), never both. A slice that overlaps those of its row without nesting goes to an overlap row, which
+becomes an overlap track. `nest.c` of the native core does the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns
 from tracepipe.event.launches import Early, Launches, WarpStarts
-from tracepipe.event.model import ARROWS, FLOW_LIMIT
+from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES
 from tracepipe.event.ops import (
     BEGIN,
     END,
@@ -31,45 +32,45 @@ from tracepipe.event.ops import (
 )
 from tracepipe.event.outcomes import Outcomes
 
-# Where more slices overlap than this, the input does not describe a call stack.
-BESIDE_MAX: Final = 64
-ALL_BESIDE_MAX: Final = 512
-"""Beside all rows of a recording: what is open on each is remembered."""
-# Perfetto v52 keeps no ends of slices that stand deeper than this.
+# An input with more overlaps than this does not describe a call stack.
+OVERLAP_ROWS_MAX: Final = 64
+ALL_OVERLAP_ROWS_MAX: Final = 512
+"""The most overlap rows of a recording: each takes memory for what is open on it."""
+# Perfetto v52 ignores the ends of slices that are nested deeper than this.
 DEPTH_MAX: Final = 512
 NO_ROW: Final = -1
 _LAST_NS: Final = (1 << 63) - 1
 _OF_EVENTS: Final = FLOW_LIMIT + 1
-"""Is in the numbers of arrows that events have, and in none that is made here."""
-GIVES_ALL: Final = 1
-GIVES_IOCTLS: Final = 2
-"""Which open slices of a row may be asked for an arrow."""
+"""A bit that is set in flow numbers that events have, and not in those that are made here."""
+FLOWS_OF_ALL: Final = 1
+FLOWS_OF_IOCTLS: Final = 2
+"""The open slices of a row at which a flow may start: all, or those of ioctl alone."""
 
 
 class ShapeRow(NamedTuple):
-    """How the events of a shape nest. `row` is NO_ROW for those that the nesting is not to take; `asks` says
-    whether a call of an outer layer may be their cause.
+    """How the events of a shape nest. `row` is NO_ROW for events that do not nest. `takes_flow` is whether a call
+    of an outer layer may be their cause.
     """
 
     row: int
     name: int
     phase: str
-    asks: bool = False
+    takes_flow: bool = False
     has_dur: bool = False
     has_launch: bool = False
 
 
 _Open = tuple[int, int, int, int]
-"""A slice that is open: its name, its number, the place of its begin among the operations at hand, and its
-arrow or 0."""
+"""An open slice: its name, its id, the place of its begin among the operations not yet taken, and its flow or
+0."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """What is open on one row. `last_ns` is when its last slice began or ended; `ends` are the ends of the X
-    slices that enclose its begin, outermost first, with their numbers. `above` are the rows of calls that may
-    have caused what begins here, the nearer first; `gives` says which open slices may be asked for an arrow,
-    0 for none. `begun` is the place of the last begin among the operations at hand, if that is among them.
+    """The state of one row. `last_ns` is when its last slice began or ended. `ends` are the ends of the X
+    slices that enclose that begin, outermost first, with their ids. `above` are the rows of calls that may
+    have caused what begins here, the nearer first. `starts_flows` is at which of its open slices a flow may start, 0
+    for none. `begun` is the place of the last begin among the operations not yet taken, if it is there.
     """
 
     base: int = NO_ROW
@@ -79,12 +80,12 @@ class Row:
     ends: list[tuple[int, int]] = field(default_factory=list)
     overlap_rows: list[int] = field(default_factory=list)
     above: tuple[int, int] = (NO_ROW, NO_ROW)
-    gives: int = 0
+    starts_flows: int = 0
     begun: int = NONE
 
     def unfinished(self, ts_ns: int) -> int:
-        """How many of the X slices end after that time. None is forgotten before another slice begins here: a
-        slice from the duration of its end begins before what was asked about.
+        """How many of the X slices end after that time. They are all kept until another slice begins here: a
+        slice whose start is computed from its end's duration begins before the times that were asked for.
         """
         return bisect_left(self.ends, -ts_ns, key=_sooner)
 
@@ -100,14 +101,14 @@ class Row:
         return depth < DEPTH_MAX and (not depth or end_ns <= self.ends[depth - 1][0])
 
     def take(self, ts_ns: int) -> int:
-        """Let a slice that nests here begin; the slice around it."""
+        """Begin a slice that nests here and return the slice around it."""
         around = self.around(ts_ns)
         del self.ends[self.unfinished(ts_ns) :]
         self.last_ns = ts_ns
         return around
 
     def around(self, ts_ns: int) -> int:
-        """The slice around what is here at that time."""
+        """The innermost slice at that time, NONE if there is none."""
         if self.open:
             return self.open[-1][1]
         depth = self.unfinished(ts_ns)
@@ -119,43 +120,43 @@ def _sooner(end: tuple[int, int]) -> int:
 
 
 class Nesting:
-    """Nests one recording. Row numbers count from 0; `ioctl` is the number of that name."""
+    """Nests one recording. Row numbers count from 0; `ioctl` is the number of the name "ioctl"."""
 
     def __init__(self, ioctl: int) -> None:
         self._ioctl = ioctl
         self._rows: list[Row] = []
         self._shapes: dict[int, ShapeRow] = {}
-        self._flow, self._spans, self._all_beside = 1, 0, 0
+        self._flow, self._slices, self._all_overlap_rows = 1, 0, 0
         self._launches = Launches()
         self._ops: list[Op] = []
         self._counted = Outcomes()
 
     @property
     def outcomes(self) -> Outcomes:
-        """What did not go as it should, so far."""
+        """The counts so far of what did not nest as it should."""
         return self._counted
 
     @property
     def row_count(self) -> int:
-        """How many rows there are, those beside others too."""
+        """How many rows there are, with the overlap rows."""
         return len(self._rows)
 
     def base(self, row: int) -> int:
-        """The row that one stands beside, or NO_ROW."""
+        """The row whose overlaps a row takes, or NO_ROW."""
         return self._rows[row].base
 
     def add_row(self, on_stream: bool = False) -> int:
-        """A new row."""
+        """Add a row and return its number."""
         self._rows.append(Row(on_stream=on_stream))
         return len(self._rows) - 1
 
     def forget_rows(self) -> None:
-        """Let rows count from 0 again. Nothing is open on any; what was counted stays."""
+        """Forget all rows, on which nothing may be open. The counts stay."""
         self._rows.clear()
 
-    def set_above(self, row: int, near: int, far: int, gives: int) -> None:
-        """Say which rows may have caused what begins on one, and whether it may be a cause itself."""
-        self._rows[row].above, self._rows[row].gives = (near, far), gives
+    def set_above(self, row: int, near: int, far: int, starts_flows: int) -> None:
+        """Set which rows may have caused what begins on a row, and whether it may be a cause itself."""
+        self._rows[row].above, self._rows[row].starts_flows = (near, far), starts_flows
 
     def take_ops(self) -> OpColumns:
         """The operations since the last call, in the order in which they were made."""
@@ -165,27 +166,27 @@ class Nesting:
         return ops
 
     def add(self, *ops: Op) -> None:
-        """Operations that are none of an event."""
+        """Add operations that do not come from an event."""
         self._ops.extend(ops)
 
     def set_shape(self, number: int, shape: ShapeRow) -> None:
-        """Say how the events of a shape nest."""
+        """Set how the events of a shape nest."""
         self._shapes[number] = shape
 
     def forget_shapes(self) -> None:
-        """The shapes have other numbers now."""
+        """Forget all shapes: they have new numbers now."""
         self._shapes.clear()
 
     def open_names(self, count: int) -> Bools:
-        """Which of so many names are those of open slices."""
+        """By the number of a name, whether an open slice has it; of the shape `(count,)`."""
         used = np.zeros(count, np.bool_)
         used[[name for row in self._rows for name, *_ in row.open]] = True
         return used
 
     def rename(self, to: Int32s) -> None:
-        """Give names their new numbers, by the old ones; those of open slices have one."""
+        """Give the names of open slices their new numbers; `to` has these by the old numbers."""
         for row in self._rows:
-            row.open[:] = [(int(to[name]), span, at, flow) for name, span, at, flow in row.open]
+            row.open[:] = [(int(to[name]), slice_id, at, flow) for name, slice_id, at, flow in row.open]
 
     def early(self) -> list[Early]:
         """Kernels that started before their calls, since the last call."""
@@ -194,8 +195,8 @@ class Nesting:
         return found
 
     def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
-        """Nest events in the order of time, from place `start` to before `stop`. Every shape has a row; what
-        is no event is passed over, but for batches of warps, whose arrows are found.
+        """Nest events in the order of time, from place `start` to before `stop`. Every shape has a row. Rows
+        that are not events are ignored, but batches of warps get their flows.
         """
         if warps is not None:
             for at, (place, *of) in enumerate(warps.rows()):
@@ -219,7 +220,7 @@ class Nesting:
         for event, (ts_ns, number, dur_ns, launch, bound_ns) in enumerate(columns, start):
             if number < 0:
                 continue
-            on, name, phase, asks, has_dur, has_launch = shapes[number]
+            on, name, phase, takes_flow, has_dur, has_launch = shapes[number]
             row = rows[on]
             if phase == "E":
                 opened = row.open
@@ -229,10 +230,10 @@ class Nesting:
                 else:
                     self._end(on, ts_ns, dur_ns if has_dur else None, name, event)
                 continue
-            if phase in ARROWS:
-                self._arrow(on, ts_ns, name, event, launch, starts=phase == "s")
+            if phase in FLOW_PHASES:
+                self._flow_end(on, ts_ns, name, event, launch, starts=phase == "s")
                 continue
-            asked = self._caller(row) if asks else 0
+            asked = self._caller(row) if takes_flow else 0
             launched = 0
             if has_launch and phase != "I":
                 if row.on_stream:
@@ -244,12 +245,12 @@ class Nesting:
                 if row.ends or ts_ns < row.last_ns or len(row.open) >= DEPTH_MAX:
                     self._begin(on, ts_ns, name, event, asked, flow, flow2)
                     continue
-                opened, span = row.open, self._spans
+                opened, slice_id = row.open, self._slices
                 parent = opened[-1][1] if opened else NONE
-                row.last_ns, self._spans = ts_ns, span + 1
-                opened.append((name, span, len(ops), asked))
+                row.last_ns, self._slices = ts_ns, slice_id + 1
+                opened.append((name, slice_id, len(ops), asked))
                 row.begun = len(ops)
-                ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
+                ops.append((BEGIN, on, ts_ns, name, event, NO_MARK, flow, flow2, slice_id, parent))
             elif phase == "I":
                 around = row.around(ts_ns)
                 ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, around))
@@ -257,7 +258,7 @@ class Nesting:
                 self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, flow, flow2)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
-        """Nest one event that is not of a shape's row."""
+        """Nest one event on a row that is given, not its shape's."""
         if phase == "I":
             self._ops.append(op_of(INSTANT, row, ts_ns, name, event))
         elif phase == "B":
@@ -268,8 +269,8 @@ class Nesting:
             self._complete(row, ts_ns, dur_ns or 0, name, event, NO_MARK)
 
     def _place(self, row: int, first: Sequence[int], ts_ns: int, end_ns: int | None) -> int:
-        """The first row of `first` and those beside `row` that takes a B, or an X with its end; a new one
-        beside it if none does.
+        """The first row, of `first` and the overlap rows of `row`, that takes a B, or an X with its end. If
+        none does, it is a new overlap row.
         """
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
@@ -277,10 +278,13 @@ class Nesting:
                 self._counted.overlaps += at != row
                 return at
         self._counted.overlaps += 1
-        if len(self._rows[row].overlap_rows) >= BESIDE_MAX or self._all_beside >= ALL_BESIDE_MAX:
+        if (
+            len(self._rows[row].overlap_rows) >= OVERLAP_ROWS_MAX
+            or self._all_overlap_rows >= ALL_OVERLAP_ROWS_MAX
+        ):
             self._counted.undrawn += 1
             return NO_ROW
-        self._all_beside += 1
+        self._all_overlap_rows += 1
         self._rows.append(Row(base=row))
         self._rows[row].overlap_rows.append(len(self._rows) - 1)
         return len(self._rows) - 1
@@ -289,14 +293,14 @@ class Nesting:
         self, on: int, ts_ns: int, name: int, event: int, given: int = 0, flow: int = 0, flow2: int = 0
     ) -> None:
         at = self._place(on, (on,), ts_ns, None)
-        span, self._spans = self._spans, self._spans + 1
+        slice_id, self._slices = self._slices, self._slices + 1
         parent = NONE
         if at != NO_ROW:
             row = self._rows[at]
             parent = row.take(ts_ns)
-            row.open.append((name, span, len(self._ops), given))
+            row.open.append((name, slice_id, len(self._ops), given))
             row.begun = len(self._ops)
-        self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, span, parent))
+        self._ops.append((BEGIN, at, ts_ns, name, event, NO_MARK, flow, flow2, slice_id, parent))
 
     def _complete(
         self,
@@ -311,47 +315,50 @@ class Nesting:
     ) -> None:
         end_ns = min(ts_ns + dur_ns, _LAST_NS)
         at = self._place(on, (on,), ts_ns, end_ns)
-        span, self._spans = self._spans, self._spans + 1
+        slice_id, self._slices = self._slices, self._slices + 1
         parent = NONE
         if at != NO_ROW:
             row = self._rows[at]
             parent = row.take(ts_ns)
-            row.ends.append((end_ns, span))
+            row.ends.append((end_ns, slice_id))
             row.begun = len(self._ops)
-        # Both at once: a stable sort by time keeps this right for every slice that nests here later.
-        self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, span, parent))
-        self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, span, NONE))
+        # Begin and end are added together: a stable sort by time puts them right among the slices that nest
+        # here later.
+        self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, slice_id, parent))
+        self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, slice_id, NONE))
 
-    def beside(self, row: int, ts_ns: int, end_ns: int) -> int:
-        """The row beside one that takes a slice, which is then on it; NO_ROW where none does."""
+    def overlap_row(self, row: int, ts_ns: int, end_ns: int) -> int:
+        """Put a slice on an overlap row of `row` and return that; NO_ROW if none takes it."""
         at = self._place(row, (), ts_ns, end_ns)
         if at != NO_ROW:
             self._rows[at].take(ts_ns)
             self._rows[at].ends.append((end_ns, NONE))
         return at
 
-    def _arrow(self, on: int, ts_ns: int, name: int, event: int, number: int, *, starts: bool) -> None:
-        """An end of an arrow: of the slice that begins at that time, or else an instant."""
-        arrow = number & FLOW_LIMIT | _OF_EVENTS
-        arrow = -arrow if starts else arrow
+    def _flow_end(
+        self, on: int, ts_ns: int, name: int, event: int, flow_number: int, *, starts: bool
+    ) -> None:
+        """Give an end of a flow to the slice that begins at that time, or else make an instant of it."""
+        number = flow_number & FLOW_LIMIT | _OF_EVENTS
+        number = -number if starts else number
         for at in (on, *self._rows[on].overlap_rows):
             place = self._rows[at].begun
             if not 0 <= place < len(self._ops):
                 continue
-            *begin, flow, flow2, span, parent = self._ops[place]
+            *begin, flow, flow2, slice_id, parent = self._ops[place]
             kind, row, begin_ns, called, of_event, mark = begin
             if (kind, row, begin_ns) == (BEGIN, at, ts_ns) and not (flow and flow2):
-                arrows = (flow, arrow) if flow else (arrow, flow2)
-                self._ops[place] = kind, row, begin_ns, called, of_event, mark, *arrows, span, parent
+                flows = (flow, number) if flow else (number, flow2)
+                self._ops[place] = kind, row, begin_ns, called, of_event, mark, *flows, slice_id, parent
                 return
         around = self._rows[on].around(ts_ns)
-        self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, arrow, 0, NONE, around))
+        self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         lanes = (on, *self._rows[on].overlap_rows)
         opened = any(one[0] == name for at in lanes for one in self._rows[at].open)
         if not opened and dur_ns is not None:
-            # Its begin was lost, or its writer has exits only: the duration says when it began.
+            # Its begin was lost, or its writer records exits only: the duration gives the begin.
             start_ns = max(min(0, ts_ns), ts_ns - dur_ns)
             self._complete(on, start_ns, ts_ns - start_ns, name, event, FROM_DURATION)
             return
@@ -369,9 +376,11 @@ class Nesting:
         self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
-        """Where an E belongs: the row or one beside it where such a B is open, rather the innermost."""
+        """The row of an E: the row or an overlap row of it where a B of that name is open, preferably as the
+        innermost.
+        """
         row = self._rows[on]
-        # A row that is full has its innermost calls beside it.
+        # The innermost calls of a full row are on its overlap rows.
         near = (*reversed(row.overlap_rows), on) if len(row.open) >= DEPTH_MAX else (on, *row.overlap_rows)
         rows = [at for at in near if self._rows[at].open and ts_ns >= self._rows[at].last_ns]
         inner = (at for at in rows if self._rows[at].open[-1][0] == name)
@@ -379,42 +388,44 @@ class Nesting:
         return next(inner, next(outer, NO_ROW))
 
     def _caller(self, row: Row) -> int:
-        """The arrow from the call that what begins on a row runs in, 0 if there is none."""
+        """The flow from the call that caused what begins on a row now, 0 if there is none."""
         if row.open:
-            return 0  # a driver function that another called: the nesting shows it
+            return 0  # another driver function called it, as the nesting shows
         for at in row.above:
             above = self._rows[at] if at != NO_ROW else row
-            # Of system calls only an ioctl runs the driver.
-            if above.open and (above.gives != GIVES_IOCTLS or above.open[-1][0] == self._ioctl):
+            # No system call but ioctl runs the driver.
+            if above.open and (above.starts_flows != FLOWS_OF_IOCTLS or above.open[-1][0] == self._ioctl):
                 return above.open[-1][3] or self._give_flow(above, -1)
         return 0
 
     def _give_flow(self, row: Row, depth: int) -> int:
-        """Start an arrow at an open slice whose begin is still among the operations at hand."""
-        # Odd: the even ones are the launches'.
+        """Start a flow at an open slice, if its begin is still among the operations not yet taken."""
+        # Odd: the flows of launches are even.
         flow, self._flow = self._flow, self._flow + 2
-        name, span, at, _ = row.open[depth]
-        row.open[depth] = name, span, at, flow
+        name, slice_id, at, _ = row.open[depth]
+        row.open[depth] = name, slice_id, at, flow
         if at < len(self._ops):
             *begin, given, _, value, parent = self._ops[at]
             kind, on, ts_ns, name, event, mark = begin
-            arrows = (given, -flow) if given else (-flow, 0)
-            self._ops[at] = kind, on, ts_ns, name, event, mark, *arrows, value, parent
+            flows = (given, -flow) if given else (-flow, 0)
+            self._ops[at] = kind, on, ts_ns, name, event, mark, *flows, value, parent
         return flow
 
     def settle(self) -> None:
-        """Give each open call its arrow now, while its begin can be changed: at the end of a batch."""
+        """Give each open call its flow at the end of a batch, while its begin can still be changed."""
         for row in self._rows:
-            for depth, one in enumerate(row.open if row.gives else ()):
-                if not one[3] and (row.gives != GIVES_IOCTLS or one[0] == self._ioctl):
+            for depth, one in enumerate(row.open if row.starts_flows else ()):
+                if not one[3] and (row.starts_flows != FLOWS_OF_IOCTLS or one[0] == self._ioctl):
                     self._give_flow(row, depth)
 
     def close(self, row: int, ts_ns: int) -> None:
-        """End what is still open on a row and beside it, at the end of the recording, and mark it."""
+        """End and mark the slices that are still open on a row and its overlap rows, at the end of the
+        recording.
+        """
         for at in (row, *self._rows[row].overlap_rows):
             one = self._rows[at]
             self._counted.unclosed += len(one.open)
             at_ns = max(ts_ns, one.last_ns)
-            for name, span, _, _ in reversed(one.open):
-                self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, span, NONE))
+            for name, slice_id, _, _ in reversed(one.open):
+                self._ops.append((END, at, at_ns, name, NONE, UNCLOSED, 0, 0, slice_id, NONE))
             one.open.clear()

@@ -1,6 +1,6 @@
-"""Operations: what the nesting of events makes, and what is drawn and reported.
+"""Operations: what the nesting makes of events, and what is drawn and reported.
 
-Millions of them are made. One by one they are plain tuples, and together they are columns.
+There are millions of them. A single one is a plain tuple, and many are columns.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from tracepipe.native.signatures import Ops
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
 MARKS = ("", "unclosed", "no_begin", "from_duration")
-"""What did not go as it should with one slice, as an argument of it."""
+"""What did not go as it should with a slice: the argument that marks it, by number."""
 
 Op = tuple[int, int, int, int, int, int, int, int, int, int]
 """An operation: kind, row, ts_ns, name, event, mark, flow, flow2, value, parent.
 
-`event` is the place of its event, NONE without one, or below that where it has arguments of its own: of a
-counter those are its `value`, where that is not whole. `flow` and `flow2` are arrows, 0 for none and negative
-where one starts. `value` is a counter's; of a slice it is its number, counted over the whole recording.
-`parent` is the number of the slice around a begin or an instant, or NONE.
+`event` is the place of its event, NONE without one, or less than NONE where it has arguments of its own, as a
+counter whose `value` is not an integer. `flow` and `flow2` are the numbers of flows, 0 for none and negative
+where one starts. `value` is the value of a counter, or the id of a slice, which counts over the whole
+recording. `parent` is the id of the slice around a begin or an instant, or NONE.
 """
-OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "span", "parent")
+OP_COLUMNS: Final = ("kind", "row", "ts", "name", "event", "mark", "flow", "flow2", "slice_id", "parent")
 """The columns in the order of an `Op`."""
 _KINDS: Final = {
     "kind": np.uint8, "mark": np.uint8, "row": np.int32, "name": np.int32, "event": np.int32,
-    "ts": np.int64, "flow": np.int64, "flow2": np.int64, "span": np.int64, "parent": np.int64,
+    "ts": np.int64, "flow": np.int64, "flow2": np.int64, "slice_id": np.int64, "parent": np.int64,
 }  # fmt: skip
 
 
 def op_of(kind: int, row: int, ts_ns: int, name: int, event: int, value: int = NONE) -> Op:
-    """An operation without arrows."""
+    """An operation without flows."""
     return (kind, row, ts_ns, name, event, NO_MARK, 0, 0, value, NONE)
 
 
 class OpColumns:
-    """Operations as arrays, those before `count`."""
+    """Operations as arrays, of which the first `count` values are used."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -49,7 +49,7 @@ class OpColumns:
         self._view = Ops()
 
     def reserve(self, more: int) -> Any:
-        """Make room for so many more; the core's view of the columns."""
+        """Make room for `more` operations and return the core's view of the columns."""
         if self.count + more > len(self.columns["ts"]):
             size = max(self.count + more, 2 * self.count)
             for name, column in self.columns.items():
@@ -59,7 +59,7 @@ class OpColumns:
         return self._view
 
     def used(self) -> dict[str, Any]:
-        """The columns by their names, without the room behind them."""
+        """The used part of each column, of the shape `(count,)`, by its name."""
         return {name: column[: self.count] for name, column in self.columns.items()}
 
     def add(self, *ops: Op) -> None:
@@ -80,7 +80,7 @@ class OpColumns:
         self.count = end
 
     def take(self, order: Any) -> OpColumns:
-        """The operations of some places, in that order, as columns of their own."""
+        """The operations of some places, in that order, as new columns."""
         taken = OpColumns()
         taken.count = len(order)
         taken.columns = {name: column[order] for name, column in self.columns.items()}

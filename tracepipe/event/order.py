@@ -9,13 +9,15 @@ from tracepipe.event.tables import Tables
 
 
 def in_order(events: TraceColumns, tables: Tables) -> TraceColumns:
-    """Events in the order of time, the file's at one time; an X before those it encloses."""
+    """Events in the order of time, and at the same time in the order of the file; an X before those it
+    encloses.
+    """
     order = order_of(events.ts_ns, events.dur_ns, tables.are_whole()[events.shape])
     return events if order is None else events.take(order)
 
 
 def order_of(ts_ns: Int64s, dur_ns: Int64s, whole: Bools) -> Int64s | None:
-    """The places of events in that order, None where they stand in it; `whole` says which are X."""
+    """The places of events in that order, None where they are in it already; `whole` is which are X."""
     if not bool((ts_ns[1:] < ts_ns[:-1]).any()):
         at = np.flatnonzero(whole)
         together = ts_ns[at[1:]] == ts_ns[at[:-1]]

@@ -1,7 +1,7 @@
-"""How the ranges of warps lie in each other: the reference of `ranges.c`.
+"""How the ranges of warps nest: the reference of `ranges.c`.
 
-A range of a warp lies in another one, or after it; where it begins in one and ends behind it, it crosses it,
-as in a loop that loads what its next round takes.
+A range of a warp is inside another one or after it. A range that begins inside another and ends after it
+crosses it, as in a loop that loads the data of its next round.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tracepipe.native import library
 OUTER: Final = -1
 CROSSING: Final = -2
 DEPTH_MAX: Final = 64
-"""A range in so many others counts as crossing them."""
+"""A range inside this many others counts as crossing them."""
 
 
 class Nested(NamedTuple):
-    """Of the ranges of a batch, by their places: `inside` is the range that each is in, OUTER in none, or
-    CROSSING. `steps` are the begins and ends of all but those that cross, in the order in which they were
-    passed, warp after warp: twice the range's place, and 1 more at its end.
+    """How the ranges of a batch nest. `inside` has for each range the place of the one around it, OUTER for
+    none, or CROSSING. `steps` are the begins and ends of all that do not cross, in their order, warp after
+    warp: twice the range's place, plus 1 for its end.
     """
 
     inside: Int32s
@@ -31,7 +31,7 @@ class Nested(NamedTuple):
 
 
 def nested(warps: WarpColumns) -> Nested:
-    """How the ranges of a batch lie in each other."""
+    """How the ranges of a batch nest."""
     assert warps.range_count is not None and warps.range_clk is not None and warps.range_dur_clk is not None
     counts, begin, dur = warps.range_count, warps.range_clk, warps.range_dur_clk
     core = library()
@@ -63,7 +63,7 @@ def _nested(counts: list[int], begin: list[int], dur: list[int]) -> Nested:
 
 
 def ranges_agree(warps: WarpColumns) -> bool:
-    """Whether the columns of ranges are as `checks` wants them."""
+    """Whether the columns of ranges pass the checks of `checks.py`."""
     counts = warps.range_count
     count = 0 if counts is None else int(counts.sum())
     columns = {name: getattr(warps, name) for name in EACH_RANGE}

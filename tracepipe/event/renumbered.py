@@ -1,4 +1,4 @@
-"""Takes the batches of one recording into the tables of several, with numbers that meet none of another's."""
+"""Takes the batches of one recording into the tables of several, with numbers that no other one uses."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import Bytes, Int32s, TraceBatch, TraceColumns, distinct, grown
-from tracepipe.event.model import ARROWS, FLOW_LIMIT, HOST_LAYERS, Record
+from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, Record
 from tracepipe.event.origins import FILE, id_on
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
 
 _UNKNOWN: Final = -9
-_HAS_LAUNCH, _IS_ARROW = 1, 2
+_HAS_LAUNCH, _IS_FLOW = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What the numbers of a recording become: `host` decides about those of processes and threads, of which
-    those that were made up are `made_up_apart` lower; `cpus` is added to processors, `launches` to launches;
-    `gpus` are by index; an arrow is multiplied by the first of `arrows`, and the second is added.
+    """How the numbers of a recording change. `host` decides about ids of processes and threads, of which
+    those that were made up become `made_up_apart` lower. `cpus` is added to processors, `launches` to
+    launches. `gpus` has the new index by the old one. A flow is multiplied by the first of `flows`, and the
+    second is added.
     """
 
     host: int = 0
     cpus: int = 0
     launches: int = 0
     gpus: Mapping[int, int] = field(default_factory=dict)
-    arrows: tuple[int, int] = (1, 0)
+    flows: tuple[int, int] = (1, 0)
     made_up_apart: int = 0
 
     def _id(self, id: int) -> int:
         return id_on(self.host, id, self.made_up_apart)
 
     def shape(self, shape: Shape) -> Shape:
-        """A shape with the numbers of all."""
+        """A shape with its new numbers."""
         return replace(
             shape,
             pid=self._pid(shape),
@@ -47,14 +48,14 @@ class Numbers:
         )
 
     def _pid(self, shape: Shape) -> int | None:
-        """The pid of its events. Where it is not recorded, each further host has one that stands for it."""
+        """The new pid of a shape's events. Where none is recorded, each further host has one for that."""
         if shape.pid is not None:
             return self._id(shape.pid)
         is_of_host = shape.type in HOST_LAYERS and not shape.on_stream
         return id_on(self.host, 0) if self.host and is_of_host else None
 
     def record(self, record: Record) -> Record:
-        """What is no event, with the numbers of all."""
+        """A record that is not an event, with its new numbers."""
         moved: Record = {key: self._id(record[key]) for key in ("pid", "tid") if key in record}
         more = {"cpu": self.cpus, "launch": self.launches}
         moved |= {key: record[key] + by for key, by in more.items() if key in record}
@@ -64,7 +65,9 @@ class Numbers:
 
 
 class Renumbered:
-    """The batches of a recording whose tables are `own`. Losses and windows get its `name`, if it has one."""
+    """Renumbers the batches of a recording whose tables are `own`. Losses and windows get its `name`, if it
+    has one.
+    """
 
     def __init__(self, name: str, own: Tables, shared: Tables, numbers: Numbers) -> None:
         self._name, self._own, self._shared, self._numbers = name, own, shared, numbers
@@ -72,12 +75,12 @@ class Renumbered:
         self._shapes: Int32s = np.empty(0, np.int32)
         self._args: Int32s = np.empty(0, np.int32)
         self._stacks: Int32s = np.empty(0, np.int32)
-        """By the own number that of all, where it is known."""
+        """The shared number by the recording's own number, where it is known."""
         self._kinds: Bytes = np.empty(0, np.uint8)
-        """By the own number of a shape, what its events have in the column of launches."""
+        """What the events of a shape have in the column of launches, by the shape's own number."""
 
     def batch(self, batch: TraceBatch) -> TraceBatch:
-        """A batch in the shared tables, before anything of the next one is read."""
+        """A batch with numbers of the shared tables. It must be called before the next batch is read."""
         events = batch.events
         rounds = self._own.rounds, self._shared.rounds
         if rounds != self._rounds:
@@ -91,14 +94,14 @@ class Renumbered:
         kinds = np.where(is_event, self._kinds[np.maximum(events.shape, 0)], 0) if len(self._kinds) else None
         if kinds is not None and kinds.any():
             launch = np.where(kinds == _HAS_LAUNCH, launch + self._numbers.launches, launch)
-            by, more = self._numbers.arrows
-            launch = np.where(kinds == _IS_ARROW, (launch * by + more) & FLOW_LIMIT, launch)
+            by, more = self._numbers.flows
+            launch = np.where(kinds == _IS_FLOW, (launch * by + more) & FLOW_LIMIT, launch)
         moved = replace(events, shape=shape, args=args, launch=launch, stack=self._stacks_of(events))
         return TraceBatch(moved, [self._other(one) for one in batch.others], batch.text_bytes)
 
     @staticmethod
     def _found(known: Int32s, numbers: Any, number: Callable[[int], int]) -> tuple[Int32s, Int32s]:
-        """What is known by now, and the shared numbers of some own ones."""
+        """The extended table of known numbers, and the shared numbers of some own ones."""
         if not len(numbers):
             return known, numbers
         used = distinct(numbers)
@@ -111,7 +114,7 @@ class Renumbered:
         shape = self._own.shapes[own]
         assert shape is not None
         self._kinds = grown(self._kinds, own + 1, 0)
-        self._kinds[own] = _IS_ARROW if shape.phase in ARROWS else _HAS_LAUNCH * shape.has_launch
+        self._kinds[own] = _IS_FLOW if shape.phase in FLOW_PHASES else _HAS_LAUNCH * shape.has_launch
         return self._shared.number_of(self._numbers.shape(shape))
 
     def _args_number(self, own: int) -> int:

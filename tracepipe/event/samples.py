@@ -33,10 +33,9 @@ class _Samples(_SamplesRequired, total=False):
 
 
 class StallRecord(_Samples):
-    """Samples of what warps waited for, of one process on one GPU in a stretch of time.
-
-    `function`, `reason` and `samples` have a value for each pair that was sampled. None at all says that
-    nothing is sampled from `ts_ns` on.
+    """Samples of what warps waited for, of one process on one GPU in a stretch of time. `function`, `reason`
+    and `samples` have a value for each pair that was sampled. Empty columns state that nothing is sampled
+    from `ts_ns` on.
     """
 
     type: Annotated[str, Doc("record type", enum=("gpu_stall",))]
@@ -49,7 +48,7 @@ class _InstructionSamples(_Samples, total=False):
 
 
 class InstructionStallRecord(_InstructionSamples):
-    """Samples of a stretch by instruction: those that `gpu_stall` has, and no further ones.
+    """Samples of a stretch by instruction: the same samples as in `gpu_stall`.
 
     `function`, `reason`, `samples` and `offset` have a value for each; so has `line` where lines of the
     source are known.

@@ -29,7 +29,7 @@ def fields_of(record: type) -> dict[str, tuple[Any, Doc]]:
 
 
 def required_of(record: type) -> frozenset[str]:
-    """Names of the fields without which a record is refused."""
+    """Names of the fields without which a record is invalid."""
     return cast("frozenset[str]", record.__required_keys__)  # type: ignore[attr-defined]
 
 
@@ -70,7 +70,7 @@ def json_schema() -> dict[str, Any]:
     """JSON Schema (2020-12) of one line of a `tracepipe/1` file; unknown fields are allowed."""
     kinds = [record for record in dict.fromkeys(RECORDS.values()) if record is not Event]
     defs = {record.__name__: _of_record(record) for record in (*kinds, Event)}
-    # An X without its duration cannot be drawn: the one rule that the types do not say.
+    # An X without its duration cannot be drawn. The types do not express this rule.
     defs["Event"]["if"] = {"properties": {"phase": {"const": "X"}}, "required": ["phase"]}
     defs["Event"]["then"] = {"required": ["dur_ns"]}
     return {

@@ -1,4 +1,4 @@
-"""What many records have in common: a shape is all of one but its time, duration, launch and arguments."""
+"""A shape is all of a record but its time, duration, launch and arguments: what many records have in common."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
 class Shape:
     """A recording has millions of events and some hundred shapes. Fields are those of `model.Event`, None
     where the record does not have them; `clock` is None for the recording's own. `block` is the size of a
-    kernel's: which block and which thread an event is of is not among it. `layer` is a hook's.
+    kernel's blocks, never the index of a thread's block, which is no part of a shape. `layer` is a hook's.
     """
 
     type: str
@@ -43,25 +43,27 @@ class Shape:
 
     @property
     def drawn_layer(self) -> str:
-        """The layer of its thread on which it nests: a scheduler of the GPU's work is a function of the
-        driver, and nests among the others.
+        """The layer of its thread on which it nests. A function that schedules the GPU's work is one of the
+        driver's, and nests among those.
         """
         calls = self.type == "scheduler" and self.phase != "I" and self.name != RUNNING
         return "kernel" if calls else self.type
 
     @property
     def is_switch(self) -> bool:
-        """Whether its events say that a thread gets a processor, leaves it or may have it again."""
+        """Whether its events are context switches: a thread gets a processor, leaves it, or is woken."""
         named = (self.name, self.phase) in ((RUNNING, "B"), (RUNNING, "E"), (WAKEUP, "I"))
         return self.type == "scheduler" and named and self.tid is not None and self.cpu is not None
 
     @property
     def row(self) -> tuple[object, ...] | None:
-        """What the events that nest with its own have in common; None for those that do not nest."""
+        """A key that is the same for all shapes whose events nest with each other; None for those that do not
+        nest.
+        """
         if self.on_stream:
             return ("gpu", self.gpu or 0, self.stream or 0)
         if self.type == "annotation":
-            # Ranges of a thread nest in their domain, and those of a process go by their numbers.
+            # Ranges of a thread nest in their domain. Those of a process have a row for each number.
             return (self.type, self.pid, self.tid if self.range is None else None, self.domain, self.range)
         if self.type in HOST_LAYERS:
             return (self.drawn_layer, self.layer, self.pid, self.tid)
@@ -96,7 +98,7 @@ def shape_of(record: Mapping[str, Any]) -> Shape:
 
 
 def index_of(record: Mapping[str, Any]) -> Index | None:
-    """Which thread of which block a good record is of; None where it tells neither."""
+    """The block and the thread of a good record; None where it has neither."""
     if record["type"] != "gpu_thread" or not ("block" in record or "thread" in record):
         return None
     nowhere = NO_INDEX[:3]

@@ -1,4 +1,4 @@
-"""The stacks of a recording: each frame once, and of each stack the numbers of its frames."""
+"""The stacks of a recording: each frame is kept once, and each stack as the numbers of its frames."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ STACKS_MAX: Final = 1 << 15
 FRAMES_MAX: Final = 1 << 14
 PLACES_MAX: Final = 1 << 20
 TEXT_BYTES_MAX: Final = 2 << 20
-# Of a deeper stack, so many frames at the inner end.
+# A deeper stack is cut to this many frames at its inner end.
 DEPTH_MAX: Final = 256
 _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
-# Python's own modules, installed packages, PyTorch where it runs from its sources, and the files of code that
-# torch.compile generates: no user wrote them.
+# The files of code that no user wrote: Python's own modules, installed packages, PyTorch where it runs from
+# its sources, and what torch.compile generates.
 _LIBRARY: Final = re.compile(
     r"/(?:site|dist)-packages/|/lib(?:64)?/python\d[\d.]*/|^<frozen |^<eval_with_key>|/torchinductor_"
     r"|/torch/(?:_|nn/|optim/|autograd/|utils/|cuda/|distributed/|fx/|functional\.py|jit/)"
@@ -45,12 +45,12 @@ class Frame(NamedTuple):
 
     @property
     def is_library(self) -> bool:
-        """Whether it is of Python's own modules or of an installed package."""
+        """Whether its file is one of Python's own modules, of an installed package or generated."""
         return self.file is not None and _LIBRARY.search(self.file) is not None
 
 
 class Stacks:
-    """Numbers the stacks of a recording in the order in which they are met."""
+    """Numbers the stacks of a recording in the order in which they are read."""
 
     def __init__(self) -> None:
         self.left_out = 0
@@ -67,13 +67,13 @@ class Stacks:
         self._own = array("i")
         """By stack: the frame of the user's line."""
         self._places = array("i")
-        """The frames of all stacks, one after the other; those of a stack stand before its end."""
+        """The frames of all stacks, one stack after the other; `_ends` has where each ends."""
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def add(self, record: Record, line: int) -> bool:
-        """Take a good record of a stack, which stands on this line; False where its id is another's."""
+        """Add a good record of a stack, which is on this line. Return False where another stack has its id."""
         if record["id"] in self._numbers:
             return False
         frames = [_frame_of(frame) for frame in record["frames"][:DEPTH_MAX]]
@@ -83,12 +83,12 @@ class Stacks:
         return True
 
     def take(self, other: Stacks, number: int) -> int:
-        """The number of a stack that another recording numbered, NONE where there is no room for it."""
+        """Add a stack of another recording and return its number here, NONE where there is no room for it."""
         frames = [other.frames[frame] for frame in other.frames_of(number)]
         return len(self) - 1 if self._keep(frames, 0, other.omitted(number)) else NONE
 
     def _keep(self, frames: list[Frame], line: int, omitted: int) -> bool:
-        """Number a stack, where there is room for it."""
+        """Add a stack where there is room for it, and return whether there is."""
         found = [self._frame(frame) for frame in frames]
         numbers = [number for number in found if number is not None]
         has_room = len(self) < STACKS_MAX and len(self._places) + len(frames) <= PLACES_MAX
@@ -118,15 +118,15 @@ class Stacks:
         return len(self.frames) - 1
 
     def numbers(self, ids: Int64s, lines: Int64s) -> tuple[Int64s, Bools]:
-        """The numbers of the stacks with these ids, NONE for NONE; and which of them no line has that comes
-        before those, `lines`, that name them.
+        """The numbers of the stacks with these ids, NONE for NONE, and which ids no stack has on a line
+        before the one, of `lines`, that refers to it.
         """
         known = distinct(ids)
         of_known = np.array([self._numbers.get(id, NONE) for id in known.tolist()], np.int64)
         numbers = of_known[np.searchsorted(known, ids)] if len(known) else ids
         written = np.frombuffer(self._lines or array("q", [0]), np.int64)[numbers]
         is_late = (numbers != NONE) & (written > lines)
-        # What is unknown may be one of those that were left out.
+        # An unknown stack may be one of those that were left out.
         unknown = is_late | ((numbers == NONE) & (ids != NONE) & (self.left_out == 0))
         return np.where(is_late, NONE, numbers), unknown
 
@@ -136,7 +136,7 @@ class Stacks:
         return len(self._places)
 
     def placed(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Some of these, one after the other: number of the stack, place in it, number of the frame."""
+        """The frames at some of these places, as number of the stack, place in it, and number of the frame."""
         stack = bisect_right(self._ends, first)
         for place in range(first, last):
             while place >= self._ends[stack]:
@@ -152,7 +152,7 @@ class Stacks:
         return self._omitted[number]
 
     def own(self, stacks: Int64s | Int32s) -> Int64s:
-        """Of each of some stacks the innermost frame that is of the user's code, by its number, the innermost
+        """For each stack the number of its innermost frame in the user's code, or of its innermost frame
         where none is; NONE without a stack or a frame.
         """
         # The last place is for no stack.

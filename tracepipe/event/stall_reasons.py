@@ -1,7 +1,6 @@
 """Why a warp that was sampled did not issue an instruction: stall reasons by their names, in groups.
 
-The names are those of NVIDIA's tools: a recording has them as CUPTI gives them, without what all have in
-front.
+The names are those of NVIDIA's tools. A recording has them as CUPTI gives them, without their common prefix.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ GROUPS: Final = {
     "instruction fetch": ("no_instructions", "no_instruction", "branch_resolving"),
     "other": ("sleeping", "misc"),
 }
-"""Group → its reasons. One that is in none is of the group `other`."""
+"""Group → its reasons. A reason in none of them belongs to the group `other`."""
 
 _GROUP_OF: Final = {reason: group for group, reasons in GROUPS.items() for reason in reasons}
 

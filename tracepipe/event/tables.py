@@ -13,32 +13,32 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Texts, distinct
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.stacks import Stacks
 
-# So many of either are kept between two batches, and so much text of them.
+# At most this many shapes and arguments, and this much of their text, are kept between two batches.
 KEPT_MAX = 1 << 13
 KEPT_BYTES_MAX = 2 << 20
 Args = dict[str, Any]
 
 
 class Tables:
-    """Numbers shapes and arguments in the order in which they are met.
+    """Numbers shapes and arguments in the order in which they are read.
 
-    `shapes` has None for a line that is no event. Arguments are kept as the text that they have in the
+    `shapes` has None for a line that is not an event. Arguments are kept as the text that they have in the
     recording, and parsed when they are asked for.
     """
 
     reader: Any = None
-    """The native core's reader, where that keeps the texts of arguments."""
+    """The native core's reader, where it keeps the texts of arguments."""
 
     def __init__(self) -> None:
         self.shapes: list[Shape | None] = []
         self.stacks = Stacks()
         self.rounds = 0
-        """How often numbers were given anew."""
+        """How often numbers were given again."""
         self._numbers: dict[Shape, int] = {}
         self._texts: list[bytes] = []
         self._text_bytes = 0
         self.given_bytes = 0
-        """How much text of events was given since this was set to 0."""
+        """The bytes of text of the events that were numbered since this was set to 0."""
         self._args_numbers: dict[bytes, int] = {}
         self._odd: dict[int, Args] = {}
         self._whole = np.zeros(2, np.bool_)
@@ -67,7 +67,7 @@ class Tables:
         try:
             text = packed(args)
         except TypeError:  # an integer beyond 64 bits, which a reader of text may make
-            # With a blank, which no text has that says what the arguments are.
+            # The text begins with a blank, which no other text of arguments does.
             number = self.text_number(b" " + json.dumps(args, default=str).encode("utf-8", "replace"))
             self._odd[number] = args
             return number
@@ -75,7 +75,7 @@ class Tables:
         return self.text_number(text)
 
     def text_number(self, text: bytes) -> int:
-        """The number of arguments that are an object's text."""
+        """The number of arguments given as the JSON text of an object."""
         number = self._args_numbers.get(text)
         if number is None:
             number = self._args_numbers[text] = len(self._texts)
@@ -84,7 +84,9 @@ class Tables:
         return number
 
     def text_numbers(self, texts: Texts) -> Int32s:
-        """The numbers of arguments that are objects' texts; NONE where one is empty."""
+        """The numbers of arguments given as JSON texts of objects, of the shape `(len(texts),)`; NONE for an
+        empty text.
+        """
         return np.array([self.text_number(text) if text else NONE for text in texts], np.int32)
 
     def text(self, number: int) -> bytes:
@@ -92,14 +94,14 @@ class Tables:
         return self._texts[number]
 
     def args(self, number: int) -> Args:
-        """Arguments by their number: a dict of its own, which may be changed."""
+        """Arguments by their number, as a new dict that may be changed."""
         if number == NONE:
             return {}
         odd = self._odd.get(number)
         return dict(odd) if odd is not None else orjson.loads(self.text(number))
 
     def is_odd(self, number: int) -> bool:
-        """Whether the text of arguments does not say what they are."""
+        """Whether arguments cannot be parsed from their text, as they have integers beyond 64 bits."""
         return number in self._odd
 
     @property
@@ -108,8 +110,8 @@ class Tables:
         return len(self._texts)
 
     def are_whole(self) -> Bools:
-        """By the number of a shape, whether its events are whole slices (X); the last two places are for what
-        has no shape.
+        """Whether the events of a shape are whole slices (X), by its number. The last two places are for rows
+        without a shape.
         """
         known = len(self._whole) - 2
         if known < len(self.shapes):
@@ -118,25 +120,25 @@ class Tables:
         return self._whole
 
     def crowded(self) -> bool:
-        """Whether numbers should be given anew, to those still in use alone."""
+        """Whether it is time to forget what is not in use any more and to number the rest again."""
         return max(len(self.shapes), self.args_count) > KEPT_MAX or self.text_bytes() > KEPT_BYTES_MAX
 
     def text_bytes(self) -> int:
-        """How much text is kept."""
+        """The bytes of text that are kept."""
         return self._text_bytes
 
     def keep(self, shapes: Int32s, args: Int32s) -> tuple[Int32s, Int32s]:
-        """Forget all but these. Gives what turns the old numbers of each into the new ones."""
+        """Forget all but these shapes and arguments. Return the new numbers of each by the old ones."""
         kept_shapes, kept_args = distinct(shapes[shapes >= 0]), distinct(args[args >= 0])
-        turned = _turning(kept_shapes, len(self.shapes)), _turning(kept_args, self.args_count)
-        odd = {int(turned[1][old]): value for old, value in self._odd.items() if turned[1][old] >= 0}
+        new = _new_numbers(kept_shapes, len(self.shapes)), _new_numbers(kept_args, self.args_count)
+        odd = {int(new[1][old]): value for old, value in self._odd.items() if new[1][old] >= 0}
         self.shapes = [self.shapes[at] for at in kept_shapes.tolist()]
         self._numbers = {shape: at for at, shape in enumerate(self.shapes) if shape is not None}
         self._keep_texts(kept_shapes.tolist(), kept_args.tolist())
         self._odd = odd
         self._whole = np.zeros(2, np.bool_)
         self.rounds += 1
-        return turned
+        return new
 
     def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
         self._texts = [self._texts[at] for at in args]
@@ -146,7 +148,7 @@ class Tables:
 
 def packed(value: Any) -> bytes:
     """The JSON text of a value that is kept. Raises TypeError."""
-    # What orjson gives keeps room for 4 KB: a copy has its own size.
+    # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
     return bytes(memoryview(orjson.dumps(value)))
 
 
@@ -154,9 +156,9 @@ def _text_size(shape: Shape) -> int:
     return len(shape.name) + sum(len(text or "") for text in (shape.comm, shape.layer, shape.domain))
 
 
-def _turning(kept: Int32s, count: int) -> Int32s:
-    """Old number → new number. The last place is for NONE, and those below it stay as well."""
-    turning = np.full(count + 3, NONE, np.int32)
-    turning[kept] = np.arange(len(kept), dtype=np.int32)
-    turning[[-3, -2]] = -3, -2
-    return turning
+def _new_numbers(kept: Int32s, count: int) -> Int32s:
+    """The new numbers by the old ones. The last place is for NONE. The two numbers below NONE stay too."""
+    new = np.full(count + 3, NONE, np.int32)
+    new[kept] = np.arange(len(kept), dtype=np.int32)
+    new[[-3, -2]] = -3, -2
+    return new

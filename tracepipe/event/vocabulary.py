@@ -1,4 +1,4 @@
-"""Names in events that mean something to more than one room."""
+"""Names in events that more than one part of the program knows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import lru_cache
 from typing import Final
 
 RUNNING: Final = "running"
-"""The slice of the scheduler's own layer: a thread has a processor."""
+"""A slice of the scheduler's layer: a thread has a processor."""
 WAKEUP: Final = "wakeup"
-"""The instant of that layer at which a thread that sleeps may run again."""
+"""An instant of that layer: a thread that slept may run again."""
 RUNNABLE: Final = "runnable"
-"""Why a thread left its processor, `prev_state` of an end of `running`, where it might have gone on."""
+"""Why a thread left its processor (`prev_state` of an end of `running`) where it could have run on."""
 LEFT_STATES: Final = {
     0x1: "sleeping",
     0x2: "disk",
@@ -23,34 +23,36 @@ LEFT_STATES: Final = {
     0x80: "idle",
     0x100: "preempted",
 }
-"""The same where it could not, by the bit of prev_state that kernels since 4.14 report in sched_switch."""
+"""Why it left where it could not run on, by the bit of prev_state in sched_switch of kernels since 4.14."""
 MEMORY_IN_USE: Final = "gpu_mem"
-"""The event of the `memory` layer that says with `total_bytes` what is in use on a GPU, by whomever."""
+"""The event of the `memory` layer whose `total_bytes` is the memory in use on a GPU, by all processes."""
 PYTHON_LAYERS: Final = frozenset({"python", "python_function"})
-"""Layers of other tools' recordings whose calls are functions of Python, as `layer` of a hook has them."""
+"""Layers of other tools' recordings whose calls are Python functions: values of `layer` of a hook."""
 OPERATORS: Final = frozenset({"cpu_op", "xla"})
-"""Domains of annotations that a framework's profiler makes of its own functions, thousands for a step."""
+"""Domains of annotations that a framework's profiler makes for its own functions, thousands for each step."""
 RANGES_ON_GPU: Final = "gpu_user_annotation"
-"""The layer of the ranges that PyTorch's profiler has on GPUs: of each annotation, where its work ran."""
+"""The layer of the ranges that PyTorch's profiler has on GPUs: for each annotation, where its work ran."""
 PIDS_MAX: Final = 1 << 22
-"""Linux gives no process a higher number: other tools' groups of tracks that are no processes stand above."""
+"""Linux gives no process a higher pid. Other tools' groups of tracks that are not processes have higher
+ids."""
 GPU_BUSY: Final = "GPU busy"
-"""The counter of the share of time in which a GPU does anything, in timelines that have such summaries."""
+"""The counter of the share of time in which a GPU is busy, in timelines with summaries."""
 CPU_USE: Final = "CPU use"
 CPU_USE_UNIT: Final = "% of one CPU"
-"""The counter of how much of processors the threads of a process take, likewise, and its unit."""
+"""The counter of the processor time that the threads of a process use, in the same timelines, and its
+unit."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
-"""The attribute of a Perfetto trace that says where its work is."""
+"""The attribute of a Perfetto trace that names the part to show first."""
 IS_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]").match
-"""Whether a call is a function of CUDA's or HIP's, by its name; others that launch are called as a kernel."""
+"""Matches the names of functions of CUDA and HIP. Other calls that launch have the name of their kernel."""
 LAUNCHES: Final = "LaunchKernel"
-"""A part of the name of each function that launches a kernel."""
+"""Part of the name of every function that launches a kernel."""
 KERNEL: Final = "kernel"
 """The key of the kernel's name in the arguments of such a call."""
 ADDRESS_KEYS: Final = ("address", "ptr", "dptr", "devPtr")
-"""Keys of the address in the arguments of a `memory` event, as the sources of recordings call it."""
+"""Keys of the address in the arguments of a `memory` event, as different tools call it."""
 SIZE_KEYS: Final = ("size_bytes", "size")
-"""Keys of what a `memory` or `transfer` event is about, bytes, likewise."""
+"""Keys of the size of a `memory` or `transfer` event, bytes, as different tools call it."""
 COPY_KINDS: Final = ("HtoH", "HtoD", "DtoH", "DtoD", "default")
 """The direction of a copy by the number that the CUDA runtime has for it, cudaMemcpyKind."""
 _WAY = re.compile(
@@ -61,16 +63,17 @@ _WAY = re.compile(
 
 def state_text(prev_state: int) -> str:
     """Why a thread left its processor, by prev_state of sched_switch."""
-    # More than one bit: the lowest is what the scheduler's own state letter shows.
+    # Of several bits, the scheduler's own state letter shows the lowest.
     lowest = prev_state & -prev_state
     return LEFT_STATES.get(lowest, str(prev_state)) if prev_state else RUNNABLE
 
 
 @lru_cache(maxsize=256)
 def direction_named(text: str) -> str:
-    """A direction as it is called here: `HtoD` of `H2D`, `host_to_device` and cudaMemcpyHostToDevice.
+    """The name of a copy's direction: `HtoD` for `H2D`, `host_to_device` and cudaMemcpyHostToDevice.
 
-    Other text is itself.
+    Other
+    text is returned as it is.
     """
     found = _WAY.fullmatch(text)
     return f"{found[1][0].upper()}to{found[2][0].upper()}" if found else text

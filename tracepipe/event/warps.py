@@ -19,14 +19,14 @@ EACH_EXIT = ("exit_ns", "exit_clk", "exit_mask")
 EACH_RANGE = ("range_name", "range_clk", "range_dur_clk", "range_open")
 """Columns with a value for each range, warp after warp."""
 WARP_COLUMNS = EACH_WARP + EACH_EXIT + EACH_RANGE
-# A batch of more warps is dealt with alone; smaller ones at once, with so many warps together.
+# A batch with more warps is processed alone. Smaller ones are processed together, up to this many warps.
 SMALL_MAX, AT_ONCE_MAX = 1 << 10, 1 << 13
 
 
 @dataclass(slots=True, kw_only=True)
 class WarpColumns:
     """Columns as in `model.WarpBatch`, None where the recording lacks one. `launched` is the rest of the
-    record: the kernel's name, its launch, GPU, grid, … `ranges` are names.
+    record: the kernel's name, its launch, GPU, grid, … `ranges` are the names of ranges.
     """
 
     launched: Record
@@ -51,13 +51,13 @@ class WarpColumns:
         return len(self.warp)
 
     def first_exits(self) -> Int64s:
-        """Where each warp's exits start in the columns of exits."""
+        """Where each warp's exits start in the columns of exits, of the shape `(warps,)`."""
         if self.exit_count is None:
             return np.arange(len(self.warp))
         return np.concatenate(([0], np.cumsum(self.exit_count)))[:-1]
 
     def last_of_exits(self, values: Int64s) -> Int64s:
-        """The largest of each warp's values; NONE (-1) for a warp without exits."""
+        """The largest value of each warp's exits, of the shape `(warps,)`; -1 for a warp without exits."""
         if self.exit_count is None:
             return values
         out = np.full(len(self.warp), -1, np.int64)
@@ -67,22 +67,22 @@ class WarpColumns:
         return out
 
     def of_ranges(self) -> Int64s:
-        """The warp of each range."""
+        """The place of each range's warp, of the shape `(ranges,)`."""
         assert self.range_count is not None
         return np.repeat(np.arange(len(self.warp)), self.range_count)
 
 
 @dataclass(slots=True, kw_only=True)
 class Warps(WarpColumns):
-    """On the clock that it was recorded with: `ts_ns` is the base of `entry_ns`."""
+    """Warps on the clock that they were recorded with: `ts_ns` is the base of `entry_ns`."""
 
     ts_ns: int
 
 
 @dataclass(slots=True, kw_only=True)
 class PlacedWarps(WarpColumns):
-    """On the trace's clock. `source_ns` are the readings of each warp's entry, None where the clock is the
-    trace's own; `bound_ns` is by how much times may be wrong.
+    """Warps on the trace's clock. `source_ns` has the source clock's reading at each warp's entry, None where
+    that clock is the trace's own. `bound_ns` is by how much times may be wrong.
     """
 
     ts_ns: int
@@ -90,7 +90,8 @@ class PlacedWarps(WarpColumns):
     bound_ns: int = 0
     source_ns: Int64s | None = None
     offset_ns: int = 0
-    """A reading is the time in the trace and this and a little more, see `Clocks`."""
+    """A reading of the source clock is the time in the trace plus this and a small correction, see
+    `Clocks`."""
     range_ns: Int64s | None = None
     """When each range began, after its warp's entry. None where no warp has a range."""
     range_dur_ns: Int64s | None = None
@@ -100,8 +101,8 @@ Batch = TypeVar("Batch", bound=WarpColumns)
 
 
 def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """The batches that are best dealt with at once, in their order: several small ones with warps and without
-    ranges, or one.
+    """Group batches that are processed together, in their order: several small ones that have warps and no
+    ranges, or a single one.
     """
     some: list[Batch] = []
     size = 0
@@ -121,7 +122,7 @@ def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
 
 
 def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Any:
-    """A column of several batches, with `missing` where one lacks it; None where all do."""
+    """Join a column of several batches, with `missing` where one lacks it; None where all lack it."""
     parts = [getattr(batch, name) for batch in batches]
     if all(part is None for part in parts):
         return None
@@ -136,7 +137,7 @@ def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> An
 
 
 def warps_of(record: Record) -> Warps:
-    """A good record of warps as columns. `record` keeps what is none."""
+    """The columns of a good record of warps, which are taken out of `record`."""
     columns = {name: np.array(record.pop(name), np.int64) for name in WARP_COLUMNS if name in record}
     ranges = record.pop("ranges", [])
     return Warps(launched=record, ts_ns=record.pop("ts_ns"), ranges=ranges, **columns)

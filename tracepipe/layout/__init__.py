@@ -1,1 +1,1 @@
-"""Decides tracks, names, nesting and flows. `draw.Layout` does; what a user may choose is in `options`."""
+"""Decides tracks, names, nesting and flows. The entry is `draw.Layout`; `options` has what a user may choose."""

@@ -1,4 +1,4 @@
-"""What happens to the warps of one GPU, in the order of time: columns of changes, and of their slices."""
+"""Changes of the warps of one GPU in the order of time, and their slices, both as columns."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from tracepipe.kernel_names import kernel_title
 from tracepipe.layout.tracks import Track
 
 WARP_BEGIN, WARP_END, WARP_EXIT, WARP_COUNT = 1, 2, 3, 4
-"""The slice of a warp or a range begins, ends, or has an exit; a warp that has no slice is counted."""
+"""Kinds of changes: the slice of a warp or a range begins, ends or has an exit, or a warp without a slice is
+counted."""
 ONLY_NAME: Final = -1
 WARP_LANES: Final = 32
 FULL_MASK: Final = (1 << WARP_LANES) - 1
 
 
 class Kernel(NamedTuple):
-    """A kernel in one size. `warps` a block is 0 where that is not known; `grid_x` and `grid_y` are 0 where a
-    block has one number. Or what ranges of warps are called, whose `warps` are ONLY_NAME.
+    """A kernel with one size of its grid, or the name of ranges of warps, whose `warps` are ONLY_NAME.
+    `warps` is how many a block has, 0 where that is not known. `grid_x` and `grid_y` are 0 where blocks are
+    numbered in one dimension.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Kernel(NamedTuple):
     grid_y: int
 
     def place(self, number: int) -> str:
-        """Block and warp of a warp's number on the grid."""
+        """The text for the block and the warp of a warp's number in the grid."""
         if not self.warps:
             return f"warp {number}"
         block, warp = divmod(number, self.warps)
@@ -42,7 +44,7 @@ class Kernel(NamedTuple):
         return f"block ({block % x},{block // x % y},{block // x // y}) warp {warp}"
 
     def title(self, number: int) -> str:
-        """What a slice is called."""
+        """The name of a slice."""
         return self.name if self.warps == ONLY_NAME else f"{self.name} {self.place(number)}"
 
 
@@ -54,7 +56,7 @@ def kernel_of(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Kerne
         threads *= size
     warps = -(-threads // WARP_LANES) if block else 0
     flat = not grid or grid[1:] == (1, 1) or 0 in grid
-    # Sizes beyond what any number of a warp reaches come to the same as that.
+    # Sizes above the largest number of a warp have the same effect as that.
     most = (1 << 63) - 1
     return Kernel(
         kernel_title(name),
@@ -65,8 +67,8 @@ def kernel_of(name: str, grid: tuple[int, ...], block: tuple[int, ...]) -> Kerne
 
 
 class Change(NamedTuple):
-    """`value` is how many warps run from then on, NONE where that does not change; `slice` is a place in the
-    columns of slices, `mask` what lanes an exit is of.
+    """A change. `value` is how many warps run from then on, NONE where that does not change. `slice` is a
+    place in the columns of slices, and `mask` has the lanes of an exit.
     """
 
     ts_ns: int
@@ -78,8 +80,9 @@ class Change(NamedTuple):
 
 @dataclass(slots=True)
 class Slices:
-    """A row for each slice. NONE is in `source_ns`, `exits`, `cycles` and `lanes` what is not known or goes
-    without saying; `flow` is an arrow or 0; `row` is the number of a track of its GPU.
+    """Slices as columns, of the shape `(slices,)` each. `source_ns`, `exits`, `cycles` and `lanes` are NONE
+    where they are not known or need not be shown. `flow` is a flow or 0. `row` is the number of a track of
+    the GPU.
     """
 
     row: Int32s
@@ -96,7 +99,7 @@ class Slices:
         return len(self.row)
 
     def columns(self) -> list[Any]:
-        """The columns in the order of their definition."""
+        """The columns in the order of the fields."""
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
     def take(self, places: Any) -> Slices:
@@ -113,9 +116,9 @@ def joined_slices(parts: list[Slices]) -> Slices:
 
 @dataclass(slots=True, eq=False)
 class WarpChanges:
-    """Changes of one GPU, whose `id` tells it from others. `tracks` are by the numbers of slices' rows; one
-    of them is the `counter` of running warps, number `counter_row`. A reading of the GPU's timer is the time
-    of its slice, `offset_ns` and a little more, which is not below 0 as a rule.
+    """Changes of one GPU, which has an `id`. `tracks` are by the rows of slices; the one at `counter_row` is
+    the `counter` of running warps. A reading of the GPU's timer is the time of its slice, plus `offset_ns`,
+    plus a small difference that is usually not negative.
     """
 
     id: int
@@ -151,15 +154,15 @@ class WarpChanges:
         return self.tracks[int(self.slices.row[at])]
 
     def name(self, at: int) -> str:
-        """Kernel, block and warp of a slice, or its range."""
+        """The name of a slice: kernel, block and warp, or its range."""
         return self.kernels[int(self.slices.kernel[at])].title(int(self.slices.number[at]))
 
     def flow(self, at: int) -> int:
-        """The arrow of a slice, 0 without one."""
+        """The flow of a slice, 0 without one."""
         return int(self.slices.flow[at])
 
     def args(self, at: int) -> Args:
-        """What is known of a warp or a range."""
+        """The arguments of the slice of a warp or a range."""
         slices = self.slices
         known = {"source_ns": slices.source_ns, "exits": slices.exits, "cycles": slices.cycles,
                  "lanes": slices.lanes}  # fmt: skip

@@ -1,9 +1,9 @@
-"""Makes one of what two recordings have of one call, kernel or copy: one slice with the arguments of both.
+"""Merges a call, kernel or copy that two recordings have into one slice with the arguments of both.
 
-Calls of one name on one thread follow each other, as kernels of one name on a stream do as a rule: those that
-begin nearest to each other in two recordings are the same. XLA calls a launch by its kernel, on a thread
-whose id it does not have: such a call is the same as a function's with that kernel among its arguments, where
-those near by are all of one thread.
+Calls of one name on one thread follow each other, and so do, usually, kernels of one name on a stream. Of two
+recordings, those that begin nearest to each other are the same. XLA names a launch after its kernel, and
+records no id of its thread: such a call is the same as a function's call that has that kernel among its
+arguments, where all calls near it are of one thread.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 
 GONE: Final = -3
-"""The shape of an event that another stands for."""
+"""The shape of an event that was merged into another."""
 APART_NS: Final = 50_000
-"""What two tools say of one begin differs by less."""
+"""The begins that two tools record for one event differ by less."""
 SLACK_NS: Final = 2 * APART_NS
-"""So much later than they could events go on, so that those that they are compared with are there."""
+"""Events are held back this long, so that the events to compare them with are there."""
 _BY_KERNEL: Final = "launch of a kernel"
-# Launches whose numbers are known to be those of others.
+# The most launches whose numbers in another recording are remembered.
 _LAUNCHES_MAX: Final = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
 class _One:
-    """An event that others may have too, by its place in `events`. It stands for one of each of the
-    recordings `stands_for` already.
+    """An event that other recordings may have too, by its place in `events`. It has been merged with an event
+    of each recording in `stands_for`.
     """
 
     ts_ns: int
@@ -47,7 +47,7 @@ class _One:
 
     @property
     def is_gone(self) -> bool:
-        """Whether another stands for it."""
+        """Whether it was merged into another event."""
         return int(self.events.shape[self.place]) == GONE
 
     def args(self, tables: Tables) -> dict[str, Any]:
@@ -56,31 +56,33 @@ class _One:
 
 
 class Doubles:
-    """Looks at the events of each recording in order, and decides when those of all are there."""
+    """Finds events that several recordings have. It takes those of each recording in order, and decides when
+    those of all are there.
+    """
 
     def __init__(self, tables: Tables, origins: Origins) -> None:
         self.count = 0
-        """Events that others stand for."""
+        """How many events were merged into others."""
         self._tables, self._two, self._files = tables, origins.doubles, origins.files
         self._waiting: dict[tuple[object, ...], dict[int, list[_One]]] = {}
-        """Of what is the same in them, the events of each recording."""
+        """By the key that equal events share, and by recording: the events that wait for a decision."""
         self._keys: dict[int, tuple[object, ...] | None] = {}
         self._launches: list[dict[int, int]] = [{} for _ in origins.files]
-        """By recording: launches that have the number of another's."""
+        """By recording: the new numbers of launches that another recording has too."""
 
     def forget_shapes(self) -> None:
-        """The shapes have other numbers now."""
+        """Forget all shapes: they have new numbers now."""
         self._keys.clear()
 
     def _key(self, number: int) -> tuple[object, ...] | None:
-        """What is the same in events that may be the same one; None for those that nobody else has."""
+        """The key of a shape, which equal events share; None for events that no other recording can have."""
         if number not in self._keys:
             shape = self._tables.shapes[number]
             self._keys[number] = None if shape is None else _key_of(shape)
         return self._keys[number]
 
     def take(self, events: TraceColumns, source: int) -> None:
-        """Look at events of a recording, which may be changed until they go on."""
+        """Take events of a recording. They may be changed until `renamed` gives them out."""
         if all(source not in both for both in self._two):
             return
         events.shape, events.args = events.shape.copy(), events.args.copy()
@@ -97,7 +99,7 @@ class Doubles:
                 self._wait((_BY_KERNEL, shape.pid, kernel), one)
 
     def _launched_by(self, one: _One) -> str | None:
-        """The kernel that a call launches: a function's argument, or the name that XLA gives the call."""
+        """The kernel that a call launches: an argument of a function, or the name that XLA gives the call."""
         shape = one.shape
         if shape.phase == "B" and LAUNCHES in shape.name:
             kernel = one.args(self._tables).get(KERNEL)
@@ -109,12 +111,13 @@ class Doubles:
         self._waiting.setdefault(key, {}).setdefault(one.source, []).append(one)
 
     def decide(self, until_ns: int) -> None:
-        """Settle what events up to a time are; all are there that begin up to `SLACK_NS` later."""
+        """Decide about the events up to a time. All events that begin up to `SLACK_NS` later must be there."""
         for key in list(self._waiting):
             of_key = self._waiting[key]
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
                 continue
-            # What has an end of its own stands for the others, and they say how far from it they are.
+            # An event with an end of its own is kept. The others become arguments, with their distance in
+            # time.
             in_turn = sorted(of_key, key=lambda at: (of_key[at][0].shape.phase != "B", at))
             for both in combinations(in_turn, 2):
                 if both in self._two or both[::-1] in self._two:
@@ -137,7 +140,7 @@ class Doubles:
                 del self._waiting[key]
 
     def _join(self, one: _One, other: _One) -> None:
-        """Let one of two stand for both, unless each has an end of its own."""
+        """Merge one of two events into the other, unless both have a separate end event."""
         if one.shape.phase == other.shape.phase == "B":
             return
         kept, gone = (other, one) if other.shape.phase == "B" else (one, other)
@@ -158,7 +161,7 @@ class Doubles:
         self.count += 1
 
     def _both(self, kept: _One, gone: _One) -> dict[str, Any]:
-        """The arguments of both, and what the other recording says of the time."""
+        """The arguments of both, with the time in the other recording."""
         file, args = self._files[gone.source], kept.args(self._tables)
         for key, value in gone.args(self._tables).items():
             if args.setdefault(key, value) != value:
@@ -174,8 +177,8 @@ class Doubles:
         known[launch] = to
 
     def renamed(self, events: TraceColumns, source: int) -> TraceColumns:
-        """Events that go on, with the launches that they have in common with other recordings, and without
-        those that others stand for.
+        """Events after the decision, with the launch numbers that they share with other recordings, and
+        without those that were merged into others.
         """
         known = self._launches[source]
         for place in np.flatnonzero((events.launch != 0) & (events.shape >= 0)).tolist() if known else ():
@@ -196,18 +199,18 @@ def _key_of(shape: Shape) -> tuple[object, ...] | None:
 
 
 def _are_of_a_thread(ones: Sequence[_One]) -> bool:
-    """Whether calls are of one thread, so that their order tells them apart."""
+    """Whether calls are of one thread, where their order distinguishes them."""
     return len({one.shape.tid for one in ones}) < 2
 
 
 def _near(ones: Sequence[_One], until_ns: int, other: int) -> list[_One]:
-    """Those up to a time that are not gone, and do not stand for one of the other recording."""
+    """The events up to a time that are neither merged into others nor with one of the other recording."""
     near = takewhile(lambda one: one.ts_ns <= until_ns, ones)
     return [one for one in near if not one.is_gone and other not in one.stands_for]
 
 
 def _pairs(ones: Sequence[_One], others: Sequence[_One]) -> list[tuple[_One, _One]]:
-    """Those that begin nearest to each other, in order."""
+    """Pairs of events that begin nearest to each other, in order."""
     pairs = []
     at = to = 0
     while at < len(ones) and to < len(others):

@@ -1,11 +1,11 @@
-"""Decides tracks, names, nesting and flows: batches on the trace clock in, what is drawn out.
+"""Decides tracks, names, nesting and flows: batches on the trace clock go in, operations on tracks come out.
 
     process ─ thread ─ CUDA API, syscalls, driver, scheduler, memory, transfers
     GPU ─ what warps wait for ─ streams ─ kernels and copies, and the annotations that they were launched in
         ─ SM ─ hardware warp slot, a slice for each warp
     tracepipe ─ capture, losses, problems
 
-This class keeps the order, and draws what the recording says of itself.
+The class here puts events in order, and draws what is about the recording itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, unsigned
-from tracepipe.event.model import COUNTS, LAYERS, NO_SPANS, Header, Problem, Record
+from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Record
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.outcomes import Outcomes
@@ -39,24 +39,25 @@ from tracepipe.layout.windows import Windows
 
 # Longer lines than this count as several events.
 _BYTES_AN_EVENT = 1 << 8
-# Every problem is counted; so many are drawn, and so many at one time: a viewer draws each a row lower.
+# All problems are counted, and this many are drawn in all and at one time: a viewer draws each of these a row
+# lower.
 PROBLEMS_DRAWN = 1000
 PROBLEMS_AT_ONCE = 16
 
-# Losses have a track for each of our layers, and for so many others.
+# Losses have a track for each layer, and for at most this many layers that are not ours.
 _OTHER_LAYERS_MAX = 100
-# Records about the recording itself, and samples that `gpu_stall` has too.
+# Records that are not drawn: those about the recording itself, and samples that `gpu_stall` has too.
 _ALL_NS = (1 << 63) - 1
 _UNDRAWN = frozenset({"header", "footer", "clock", "stack", "name", "gpu_stall_pc"})
 
 
 class Layout:
-    """Lays out a recording, or several as one. Call `place` with each batch of the one that `turn` names,
-    `end` with one that has no more, `finish` once, and write what they return.
+    """Lays out a recording, or several as one. Call `place` with a batch of the source that `turn` returns,
+    `end` when a source has no more, and `finish` once. Write what each of them returns.
 
-    With `switches_apart` events that say when threads run are on no track, but in `Drawn.switches`. With
-    `loads` GPUs have a counter of how busy they are, and processes of their CPU use. With `summaries` the
-    groups of a GPU and of its SMs have slices of their own, which a viewer shows while they are closed.
+    With `switches_apart`, context switches are not on tracks but in `Drawn.switches`. With `loads`, GPUs have
+    a counter of how busy they are, and processes one of their CPU use. With `summaries`, the groups of a GPU
+    and of its SMs have slices, which a viewer shows while the groups are closed.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Layout:
     ) -> None:
         options = options or LayoutOptions()
         if {"gpu_warp", "gpu_thread"} <= set(header.get("layers", {}).get("got", ())):
-            # Exits of single threads were asked for: they are on the tracks of their warps.
+            # The capture was asked for exits of single threads, which are on the tracks of their warps.
             options = replace(options, thread_exits=True)
         self.end_ns = self._dealt_ns = 0
         self._problems_drawn = self._problems_here = self._problems_undrawn = 0
@@ -102,7 +103,7 @@ class Layout:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What did not go as it should, so far."""
+        """The counts so far of what did not go as it should."""
         outcomes = self._rows.nesting.outcomes
         return Outcomes(
             outcomes.unclosed + self._warps.unclosed,
@@ -115,17 +116,19 @@ class Layout:
 
     @property
     def doubled(self) -> int:
-        """How many events of a recording are drawn as one with another's, so far."""
+        """How many events were merged into those of another recording so far."""
         return 0 if self._windows.doubles is None else self._windows.doubles.count
 
     # Events --------------------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
-        """The source whose next batch is to be placed; None when all have ended."""
+        """The source whose next batch must be placed; None when all have ended."""
         return self._windows.turn()
 
     def place(self, batch: TraceBatch, source: int = 0) -> Drawn:
-        """Draw the events whose turn it is; the newest wait for what may come before them."""
+        """Take a batch and draw the events that are in order. The newest wait, as earlier ones may still
+        come.
+        """
         events, weight = batch.events, 0
         if batch.others:
             events, weight = self._take_others(batch)
@@ -135,7 +138,7 @@ class Layout:
         return self._deal_ready()
 
     def end(self, source: int) -> Drawn:
-        """Take note that a source has no more batches, for which others may have waited."""
+        """Note that a source has no more batches, and draw what waited for them."""
         self._windows.end(source)
         return self._drawn(None, []) if self.turn() is None else self._deal_ready()
 
@@ -144,12 +147,12 @@ class Layout:
         return self._drawn(None, []) if events is None else self._deal(events)
 
     def _heavy(self, at: int) -> int:
-        """How many more events a record stands for in the memory that it takes."""
+        """How many further events would take as much memory as a record."""
         other = self._others[at]
         return len(other) // 2 if isinstance(other, PlacedWarps) else 0
 
     def _take_others(self, batch: TraceBatch) -> tuple[TraceColumns, int]:
-        """The events without those that have no place in time, and how much more they weigh."""
+        """The rows that have a place in time, and by how many events their memory exceeds their number."""
         events, timeless, weight = batch.events, [], 0
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
             other = batch.others[int(events.args[at])]
@@ -166,14 +169,14 @@ class Layout:
         return events, weight
 
     def relieve(self) -> None:
-        """Let the tables forget what is not in use any more."""
+        """Make the tables forget what is not in use any more."""
         self._windows.forget()
         self._rows.forget_shapes()
         self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
 
     def _meet(self, shapes: Int32s) -> None:
-        """Look at the shapes that are new, in the order in which they come."""
+        """Note the new shapes, in the order in which they come."""
         if len(self._met) < len(self._tables.shapes):
             more = np.zeros(len(self._tables.shapes) - len(self._met), np.bool_)
             self._met = np.concatenate([self._met, more])
@@ -224,7 +227,7 @@ class Layout:
         return made
 
     def _without_switches(self, events: TraceColumns) -> tuple[TraceColumns, TraceColumns | None]:
-        """The events that are drawn here, and those that the format has its own form for."""
+        """The events to draw, and the context switches for which the format has its own form."""
         if not self._rows.switches.any():
             return events, None
         apart = (events.shape >= 0) & self._rows.switches[np.maximum(events.shape, 0)]
@@ -239,7 +242,7 @@ class Layout:
         return events.take(~beyond)
 
     def _take_warps(self, events: TraceColumns, at: int) -> bool:
-        """Take what stands there if it is a batch of warps, which is drawn with the events around it."""
+        """Take the row at that place if it is a batch of warps, which is drawn with the events around it."""
         number = int(events.args[at])
         other = self._others[number] if events.shape[at] == SPECIAL else None
         if not isinstance(other, PlacedWarps):
@@ -261,7 +264,7 @@ class Layout:
         return changes
 
     def _draw_one(self, events: TraceColumns, at: int) -> None:
-        """Draw what is not of a row that all events of its shape share."""
+        """Draw a row that does not nest on the row of its shape."""
         ts_ns, number = int(events.ts_ns[at]), int(events.shape[at])
         if number != SPECIAL:
             shape = self._tables.shapes[number]
@@ -272,7 +275,7 @@ class Layout:
             args = self._tables.args(int(events.args[at]))
             if shape.phase == COUNTS:
                 self._host.count_values(ts_ns, shape, args, self._extra)
-            if shape.phase in NO_SPANS:
+            if shape.phase in NO_SLICES:
                 return
             if events.source_ns is not None and events.source_ns[at] != NONE:
                 args["source_ns"] = int(events.source_ns[at])
@@ -286,7 +289,7 @@ class Layout:
         takes[other["type"]](ts_ns, other)
 
     def _extra(self, args: Args) -> int:
-        """Keep arguments of an operation; its `event`."""
+        """Keep the arguments of an operation and return its `event`."""
         self._extras.append(args)
         return FIRST_EXTRA - (len(self._extras) - 1)
 
@@ -319,11 +322,11 @@ class Layout:
     # What is drawn -------------------------------------------------------------------------------------
 
     def _drawn(self, events: TraceColumns | None, changes: list[WarpChanges], *, last: bool = False) -> Drawn:
-        """What was drawn since the last call, in the order of time. The ends of slices that go on beyond the
-        events at hand wait for their turn.
+        """What was drawn since the last call, in the order of time. Slices that last longer than the events
+        so far have their ends in a later call.
         """
         self._say_early()
-        self._rows.meet_beside()
+        self._rows.add_overlap_tracks()
         ops = self._rows.nesting.take_ops()
         if self._summaries is not None:
             self._summaries.draw(events, ops)
@@ -331,7 +334,7 @@ class Layout:
         later = OpColumns()
         held_ns = _ALL_NS
         if last or events is not None:
-            # Ends that waited come first: a stable sort leaves them before what begins at their time.
+            # Ends that waited come first: a stable sort keeps them before what begins at the same time.
             later, self._later = self._later, later
         if events is not None and not last:
             held_ns = self._dealt_ns
@@ -372,12 +375,12 @@ class Layout:
         self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
 
     def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
-        """A statement about the recording itself, drawn into the trace."""
+        """Draw a fact about the recording itself as an instant."""
         self._instant(name, ts_ns, args, track)
         return self._drawn(None, [])
 
     def problem(self, problem: Problem, file: str = "") -> Drawn:
-        """A problem, drawn where it stands in the file, which is named where there are several."""
+        """Draw a problem at its place in the file, which is named where there are several."""
         has_room = self._problems_drawn < PROBLEMS_DRAWN
         if has_room and self.end_ns != self._problem_ns:
             self._say_undrawn()
@@ -393,13 +396,13 @@ class Layout:
         return self._drawn(None, [])
 
     def _say_undrawn(self) -> None:
-        """The mark that stands for the problems that had no room of their own."""
+        """Draw the instant that counts the problems which were not drawn."""
         count, self._problems_undrawn = self._problems_undrawn, 0
         if count:
             self._instant(f"{count} more lines", self._problem_ns, {}, "problems")
 
     def finish(self) -> list[Drawn]:
-        """What all that is left draws, ends of what is still open included."""
+        """Draw all that is left, with the ends of what is still open."""
         drawn = []
         if (events := self._windows.take_all()) is not None:
             drawn.append(self._deal(events, last=True))

@@ -1,4 +1,4 @@
-"""What the host's events draw besides their slices: names of threads, and the memory that is allocated."""
+"""What the host's events draw in addition to slices: names of threads, counters, and the allocated memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tracepipe.layout.tree import LAYER_TITLES, RANK_COUNTERS
 ALLOCATIONS_MAX = 1 << 20
 _WHOLE_MAX = (1 << 63) - 1
 Extra = Callable[[dict[str, Any]], int]
-"""Keeps arguments of an operation; gives its `event`."""
+"""Keeps the arguments of an operation and returns its `event`."""
 
 
 @dataclass(slots=True, eq=False)
 class DeviceMemory:
-    """What a process has allocated on its GPUs, as far as the recording tells."""
+    """The memory that a process has allocated on its GPUs, as far as it was recorded."""
 
     row: int
     total_bytes: int = 0
@@ -33,21 +33,21 @@ class DeviceMemory:
 
 
 class HostLayout:
-    """Looks at the few events that do more than nest, by their shapes."""
+    """Draws the few kinds of events that do more than nest, which it knows by their shapes."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._memory: dict[tuple[int | None, str], DeviceMemory] = {}
         self._counters: dict[tuple[int | None, int | None, str, str], int] = {}
-        """The rows of counters that events have values of."""
+        """The rows of counters whose values events have."""
         self._named: set[tuple[int | None, int | None]] = set()
-        """Threads that the program named itself, whatever the kernel calls them."""
+        """Threads that the program named itself. These names come before those of the kernel."""
         self._naming: Bools = np.zeros(0, np.bool_)
         self._of_memory: Bools = np.zeros(0, np.bool_)
-        """By the number of a shape."""
+        """Whether the events of a shape are of the memory layer, by its number."""
 
     def meet(self, number: int, shape: Shape) -> None:
-        """Look at a shape that is new; its row is made."""
+        """Note a new shape, whose row exists."""
         if number >= len(self._naming):
             self._naming = grown(self._naming, number + 1, 0)
             self._of_memory = grown(self._of_memory, number + 1, 0)
@@ -55,7 +55,7 @@ class HostLayout:
         self._of_memory[number] = shape.type == "memory" and shape.phase not in ("E", COUNTS)
 
     def name_threads(self, events: TraceColumns) -> None:
-        """Give threads the names that events say they have."""
+        """Give threads the names that events have for them."""
         numbers = events.shape[_flagged(self._naming, events)].tolist()
         for number in reversed(dict.fromkeys(reversed(numbers))):
             shape = self._shape(number)
@@ -73,7 +73,7 @@ class HostLayout:
         return shape
 
     def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any], extra: Extra) -> None:
-        """Draw the values of a counter, each series on a track of its own: of a GPU, or of the process."""
+        """Draw the values of a counter of a GPU or of the process, each series on its own track."""
         ops = []
         for series, value in args.items():
             if type(value) not in (int, float):
@@ -98,7 +98,7 @@ class HostLayout:
             self._rows.nesting.add(*ops)
 
     def count_memory(self, events: TraceColumns) -> None:
-        """Count what events of the memory layer allocate and free."""
+        """Draw the memory counters that change with events of the memory layer."""
         places, tables = _flagged(self._of_memory, events), self._rows.book.tables
         columns = (events.ts_ns, events.shape, events.args)
         counted = (
@@ -108,7 +108,7 @@ class HostLayout:
         self._rows.nesting.add(*(op for op in counted if op is not None))
 
     def _count(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> Op | None:
-        """The value of a counter after an event, None where it allocates nothing on a GPU."""
+        """The value of a counter after an event, None where the event allocates nothing on a GPU."""
         size = next((args[key] for key in SIZE_KEYS if key in args), None)
         total = args.get("total_allocated")
         what = "device memory"
@@ -137,7 +137,7 @@ class HostLayout:
 
 
 def _flagged(flags: Bools, events: TraceColumns) -> Int64s:
-    """Where the events are whose shapes have a flag."""
+    """The places of the events whose shapes have a flag."""
     if not flags.any():
         return np.empty(0, np.int64)
     return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])

@@ -1,4 +1,4 @@
-"""Counters of how busy GPUs are, and of how much of a processor the threads of processes take."""
+"""Counters of how busy GPUs are, and of how much processor time the threads of a process use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from tracepipe.layout.shares import Share, Stretches
 from tracepipe.layout.timeline import Track
 from tracepipe.layout.tree import RANK_COUNTERS
 
-# At most this many GPUs and processes are looked at: each takes some kilobytes.
+# At most this many GPUs and processes are counted: each takes some kilobytes.
 BUSY_GPUS_MAX: Final = 64
 PROCESSES_MAX: Final = 128
-# So many processes have a counter. In Perfetto's UI v52 a group at the top has a number, for which processes
-# with counters and their counters count too, and stands behind all processes from 50 on: GPUs would.
+# This many processes have a counter. Perfetto's UI v52 numbers the groups at the top, and counts processes
+# with counters and these counters. A group with a number from 50 on is below all processes, which GPUs must
+# not be.
 SHOWN_MAX: Final = 16
-# A share takes many stretches in hardly more time than one.
+# Adding many stretches to a share takes hardly longer than adding one.
 _STRETCHES_AT_ONCE: Final = 1 << 13
 
 
 class _Counters:
-    """Shares by the number of a track, of which each becomes a counter under that track."""
+    """Shares by the number of a track. Each becomes a counter under its track."""
 
     def __init__(self, rows: Rows, name: str, unit: str, rank: int) -> None:
         self._rows = rows
@@ -34,7 +35,7 @@ class _Counters:
         self._shares: dict[int, Share] = {}
 
     def meet(self, track: Track, at_most: int) -> bool:
-        """Have a counter for a track; whether there is room for it."""
+        """Make a counter for a track. Return whether there is room for it."""
         if track.id not in self._tracks and len(self._tracks) >= at_most:
             return False
         self._tracks[track.id] = track
@@ -47,11 +48,11 @@ class _Counters:
             self._shares.setdefault(number, Share()).add(begin_ns[mine], end_ns[mine])
 
     def tracks(self) -> list[Track]:
-        """Those that were busy at any time, in the order in which they first were."""
+        """The tracks that were busy at any time, in the order in which they first were."""
         return [self._tracks[number] for number in self._shares]
 
     def draw(self, tracks: list[Track]) -> None:
-        """Draw the counters of some, when all is known."""
+        """Draw the counters of some tracks, when all is known."""
         for parent in tracks:
             share = self._shares[parent.id]
             track = self._rows.tree.child(parent, "counter", self._name, self._rank, SUMMARY, self._unit)
@@ -62,17 +63,19 @@ class _Counters:
 
 
 class BusyGpus:
-    """Counts how much of the time anything is on a stream of a GPU. GPUs go by their tracks' numbers."""
+    """Measures the share of time in which anything is on a stream of a GPU. GPUs have the numbers of their
+    tracks.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._gpu: Int32s = np.zeros(0, np.int32)
-        """By row the GPU of which it is a stream, NONE where it is none."""
+        """By row: the GPU whose stream it is, NONE where it is not a stream."""
         self._counters = _Counters(rows, GPU_BUSY, "%", RANK_BUSY)
         self._stretches = Stretches()
 
     def take(self, ops: OpColumns, order: Int64s) -> None:
-        """Take note of operations in an order that is that of time."""
+        """Take operations, of which `order` has the places in the order of time."""
         self._meet_rows()
         row, kind = ops.columns["row"][order], ops.columns["kind"][order]
         places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
@@ -83,35 +86,36 @@ class BusyGpus:
             self._counters.add(gpu, begin_ns, end_ns)
 
     def _meet_rows(self) -> None:
-        """Look at the rows that are new."""
+        """Note the new rows."""
         if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
             self._gpu = np.append(self._gpu, np.array(new, np.int32))
 
     def _gpu_of(self, track: Track) -> int:
-        """The GPU of which a track is a stream, NONE where it is none or there are too many."""
+        """The GPU of a stream's track, NONE where it is not a stream's or there are too many GPUs."""
         gpu = track.parent
         if track.kind != "slices" or track.category != "gpu" or gpu is None:
             return NONE
         return gpu.id if self._counters.meet(gpu, BUSY_GPUS_MAX) else NONE
 
     def draw(self) -> None:
-        """Draw what is known at the end, when nothing is on a stream any more."""
+        """Draw the counters at the end, when nothing is on a stream any more."""
         self._counters.draw(self._counters.tracks())
 
 
 class CpuUse:
-    """Counts how long the threads of a process are on processors: two that always are make 200% of one."""
+    """Measures the processor time of the threads of a process. Two threads that always run make 200%."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_COUNTERS)
         self._process: Int32s = np.zeros(0, np.int32)
-        """By the number of a thread's track its process, NONE where there are too many or it is not known."""
+        """By the number of a thread's track: its process, NONE where it is not known or there are too
+        many."""
         self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
         self._waiting_count = 0
 
     def meet(self, thread: Track) -> None:
-        """Look at a thread that gets processors."""
+        """Note a thread that has context switches."""
         process = thread.parent
         self._process = grown(self._process, thread.id + 1, NONE)
         if process is not None and process.pid and self._counters.meet(process, PROCESSES_MAX):
@@ -132,7 +136,7 @@ class CpuUse:
         self._counters.add(of, begin_ns, end_ns)
 
     def draw(self) -> None:
-        """Draw what is known at the end, of the processes that stand first, which are in order."""
+        """Draw the counters of the first processes at the end, when these are in order."""
         if self._waiting:
             self._share()
         tree = self._rows.tree
@@ -141,17 +145,17 @@ class CpuUse:
 
 
 class Loads:
-    """Both; `cpu_use` is given when threads have processors."""
+    """Both kinds of counters. `cpu_use` takes the stretches in which threads have processors."""
 
     def __init__(self, rows: Rows) -> None:
         self._busy, self.cpu_use = BusyGpus(rows), CpuUse(rows)
 
     def take(self, ops: OpColumns, order: Int64s) -> None:
-        """Take note of operations in an order that is that of time."""
+        """Take operations, of which `order` has the places in the order of time."""
         if len(order):
             self._busy.take(ops, order)
 
     def draw(self) -> None:
-        """Draw what is known at the end, when all else is drawn."""
+        """Draw the counters at the end, when all else is drawn."""
         self._busy.draw()
         self.cpu_use.draw()

@@ -10,9 +10,9 @@ WARP_TRACKS: Final = ("auto", "slot", "logical", "sm", "off")
 
 @dataclass(frozen=True, slots=True)
 class LayoutOptions:
-    """`warp_tracks`: a track for each hardware slot, for each warp of the grid, a count for each SM, or none;
-    auto is slot where the recording knows the slots and logical where not. `thread_exits` draws each exit of
-    a warp's threads as an instant.
+    """The options. `warp_tracks` is a track for each hardware slot (slot), for each warp of the grid
+    (logical), a count for each SM (sm), or none (off). auto is slot where the recording has slots, else
+    logical. `thread_exits` draws each exit of a warp's threads as an instant.
     """
 
     warp_tracks: str = "auto"

@@ -13,8 +13,8 @@ from tracepipe.event.ranges import CROSSING, nested
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import ONLY_NAME, WARP_BEGIN, WARP_END, Kernel, Slices, joined_slices
 
-Beside = Callable[[int, int, int], int]
-"""The row beside one that takes a slice with that begin and end, NO_ROW where none does."""
+OverlapRow = Callable[[int, int, int], int]
+"""Returns the overlap row of a row that takes a slice with that begin and end, NO_ROW where none does."""
 
 
 def with_ranges(
@@ -24,11 +24,13 @@ def with_ranges(
     slices: Slices,
     columns: list[Any],
     number_of: Callable[[Kernel], int],
-    beside: Beside,
+    overlap_row: OverlapRow,
 ) -> tuple[Slices, list[Any]]:
-    """The slices of a batch's warps, which come in an `order` and some of which are `drawn`, with those of
-    their ranges behind them; and the columns of all changes, those of ranges between their warp's begin and
-    end.
+    """Add the slices of ranges to those of a batch's warps, which come in an `order` and some of which are
+    `drawn`.
+
+    Return all slices, with those of ranges last, and the columns of all changes, in which those of ranges are
+    between their warp's begin and end.
     """
     assert batch.range_ns is not None and batch.range_dur_ns is not None
     inside, steps = nested(batch)
@@ -40,7 +42,7 @@ def with_ranges(
     row = np.where(drawn[warp], slices.row[warp], NO_ROW).astype(np.int32)
     crossing = np.flatnonzero((inside == CROSSING) & (row != NO_ROW))
     for at in crossing.tolist():
-        row[at] = beside(int(row[at]), int(begin_ns[at]), int(end_ns[at]))
+        row[at] = overlap_row(int(row[at]), int(begin_ns[at]), int(end_ns[at]))
     steps = np.concatenate([steps, np.stack([2 * crossing, 2 * crossing + 1], 1).reshape(-1)])
     steps = steps[row[steps >> 1] != NO_ROW]
     of, is_end = steps >> 1, steps & 1 == 1
@@ -51,7 +53,7 @@ def with_ranges(
         np.zeros(len(of), np.int8),
         np.zeros(len(of), np.int64),
     )
-    # A warp's begin, its ranges, its end and its exits, whatever is at the same time.
+    # The order is a warp's begin, its ranges, its end and its exits, also where they are at the same time.
     _, kind, slice_, _, _ = columns
     keys = np.concatenate([3 * slice_.astype(np.int64) + 2 * (kind != WARP_BEGIN), 3 * warp[of] + 1])
     by_warp = np.argsort(keys, kind="stable")

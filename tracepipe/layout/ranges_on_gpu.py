@@ -5,9 +5,9 @@
     stream 7      ├ step ─────────────────────┤     what those calls launched, by launch id
                   ├ forward ─┤  ├ backward ───┤
 
-On a stream work runs in the order of its calls, so that the ranges of one thread nest there as they do on the
-thread: a range ends where work comes that is not in it. Left out are operators, which tools note by
-themselves, and ranges that PyTorch's profiler has drawn on the GPU itself.
+Work runs on a stream in the order of its calls. So the ranges of one thread nest there as they do on the
+thread: a range ends where work begins that is not in it. Operators, which tools record by themselves, are
+left out, and so are ranges that PyTorch's profiler has recorded on the GPU itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import OPERATORS, RANGES_ON_GPU
 from tracepipe.layout.rows import Rows
 
-# Launches whose work has not come yet, so many; and ranges that are open on a thread.
+# The most launches whose work has not come yet, and the most ranges that are open on a thread.
 LAUNCHES_MAX = 1 << 14
 DEPTH_MAX = 512
 _NEITHER, _RANGE, _WHOLE_RANGE, _CALL, _WORK = range(5)
@@ -33,7 +33,9 @@ _Thread = tuple[int | None, int | None]
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """A range of a thread, of a domain, inside another one. `end_ns` is known of one that is one event."""
+    """A range of a thread and a domain, inside another range. `end_ns` is known of a range that is a single
+    event.
+    """
 
     name: str
     domain: str | None
@@ -42,7 +44,7 @@ class _Range:
     end_ns: int = _NEVER
 
     def chain(self) -> list[_Range]:
-        """Those around this range and itself, the outermost first."""
+        """The ranges around this one and itself, outermost first."""
         chain: list[_Range] = []
         at: _Range | None = self
         while at is not None:
@@ -52,7 +54,7 @@ class _Range:
 
 
 def _going_on(innermost: _Range | None, ts_ns: int) -> _Range | None:
-    """The innermost range that goes on at a time, of those that did before."""
+    """The innermost range, of those around and `innermost` itself, that has not ended at a time."""
     while innermost is not None and innermost.end_ns <= ts_ns:
         innermost = innermost.outer
     return innermost
@@ -64,7 +66,7 @@ _Caller = tuple[_Thread, tuple[_Range, ...]]
 
 @dataclass(slots=True, eq=False)
 class _Drawn:
-    """A range on a stream, as far as it has come."""
+    """A range on a stream, with its end so far."""
 
     range: _Range
     end_ns: int
@@ -72,7 +74,7 @@ class _Drawn:
 
 @dataclass(slots=True, eq=False)
 class _Track:
-    """A row of a stream for the ranges of one thread and domain; `open` are those that go on."""
+    """A row of a stream for the ranges of one thread and domain. `open` are those that have not ended."""
 
     row: int
     last_ns: int = 0
@@ -80,27 +82,29 @@ class _Track:
 
 
 class RangesOnGpu:
-    """Looks at annotations, launch calls and work in the order of time; at nothing before the first range."""
+    """Takes annotations, launch calls and work in the order of time, and ignores everything before the first
+    range.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._ops: list[Op] = []
-        """What is drawn of the batch at hand."""
+        """The operations of the current batch."""
         self._tables = rows.book.tables
         self._callers: dict[_Thread, _Caller] = {}
-        """By thread, as it stands now."""
+        """By thread: the current state."""
         self._launched: dict[int, _Caller] = {}
         self._before: dict[int, _Caller] = {}
-        """By launch: the last ones, and those before them."""
+        """By launch: the last ones, and the ones before them."""
         self._tracks: dict[tuple[int, int, _Thread], dict[str | None, _Track]] = {}
         self._rounds = 0
         self._has_own = False
         """Whether the recording has ranges on GPUs itself."""
         self._parts: Bytes = np.zeros(0, np.uint8)
-        """By the number of a shape: what its events are of this."""
+        """By the number of a shape: which of these its events are."""
 
     def take(self, events: TraceColumns) -> None:
-        """Draw what the work of a batch shows."""
+        """Draw the ranges of the work of a batch."""
         parts = self._parts_of()
         if not len(parts):
             return
@@ -108,7 +112,7 @@ class RangesOnGpu:
         if not self._callers and not ((part == _RANGE) | (part == _WHOLE_RANGE)).any():
             return
         at = np.flatnonzero(part)
-        # Of what begins at one time the longest range is around the others.
+        # Of ranges that begin at the same time, the longest is around the others.
         length_ns = np.where(part[at] == _WHOLE_RANGE, events.dur_ns[at], 0)
         at = at[np.lexsort((-length_ns, events.ts_ns[at]))]
         columns = (events.ts_ns, events.dur_ns, events.launch, events.shape)
@@ -172,14 +176,14 @@ class RangesOnGpu:
             self._before, self._launched = self._launched, {}
         if caller is not None:
             self._launched[launch] = caller
-        else:  # an id that comes again is another launch now
+        else:  # the id is used again for a new launch
             self._launched.pop(launch, None)
             self._before.pop(launch, None)
 
     # What streams do -----------------------------------------------------------------------------------
 
     def _work(self, start_ns: int, end_ns: int, launch: int, shape: Shape) -> None:
-        """Draw the ranges that begin and end with a kernel or a copy."""
+        """Begin and end ranges with a kernel or a copy."""
         caller = self._launched.get(launch) or self._before.get(launch)
         if caller is None:
             return
@@ -211,7 +215,9 @@ class RangesOnGpu:
             drawn.end_ns = max(drawn.end_ns, end_ns)
 
     def _close(self, track: _Track, depth: int, before_ns: int) -> None:
-        """End what is open on a track from a depth on, at the end of its last work, and before a time."""
+        """End the ranges that are open on a track from a depth on, at the end of their last work, but before
+        a time.
+        """
         while len(track.open) > depth:
             drawn = track.open.pop()
             end_ns = max(track.last_ns, min(drawn.end_ns, before_ns))
@@ -219,7 +225,7 @@ class RangesOnGpu:
             track.last_ns = end_ns
 
     def finish(self, end_ns: int) -> None:
-        """End what is open on streams."""
+        """End the ranges that are open on streams."""
         for tracks in self._tracks.values():
             for track in tracks.values():
                 self._close(track, 0, end_ns)

@@ -10,7 +10,7 @@ import numpy as np
 from tracepipe.event.columns import Bools, grown
 from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.native_nesting import new_nesting
-from tracepipe.event.nesting import GIVES_ALL, GIVES_IOCTLS, NO_ROW, ShapeRow
+from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow
 from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
@@ -19,29 +19,29 @@ from tracepipe.layout.timeline import Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, RANK_GPU, RANK_PROCESS, Tree
 from tracepipe.layout.warp_limits import warps_at_most
 
-# Order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
+# The order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
 RANK_BUSY: Final = 0
 RANK_COUNT: Final = 1
 RANK_STREAM: Final = 2
 RANK_SM: Final = 100_000
 RANK_LOGICAL: Final = 200_000
-# The category of the slices of a group, by which they are left out of sums.
+# The category of the slices of a group: queries leave them out of sums by it.
 SUMMARY: Final = "summary"
 IOCTL: Final = "ioctl"
-# A viewer keeps a list by the numbers of processors; Linux has up to 8192.
+# A viewer keeps a list by processor number. Linux has up to 8192 processors.
 CPUS_MAX: Final = 1 << 13
 
 
 @dataclass(slots=True, eq=False)
 class HostThread:
-    """One thread: its group, and the row of each of its layers, by their own names too."""
+    """One thread: its group, and the rows of its layers, by layer and own name."""
 
     track: Track
     rows: dict[tuple[str, str | None], int] = field(default_factory=dict)
 
 
 class Rows:
-    """Makes the rows of a recording, and keeps how each shape's events nest, by its number."""
+    """Makes the rows of a recording, and keeps by its number how each shape's events nest."""
 
     def __init__(
         self, header: Header, tables: Tables, tree: Tree, origins: Origins, *, switches_apart: bool
@@ -54,11 +54,13 @@ class Rows:
         ioctl = self.name(IOCTL)
         self.nesting = new_nesting(ioctl)
         self.drawn: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events go to rows, and not one by one to `ThreadLayout`."""
+        """By the number of a shape: whether its events nest on rows, and are not drawn one by one by
+        `ThreadLayout`."""
         self.beyond: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether there are too many tracks for its events to be drawn."""
         self.switches: Bools = np.empty(0, np.bool_)
-        """By the number of a shape: whether its events are on no row, as the format has its own for them."""
+        """By the number of a shape: whether its events have no row, as the format has its own form for
+        them."""
         self._switches_apart = switches_apart
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self._gpus: dict[int, Track] = {}
@@ -83,7 +85,7 @@ class Rows:
         return number
 
     def meet(self, number: int, shape: Shape) -> None:
-        """Settle where the events of a shape are drawn."""
+        """Decide where the events of a new shape are drawn."""
         if number >= len(self.drawn):
             self.drawn = grown(self.drawn, number + 1, 0)
             self.on_stream = grown(self.on_stream, number + 1, 0)
@@ -100,7 +102,7 @@ class Rows:
         self.nesting.set_shape(number, row)
 
     def _has_switches(self, shape: Shape) -> bool:
-        """Whether the events of a shape switch threads; if so, that thread is there."""
+        """Whether the events of a shape are context switches. If so, their thread is made."""
         if not shape.is_switch or (shape.cpu or 0) >= CPUS_MAX:
             return False
         if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
@@ -109,11 +111,11 @@ class Rows:
         return True
 
     def forget_shapes(self) -> None:
-        """The shapes have other numbers now."""
+        """Forget all shapes: they have new numbers now."""
         self.nesting.forget_shapes()
 
     def forget_names(self, waiting: OpColumns) -> None:
-        """Give names new numbers, to those alone that an open slice or an operation in `waiting` has."""
+        """Forget the names that no open slice and no operation in `waiting` has, and number the rest again."""
         names = self.book.names
         used = self.nesting.open_names(len(names))
         of_waiting = waiting.used()["name"]
@@ -134,12 +136,12 @@ class Rows:
         if shape.type not in LAYER_TITLES:
             return ShapeRow(NO_ROW, name, shape.phase, False, shape.has_dur, shape.has_launch)
         row = self._host(shape)
-        asks = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
-        return ShapeRow(row, name, shape.phase, asks, shape.has_dur, shape.has_launch)
+        takes_flow = shape.drawn_layer == "kernel" or (shape.type == "syscall" and shape.name == IOCTL)
+        return ShapeRow(row, name, shape.phase, takes_flow, shape.has_dur, shape.has_launch)
 
     def new_row(self, track: Track, on_stream: bool = False) -> int:
-        """A row of its own for a track."""
-        self.meet_beside()
+        """Make a row for a track."""
+        self.add_overlap_tracks()
         row = self.nesting.add_row(on_stream)
         self.book.tracks.append(track)
         self._of_tracks[track.id] = row
@@ -150,13 +152,13 @@ class Rows:
         row = self._of_tracks.get(track.id)
         return self.new_row(track) if row is None else row
 
-    def meet_beside(self) -> None:
-        """Make the tracks of rows that the nesting made beside others."""
+    def add_overlap_tracks(self) -> None:
+        """Make the overlap tracks of the overlap rows that the nesting added."""
         tracks = self.book.tracks
         for row in range(len(tracks), self.nesting.row_count):
             base = self.nesting.base(row)
             count = self._numbers[base] = self._numbers.get(base, 0) + 1
-            tracks.append(self.tree.beside(tracks[base], count))
+            tracks.append(self.tree.overlap_track(tracks[base], count))
 
     def thread(self, pid: int | None, tid: int | None, comm: str) -> HostThread:
         """One thread."""
@@ -168,12 +170,12 @@ class Rows:
     def _host(self, shape: Shape) -> int:
         if shape.range is not None:
             return self._range(shape, shape.range)
-        # A hook's layer may be called as those are that have no name.
+        # A hook's layer may have the title of hooks without a layer name.
         own = None if shape.layer == LAYER_TITLES["hook"] else shape.layer
         layer = shape.drawn_layer, own if shape.domain is None else shape.domain
         if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
             return NO_ROW
-        # What a program calls one of its threads is not a name of its process.
+        # The name that a program gives one of its threads is not a name of its process.
         comm = "" if shape.type == "annotation" else shape.comm or ""
         thread = self.thread(shape.pid, shape.tid, comm)
         row = thread.rows.get(layer)
@@ -196,14 +198,14 @@ class Rows:
         return row
 
     def _relate(self, thread: HostThread) -> None:
-        """Say which layers of a thread may be the cause of what happens in others."""
+        """Set which layers of a thread may cause what happens in others."""
         calls, system_calls, driver = (
             thread.rows.get((layer, None), NO_ROW) for layer in ("userspace", "syscall", "kernel")
         )
         if calls != NO_ROW:
-            self.nesting.set_above(calls, NO_ROW, NO_ROW, GIVES_ALL)
+            self.nesting.set_above(calls, NO_ROW, NO_ROW, FLOWS_OF_ALL)
         if system_calls != NO_ROW:
-            self.nesting.set_above(system_calls, calls, NO_ROW, GIVES_IOCTLS)
+            self.nesting.set_above(system_calls, calls, NO_ROW, FLOWS_OF_IOCTLS)
         if driver != NO_ROW:
             self.nesting.set_above(driver, system_calls, calls, 0)
 
@@ -219,12 +221,12 @@ class Rows:
         return track
 
     def unit_of_warps(self, gpu: int) -> str:
-        """What warps of a GPU are counted in, with how many it can have where that is known."""
+        """The unit of the count of a GPU's warps, with the most that it can have where that is known."""
         limit = warps_at_most(self._about_gpus.get(gpu, {}))
         return "warps" if limit is None else f"warps of {limit}"
 
     def unit_of_counter(self, gpu: int | None, name: str) -> str:
-        """What a counter that is sampled is in, with the most that it can be where that is known."""
+        """The unit of a sampled counter, with its maximum where that is known."""
         about = self._about_counters.get((str(gpu), name), {})
         unit, most = str(about.get("unit", "")), about.get("max")
         return f"{unit} of {most:g}" if isinstance(most, (int, float)) and unit != "%" else unit
@@ -242,7 +244,7 @@ class Rows:
     def ranges_of_stream(
         self, gpu: int, stream: int, thread: tuple[int | None, int | None], domain: str | None
     ) -> int:
-        """A row for what ranges of a thread ran on a stream, after the stream's own."""
+        """The row for the ranges of a thread on a stream, which is below the stream's own row."""
         if self.tree.is_full:
             return NO_ROW
         _, tid = thread
@@ -254,7 +256,7 @@ class Rows:
         return self.new_row(track)
 
     def close(self, end_ns: int) -> None:
-        """End what is still open: host threads first, as they are drawn first."""
+        """End what is still open, on host threads first, as they are drawn first."""
         for thread in self.threads.values():
             for row in thread.rows.values():
                 self.nesting.close(row, end_ns)
@@ -267,5 +269,5 @@ class Rows:
             self.nesting.close(row, end_ns)
 
     def gpu_indices(self) -> list[int]:
-        """The GPUs that there are, in the order in which they were met."""
+        """The GPUs so far, in the order of their first events."""
         return list(self._gpus)

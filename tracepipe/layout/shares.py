@@ -1,4 +1,4 @@
-"""When something was busy, and how much of the time, by bins."""
+"""When something was busy, and for which share of the time, in bins."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _FIRST_BITS: Final = 10
 
 
 class Stretches:
-    """When there is any of what begins and ends, by the number of what it is on."""
+    """Finds the stretches of time in which something runs, by the number of the track that it runs on."""
 
     def __init__(self) -> None:
         self._count: Int64s = np.zeros(0, np.int64)
         self._begin_ns: Int64s = np.zeros(0, np.int64)
         self._most: Int64s = np.zeros(0, np.int64)
-        """Of a stretch that goes on: how many there are, since when, how many there were at most."""
+        """Of a stretch that has not ended, by track: how many run, since when, and how many ran at most."""
 
     def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
-        """Take changes in the order of time. Gives stretches that are over: on what, how many there were at
-        most, begin, end.
+        """Take changes in the order of time. Return the stretches that have ended: track, how many ran at
+        most, begin and end, of the shape `(stretches,)` each.
         """
         order = np.argsort(on, kind="stable")
         ts_ns, on, delta = ts_ns[order], on[order], delta[order].astype(np.int64)
@@ -48,14 +48,14 @@ class Stretches:
         return on[starts[over]], most[over], begin_ns[over], ts_ns[ends[over]]
 
     def rest(self, end_ns: int) -> tuple[Int32s, Int64s, Int64s, Int64s]:
-        """Those that go on, as if they were over then."""
+        """The stretches that have not ended, as if they ended then."""
         on = np.flatnonzero(self._count > 0).astype(np.int32)
         return on, self._most[on], self._begin_ns[on], np.maximum(self._begin_ns[on], end_ns)
 
 
 class Share:
-    """Bins are as wide as a power of two nanoseconds, the least of which BINS_MAX are enough from the first
-    stretch to the end of the last, and 1 µs at least.
+    """The share of busy time in bins. Their width is a power of two in nanoseconds: the smallest with which
+    BINS_MAX bins reach from the first stretch to the end of the last, at least 1 µs.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Share:
         self._begin_ns, self._end_ns = (1 << 63) - 1, -(1 << 63)
 
     def add(self, begin_ns: Int64s, end_ns: Int64s) -> None:
-        """Add stretches in which it was busy. Where they overlap, each counts."""
+        """Add stretches in which it was busy. Stretches that overlap all count."""
         longer = end_ns > begin_ns
         begin_ns, end_ns = begin_ns[longer], end_ns[longer]
         if not len(begin_ns):
@@ -86,7 +86,7 @@ class Share:
             self._busy_ns += np.cumsum(whole[:-1])
 
     def _make_room(self) -> None:
-        """Have bins for all of the time, wider ones if need be."""
+        """Make bins for all of the time, wider ones if there are too many."""
         had, at = self._busy_ns, self._first
         while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
             pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)
@@ -100,14 +100,14 @@ class Share:
         self._busy_ns[at - self._first : at - self._first + len(kept)] = kept
 
     def percent(self) -> list[tuple[int, int]]:
-        """From when on it is busy for how many percent of the time, where that changes: from the first
-        stretch on, 0 at the end. A bin in which it is busy at all has 1% at least.
+        """The times at which the share changes, with the share in percent: from the first stretch on, 0 at
+        the end. A bin in which it is busy at all has at least 1%.
         """
         if not len(self._busy_ns):
             return []
         starts_ns = (np.arange(len(self._busy_ns) + 1) + self._first) << self._bits
         starts_ns[0], starts_ns[-1] = self._begin_ns, self._end_ns
-        # As floats, as a long time in ns many times over is no 64-bit number.
+        # As floats: a long time in ns, added up many times, exceeds 64 bits.
         share = np.floor(self._busy_ns * float(_PERCENT) / np.diff(starts_ns) + 0.5).astype(np.int64)
         values = np.append(np.where(self._busy_ns > 0, np.maximum(share, 1), 0), 0)
         changes = np.append(True, values[1:] != values[:-1])

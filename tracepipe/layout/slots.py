@@ -13,10 +13,10 @@ import numpy as np
 from tracepipe.event.columns import Bytes, Int32s, Int64s
 from tracepipe.native import library
 
-# So many warps of one slot are remembered for those of batches that overlap theirs.
+# This many warps of a slot are remembered, for batches that overlap theirs.
 STAYS_MAX: Final = 1024
-DRAWN, BESIDE, OPEN = range(3)
-"""What becomes of a warp: its slice is on its track, beside it, or has no end yet."""
+DRAWN, OVERLAPS, OPEN = range(3)
+"""What is done with a warp: its slice is on its track or on an overlap track, or it has no end yet."""
 ALL: Final = (1 << 63) - 1
 
 
@@ -28,13 +28,11 @@ class _Row:
     forgotten_ns: int = -(1 << 63)
 
     def take(self, begin_ns: int, end_ns: int) -> bool:
-        """Whether the slot is free over that time, which begins before the last stay ends. If so, it is
-        taken now.
-        """
+        """Take the slot for a time that begins before the last stay ends. Return whether it was free."""
         stays = self.stays
         at = bisect_left(stays, (begin_ns, end_ns))
         free_ns = stays[at - 1][1] if at else self.forgotten_ns
-        # Not where it ends as the next begins: what is drawn first comes first in a stable sort.
+        # It may not end when the next begins: a stable sort would put its end after that begin.
         if begin_ns < free_ns or at == len(stays) or end_ns >= stays[at][0]:
             return False
         stays.insert(at, (begin_ns, end_ns))
@@ -42,8 +40,8 @@ class _Row:
 
 
 class Slots:
-    """The rows of one GPU. Kernels in flight at one time take turns on a slot, and their batches come one
-    after the other: a warp may belong before one that has its place already.
+    """The rows of one GPU. Kernels that run at the same time take turns on a slot, but their batches come one
+    after the other: a warp may belong before one that was placed already.
     """
 
     def __init__(self) -> None:
@@ -52,9 +50,9 @@ class Slots:
     def take(
         self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
     ) -> Bytes:
-        """What becomes of each warp of some batches, in the order of entries. `rows` is how many rows there
-        are; a stay below 0 has no end. `sizes` are those of the batches; none will begin before the base of
-        one that came before it.
+        """Decide what is done with each warp of some batches, in the order of entries, of the shape
+        `(warps,)`. `rows` is how many rows there are. A stay below 0 has no end. `sizes` are how many warps
+        each batch has. No later batch begins before the base of an earlier one.
         """
         while len(self._rows) < rows:
             self._rows.append(_Row())
@@ -72,14 +70,14 @@ class Slots:
                 stays.append((begin, begin + stay))
                 fates.append(DRAWN)
             else:
-                fates.append(DRAWN if slot.take(begin, begin + stay) else BESIDE)
+                fates.append(DRAWN if slot.take(begin, begin + stay) else OVERLAPS)
         return np.frombuffer(fates, np.uint8)
 
     @staticmethod
     def running(ts_ns: Int64s, delta: Any, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
-        """Puts the changes before a time in order: their places, and how many warps run after each time, in
-        the last change of that time, -1 in the others and where that does not change. `running` is how many
-        did before, and comes back as how many do then.
+        """Sort the changes before a time and count the warps that run. Return the places in order, the
+        counts, and how many run at the end. `running` is how many run at the start. Each time has its count
+        at its last change; it is -1 at the others, and where the count stays the same.
         """
         order = np.argsort(ts_ns, kind="stable")
         times = ts_ns[order]

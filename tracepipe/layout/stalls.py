@@ -1,7 +1,7 @@
 """What the warps of a GPU wait for: a counter for each group of stall reasons, as its share of the samples.
 
-Samples say how many warps were seen waiting, and not which one waited from when to when: no slices are made
-of them. How many samples a share is of is a counter too.
+Samples show how many warps were waiting, and not which warp waited from when to when, so they do not make
+slices. The number of samples is a counter too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _SAMPLES: Final = "samples"
 
 
 class StallCounters:
-    """Draws samples of stall reasons, those of each process on a GPU in a group of tracks."""
+    """Draws samples of stall reasons, for each process on a GPU in its own group of tracks."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._of: dict[tuple[int, int | None], dict[str, int]] = {}
-        """By GPU and process the rows of its counters."""
+        """By GPU and process: the rows of the counters."""
         self._processes: Counter[int] = Counter()
 
     def take(self, ts_ns: int, record: Record) -> None:
-        """Draw the samples of a stretch, from its start on."""
+        """Draw the samples of a stretch as values from its start on."""
         rows = self._rows_of(record.get("gpu", 0), record.get("pid"))
         if rows is None:
             return

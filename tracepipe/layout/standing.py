@@ -1,4 +1,4 @@
-"""What each thread did, by which processes and threads are put in order."""
+"""Measures what each thread did, by which processes and threads are put in order."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NEVER: Final = -(1 << 63)
 
 
 class Standing:
-    """Takes memory for each thread, none for an event. Threads go by the numbers of their tracks. `cpu_use`
-    is given each stretch in which a thread has a processor.
+    """Measures the work of threads, with memory for each thread but none for an event. Threads have the
+    numbers of their tracks. `cpu_use` gets each stretch in which a thread has a processor.
     """
 
     def __init__(self, rows: Rows, cpu_use: CpuUse | None) -> None:
@@ -29,12 +29,12 @@ class Standing:
         self._thread: Int32s = np.zeros(0, np.int32)
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._calls: Bools = np.zeros(0, np.bool_)
-        """By the number of a shape: its thread, NONE without one; whether its events say that the thread
-        runs; whether they are calls that may launch."""
+        """By the number of a shape: its thread, NONE without one; whether its events are those of `running`;
+        whether they are calls that may launch."""
         self._launches: Int64s = np.zeros(0, np.int64)
         self._ran_ns: Int64s = np.zeros(0, np.int64)
         self._since_ns: Int64s = np.zeros(0, np.int64)
-        """By thread."""
+        """By thread: since when it has a processor."""
 
     def meet(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
@@ -56,7 +56,7 @@ class Standing:
         self._since_ns = grown(self._since_ns, size, _NEVER)
 
     def take(self, events: TraceColumns) -> None:
-        """Take note of events, which are in the order of time."""
+        """Take events, which are in the order of time."""
         if not len(self._thread):
             return
         shapes = np.maximum(events.shape, 0)
@@ -69,7 +69,7 @@ class Standing:
             self._run(thread[switches], events.ts_ns[switches], runs)
 
     def _run(self, thread: Int32s, ts_ns: Int64s, runs: Bools) -> None:
-        """Take note of threads that get a processor or leave it."""
+        """Take events at which threads get a processor or leave it."""
         order = np.argsort(thread, kind="stable")
         thread, ts_ns, runs = thread[order], ts_ns[order], runs[order]
         first = np.append(True, thread[1:] != thread[:-1])
@@ -86,7 +86,9 @@ class Standing:
             self._cpu_use.add(thread, begin_ns, end_ns)
 
     def finish(self, end_ns: int) -> Callable[[int], Work]:
-        """What a thread did, by its number. Threads that have a processor keep it until the end."""
+        """Return the function that gives a thread's work by its number. Threads that have a processor keep it
+        until the end.
+        """
         thread = np.flatnonzero(self._since_ns != _NEVER).astype(np.int32)
         since_ns = self._since_ns[thread]
         self._add(thread, since_ns, np.maximum(since_ns, end_ns))

@@ -1,4 +1,4 @@
-"""What a GPU and its SMs show of what is on the tracks in them: kernels, how many warps."""
+"""Slices of a GPU and its SMs that summarize the tracks in them: kernels, and how many warps there are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end
     count = 2 * len(row)
     ops.reserve(count)
     columns = {key: column[ops.count : ops.count + count] for key, column in ops.columns.items()}
-    for key in ("event", "span", "parent"):
+    for key in ("event", "slice_id", "parent"):
         columns[key][:] = NONE
     for key in ("mark", "flow", "flow2"):
         columns[key][:] = 0
@@ -29,17 +29,18 @@ def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end
 
 
 class KernelsOfGpus:
-    """A kernel is shown where none runs that is shown already, so that they need no more than one row; on its
-    stream each is. Takes memory for each GPU, none for a kernel.
+    """Shows kernels on the row of their GPU. A kernel is shown there if no other is being shown, so that one
+    row is enough; on its stream, each kernel is shown. Memory is used for each GPU, but none for a kernel.
     """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._gpu: Int32s = np.zeros(0, np.int32)
         self._name: Int32s = np.zeros(0, np.int32)
-        """By the number of a shape: the GPU's row, NONE where it is no whole kernel, and its name."""
+        """By the number of a shape: the GPU's row, NONE where its events are not whole kernels, and its
+        name."""
         self._ended_ns: dict[int, int] = {}
-        """By row when the last kernel ends that is shown."""
+        """By row: when the last kernel that is shown ends."""
 
     def meet(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
@@ -50,7 +51,7 @@ class KernelsOfGpus:
             self._name[number] = self._rows.name(slice_name(shape))
 
     def draw(self, events: TraceColumns, ops: OpColumns) -> None:
-        """Add what events show to operations; the events are in the order of time."""
+        """Add the slices of kernels to operations. The events are in the order of time."""
         shapes = np.maximum(events.shape, 0)
         rows = np.where(events.shape >= 0, self._gpu[shapes], NONE) if len(self._gpu) else shapes[:0]
         places = np.flatnonzero(rows >= 0)
@@ -69,8 +70,8 @@ class KernelsOfGpus:
 
 
 class WarpsOfSms:
-    """Shows on the row of an SM each stretch of time in which it has warps, by how many there are at most.
-    SMs go by their rows.
+    """Shows each stretch of time in which an SM has warps as a slice on its row, named by how many there are
+    at most. SMs have the numbers of their rows.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -79,7 +80,7 @@ class WarpsOfSms:
         self._stretches = Stretches()
 
     def take(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
-        """Take changes in the order of time, of SMs or, with NO_ROW, of none."""
+        """Take changes in the order of time. Those with NO_ROW belong to no SM."""
         of_sms = np.flatnonzero((row != NO_ROW) & (delta != 0))
         if len(of_sms):
             self._show(*self._stretches.take(ts_ns[of_sms], row[of_sms], delta[of_sms]))
@@ -91,17 +92,17 @@ class WarpsOfSms:
         _add_slices(self._ops, row, names[places], begin_ns, end_ns)
 
     def finish(self, end_ns: int) -> None:
-        """Show what goes on at the end."""
+        """Show the stretches that have not ended at the end."""
         self._show(*self._stretches.rest(end_ns))
 
     def take_ops(self) -> OpColumns:
-        """What is shown since the last call."""
+        """The operations since the last call."""
         ops, self._ops = self._ops, OpColumns()
         return ops
 
 
 class Summaries:
-    """All of these; `on_sms` is given the changes of warps."""
+    """All summaries. `on_sms` takes the changes of warps."""
 
     def __init__(self, rows: Rows) -> None:
         self._kernels, self.on_sms = KernelsOfGpus(rows), WarpsOfSms(rows)
@@ -111,7 +112,7 @@ class Summaries:
         self._kernels.meet(number, shape)
 
     def draw(self, events: TraceColumns | None, ops: OpColumns) -> None:
-        """Add what events and warps show to operations."""
+        """Add the summaries of events and warps to operations."""
         if events is not None:
             self._kernels.draw(events, ops)
         ops.extend(self.on_sms.take_ops())

@@ -1,4 +1,4 @@
-"""Lays out lone threads of a GPU: each entry or exit on the track of its warp."""
+"""Lays out events of single threads of a GPU: each entry or exit is on the track of its warp."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tracepipe.layout.timeline import Track
 Of = tuple[Three | None, Three | None]
 """Block and thread of an event, None each where it is not recorded."""
 Extra = Callable[[Args], int]
-"""Keeps arguments of an operation; gives its `event`."""
+"""Keeps the arguments of an operation and returns its `event`."""
 
 
 class KernelGroups:
-    """The groups of launches under their GPUs, for warps of no known slot. They stand in the order in which
-    they are met, as a launch id may have 64 bits.
+    """The groups of launches under their GPUs, for warps whose slots are not known. They are in the order of
+    their first warps, as a launch id may have 64 bits.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -40,8 +40,8 @@ class KernelGroups:
 
 
 class ThreadLayout:
-    """A pair of B and E makes a slice for the warp, from its first thread's entry to its last thread's exit;
-    a record of one end alone (I) is an instant.
+    """Draws events of single threads. A pair of B and E makes a slice for the warp, from its first thread's
+    entry to its last thread's exit. A record of a single entry or exit (I) is an instant.
     """
 
     def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
@@ -54,7 +54,7 @@ class ThreadLayout:
     def place(
         self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None, extra: Extra
     ) -> int:
-        """Draw one event `of` a block and a thread; returns its end, trace ns."""
+        """Draw one event `of` a block and a thread. Return its end, trace ns."""
         where = _warp_of(*of, args)
         gpu = shape.gpu or 0
         key = (launch, shape.name, *where)
@@ -94,8 +94,8 @@ class ThreadLayout:
 def _warp_of(block: Three | None, thread: Three | None, args: Record) -> tuple[str, str]:
     """Block and warp of a thread, in words.
 
-    With y = z = 0 lane 0 of a warp has x divisible by 32, whatever the block's size. Elsewhere the size
-    decides, which such a record does not tell: 32 neighbours in x are named by what they are.
+    With y = z = 0, lane 0 of a warp has an x divisible by 32, for every size of the block. Elsewhere it
+    depends on the size, which such a record does not have: 32 neighbours in x are named as threads then.
     """
     if block is not None:
         where = "block ({},{},{})".format(*block)

@@ -1,7 +1,7 @@
-"""What `layout` gives and a converter writes: tracks, and operations on them.
+"""What the layout returns and a converter writes: tracks, and operations on them.
 
-Operations of one track come in an order in which a stable sort by time gives correct nesting; over all tracks
-they come in the order of time, but for those of events that were recorded very late.
+Operations of one track are in an order in which a stable sort by time gives correct nesting. Those of all
+tracks are in the order of time, except for events that were recorded very late.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["BEGIN", "COUNTER", "END", "INSTANT", "Book", "Drawn", "Item", "Track
 
 TrackKind = Literal["process", "thread", "group", "slices", "counter"]
 FIRST_EXTRA = -2
-"""The `event` of an operation that has arguments of its own, the first of `Drawn.extras`; then -3, …"""
+"""The `event` of an operation whose arguments are the first of `Drawn.extras`; -3 is that of the second, …"""
 
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """What the numbers of operations mean: `tracks` by row, `names`, and the tables of the recording."""
+    """What the numbers in operations refer to: `tracks` by row, `names`, and the tables of the recording."""
 
     tables: Tables
     tracks: list[Track] = field(default_factory=list)
@@ -35,8 +35,8 @@ class Book:
 
 
 class Item(NamedTuple):
-    """An operation with all that it says. `name` is a counter's value. `args` are None where there are none;
-    `flows` are arrows by their ids: negative where the arrow starts, positive where it goes on.
+    """An operation with its texts and arguments. `name` is the value for a counter. `args` are None where
+    there are none. `flows` are the ids of flows: negative where the flow starts, positive where it continues.
     """
 
     kind: int
@@ -48,13 +48,13 @@ class Item(NamedTuple):
 
 
 PYTHON = "python"
-"""What shows the line of Python that made a call; an argument of that name takes its place."""
+"""The argument that shows the Python line of a call. A recorded argument of that name replaces it."""
 KERNEL = "kernel"
-"""What shows the whole name of a kernel, where its slices have a shorter one."""
+"""The argument that shows the whole name of a kernel, where its slices have a shorter one."""
 
 
 def shown_before(shape: Shape) -> Args:
-    """What a shape's events show before their arguments."""
+    """The arguments that events of a shape show before their own."""
     known = (
         shape.phase != "E" and shape.cpu is not None and not shape.on_stream and shape.type != "gpu_thread"
     )
@@ -64,7 +64,7 @@ def shown_before(shape: Shape) -> Args:
 
 
 def slice_name(shape: Shape) -> str:
-    """What the slices of a shape are called."""
+    """The name of a shape's slices."""
     return kernel_title(shape.name) if shape.type == "gpu_kernel" else shape.name
 
 
@@ -74,7 +74,7 @@ def shows_launch(shape: Shape) -> bool:
 
 
 def shown_after(shape: Shape) -> Args:
-    """What a shape's events show after their arguments and their launch."""
+    """The arguments that events of a shape show after their own and their launch."""
     if shape.on_stream and shape.phase != "E":
         sizes = {"grid": shape.grid, "block": shape.block}
         return {name: list(size) for name, size in sizes.items() if size is not None}
@@ -84,9 +84,9 @@ def shown_after(shape: Shape) -> Args:
 @dataclass(slots=True, eq=False)
 class Drawn:
     """What one batch draws. `declared` are tracks that exist from here on, or have a new name: after their
-    parents, before their use. `order` says in which order `ops` come. `warps` are changes
-    of GPUs, which are on tracks of their own. `switches` are events of scheduling in the order of time, for a
-    format that has a form of its own for them; None where there are none, or they are among the operations.
+    parents, before their use. `order` has the places of `ops` in their order. `warps` are the changes of
+    GPUs, which have separate tracks. `switches` are context switches in the order of time, for a format that
+    has its own form for them; None where there are none, or where they are among the operations.
     """
 
     book: Book
@@ -103,7 +103,7 @@ class Drawn:
         return self.ops.rows(self.order)
 
     def lines(self) -> Int64s | None:
-        """By event the frame of Python that it shows, NONE without one; None where none shows any."""
+        """By event: the Python frame that it shows, NONE without one; None where no event shows any."""
         if self.events is None or self.events.stack is None:
             return None
         return self.book.tables.stacks.own(self.events.stack)
@@ -133,11 +133,11 @@ class Drawn:
         return args
 
     def counted(self, event: int, value: int) -> int | float:
-        """The value of a counter: one that is not whole is an argument of its own."""
+        """The value of a counter. One that is not an integer is kept as an argument."""
         return float(self.args_of(event, 0)["value"]) if event <= FIRST_EXTRA else value
 
     def items(self) -> Iterator[Item]:
-        """Everything, on hosts and on GPUs, for writers that are not in a hurry."""
+        """All operations one by one, on hosts and on GPUs, for writers that need not be fast."""
         tracks, names = self.book.tracks, self.book.names
         for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in self.rows():
             if kind == COUNTER:
@@ -150,7 +150,7 @@ class Drawn:
 
 
 def _items_of(warps: WarpChanges) -> Iterator[Item]:
-    """The changes of one GPU. How many warps run comes after the change that it is counted at."""
+    """The changes of one GPU. The count of running warps comes after the change that it is for."""
     for change in warps.rows():
         if change.kind == WARP_BEGIN:
             flow = warps.flow(change.slice)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 TrackKind = Literal["process", "thread", "group", "slices", "counter"]
-# Ranks in a viewer's order are so far apart: between two is room for the extra tracks of the first.
+# The distance of ranks in a viewer's order: the overlap tracks of a track come between it and the next.
 _RANKS_APART = 1 << 8
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """`rank` orders siblings, smallest first; an extra track has its track's rank, and `beside` counts those.
-    `pid` and `tid` are 0 where unknown. A track with a new name is another object with the same `id`, whose
-    children may still have the one with the old name as their parent.
+    """A track. `rank` orders siblings, smallest first. An overlap track has its track's rank, and a number
+    from 1 on in `overlap`. `pid` and `tid` are 0 where they are not known. A track with a new name is a new
+    object with the same `id`. Its children may still have the object with the old name as their parent.
     """
 
     id: int
@@ -26,14 +26,14 @@ class Track:
     pid: int = 0
     tid: int = 0
     unit: str = ""
-    beside: int = 0
+    overlap: int = 0
 
     @property
     def order(self) -> int:
-        """One number for the place among siblings."""
-        return self.rank * _RANKS_APART + self.beside
+        """The place among siblings, as one number."""
+        return self.rank * _RANKS_APART + self.overlap
 
     def label(self) -> str:
-        """The name a person sees, with the id that tells it from its namesakes."""
+        """The name with the id of the process or thread, as a person sees it."""
         number = {"process": self.pid, "thread": self.tid}.get(self.kind, 0)
         return f"{self.name} {number}" if number else self.name

@@ -1,4 +1,4 @@
-"""The tree of tracks: which there are, under what, in which order."""
+"""The tree of tracks: which tracks there are, their parents, and their order."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
 RANK_GPU = 1
 RANK_PROCESS = 1 << 21
 RANK_RECORDING = 1 << 22
-# Under a process, behind its threads, of which there are fewer: ranges, and then counters.
+# Under a process, ranges and then counters are below its threads, of which there are fewer.
 RANK_RANGES = 1 << 20
 RANK_COUNTERS = 1 << 21
-# Each takes about a kilobyte while the trace is written. Eight GPUs of 132 SMs with 64 slots have half as
-# many.
+# Each track takes about a kilobyte while the trace is written. Eight GPUs with 132 SMs and 64 slots each have
+# half as many.
 TRACKS_MAX = 1 << 17
 
 _Key = tuple[object, ...]
-# What does at least such a part of what the first of its kind does stands with it.
+# A process or thread that does at least this part of the work of the first one is on the same level.
 _PEERS_APART = 10
 
 
@@ -45,7 +45,7 @@ class Work(NamedTuple):
     ran_ns: int = 0
 
     def level(self, most: Work) -> int:
-        """How far from the top it stands, where `most` is the most that one of its kind did."""
+        """The level in the order, 0 at the top, where `most` is the most work that one of its kind did."""
         if self.launches * _PEERS_APART >= most.launches > 0:
             return 0
         return 1 if self.ran_ns * _PEERS_APART >= most.ran_ns > 0 else 2
@@ -60,8 +60,8 @@ def _most(works: Iterable[Work]) -> Work:
 
 
 class Tree:
-    """Makes each track once, and declares it before its first use. Where it `is_full`, no tracks are to be
-    made for events: those are counted and not drawn.
+    """Makes each track once, and declares it before its first use. When it `is_full`, no more tracks are made
+    for events, which are counted and not drawn.
     """
 
     def __init__(self, header: Header, origins: Origins | None = None) -> None:
@@ -71,11 +71,11 @@ class Tree:
         self._tracks: dict[_Key, Track] = {}
         self._count = 0
         self._given: dict[_Key, tuple[str, int | None]] = {}
-        """The names and the places that the recording gives processes and threads."""
+        """The names and places of processes and threads that the recording states."""
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many tracks as there may be."""
+        """Whether the most tracks that are allowed exist."""
         return self._count >= TRACKS_MAX
 
     def take_declared(self) -> list[Track]:
@@ -90,13 +90,13 @@ class Tree:
         return track
 
     def _as_given(self, key: _Key, track: Track) -> Track:
-        """A process or thread as the recording wants it."""
+        """A process or thread with the name and place that the recording states."""
         name, _ = self._given.get(key, ("", None))
         named = name + self._origins.host(track.pid) if name and track.kind == "process" else name
         return replace(track, name=named or track.name)
 
     def give_name(self, record: Record) -> None:
-        """Take the name and the place of a process or a thread."""
+        """Take a record with the name and the place of a process or a thread."""
         key = ("thread", record["pid"], record["tid"]) if "tid" in record else ("process", record["pid"])
         if key not in self._given and len(self._given) >= TRACKS_MAX:
             return
@@ -148,14 +148,14 @@ class Tree:
             self._declared.append(renamed)
 
     def layer(self, thread: Track, layer: str, own: str | None) -> Track:
-        """The track of one layer of a thread; `own` is the name of a hook's layer, or a domain's."""
+        """The track of one layer of a thread. `own` is the name of a hook's layer or of a domain."""
         title, rank = LAYER_TITLES[layer], _RANK[layer]
         if layer == "annotation":
             return self.child(thread, "slices", title if own is None else f"{title}: {own}", rank, layer)
         return self.child(thread, "slices", own or title, rank, own or layer)
 
     def ranges(self, process: Track, domain: str | None, number: int) -> Track:
-        """The track of the ranges of a process that have a number."""
+        """The track of the ranges of a process with this number."""
         title = "ranges" if domain is None else f"ranges: {domain}"
         name = f"{title} ({number + 1})" if number else title
         return self.child(process, "slices", name, RANK_RANGES + number, "annotation")
@@ -172,21 +172,21 @@ class Tree:
     def beneath(
         self, parent: Track, thread: tuple[int | None, int | None], name: str, rank: int, category: str
     ) -> Track:
-        """A track under `parent` that is of a thread; threads of several processes may share a name."""
+        """A track of a thread under `parent`. Threads of several processes may have the same name."""
         return self._make(
             ("of thread", parent.id, thread, name, rank),
             lambda at: Track(at, parent, "slices", name, rank, category, parent.pid, parent.tid),
         )
 
     def slot(self, parent: Track, slot: int) -> Track:
-        """The track of a slot of an SM. There are thousands, each asked for once: none is looked up."""
+        """The track of a slot of an SM. There are thousands, and each is made once: none is looked up."""
         return self._new(lambda at: Track(at, parent, "slices", f"slot {slot}", slot, "warp"))
 
-    def beside(self, track: Track, number: int) -> Track:
-        """The extra track for slices of `track` that overlap others."""
+    def overlap_track(self, track: Track, number: int) -> Track:
+        """The overlap track of `track` with this number."""
         assert track.parent is not None
         return self._make(
-            ("beside", track.id, number),
+            ("overlap", track.id, number),
             lambda at: Track(
                 at,
                 track.parent,
@@ -202,16 +202,17 @@ class Tree:
         )
 
     def group(self, name: str, rank: int, category: str = "") -> Track:
-        """A group at the top; the category is that of its own slices."""
+        """A group at the top. The category is that of the slices on the group itself."""
         return self._make(("group", name), lambda at: Track(at, None, "group", name, rank, category))
 
     def recording(self) -> Track:
-        """The group of what the recording says of itself."""
+        """The group of tracks about the recording itself."""
         return self.group("tracepipe", RANK_RECORDING)
 
     def put_in_order(self, work: Callable[[int], Work]) -> None:
-        """Put the processes, and the threads of each, in the order of their work by a thread's number: first
-        those that launch, then those that run. Those whose places the recording gives come before them.
+        """Put the processes, and the threads of each, in the order of their work, which `work` returns for a
+        thread's number: first those that launch, then those that run. Those whose places the recording states
+        come before them.
         """
         of_process: dict[int, dict[_Key, Work]] = {}
         for key, track in self._tracks.items():
@@ -227,8 +228,8 @@ class Tree:
             self._rank(threads, 0)
 
     def _rank(self, works: dict[_Key, Work], first: int) -> None:
-        """Give tracks ranks from the first on. Those that do as much as others keep the order of their ids,
-        threads behind the main one, and processes that in which they were met.
+        """Give tracks ranks from `first` on. Threads with the same level of work keep the order of their ids,
+        after the main thread. Such processes keep the order of their first events.
         """
         most = _most(works.values())
 

@@ -10,29 +10,29 @@ import numpy as np
 from tracepipe.layout.changes import Slices
 
 CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
-"""Their columns: `delta` is by how much the count of running warps changes."""
+"""The columns of changes. `delta` is by how much the count of running warps changes."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Some of them; `slice` counts in `slices`."""
+    """Changes that wait. Their `slice` is a place in `slices`."""
 
     columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in CHANGES])
     slices: list[Slices] = field(default_factory=list)
     slice_count: int = 0
 
     def add(self, *columns: Any) -> None:
-        """Add some of each of `CHANGES`; `slice` counts from the slices that are added next."""
+        """Add values to each column of `CHANGES`. `slice` counts from the slices that are added next."""
         for kept, column, name in zip(self.columns, columns, CHANGES, strict=True):
             kept.append(column + self.slice_count if name == "slice" else column)
 
     def add_slices(self, slices: Slices) -> None:
-        """Add the slices that the last changes were of."""
+        """Add the slices of the changes that were added last."""
         self.slices.append(slices)
         self.slice_count += len(slices)
 
     def take(self) -> list[Any]:
-        """All of the columns, which are forgotten here."""
+        """Take the values of all columns out."""
         whole = [
             np.concatenate(parts) if parts else np.empty(0, kind)
             for parts, kind in zip(self.columns, CHANGES.values(), strict=True)

@@ -1,4 +1,4 @@
-"""Batches of warps of one GPU that are laid out as one: there may be a great many that have a warp each."""
+"""Batches of warps of one GPU that are laid out as one: there may be very many with a single warp each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tracepipe.event.warps import AT_ONCE_MAX, SMALL_MAX, PlacedWarps, joined_co
 from tracepipe.layout.changes import FULL_MASK, WARP_EXIT
 from tracepipe.layout.slots import entry_order
 
-# What goes without saying where a batch lacks a column.
+# The values of columns that a batch lacks.
 _MISSING: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "exit_clk": NONE, "entry_mask": FULL_MASK,
                    "exit_mask": FULL_MASK, "source_ns": NONE}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
 class WarpBatches:
-    """Batches of one GPU that can be laid out as one. `places` are those among the events at hand."""
+    """Batches of one GPU that can be laid out as one. `places` are their places among the current events."""
 
     gpu: int
     mode: str
@@ -30,7 +30,7 @@ class WarpBatches:
     size: int = 0
 
     def takes(self, batch: PlacedWarps, mode: str) -> bool:
-        """Whether a batch can be one of these."""
+        """Whether a batch can be added."""
         return (
             self.mode == mode
             and max(len(self.batches[0].warp), len(batch.warp)) <= SMALL_MAX
@@ -41,16 +41,17 @@ class WarpBatches:
         )
 
     def add(self, place: int, batch: PlacedWarps) -> None:
-        """Have a batch be one of these."""
+        """Add a batch."""
         self.places.append(place)
         self.batches.append(batch)
         self.size += len(batch.warp)
 
 
 class WarpRun:
-    """Such batches as one, `warps`. `sizes` are how many warps each has, and `first` is where they begin;
-    `bases_ns` are the times of the batches. `order` has the warps batch after batch, each in the order of its
-    entries; `stay_ns` are, in the order of `warps`, until the last exit, NONE without one.
+    """Such batches as a single one, `warps`. By batch, `sizes` are how many warps each has, `first` is where
+    they begin, and `bases_ns` are the times. `order` has the places of the warps batch after batch, each in
+    the order of its entries. `stay_ns` are the times from entry to last exit, in the order of `warps`; NONE
+    without an exit.
     """
 
     def __init__(self, of: WarpBatches) -> None:
@@ -73,8 +74,8 @@ class WarpRun:
         return order
 
     def _starts(self, places: list[int]) -> tuple[Int64s, WarpStarts]:
-        """By batch where the arrow of its launch goes to in the order, to the first warp that left or else to
-        the first one, and how it starts.
+        """By batch: the place in the order of the warp at which its launch's flow ends, and how the batch
+        starts. That warp is the first one that left, or else the first one.
         """
         left = np.append(np.flatnonzero(self.stay_ns[self.order] >= 0), len(self.order))
         at = left[np.searchsorted(left, self.first)]
@@ -96,7 +97,7 @@ class WarpRun:
         )
 
     def with_exits(self, drawn: Any, begin_ns: Int64s, columns: list[Any]) -> list[Any]:
-        """The columns of changes with each exit of each drawn warp behind its end."""
+        """The columns of changes with the exits of each drawn warp after its end."""
         warps, order = self.warps, self.order
         counts = warps.exit_count
         count = np.ones(len(order), np.int64) if counts is None else counts[order]
@@ -126,7 +127,7 @@ class WarpRun:
 
 
 def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
-    """The warps of batches as if they were of the first one, but for what is of each launch."""
+    """The warps of batches as one batch, which has the first one's record of its launch."""
     first = batches[0]
     if len(batches) == 1:
         return first
@@ -143,7 +144,7 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
 
 
 def joined_starts(runs: Sequence[WarpRun]) -> WarpStarts | None:
-    """The starts of runs in the order of their places; None where there is none."""
+    """The starts of runs in the order of their places; None without runs."""
     if not runs:
         return None
     columns = zip(*(run.starts.columns() for run in runs), strict=True)

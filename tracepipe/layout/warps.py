@@ -28,28 +28,29 @@ from tracepipe.layout.changes import (
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.range_slices import with_ranges
 from tracepipe.layout.rows import RANK_COUNT, RANK_LOGICAL, RANK_SM, SUMMARY, Rows
-from tracepipe.layout.slots import ALL, BESIDE, DRAWN, OPEN, Slots, new_slots
+from tracepipe.layout.slots import ALL, DRAWN, OPEN, OVERLAPS, Slots, new_slots
 from tracepipe.layout.summaries import WarpsOfSms
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.tracks import Track
 from tracepipe.layout.waiting import CHANGES, Waiting
 from tracepipe.layout.warp_runs import WarpBatches, WarpRun, joined_starts
 
-# GPUs whose warps are drawn: each has a packet sequence and tables of its own, of some 30 KB or more.
+# The most GPUs whose warps are drawn. Each has a packet sequence and tables, which take 30 KB or more.
 GPUS_MAX = 64
-# So many pairs of SM and slot are looked up in a table; beyond, which no hardware has, in a dictionary.
+# Up to this many pairs of SM and slot are looked up in a table. More, which no hardware has, are in a
+# dictionary.
 _TABLE_MAX: Final = 1 << 15
 
 
 @dataclass(slots=True, eq=False)
 class _Gpu:
-    """One GPU's tracks of warps, made as they are needed."""
+    """The tracks of one GPU's warps, which are made when they are needed."""
 
     index: int
     track: Track
     tracks: list[Track] = field(default_factory=list)
     sm_rows: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
-    """By track the row on which its SM shows how many warps it has."""
+    """By track: the row on which its SM shows how many warps it has."""
     slots: Any = field(default_factory=new_slots)
     table: Any = field(default_factory=lambda: np.full((0, 0), NO_ROW, np.int32))
     """The row of each SM and slot."""
@@ -62,21 +63,22 @@ class _Gpu:
     shared_row: int = NO_ROW
     """The row of all slots and warps for which there are too many tracks."""
     offset_ns: int = 0
-    besides: dict[int, int] = field(default_factory=dict)
-    """The row of the nesting that stands for a track, to place others beside it."""
+    overlap_bases: dict[int, int] = field(default_factory=dict)
+    """By row: the row of the nesting whose overlap rows take slices that overlap on its track."""
     of_nesting: dict[int, int] = field(default_factory=dict)
     sms: dict[int, tuple[int, list[Any], list[Any], int]] = field(default_factory=dict)
-    """Where warps are only counted: by SM the row of its counter, changes that wait, how many run."""
+    """Where warps are only counted, by SM: the row of its counter, the changes that wait, and how many warps
+    run."""
 
     def new_row(self, track: Track, sm_row: int = NO_ROW) -> int:
-        """The number of a track."""
+        """Add a track and return its row."""
         self.tracks.append(track)
         self.sm_rows = grown(self.sm_rows, len(self.tracks), NO_ROW)
         self.sm_rows[len(self.tracks) - 1] = sm_row
         return len(self.tracks) - 1
 
     def kernel_number(self, kernel: Kernel) -> int:
-        """The number of what slices are called by."""
+        """The number of a kernel, which names slices."""
         number = self.kernel_numbers.get(kernel)
         if number is None:
             number = self.kernel_numbers[kernel] = len(self.kernels)
@@ -90,7 +92,7 @@ def _kernel_of(launched: Record) -> Kernel:
 
 
 class WarpLayout:
-    """Batches come in the order of their bases, and may overlap."""
+    """Lays out batches of warps, which come in the order of their bases, and may overlap."""
 
     def __init__(
         self, rows: Rows, groups: KernelGroups, options: LayoutOptions, on_sms: WarpsOfSms | None
@@ -102,12 +104,13 @@ class WarpLayout:
         self.beyond = 0
         """Warps that are not drawn, as there are too many GPUs."""
         self._batches: list[WarpBatches] = []
-        """What is to be laid out next: of each GPU in the order of time."""
+        """The batches to lay out next, those of each GPU in the order of time."""
         self._last: dict[int, WarpBatches] = {}
         self._runs: list[WarpRun] = []
-        # No number stands where it belongs.
+        # At first, no number is at the place of its own lower bits, so none is found.
         self._launches = np.arange(1, LAUNCHES_MAX + 1, dtype=np.uint64)
-        """The last launches whose warps are laid out, by the lower bits of their ids, which are counted."""
+        """The last launches whose warps were laid out, by the lower bits of their ids, which are
+        consecutive."""
 
     def _mode(self, batch: PlacedWarps) -> str:
         known = batch.sm is not None and batch.slot is not None
@@ -117,11 +120,11 @@ class WarpLayout:
         return "logical" if mode == "sm" and batch.sm is None else mode
 
     def has_drawn(self, launch: int | None) -> bool:
-        """Whether warps of a launch are laid out: exits of its threads would draw them again."""
+        """Whether warps of a launch were laid out. If so, exits of its threads would draw them a second time."""
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
     def take(self, place: int, batch: PlacedWarps) -> None:
-        """Take a batch from among the events at hand, in the order of time, for `starts` and `draw`."""
+        """Take a batch of the current events, in the order of time, for `starts` and `draw`."""
         if (launch := batch.launched.get("launch")) is not None:
             self._launches[launch % LAUNCHES_MAX] = launch
         index, mode = batch.launched.get("gpu", 0), self._mode(batch)
@@ -142,14 +145,16 @@ class WarpLayout:
         last.add(place, batch)
 
     def starts(self) -> WarpStarts | None:
-        """Where the batches that were taken start, whose arrows `draw` needs; None where there is none."""
+        """The starts of the batches that were taken, for which `draw` needs flows; None without batches."""
         runs = [WarpRun(batches) for batches in self._batches]
         self._batches, self._last = [], {}
         self._runs = runs
         return joined_starts(runs)
 
     def draw(self, starts: WarpStarts) -> tuple[int, list[WarpChanges]]:
-        """Draw what was taken; the end of its last warp, trace ns, and the changes whose turn it is."""
+        """Draw the batches that were taken. Return the end of their last warp, trace ns, and the changes that
+        are in order now.
+        """
         changes: list[WarpChanges] = []
         runs, self._runs = self._runs, []
         for run in runs:
@@ -180,24 +185,24 @@ class WarpLayout:
         self._add(gpu, run, slices, drawn, begin_ns, end_ns)
 
     def _place_others(self, gpu: _Gpu, slices: Slices, fate: Any, begin_ns: Int64s, end_ns: Int64s) -> None:
-        """Find the tracks of warps that others overlap, and keep those that are still running."""
-        for at in np.flatnonzero(fate == BESIDE).tolist():
-            # A slot holds one warp at a time: two there mean clocks that disagree.
-            slices.row[at] = self._beside(gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at]))
+        """Find the overlap tracks of warps that overlap others, and keep those that are still running."""
+        for at in np.flatnonzero(fate == OVERLAPS).tolist():
+            # A slot has one warp at a time: two there mean that clocks disagree.
+            slices.row[at] = self._overlap_row(gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at]))
         for at in np.flatnonzero(fate == OPEN).tolist():
             # Drawn when the end of the trace is known.
             self.unclosed += 1
             self._open.append((gpu, slices.take([at]), int(begin_ns[at])))
 
-    def _beside(self, gpu: _Gpu, row: int, begin_ns: int, end_ns: int) -> int:
-        """The row beside one that takes a slice, NO_ROW where none does."""
-        base = gpu.besides.get(row)
+    def _overlap_row(self, gpu: _Gpu, row: int, begin_ns: int, end_ns: int) -> int:
+        """The overlap row of a row that takes a slice, NO_ROW where none does."""
+        base = gpu.overlap_bases.get(row)
         if base is None:
-            base = gpu.besides[row] = self._rows.new_row(gpu.tracks[row])
-        at = self._rows.nesting.beside(base, begin_ns, end_ns)
+            base = gpu.overlap_bases[row] = self._rows.new_row(gpu.tracks[row])
+        at = self._rows.nesting.overlap_row(base, begin_ns, end_ns)
         if at == NO_ROW:
             return NO_ROW
-        self._rows.meet_beside()
+        self._rows.add_overlap_tracks()
         found = gpu.of_nesting.get(at)
         if found is None:
             sm_row = int(gpu.sm_rows[row])
@@ -237,11 +242,11 @@ class WarpLayout:
     def _add(
         self, gpu: _Gpu, run: WarpRun, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
     ) -> None:
-        """Let the changes of a run wait for their turn."""
+        """Keep the changes of a run until they are in order."""
         size = len(slices)
         each = np.arange(size, dtype=np.int32)
         left = end_ns >= begin_ns
-        # Begin and end of one warp stand next to each other, which keeps a stable sort by time right.
+        # Begin and end of a warp are next to each other, so that a stable sort by time gives correct nesting.
         columns = {name: np.zeros((size, 2), kind) for name, kind in CHANGES.items()}
         columns["ts_ns"][:, 0], columns["ts_ns"][:, 1] = begin_ns, end_ns
         columns["kind"][:] = np.where(drawn[:, None], (WARP_BEGIN, WARP_END), WARP_COUNT)
@@ -255,14 +260,14 @@ class WarpLayout:
             flat = run.with_exits(drawn, begin_ns, flat)
         if run.warps.range_ns is not None:
             slices, flat = with_ranges(
-                run.warps, run.order, drawn, slices, flat, gpu.kernel_number, partial(self._beside, gpu)
+                run.warps, run.order, drawn, slices, flat, gpu.kernel_number, partial(self._overlap_row, gpu)
             )
             self.unclosed += 0 if run.warps.range_open is None else int(run.warps.range_open.sum())
         gpu.waiting.add(*flat)
         gpu.waiting.add_slices(slices)
 
     def _rows_of(self, gpu: _Gpu, run: WarpRun) -> Int32s:
-        """The row of each warp in the order of a run; new tracks are made."""
+        """The row of each warp in the order of a run. New tracks are made."""
         warps, order = run.warps, run.order
         if run.mode == "slot" and warps.sm is not None and warps.slot is not None:
             return self._slot_rows(gpu, warps.sm[order], warps.slot[order])
@@ -318,8 +323,8 @@ class WarpLayout:
         return np.array(rows, np.int32)
 
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        """The row of a slot that the table lacks: a new one, unless the slot was met while the table was
-        too large to grow.
+        """The row of a slot that is not in the table: a new one, unless the slot is in the dictionary, as the
+        table was too large to grow.
         """
         if (known := gpu.sparse.get((sm, slot))) is not None:
             return known
@@ -351,7 +356,7 @@ class WarpLayout:
             deltas += [np.ones(int(mine.sum()), np.int8), np.full(len(ends_ns), -1, np.int8)]
 
     def _ready(self, gpu: _Gpu, before_ns: int) -> list[WarpChanges]:
-        """The changes of a GPU before that time: nothing earlier can come any more."""
+        """Take the changes of a GPU before that time. Nothing earlier can come any more."""
         for sm, (row, times, deltas, running) in gpu.sms.items():
             ts_ns, delta = np.concatenate(times), np.concatenate(deltas)
             order, value, running = Slots.running(ts_ns, delta, before_ns, running)
@@ -384,13 +389,13 @@ class WarpLayout:
         ]
 
     def finish(self, end_ns: int) -> list[WarpChanges]:
-        """Draw what waits for the end of the trace."""
+        """Draw the warps that wait for the end of the trace."""
         for gpu, slices, begin_ns in self._open:
             last_ns = max(begin_ns, end_ns)
             times = (np.array([ns], np.int64) for ns in (1, begin_ns, begin_ns, min(last_ns - begin_ns, ALL)))
             fate = gpu.slots.take(len(gpu.tracks), *times, slices.row)
             if fate[0] != DRAWN:
-                slices.row[0] = self._beside(gpu, int(slices.row[0]), begin_ns, last_ns)
+                slices.row[0] = self._overlap_row(gpu, int(slices.row[0]), begin_ns, last_ns)
             if slices.row[0] == NO_ROW:
                 continue
             slices.unclosed[0] = 1

@@ -1,4 +1,4 @@
-"""Puts events in the order in which they are nested: over a window, those of several recordings as one."""
+"""Puts events in order over a window, and merges those of several recordings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tracepipe.event.origins import Origins
 from tracepipe.event.tables import Tables
 from tracepipe.layout.doubles import GONE, SLACK_NS, Doubles
 
-# Events are put in order over this many: what a capture writes is out of order by less.
+# Events are put in order over this many. A capture writes them out of order by less.
 WINDOW_EVENTS = 2048
 _EVER_NS = (1 << 63) - 1
 
 
 @dataclass(slots=True, eq=False)
 class _Ready:
-    """Events in order, of which those before `done` have gone on."""
+    """Events in order. Those before `done` were given out."""
 
     events: TraceColumns
     done: int = 0
@@ -28,8 +28,8 @@ class _Ready:
 
 @dataclass(slots=True, eq=False)
 class _Source:
-    """`window` are events before which others may come, and `ready` those in order that wait for the other
-    sources. None from before `front_ns` is expected any more.
+    """The events of one source that wait. Others may still come before those in `window`. Those in `ready`
+    are in order and wait for the other sources. No more events are expected from before `front_ns`.
     """
 
     window: list[TraceColumns] = field(default_factory=list)
@@ -38,12 +38,12 @@ class _Source:
     front_ns: int = -_EVER_NS
 
     def parts(self) -> Iterator[TraceColumns]:
-        """All that waits."""
+        """All events that wait."""
         yield from self.window
         yield from (one.events for one in self.ready)
 
     def take_until(self, ts_ns: int) -> list[TraceColumns]:
-        """What is ready up to a time."""
+        """Take the ready events up to a time."""
         taken = []
         for one in self.ready:
             to = int(one.events.ts_ns.searchsorted(ts_ns, "right"))
@@ -55,10 +55,9 @@ class _Source:
 
 
 class Windows:
-    """Takes the events of each of some sources in their order, and gives those of all whose turn it is.
-
-    `heavy` says for how many events an event that is none stands in the memory that it takes. `doubles` is
-    what makes one of an event that two sources have; None where no two have one.
+    """Takes the events of each source in their order, and gives the events of all sources in order. `heavy`
+    returns how many events take as much memory as a row that is not an event. `doubles` merges events that
+    two sources have; None where no two sources may have the same.
     """
 
     def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[int], int]) -> None:
@@ -67,12 +66,12 @@ class Windows:
         self.doubles = Doubles(tables, origins) if origins.doubles else None
 
     def turn(self) -> int | None:
-        """The source that the others wait for, which is to be read on; None when all have ended."""
+        """The source that the others wait for, which must be read next; None when all have ended."""
         front_ns, at = min((source.front_ns, at) for at, source in enumerate(self._sources))
         return None if front_ns == _EVER_NS else at
 
     def put(self, events: TraceColumns, weight: int, at: int) -> None:
-        """Add events of a source, which weigh as much as so many."""
+        """Add events of a source, which take as much memory as `weight` events."""
         source = self._sources[at]
         source.weight += weight
         if len(events):
@@ -81,10 +80,11 @@ class Windows:
             self._advance(source, at)
 
     def _advance(self, source: _Source, at: int) -> None:
-        """All but the newest events of a window are ready."""
+        """Make all but the newest events of a window ready."""
         whole = in_order(joined(source.window), self._tables)
         end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
-        # Those of one time stay together, unless they are all: an arrow is of a slice that begins with it.
+        # Events of one time stay together, unless that is all of them: an end of a flow belongs to a slice
+        # that begins then.
         end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
         ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
         source.window = [kept]
@@ -99,20 +99,20 @@ class Windows:
         self._sources[at].ready.append(_Ready(events))
 
     def end(self, at: int) -> None:
-        """Take note that a source has ended."""
+        """Note that a source has ended."""
         source = self._sources[at]
         if source.window:
             self._make_ready(in_order(joined(source.window), self._tables), at)
         source.window, source.weight, source.front_ns = [], 0, _EVER_NS
 
     def take(self) -> TraceColumns | None:
-        """The events whose turn it is, in order; None where there are none."""
+        """Take the events that are in order now; None where there are none."""
         first_ns = min(source.front_ns for source in self._sources)
         slack_ns = 0 if self.doubles is None else SLACK_NS
         return self._taken(max(-_EVER_NS, first_ns - slack_ns))
 
     def take_all(self) -> TraceColumns | None:
-        """All that is left, in order; None where nothing is."""
+        """Take all that is left, in order; None where nothing is."""
         for at, source in enumerate(self._sources):
             if source.front_ns != _EVER_NS:
                 self.end(at)
@@ -128,7 +128,7 @@ class Windows:
         return in_order(joined(parts), self._tables) if parts else None
 
     def forget(self) -> None:
-        """Let the tables forget what no event has that waits here."""
+        """Make the tables forget what no waiting event has."""
         parts = [part for source in self._sources for part in source.parts()]
         args = [_args_of(part) for part in parts]
         empty = np.empty(0, np.int32)
@@ -143,5 +143,5 @@ class Windows:
 
 
 def _args_of(part: TraceColumns) -> Int32s:
-    """The numbers of arguments in a column that has other numbers too."""
+    """The numbers of arguments in a column that has places of `others` too."""
     return np.where((part.shape == SPECIAL) | (part.shape == GONE), NONE, part.args).astype(np.int32)

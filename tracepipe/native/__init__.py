@@ -1,7 +1,7 @@
-"""The inner loops in C, called through ctypes with buffers; everything they do is done in Python too.
+"""The inner loops in C, called through ctypes with buffers. Python does everything that they do, too.
 
-`library()` is None where there is no core that was compiled from these sources, or where TRACEPIPE_PURE=1
-asks for Python alone; `state()` says which one runs, and why.
+`library()` is None where there is no core compiled from these sources, or where TRACEPIPE_PURE=1 asks for
+Python alone. `state()` states which of them runs, and why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def state() -> str:
-    """Which one runs: "native core, gcc 12.2.0", or "pure Python: " and why."""
+    """What runs: "native core, gcc 12.2.0", or "pure Python: " and the reason."""
     if _is_refused():
         return f"pure Python: {PURE}={os.environ[PURE]}"
     return _load()[1]
@@ -39,7 +39,7 @@ def is_native() -> bool:
 
 
 def how_to_build() -> str:
-    """The command that gives this installation its core, or ""."""
+    """The command that builds the core of this installation, or ""."""
     import shlex
     import sys
 
@@ -60,14 +60,14 @@ def _is_refused() -> bool:
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    # Threads that come at once wait for the first, and get the same object.
+    # Of several threads, the first loads the core. The others wait and get the same object.
     with _loading:
         return _loaded(CORE)
 
 
 @cache
 def _loaded(path: Path) -> tuple[ctypes.CDLL | None, str]:
-    """A core and what it says of itself, or None and why not."""
+    """Return a core and its description, or None and the reason why it cannot be used."""
     if not path.exists():
         return None, "pure Python: no compiled core"
     try:
@@ -78,7 +78,7 @@ def _loaded(path: Path) -> tuple[ctypes.CDLL | None, str]:
         core.tp_digest.restype = core.tp_compiler.restype = ctypes.c_char_p
         made_from, compiler = core.tp_digest().decode(), core.tp_compiler().decode()
     except AttributeError:
-        return None, f"pure Python: no compiled core: {path} does not say what it was compiled from"
+        return None, f"pure Python: no compiled core: {path} does not state its sources"
     if made_from != (build.digest() or made_from):
         return None, f"pure Python: no compiled core: {path} was compiled from other sources"
     try:

@@ -1,9 +1,9 @@
 """Compiles the C files of this folder into core.so: at installation, by `make`, or as a module.
 
-    python -m tracepipe.native        # compiles what is not up to date, beside the sources
+    python -m tracepipe.native        # compiles next to the sources what is out of date
 
-The object carries a digest of its sources, by which the loader knows an old one. This file imports nothing of
-the package, as setup.py runs it where nothing is installed.
+The object has a digest of its sources, by which the loader recognizes an old one. This file imports nothing
+from the package, as setup.py runs it before anything is installed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ NAME = "core.so"
 HERE = Path(__file__).resolve().parent
 COMPILERS = ("cc", "gcc", "clang")
 INSTALL = "apt install gcc libc6-dev"
-# The core has but the functions that are exported, and needs nothing but libc.
+# The core shows only the functions that are exported, and needs only libc.
 FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-D_GNU_SOURCE", "-Wall", "-Wextra")
 HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 LINUX = ("-Wl,-z,relro,-z,now,-z,noexecstack",)  # of GNU's linkers and LLVM's
 
 
 class NotBuilt(Exception):
-    """Why there is no core."""
+    """The core was not built; the text is the reason."""
 
 
 class NoCompiler(NotBuilt):
@@ -39,9 +39,10 @@ def sources(folder: Path = HERE) -> list[Path]:
 
 
 def digest(folder: Path = HERE) -> str:
-    """What tells these sources from others; "" where they are not installed."""
+    """The digest of these sources; "" where they are not installed."""
     files = sources(folder)
-    # Not hashlib, whose OpenSSL takes 3 MB of each process. This finds old files, and keeps nobody out.
+    # zlib, as the OpenSSL of hashlib takes 3 MB of each process. This finds outdated files and is no
+    # protection.
     sum, size = 0, 0
     for path in files:
         content = path.read_bytes()
@@ -56,7 +57,7 @@ def is_current(core: Path, folder: Path = HERE) -> bool:
 
 
 def compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """$CC, or the first compiler that is on the path. Raises NoCompiler."""
+    """$CC, or the first compiler in PATH. Raises NoCompiler."""
     import shlex
     import shutil
 
@@ -65,7 +66,7 @@ def compiler(environment: Mapping[str, str] = os.environ) -> list[str]:
         if shutil.which(name, path=environment.get("PATH")):
             return asked or [name]
     wanted = f"CC={asked[0]}" if asked else ", ".join(COMPILERS)
-    raise NoCompiler(f"there is no C compiler ({wanted})")
+    raise NoCompiler(f"no C compiler found ({wanted})")
 
 
 def build(
@@ -74,9 +75,9 @@ def build(
     flags: Sequence[str] = (),
     environment: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Compile a folder's sources into `core`, at first `folder`'s own, and give its path.
+    """Compile the sources in `folder` into `core`, by default `core.so` in that folder, and return its path.
 
-    `flags` come last. The environment's CC, CPPFLAGS, CFLAGS and LDFLAGS count. Raises NotBuilt.
+    `flags` come last. The environment's CC, CPPFLAGS, CFLAGS and LDFLAGS are used. Raises NotBuilt.
     """
     import shlex
     import subprocess
@@ -87,7 +88,7 @@ def build(
         word for name in ("CPPFLAGS", "CFLAGS", "LDFLAGS") for word in shlex.split(environment.get(name, ""))
     ]
     files = [str(path) for path in sources(folder) if path.suffix == ".c"]
-    # A process that has the old core mapped keeps it: a new file takes its place.
+    # The old file is replaced, not overwritten: a process that has mapped it keeps it.
     made = core.with_name(f".{core.name}.{os.getpid()}")
     linking = LINUX if platform.system() == "Linux" else ()
     command = [
@@ -115,7 +116,7 @@ def build(
 
 
 def main() -> int:
-    """Bring this folder's core up to date; 1 where it cannot be compiled."""
+    """Bring this folder's core up to date. Returns 1 where it cannot be compiled."""
     core = HERE / NAME
     if is_current(core):
         return 0

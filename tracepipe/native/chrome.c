@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Operations into Chrome's JSON, a line each after a comma:
+/* Writes operations as Chrome's JSON, each as a line after a comma:
  *
  *     {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}
  *                      └ name ┘└──────── the track's top ────────┘└──── time ───────┘         └── arguments ──┘
  *
- * Python gave the texts of names, tracks and shapes. Arguments have the text that they have in the recording
- * where that is of the native grammar, which is how they are written here too.
+ * Python gives the texts of names, tracks and shapes. Arguments are copied from the recording where their
+ * text is of the native grammar.
  */
 #include "chrome.h"
 
@@ -13,7 +13,7 @@
 #include "lines.h"
 #include "shown.h"
 
-/* Half a nanosecond is not reached: two a step, in thousandths of a nanosecond. */
+/* Thousandths of a nanosecond, two a step. At the most steps, they stay below half a nanosecond. */
 #define APART 2
 #define APART_MAX 249
 
@@ -47,7 +47,7 @@ static int reach_args(tp_chrome *c, int64_t args)
     return 0;
 }
 
-/* Gives a text by its number, one of arguments with what it shadows (see shown.h). */
+/* Sets a text by its number. A text of arguments comes with what it shadows (see shown.h). */
 TP_EXPORT int tp_chrome_set(tp_chrome *c, int which, int64_t number, const uint8_t *text, int64_t size, int shadows)
 {
     if (number < 0 || tp_strings_set(&c->ready[which], number, text, size))
@@ -66,7 +66,7 @@ TP_EXPORT int tp_chrome_set(tp_chrome *c, int which, int64_t number, const uint8
     return 0;
 }
 
-/* Shapes and arguments have other numbers from here on. */
+/* Forgets all shapes and arguments, which have other numbers from now on. */
 TP_EXPORT void tp_chrome_forget(tp_chrome *c)
 {
     for (int which = BEFORE; which <= AFTER; which++)
@@ -76,7 +76,7 @@ TP_EXPORT void tp_chrome_forget(tp_chrome *c)
     c->args_count = 0;
 }
 
-/* What was written; it is gone with the next call. */
+/* Returns what was written. It is valid until the next call. */
 TP_EXPORT int64_t tp_chrome_take(tp_chrome *c, const uint8_t **text)
 {
     int64_t size = c->out.size;
@@ -85,7 +85,7 @@ TP_EXPORT int64_t tp_chrome_take(tp_chrome *c, const uint8_t **text)
     return size;
 }
 
-/* How often begins and ends took turns on a track before, at this time. */
+/* Returns how often begins and ends have alternated on a track at this time so far. */
 static int step_of(tp_turns *turns, int kind, int64_t ts)
 {
     int is_end = kind == OP_END;
@@ -100,7 +100,7 @@ static int step_of(tp_turns *turns, int kind, int64_t ts)
 
 int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when)
 {
-    /* Times may be as far apart as 64 bits without a sign. */
+    /* The difference of two times may need 64 unsigned bits. */
     uint64_t ns = ts > c->base ? (uint64_t)ts - (uint64_t)c->base : 0;
     int step = kind == OP_COUNTER || track < 0 || track >= c->turn_count ? 0 : step_of(&c->turns[track], kind, ts);
     uint8_t *to = tp_decimal(when, ns / 1000);
@@ -130,7 +130,7 @@ uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, 
     return TP_LITERAL(to, ",\"bp\":\"e\"}");
 }
 
-/* A value of a counter, whose member is made. */
+/* Writes a value of a counter, given as a member of JSON. */
 static int count_text(tp_chrome *c, int32_t track, int64_t ts, const uint8_t *member, int64_t size)
 {
     uint8_t when[32];
@@ -149,7 +149,8 @@ int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
     return count_text(c, track, ts, member, tp_signed_decimal(member + 8, value) - member);
 }
 
-/* What an operation shows. `args` are its arguments, with a quote in place of their first comma or brace. */
+/* What an operation shows. `args` are its arguments without their first comma or brace, where a quote
+ * follows. */
 typedef struct {
     const uint8_t *args;
     int64_t args_size, source, line;
@@ -157,7 +158,7 @@ typedef struct {
     int mark;
 } tp_shown;
 
-/* The arguments of an event, in the recording or as Python made them; none where `args` is below 0. */
+/* Finds the text of an event's arguments, as recorded or as Python made it; none where `args` is below 0. */
 static void find_args(const tp_chrome *c, tp_reader *texts, int32_t args, tp_shown *shown)
 {
     const uint8_t *text;
@@ -173,7 +174,7 @@ static void find_args(const tp_chrome *c, tp_reader *texts, int32_t args, tp_sho
     }
 }
 
-/* The arguments' object as the last field of a line. */
+/* Writes the object of arguments as the last field of a line. */
 static uint8_t *put_args(const tp_chrome *c, uint8_t *to, const tp_shown *s, int64_t launch)
 {
     const tp_strings *ready = c->ready;
@@ -219,7 +220,7 @@ static int write_op(tp_chrome *c, const tp_drawn *d, int32_t track, int64_t at, 
     return 0;
 }
 
-/* Whether it is known where the text of arguments is: 1, 0 where Python must make it, or TP_NO_MEMORY. */
+/* Returns 1 where the text of arguments is known, 0 where Python must make it, or TP_NO_MEMORY. */
 static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
 {
     const uint8_t *text;
@@ -234,8 +235,8 @@ static int know_args(tp_chrome *c, tp_reader *texts, int32_t args)
     return 1;
 }
 
-/* Whether C can write an operation: 1, or 0 for one with arguments of its own, or whose text is not known, or
- * that take the place of something that is shown besides them; or TP_NO_MEMORY. */
+/* Returns 1 where C can write an operation, else 0: it has arguments of its own, their text is not known, or
+ * one of them replaces something that is shown in addition to arguments. Or TP_NO_MEMORY. */
 static int can_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
@@ -256,9 +257,9 @@ static int can_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_read
     return !(shown & c->args[args].shadows);
 }
 
-/* Writes operations from place `from` of their order on; `tracks` are by row, `texts` has the arguments or is
- * NULL. Stops at what Python must write, which `is_odd` says, or when there is much to take. Where it stopped, or
- * TP_NO_MEMORY. */
+/* Writes operations from place `from` of their order on. `tracks` are by row; `texts` has the arguments or is
+ * NULL. Stops at an operation that Python must write (`is_odd` is set), or when there is much to take.
+ * Returns where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_chrome_write(tp_chrome *c, const tp_drawn *d, const tp_given *g, tp_reader *texts,
                                   const int32_t *tracks, int64_t from, int64_t to, int *is_odd)
 {
@@ -303,7 +304,7 @@ TP_EXPORT int tp_chrome_one(tp_chrome *c, const tp_drawn *d, const int32_t *trac
     return write_op(c, d, tracks[d->row[at]], at, &shown, 0);
 }
 
-/* A line that Python made, without its comma. */
+/* Writes a line that Python made, given without its comma. */
 TP_EXPORT int tp_chrome_line(tp_chrome *c, const uint8_t *line, int64_t size)
 {
     return tp_append(&c->out, ",\n", 2) || tp_append(&c->out, line, size) ? TP_NO_MEMORY : 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the two files that write Chrome's JSON share. */
+/* Shared by the two files that write Chrome's JSON. */
 #ifndef TP_CHROME_H
 #define TP_CHROME_H
 
@@ -7,19 +7,21 @@
 #include "ops.h"
 #include "tables.h"
 
-/* What Python gives the text of. By track: PLACES its ids, TOPS its category and ids, COUNTS a count's line up to
- * the time; KERNELS are names of kernels after a quote; by shape what it shows before its arguments, whether it
- * shows its launch, and what it shows after that; by mark; by arguments; by frame of Python. Arguments start with a comma
- * each. */
+/* The texts that Python gives. By track: PLACES has its ids, TOPS its category and ids, COUNTS the line of a
+ * count up to its time. NAMES are by name; KERNELS are names of kernels after a quote. By shape: BEFORE is
+ * what is shown before its arguments, LAUNCH whether its launch is shown, AFTER what is shown after that.
+ * MARK is by mark, ARGS by arguments, LINES by frame of Python. Each argument starts with a comma. */
 enum { PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES, READY };
 
-/* Begins and ends of a track at one nanosecond: how often they took turns, and whether the last one was an end. */
+/* Begins and ends of a track at one nanosecond: how often they alternated, and whether the last one was an
+ * end. */
 typedef struct {
     int64_t at;
     int32_t step, is_end;
 } tp_turns;
 
-/* Where the text of arguments is: not looked up yet, in the recording's table, in the ready-made ones. */
+/* Where the text of arguments is: not looked up yet, in the recording's table, or among the texts of Python.
+ * */
 enum { UNKNOWN, AS_RECORDED, AS_MADE };
 typedef struct {
     uint8_t where;
@@ -35,16 +37,17 @@ typedef struct {
     int64_t base;
 } tp_chrome;
 
-/* More than this is to be taken before more is written. */
+/* When this much is written, it must be taken before more is written. */
 #define OUT_FULL (1 << 18)
-/* The most bytes of a line, and of its separator, without the texts in it. */
+/* The most bytes of a line and its separator, without the texts in it. */
 #define LINE_ROOM 256
 
-/* Time: µs since the base with three decimals, and three more that keep begins and ends of a track apart. */
+/* Writes a time: µs since the base with three decimals, and three more that keep begins and ends of a track
+ * apart. */
 int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when);
 uint8_t *tp_chrome_head(uint8_t *to, int kind);
 uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, const uint8_t *when, int when_size);
-/* A count's line; its track's texts are reserved for. */
+/* Writes the line of a count. The caller has reserved room for the texts of its track. */
 int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value);
 
 static inline uint8_t *tp_put(uint8_t *to, const void *from, int64_t size)
@@ -54,7 +57,8 @@ static inline uint8_t *tp_put(uint8_t *to, const void *from, int64_t size)
 }
 #define TP_LITERAL(to, text) tp_put((to), (text), (int64_t)sizeof(text) - 1)
 
-/* The arguments' object of members that were put behind ARGS_ROOM bytes, each after a comma; nothing of none. */
+/* Completes an object of arguments, whose members were put after ARGS_ROOM bytes, each after a comma. Without
+ * members, nothing is written. */
 #define ARGS_ROOM 8
 static inline uint8_t *tp_end_args(uint8_t *to, uint8_t *end)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* An object of Chrome's trace JSON, taken apart. */
+/* Takes apart an object of Chrome's trace JSON. */
 #include "chrome_event.h"
 
 #define TIME_MAX (((uint64_t)1 << 62) - 1)
 
-/* Microseconds with three decimals at most, as nanoseconds. */
+/* Reads microseconds with three decimals at most as nanoseconds. */
 static const uint8_t *read_us(const uint8_t *at, const uint8_t *end, int64_t *ns)
 {
     const uint8_t *after = tp_after_digits(at, end);
@@ -28,7 +28,7 @@ static const uint8_t *read_us(const uint8_t *at, const uint8_t *end, int64_t *ns
     return value <= TIME_MAX ? after : 0;
 }
 
-/* Notes the place of an argument that something depends on. */
+/* Notes the place of an argument on which the kind or the row of an event depends. */
 static void note_place(tp_event *e, tp_span key)
 {
     int place = IS(key, "\"device\"")        ? DEVICE
@@ -46,7 +46,8 @@ static void note_place(tp_event *e, tp_span key)
         e->place[place] = e->count;
 }
 
-/* Adds an argument whose value stands at `at`. What follows it, 0 where it is another's, or comes twice. */
+/* Adds an argument whose value starts at `at`. Returns what follows it, or 0 where Python must read it or its
+ * key comes twice. */
 static const uint8_t *add_piece(tp_buffer *values, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end,
                                 int is_member)
 {
@@ -62,7 +63,7 @@ static const uint8_t *add_piece(tp_buffer *values, tp_event *e, tp_span key, con
     return at;
 }
 
-/* Reads the key of a member at `at`, and goes to its value. */
+/* Reads the key of a member at `at` and returns where its value starts. */
 static const uint8_t *read_key(const uint8_t *at, const uint8_t *end, tp_span *key)
 {
     if (at >= end || *at != '"')
@@ -85,7 +86,7 @@ static const uint8_t *read_args(tp_buffer *values, tp_event *e, const uint8_t *a
     for (;;) {
         tp_span key;
         if (!(at = read_key(at, end, &key)) || IS(key, "\"ts\"") || IS(key, "\"dur\""))
-            return 0; /* a time is looked for in all of the event's text */
+            return 0; /* Python looks for a time in all of the event's text */
         if (!(at = add_piece(values, e, key, at, end, 0)) || (at = tp_after_blanks(at, end)) >= end)
             return 0;
         if (*at == '}')
@@ -96,7 +97,7 @@ static const uint8_t *read_args(tp_buffer *values, tp_event *e, const uint8_t *a
     }
 }
 
-/* A string, or an integer where that may be one. */
+/* Reads a string, or an integer where one is allowed. */
 static const uint8_t *read_head(tp_span *head, const uint8_t *at, const uint8_t *end, int may_be_number)
 {
     int64_t ignored;
@@ -125,7 +126,7 @@ static const uint8_t *read_member(tp_buffer *values, tp_event *e, tp_span key, c
     if (IS(key, "\"args\""))
         return e->has_args++ ? 0 : read_args(values, e, at, end);
     e->members++;
-    return e->has_args ? 0 : add_piece(values, e, key, at, end, 1); /* what stands behind comes first all the same */
+    return e->has_args ? 0 : add_piece(values, e, key, at, end, 1); /* members after `args` would come before those in it */
 }
 
 int tp_event_read(tp_buffer *values, tp_event *e, const uint8_t *at, const uint8_t *end)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* An event of Chrome's trace JSON: what is the same in all of them, and its arguments. */
+/* An event of Chrome's trace JSON: the members that all events have, and its arguments. */
 #ifndef TP_CHROME_EVENT_H
 #define TP_CHROME_EVENT_H
 
@@ -15,7 +15,8 @@ typedef struct {
     int64_t size;
 } tp_span;
 
-/* An argument: its key, with quotes, and where its value lies among `values`; whether it stands outside of `args`. */
+/* An argument: its key with quotes, where its value is among `values`, and whether it is outside of `args`.
+ * */
 typedef struct {
     tp_span key;
     int64_t value, size;
@@ -24,14 +25,14 @@ typedef struct {
 
 enum { PH, CAT, NAME, PID, TID, HEADS };
 
-/* Arguments that something depends on: what an event is on the values of the first ones. */
+/* Arguments on which something depends: the kind of an event depends on the values of those before OF_KEY. */
 enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, ID, PLACES };
 
 typedef struct {
     tp_span head[HEADS];
     int64_t ts_ns, dur_ns;
     int has_ts, has_dur, has_args, count, members;
-    int place[PLACES]; /* one more than the place of the argument, 0: none */
+    int place[PLACES]; /* the place of the argument plus one, 0: none */
     tp_piece pieces[PIECES_MAX];
 } tp_event;
 
@@ -42,14 +43,14 @@ static inline int tp_is_same(tp_span one, tp_span other)
     return one.size == other.size && !memcmp(one.at, other.at, (size_t)one.size);
 }
 
-/* The argument that one of the places is of, or NULL. */
+/* The argument at one of the places, or NULL. */
 static inline const tp_piece *tp_piece_at(const tp_event *e, int place)
 {
     return e->place[place] ? &e->pieces[e->place[place] - 1] : 0;
 }
 
-/* Takes apart the object in [at, end), the values of its arguments, as orjson writes them, into `values`. Whether it is of
- * the usual form, or TP_NO_MEMORY. */
+/* Takes apart the object in [at, end) and puts the values of its arguments into `values`, as orjson writes
+ * them. Returns whether it has the usual form, or TP_NO_MEMORY. */
 int tp_event_read(tp_buffer *values, tp_event *e, const uint8_t *at, const uint8_t *end);
 
 #endif

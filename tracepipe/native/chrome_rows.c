@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Events of Chrome's trace JSON into rows: the usual forms of what `chrome_events.py` reads.
+/* Makes rows of events of Chrome's trace JSON, in the usual forms of what `chrome_events.py` reads.
  *
  *     {"ph":"X","cat":"kernel","name":"f","pid":0,"tid":7,"ts":1.234,"dur":5.6,"args":{"stream":7,"a":[1,2]}}
  *      └───────────────── head ────────────────────┘                                └ place ─┘ └ other ┘
  *
- * What an event is depends on its head and its places alone, which are its key. Of a key that is new Python says
- * what it is, its kind; from then on events of that key become rows here: a time, a length, a launch, and the text
- * of the arguments as orjson writes it. An event of another form is left to Python, which reads all of them.
+ * The kind of an event depends only on its head and its places, which are its key. Python decides the kind of
+ * a new key. From then on, events with that key become rows here: a time, a length, a launch, and the text of
+ * the arguments as orjson writes it. Events of other forms are left to Python, which reads all forms.
  */
 #include "chrome_event.h"
 #include "flow_number.h"
@@ -15,16 +15,17 @@
 #define YEAR_NS ((int64_t)365 * 24 * 3600 * 1000000000)
 
 /* The ranks of rows. */
-enum { SLICE, MARK, ARROW };
+enum { SLICE, MARK, FLOW };
 
-/* Why `tp_events_take` came back. */
+/* Why `tp_events_take` returned. */
 enum { ALL, FOREIGN, NEW, FULL };
 
-/* What becomes of the events of a key. */
+/* What is done with the events of a key. */
 enum { PASSED_OVER, LEFT_TO_PYTHON, ROW, ALLOCATION };
 
-/* Texts of a kind: of its rows; of an argument that comes first; and what an arrow's number is made of, up to its id. */
-enum { FIRST, AHEAD, FLOW, TEXTS };
+/* Texts of a kind: that of its rows, that of an argument that comes first, and the part of a flow's key
+ * before its id. */
+enum { FIRST, AHEAD, OF_FLOW, TEXTS };
 
 typedef struct {
     int32_t what, has_launch, rules, rules_end; /* the places of its rules */
@@ -47,7 +48,7 @@ typedef struct {
     int no_memory;
 } tp_events;
 
-/* The times that there are: the first above 0, the first, and the end of the last. */
+/* The times of all events: the first above 0, the first, and the last end. */
 typedef struct {
     int64_t first, least, last;
 } tp_times;
@@ -96,7 +97,7 @@ static int is_integer(const tp_events *r, const tp_piece *piece)
     return is_number(r, piece) && !memchr(r->values.data + piece->value, '.', (size_t)piece->size);
 }
 
-/* The number of the launch that an event names, 0 where it names none. */
+/* The number of an event's launch, 0 without one. */
 static int64_t correlation_of(const tp_events *r, const tp_event *e)
 {
     int64_t number;
@@ -110,11 +111,11 @@ static int64_t correlation_of(const tp_events *r, const tp_event *e)
 static void put_part(tp_events *r, const uint8_t *at, int64_t size)
 {
     put(r, &r->key, at, size);
-    put(r, &r->key, "", 1); /* no part has a NUL */
+    put(r, &r->key, "", 1); /* a separator: no part contains NUL */
 }
 
-/* Makes the key of an event: whatever its kind depends on. Of the size of an allocation that is whether it is a number,
- * and one below 0. */
+/* Makes the key of an event, which is all that its kind depends on. Of the size of an allocation, that is
+ * whether it is a number, and whether it is below 0. */
 static void make_key(tp_events *r, const tp_event *e, int has_correlation)
 {
     const tp_piece *bytes = tp_piece_at(e, BYTES);
@@ -130,7 +131,7 @@ static void make_key(tp_events *r, const tp_event *e, int has_correlation)
     }
 }
 
-/* The new name of an argument by the rules of a kind, of size 0 where it is left out. */
+/* The new name of an argument by the rules of a kind. Its size is 0 where the argument is left out. */
 static tp_span renamed(const tp_events *r, const tp_kind *kind, tp_span key)
 {
     const uint8_t *texts = r->rule_texts.data;
@@ -142,7 +143,7 @@ static tp_span renamed(const tp_events *r, const tp_kind *kind, tp_span key)
     return key;
 }
 
-/* Adds an argument to those from `start` on, of which the first follows the bracket. */
+/* Adds an argument to those from `start` on, with a comma unless it is the first. */
 static void put_argument(tp_events *r, tp_buffer *to, int64_t start, tp_span name, const uint8_t *value, int64_t size)
 {
     if (to->size > start + 1)
@@ -152,15 +153,17 @@ static void put_argument(tp_events *r, tp_buffer *to, int64_t start, tp_span nam
     put(r, to, value, size);
 }
 
-/* Whether the row of an event has an argument elsewhere: the id of an arrow, and of an allocation what comes last. */
+/* Whether an argument is not among the arguments of its row: the id of a flow, and what comes last for an
+ * allocation. */
 static int is_elsewhere(const tp_event *e, const tp_piece *piece, int rank, int what)
 {
     if (what == ALLOCATION && (piece == tp_piece_at(e, BYTES) || piece == tp_piece_at(e, ADDRESS)))
         return 1;
-    return rank == ARROW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
+    return rank == FLOW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
 }
 
-/* Adds what an allocation of PyTorch's has last: `_instant` of chrome_kinds.py. Whether it is of the usual form. */
+/* Adds the last arguments of an allocation of PyTorch, as `_instant` of chrome_kinds.py does. Returns whether
+ * they have the usual form. */
 static int write_allocation(tp_events *r, const tp_event *e, tp_buffer *to, int64_t start)
 {
     static const struct {
@@ -185,7 +188,7 @@ static int write_allocation(tp_events *r, const tp_event *e, tp_buffer *to, int6
     return 1;
 }
 
-/* Adds the text of the arguments to `to`. Whether it could: not where two get the same name. */
+/* Adds the text of the arguments to `to`. Returns false where two arguments get the same name. */
 static int write_args(tp_events *r, const tp_event *e, int64_t number, int rank, tp_buffer *to)
 {
     const tp_strings *ahead = &r->texts[AHEAD];
@@ -216,20 +219,20 @@ static int write_args(tp_events *r, const tp_event *e, int64_t number, int rank,
     return 1;
 }
 
-/* The rank of rows of a phase; what is left to Python has none. */
+/* The rank of rows of a phase, -1 where they are left to Python. */
 static int rank_of(int phase)
 {
-    return phase == 'X' ? SLICE : phase && strchr("iIRPC", phase) ? MARK : phase && strchr("stf", phase) ? ARROW : -1;
+    return phase == 'X' ? SLICE : phase && strchr("iIRPC", phase) ? MARK : phase && strchr("stf", phase) ? FLOW : -1;
 }
 
-/* Whether an event has what its phase needs, in the usual form. */
+/* Whether an event has what its phase requires, in the usual form. */
 static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
 {
     if (rank == SLICE)
         return e->has_dur && e->dur_ns <= YEAR_NS;
     if (e->has_dur)
         return 0;
-    if (rank == ARROW) { /* of an id alone: `id2` and `scope` are others */
+    if (rank == FLOW) { /* only with `id`: `id2` and `scope` are left to Python */
         int others = 0;
         for (int i = 0; i < e->count; i++)
             others += e->pieces[i].is_member && !IS(e->pieces[i].key, "\"id\"") && !IS(e->pieces[i].key, "\"bp\"");
@@ -244,13 +247,13 @@ static int is_usual(const tp_events *r, const tp_event *e, int phase, int rank)
     return e->count && !e->members;
 }
 
-/* The number of an arrow, below 0 where Python is to find it. */
+/* The number of a flow, below 0 where Python must compute it. */
 static int64_t flow_of(tp_events *r, const tp_event *e, int64_t kind)
 {
     const tp_piece *id = tp_piece_at(e, ID);
     const uint8_t *text = r->values.data + id->value;
     int is_text = *text == '"';
-    const tp_strings *flows = &r->texts[FLOW];
+    const tp_strings *flows = &r->texts[OF_FLOW];
     return tp_flow_number(flows->bytes.data + flows->places[kind].at, tp_size_of(flows, kind), text + is_text,
                           id->size - 2 * is_text);
 }
@@ -265,7 +268,7 @@ static void note_times(tp_times *times, int64_t ts, int64_t dur)
         times->last = ts + dur;
 }
 
-/* Adds the row of an event of a kind: ALL or FOREIGN. */
+/* Adds the row of an event of a kind. Returns ALL, or FOREIGN where it cannot. */
 static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t kind, int rank, int64_t correlation)
 {
     const tp_strings *firsts = &r->texts[FIRST];
@@ -274,7 +277,7 @@ static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t k
         row.dur = e->dur_ns;
     if (r->kinds[kind].has_launch)
         row.number = (int64_t)((uint64_t)correlation | r->launch_bits);
-    if (rank == ARROW && (row.number = flow_of(r, e, kind)) < 0)
+    if (rank == FLOW && (row.number = flow_of(r, e, kind)) < 0)
         return FOREIGN;
     tp_buffer *args = tp_sorted_begin(sorted, firsts->bytes.data + firsts->places[kind].at, row.first);
     if (!args) {
@@ -288,7 +291,7 @@ static int add_row(tp_events *r, tp_sorted *sorted, const tp_event *e, int64_t k
     return ALL;
 }
 
-/* Takes one event: a row more or none, or why not. */
+/* Takes one event. Returns ALL, or why it cannot. */
 static int take(tp_events *r, tp_sorted *sorted, const uint8_t *at, const uint8_t *end, tp_times *times)
 {
     tp_event e;
@@ -312,8 +315,8 @@ static int take(tp_events *r, tp_sorted *sorted, const uint8_t *at, const uint8_
     return ALL;
 }
 
-/* Takes the objects from `first` on, of which each is in text[starts[i], ends[i]), into rows; says in `why[0]` why it
- * came back. The object that it came to, or TP_NO_MEMORY. */
+/* Makes rows of the objects from `first` on, each of which is in text[starts[i], ends[i]). Sets `why[0]` to
+ * the reason why it returned. Returns the place of the next object, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_events_take(tp_events *r, tp_sorted *sorted, const uint8_t *text, const int64_t *starts,
                                  const int64_t *ends, int64_t first, int64_t count, tp_times *times, int64_t *why)
 {
@@ -326,8 +329,8 @@ TP_EXPORT int64_t tp_events_take(tp_events *r, tp_sorted *sorted, const uint8_t 
     return r->no_memory ? TP_NO_MEMORY : first;
 }
 
-/* Says what becomes of the events of the key that was NEW: their rules are those at places from `rules` on. The number
- * of their kind, or TP_NO_MEMORY. */
+/* Sets what is done with the events of the key that was NEW. Their rules are those from place `rules` to
+ * before `rules_end`. Returns the number of their kind, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_events_kind(tp_events *r, int what, int has_launch, int rules, int rules_end,
                                  const uint8_t *const *texts, const int64_t *sizes)
 {
@@ -341,7 +344,8 @@ TP_EXPORT int64_t tp_events_kind(tp_events *r, int what, int has_launch, int rul
     return tp_table_add(&r->keys, r->key.data, r->key.size, tp_hash(r->key.data, r->key.size, r->keys.key));
 }
 
-/* Adds a rule: the new name of an argument, nothing where it is left out. The place behind it, or TP_NO_MEMORY. */
+/* Adds a rule: the new name of an argument, empty to leave the argument out. Returns the place after it, or
+ * TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_events_rule(tp_events *r, const uint8_t *old, int64_t old_size, const uint8_t *new, int64_t new_size)
 {
     int64_t at = r->rule_texts.size;

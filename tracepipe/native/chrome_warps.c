@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Warps of one GPU into Chrome's JSON. */
+/* Writes warps of one GPU as Chrome's JSON. */
 #include "chrome.h"
 #include "warp_names.h"
 
@@ -16,7 +16,7 @@ static uint8_t *put_known(uint8_t *to, const char *name, int64_t value)
     return value == -1 ? to : tp_named_number(to, name, value);
 }
 
-/* What is known of a warp. */
+/* Writes what is known of a warp as arguments. */
 static uint8_t *put_args(const tp_job *j, uint8_t *to, int32_t slice)
 {
     const tp_slices *s = j->slices;
@@ -29,7 +29,7 @@ static uint8_t *put_args(const tp_job *j, uint8_t *to, int32_t slice)
     return tp_end_args(to, end);
 }
 
-/* Which lanes leave. */
+/* Writes the mask of the lanes that leave. */
 static uint8_t *put_mask(uint8_t *to, uint64_t mask)
 {
     int digits = 8;
@@ -44,7 +44,7 @@ static uint8_t *put_mask(uint8_t *to, uint64_t mask)
     return to;
 }
 
-/* A slice's begin, end or exit. */
+/* Writes a slice's begin, end or exit. */
 static int write_change(const tp_job *j, int64_t i)
 {
     tp_chrome *c = j->c;
@@ -74,8 +74,8 @@ static int write_change(const tp_job *j, int64_t i)
     return 0;
 }
 
-/* Writes changes of warps from `from` on, until there is much to take; `tracks` are by the GPU's rows, `counter`
- * is the one of running warps. Where it stopped, or TP_NO_MEMORY. */
+/* Writes changes of warps from `from` on, until there is much to take. `tracks` are by the GPU's rows;
+ * `counter` is the track of the count of running warps. Returns where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_chrome_warps(tp_chrome *c, const tp_changes *changes, const tp_slices *slices,
                                   const tp_kernel *kernels, const int32_t *tracks, int32_t counter, int64_t from,
                                   int64_t to)

@@ -33,7 +33,7 @@ static inline uint8_t *tp_signed_decimal(uint8_t *to, int64_t value)
     return tp_decimal(to, -(uint64_t)value);
 }
 
-/* A number below 1000 in three digits. */
+/* Writes a number below 1000 in three digits. */
 static inline uint8_t *tp_three_digits(uint8_t *to, int64_t value)
 {
     *to++ = (uint8_t)('0' + value / 100);

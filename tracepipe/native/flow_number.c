@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* BLAKE2b (RFC 7693) of one block, without a key, for a digest of 8 bytes: that is the first word of its state. */
+/* BLAKE2b (RFC 7693) of one block, without a key and with a digest of 8 bytes, the first word of its state.
+ * */
 #include "flow_number.h"
 
 #include <string.h>

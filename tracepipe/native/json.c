@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* What of json.h is too long for a header. */
+/* The functions of json.h that are too long for a header. */
 #include "json.h"
 
 #include "tables.h"
 
 #define KEYS_MAX 24
 
-/* One character of two bytes or more, as Python's decoder takes it: shortest form, no surrogates. */
+/* Reads one character of two bytes or more, with the rules of Python's decoder: shortest form, no surrogates.
+ * */
 const uint8_t *tp_utf8(const uint8_t *at, const uint8_t *end)
 {
     uint8_t c = at[0];
@@ -55,7 +56,7 @@ const uint8_t *tp_real(const uint8_t *at, const uint8_t *end, double *value)
     memcpy(digits, start, (size_t)(at - start));
     digits[at - start] = 0;
     *value = strtod(digits, &after);
-    /* Python's readers refuse what is no finite number. */
+    /* Python's readers accept finite numbers only. */
     return after == digits + (at - start) && *value - *value == 0 ? at : 0;
 }
 
@@ -102,7 +103,7 @@ const uint8_t *tp_object(const uint8_t *at, const uint8_t *end)
     return *at == '}' ? at + 1 : 0;
 }
 
-/* How many bytes of the text an object of the native grammar has, 0 where there is none. */
+/* The size of the object of the native grammar at the start of the text, bytes; 0 where there is none. */
 TP_EXPORT int64_t tp_object_size(const uint8_t *text, int64_t size)
 {
     const uint8_t *end = tp_object(text, text + size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The part of JSON that recordings are written in: no blanks, no escapes in strings, integers of 64 bits.
  *
- * Each function takes where a value starts and where the text ends, and gives where the value ends, or NULL
- * where it is not of this part. What is not is for Python, which reads all of JSON.
+ * Each function takes where a value starts and where the text ends, and returns where the value ends, or NULL
+ * where the value is not of this part. Python reads such values, as it reads all of JSON.
  */
 #ifndef TP_JSON_H
 #define TP_JSON_H
@@ -30,7 +30,7 @@ static inline const uint8_t *tp_string(const uint8_t *at, const uint8_t *end)
     return 0;
 }
 
-/* A number from 0 to 2^63 - 1. */
+/* An integer from 0 to 2^63 - 1. */
 static inline const uint8_t *tp_unsigned(const uint8_t *at, const uint8_t *end, int64_t *value)
 {
     const uint8_t *start = at;
@@ -52,7 +52,7 @@ static inline const uint8_t *tp_integer(const uint8_t *at, const uint8_t *end, i
     if (!at || !negative)
         return at;
     *value = -*value;
-    return *value ? at : 0; /* -0 is no integer in Python */
+    return *value ? at : 0; /* Python reads -0 as a float */
 }
 
 static inline const uint8_t *tp_word(const uint8_t *at, const uint8_t *end)
@@ -79,7 +79,7 @@ static inline const uint8_t *tp_scalar(const uint8_t *at, const uint8_t *end)
     return tp_word(at, end);
 }
 
-/* A scalar or an array of some. */
+/* A scalar or an array of scalars. */
 static inline const uint8_t *tp_value(const uint8_t *at, const uint8_t *end)
 {
     if (at >= end || *at != '[')
@@ -94,11 +94,13 @@ static inline const uint8_t *tp_value(const uint8_t *at, const uint8_t *end)
 /* A number with a fraction or an exponent, as Python reads it. */
 const uint8_t *tp_real(const uint8_t *at, const uint8_t *end, double *value);
 
-/* A scalar, a real number, or an array of these and of arrays, which may be empty, WIDE_DEPTH deep. */
+/* A scalar, a real number, or an array of these and of arrays, at most WIDE_DEPTH deep. Arrays may be empty.
+ * */
 #define WIDE_DEPTH 8
 const uint8_t *tp_wide(const uint8_t *at, const uint8_t *end, int depth);
 
-/* An object of values with different keys, few enough to compare each with each; `{}` is none. */
+/* A non-empty object of values with different keys, at most KEYS_MAX, as each key is compared with each
+ * other. */
 const uint8_t *tp_object(const uint8_t *at, const uint8_t *end);
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* What of json_copy.h is too long for a header. */
+/* The functions of json_copy.h that are too long for a header. */
 #include "json_copy.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* Digits of a real number that a double keeps, so that its shortest text is its own; and those that tell doubles
- * apart. */
+/* The digits of a real number that a double always keeps: with no more of them, its text is the shortest one.
+ * And the digits that distinguish all doubles. */
 #define KEPT_DIGITS 15
 #define ALL_DIGITS 17
 
@@ -37,7 +37,7 @@ static void put(tp_buffer *to, const uint8_t *from, int64_t size)
     to->size += size;
 }
 
-/* Whether the text of a real number above 0 is the shortest of its double, which orjson writes. */
+/* Whether the text of a real number above 0 is the shortest one for its double, as orjson writes it. */
 static int is_shortest(const uint8_t *at, const uint8_t *end)
 {
     char text[2 * ALL_DIGITS], rounded[2 * ALL_DIGITS], digits[2 * ALL_DIGITS];
@@ -52,7 +52,7 @@ static int is_shortest(const uint8_t *at, const uint8_t *end)
     if (count <= KEPT_DIGITS || count > ALL_DIGITS)
         return count <= KEPT_DIGITS;
     double value = strtod(text, 0);
-    /* Next to a power of two the shortest may be another than the rounded one. */
+    /* Next to a power of two, the shortest text may differ from the rounded one. */
     if (frexp(value, &exponent) == 0.5)
         return 0;
     for (int size = KEPT_DIGITS; size < count; size++) {
@@ -64,7 +64,7 @@ static int is_shortest(const uint8_t *at, const uint8_t *end)
     return rounded[0] == digits[0] && !memcmp(rounded + 2, digits + 1, (size_t)count - 1) && rounded[count + 1] == 'e';
 }
 
-/* Copies a number as orjson writes it: an integer as it is, of a real one the zeros at its end left out. */
+/* Copies a number as orjson writes it: an integer as it is, a real number without trailing zeros. */
 static const uint8_t *copy_number(tp_buffer *to, const uint8_t *at, const uint8_t *end)
 {
     int64_t ignored;
@@ -81,7 +81,7 @@ static const uint8_t *copy_number(tp_buffer *to, const uint8_t *at, const uint8_
     const uint8_t *last = after;
     while (last > point + 2 && last[-1] == '0')
         last--;
-    /* Small ones have an exponent then. */
+    /* orjson writes small numbers with an exponent. */
     int is_small = *at == '0', is_zero = last == point + 2 && point[1] == '0';
     for (int i = 1; i <= 4 && point + i < last; i++)
         is_small = is_small && point[i] == '0';

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON as others write it, with blanks: where its parts end, and values as orjson writes them. As in json.h a function
- * gives where what it takes ends, or NULL where that is not of this part of JSON.
+/* JSON with blanks, as other programs write it: finds where its parts end, and copies values as orjson writes
+ * them. As in json.h, a function returns where a value ends, or NULL where the value is not of this part of
+ * JSON.
  */
 #ifndef TP_JSON_COPY_H
 #define TP_JSON_COPY_H
@@ -24,11 +25,11 @@ static inline const uint8_t *tp_after_digits(const uint8_t *at, const uint8_t *e
     return at;
 }
 
-/* A string with those escapes alone that orjson writes as they stand, so that two are the same where their bytes
+/* A string that has only escapes which orjson writes the same way: two such strings are equal if their bytes
  * are. */
 const uint8_t *tp_after_string(const uint8_t *at, const uint8_t *end);
 
-/* Copies a value, a scalar or a list of values, without its blanks behind what is in `to`, which has room for all up to
+/* Appends a value, a scalar or a list of values, without its blanks to `to`, which has room for all up to
  * `end`. */
 const uint8_t *tp_copy_value(tp_buffer *to, const uint8_t *at, const uint8_t *end, int depth);
 

@@ -47,11 +47,11 @@ static tp_launch *launch_of(tp_launches *l, int64_t launch)
     return one;
 }
 
-static int64_t arrow(tp_launches *l, tp_launch *one)
+static int64_t flow_of(tp_launches *l, tp_launch *one)
 {
     if (one->flow)
         return one->flow;
-    /* Even, where those of calls through the layers are odd. */
+    /* Even: the flows of calls through the layers are odd. */
     l->last_flow += 2;
     one->flow = l->last_flow;
     return -one->flow;
@@ -60,7 +60,7 @@ static int64_t arrow(tp_launches *l, tp_launch *one)
 int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow)
 {
     tp_launch *one = launch_of(l, launch);
-    if (one->called) { /* an id that comes again is another launch now */
+    if (one->called) { /* the id is used again for a new launch */
         one->drawn = one->started = 0;
         one->flow = 0;
     }
@@ -71,7 +71,7 @@ int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow)
     }
     one->started = 0;
     one->called = 1;
-    *flow = arrow(l, one);
+    *flow = flow_of(l, one);
     return 0;
 }
 
@@ -90,7 +90,7 @@ void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound,
     tp_launch_start(l, launch, ts, bound);
     tp_launch *one = launch_of(l, launch);
     one->drawn = 1;
-    *flow = arrow(l, one);
+    *flow = flow_of(l, one);
 }
 
 void tp_launch_warps(tp_launches *l, const tp_starts *s, int64_t i)

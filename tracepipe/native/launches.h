@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Joins launch calls to kernels and warps by launch id: arrows, and the check of cause before effect. */
+/* Joins launch calls to kernels and warps by launch id: flows, and the check of cause before effect. */
 #ifndef TP_LAUNCHES_H
 #define TP_LAUNCHES_H
 
 #include "tables.h"
 
-/* So many launches are remembered; the oldest makes room. */
+/* This many launches are remembered, then the oldest is forgotten. */
 #define LAUNCHES_MAX (1 << 16)
 #define LAUNCH_BUCKETS (1 << 16)
 
@@ -23,14 +23,14 @@ typedef struct {
 typedef struct {
     tp_launch *launches;
     int32_t *buckets;
-    int64_t count; /* ever */
+    int64_t count; /* of all launches so far */
     int64_t last_flow;
     tp_early *early;
     int64_t early_count, early_room;
 } tp_launches;
 
-/* Batches of warps among events, by column: the place of each there, its launch, when its first warp enters, by
- * how much that may be wrong, and what is done with its warps. `flow` becomes its arrow. */
+/* Batches of warps among events, by column: the place of each there, its launch, the time at which its first
+ * warp enters, by how much that may be wrong, and what is done with its warps. `flow` is set to its flow. */
 enum { WARPS_NO_LAUNCH, WARPS_COUNTED, WARPS_DRAWN, WARPS_STARTS };
 typedef struct {
     const int64_t *place, *launch, *ts, *bound;
@@ -40,7 +40,7 @@ typedef struct {
 
 int tp_launches_init(tp_launches *l);
 void tp_launches_free(tp_launches *l);
-/* Each sets the arrow: negative where it starts, 0 where there is none. */
+/* Each of these sets the flow: negative where it starts, 0 where there is none. */
 int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow);
 void tp_launch_start(tp_launches *l, int64_t launch, int64_t ts, int64_t bound);
 void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int64_t *flow);

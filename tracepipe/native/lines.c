@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: MIT */
-/* Lines of an event file into columns: time, shape, arguments, duration, launch, stack.
+/* Makes columns of the lines of an event file: time, shape, arguments, duration, launch, stack.
  *
  *     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
  *              time └─────────────── shape ──────────────────────────────┘        └─ arguments ─┘
  *
- * The shape is the line without its time, arguments and stack, and with 0 for its duration and launch. Most lines
- * repeat another one but for the time: those are found whole in one table, and nothing else is looked at. Of
- * a thread of a GPU no line is like another: its shape is without the indices of block and thread too.
+ * The shape is the line without its time, arguments and stack, and with 0 for its duration and launch. Most
+ * lines differ from an earlier one only in their time: those are found whole in one table, and no field is
+ * looked at. Lines of threads of a GPU are all different: their shapes are without the indices of block and
+ * thread, too.
  */
 #include "lines.h"
 
 #include "json.h"
 #include "tables.h"
 
-/* A table of whole lines is a cache: it is emptied when it is full. */
+/* The table of whole lines is a cache. It is emptied when it is full. */
 #define LINES_MAX (1 << 12)
 #define LINE_BYTES_MAX (3 << 20)
 #define LINE_MAX 2048
 #define FOREIGN (-1)
-#define WARPS (-3) /* -2 is what is no event, in the columns of events */
+#define WARPS (-3) /* -2 is the shape of a row that is not an event */
 #define INDEX 6
 
 typedef struct {
@@ -39,7 +40,7 @@ typedef struct {
     int64_t *ts;
     int32_t *shape, *args;
     int64_t *dur, *launch, *stack;
-    int32_t *index; /* INDEX for each line: block and thread, x, y, z each */
+    int32_t *index; /* INDEX values for each line: block and thread, x, y and z each */
 } tp_columns;
 
 static const char START[] = "{\"ts_ns\":";
@@ -79,7 +80,7 @@ static int is_key(const uint8_t *key, int64_t size, const char *name)
     return size == (int64_t)strlen(name) + 2 && !memcmp(key + 1, name, (size_t)size - 2);
 }
 
-/* A field of an event: a scalar, or the three numbers of a size. A batch of warps has longer arrays. */
+/* A field of an event: a scalar, or the three numbers of a size. Longer arrays belong to a batch of warps. */
 static const uint8_t *field_of_event(const uint8_t *at, const uint8_t *end)
 {
     if (at >= end || *at != '[')
@@ -90,7 +91,7 @@ static const uint8_t *field_of_event(const uint8_t *at, const uint8_t *end)
     return at + 1;
 }
 
-/* Reads x, y and z of a block or a thread; what follows them, 0 where there is no such thing. */
+/* Reads x, y and z of a block or a thread. Returns what follows them, 0 where there is no such array. */
 static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t *index)
 {
     for (int axis = 0; axis < INDEX / 2; axis++) {
@@ -102,14 +103,15 @@ static const uint8_t *read_index(const uint8_t *at, const uint8_t *end, int32_t 
     return at < end && *at == ']' ? at + 1 : 0;
 }
 
-/* Whether a line is of a thread of a GPU, by its type's value. */
+/* Whether a line is of a thread of a GPU, by the value of its type. */
 static int is_of_thread(const uint8_t *value, const uint8_t *end)
 {
     static const char type[] = "\"gpu_thread\"";
     return end - value >= (int64_t)sizeof type - 1 && !memcmp(value, type, sizeof type - 1);
 }
 
-/* Whether a line is a thread's exit, which is read as an event of another type, or a batch of warps: each by itself. */
+/* Whether a line is read in a different way: a thread's exit becomes an event of another type, and a batch of
+ * warps is columns. */
 static int is_by_itself(const uint8_t *value, const uint8_t *end)
 {
     static const char of_exit[] = "\"gpu_thread_exit\"", of_warps[] = "\"gpu_warp\"";
@@ -117,7 +119,8 @@ static int is_by_itself(const uint8_t *value, const uint8_t *end)
            (end - value >= (int64_t)sizeof of_warps - 1 && !memcmp(value, of_warps, sizeof of_warps - 1));
 }
 
-/* Takes a line after its time apart: 1 done, 0 not of the native grammar, TP_NO_MEMORY. */
+/* Takes apart what follows the time of a line. Returns 1, 0 where it is not of the native grammar, or
+ * TP_NO_MEMORY. */
 static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
     int has_dur = 0, has_launch = 0, has_args = 0, has_type = 0, has_block = 0, has_thread = 0, of_thread = 0;
@@ -135,14 +138,14 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
         if (is_key(key, size, "ts_ns"))
             return 0; /* twice: the last one counts */
         if (is_key(key, size, "args")) {
-            if (has_args++ || !(at = tp_object(value, end))) /* also where it is empty */
+            if (has_args++ || !(at = tp_object(value, end))) /* empty arguments are left to Python */
                 return 0;
             int64_t args = number_of(&r->args, value, at - value);
             if (args < 0)
                 return TP_NO_MEMORY;
             line->args = (int32_t)args;
         } else if (is_key(key, size, "dur_ns") || is_key(key, size, "launch") || is_key(key, size, "flow")) {
-            int is_dur = key[1] == 'd'; /* an event has a launch or an arrow, not both */
+            int is_dur = key[1] == 'd'; /* an event has a launch or a flow, not both */
             if ((is_dur ? has_dur++ : has_launch++) ||
                 !(at = tp_unsigned(value, end, is_dur ? &line->dur : &line->launch)))
                 return 0;
@@ -162,7 +165,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
         } else {
             if (is_key(key, size, "type")) {
                 of_thread = is_of_thread(value, end);
-                /* What stands before the type is in the shape already. */
+                /* What precedes the type is in the shape already. */
                 if (has_type++ || (of_thread && (has_block || has_thread)) || is_by_itself(value, end))
                     return 0;
             }
@@ -185,7 +188,7 @@ static int take_apart(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_li
     return 1;
 }
 
-/* One line after its time: as `take_apart`, by the table of whole lines where that has it. */
+/* Does the same as `take_apart`, with the table of whole lines where that has the line. */
 static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_line *line)
 {
     int64_t size = end - at;
@@ -199,7 +202,7 @@ static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_lin
         return 1;
     }
     int done = take_apart(r, at, end, line);
-    if (done != 1 || r->has_index) /* which thread it is makes a line one of its own */
+    if (done != 1 || r->has_index) /* a line with the index of a thread does not repeat */
         return done;
     if (r->lines.strings.count >= LINES_MAX || r->lines.strings.bytes.size > LINE_BYTES_MAX)
         tp_table_clear(&r->lines);
@@ -210,7 +213,7 @@ static int read_rest(tp_reader *r, const uint8_t *at, const uint8_t *end, tp_lin
     return tp_table_add(&r->lines, at, size, hash) < 0 ? TP_NO_MEMORY : 1;
 }
 
-/* Whether a line is a warp batch: its type stands before its columns. */
+/* Whether a line is a warp batch, whose type precedes its columns. */
 static int has_warps(const uint8_t *at, const uint8_t *end)
 {
     static const char type[] = "\"type\":\"gpu_warp\"";
@@ -218,9 +221,10 @@ static int has_warps(const uint8_t *at, const uint8_t *end)
     return memmem(at, (size_t)look, type, sizeof type - 1) != 0;
 }
 
-/* Reads the lines of `text` from `done` on, at most `room`, into an element each, and moves `done` behind them,
- * beyond `size` when there are no more; how many, or TP_NO_MEMORY. A line that is not of the native grammar has
- * the shape FOREIGN or WARPS, and its place and size in ts and dur. `indices` is how many have an index. */
+/* Reads the lines of `text` from `done` on, at most `room`, each into a row of the columns. Moves `done` to
+ * after them, and beyond `size` when there are no more. Returns how many lines it read, or TP_NO_MEMORY. A
+ * line that is not of the native grammar gets the shape FOREIGN or WARPS, and its place and size as ts and
+ * dur. `indices` is set to how many rows have an index. */
 TP_EXPORT int64_t tp_read_lines(tp_reader *r, const uint8_t *text, int64_t size, int64_t *done, tp_columns *out,
                                 int64_t *indices, int64_t room)
 {
@@ -283,13 +287,13 @@ TP_EXPORT int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const u
     return s->places[number].size;
 }
 
-/* The number of a text, which is given one if it has none. */
+/* Returns the number of a text, which is added if it has none. */
 TP_EXPORT int64_t tp_reader_number(tp_reader *r, int args, const uint8_t *text, int64_t size)
 {
     return number_of(table_of(r, args), text, size);
 }
 
-/* The numbers of texts that follow each other, of which each goes up to its end; -1 of one that is empty. 0 or
+/* Sets the numbers of texts that follow each other, each up to its end; -1 for an empty one. Returns 0 or
  * TP_NO_MEMORY. */
 TP_EXPORT int tp_reader_numbers(tp_reader *r, int args, const uint8_t *text, const int64_t *ends, int64_t count,
                                 int32_t *numbers)
@@ -303,7 +307,7 @@ TP_EXPORT int tp_reader_numbers(tp_reader *r, int args, const uint8_t *text, con
     return 0;
 }
 
-/* Keeps those shapes, or arguments, in that order, and forgets the rest. */
+/* Keeps these shapes, or arguments, in this order, and forgets the others. */
 TP_EXPORT int64_t tp_reader_keep(tp_reader *r, int args, const int64_t *numbers, int64_t count)
 {
     tp_table *old = table_of(r, args), kept;

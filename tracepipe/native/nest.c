@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: MIT */
-/* Begins meet ends: events in the order of time in, operations on rows out.
+/* Matches begins with ends: events in the order of time go in, operations on rows come out.
  *
- * A row is a layer of a thread, or a stream of a GPU. At any time it holds open slices (B, whose ends are not
- * known) or unfinished ones (X, whose ends are), never both. What does not nest there goes to an extra row
- * beside it. The same rules, in Python, are event/nesting.py's.
+ * A row is a layer of a thread, or a stream of a GPU. At any time it has open slices (B, whose end is not
+ * known yet) or unfinished ones (X, whose end is known), never both. A slice that overlaps those of its row
+ * without nesting goes to an overlap row. event/nesting.py has the same rules in Python.
  */
 #include "launches.h"
 #include "ops.h"
 #include "rows.h"
 #include "times.h"
 
-#define GIVES_IOCTLS 2
-#define OF_EVENTS ((int64_t)1 << 52) /* in the numbers of arrows that events have, and in none that is made here */
-#define ON_STREAM 1 /* what a row's launches are: kernels, and not calls */
+#define FLOWS_OF_IOCTLS 2
+#define OF_EVENTS ((int64_t)1 << 52) /* set in flow numbers that events have, not in those made here */
+#define ON_STREAM 1 /* launches on the row are kernels, not calls */
 
 typedef struct {
     uint8_t *kind, *mark;
     int32_t *row, *name, *event;
-    int64_t *ts, *flow, *flow2, *span, *parent;
+    int64_t *ts, *flow, *flow2, *slice_id, *parent;
 } tp_ops;
 
 typedef struct {
@@ -28,13 +28,13 @@ typedef struct {
 /* By the number of a shape. */
 typedef struct {
     const int32_t *row, *name;
-    const int64_t *has_dur; /* -1: it has none */
-    const uint8_t *phase, *asks, *has_launch;
+    const int64_t *has_dur; /* -1: no duration */
+    const uint8_t *phase, *takes_flow, *has_launch;
 } tp_shapes;
 
 typedef struct {
     tp_rows rows;
-    int64_t flow, span, unclosed, no_begin, open_count;
+    int64_t flow, slice_id, unclosed, no_begin, open_count;
     int32_t ioctl;
     tp_launches launches;
     tp_ops ops;
@@ -64,7 +64,7 @@ TP_EXPORT tp_nest *tp_nest_new(int32_t ioctl)
     return n;
 }
 
-/* A new row; `base` is the one that it stands beside, or NO_ROW. Its number, or TP_NO_MEMORY. */
+/* Adds a row: an overlap row of `base` unless that is NO_ROW. Returns its number, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_nest_row(tp_nest *n, int32_t base, int32_t on_stream)
 {
     int64_t made = tp_rows_add(&n->rows, base);
@@ -73,7 +73,7 @@ TP_EXPORT int64_t tp_nest_row(tp_nest *n, int32_t base, int32_t on_stream)
     return made;
 }
 
-/* Lets rows count from 0 again. Nothing is open on any; what was counted stays. */
+/* Forgets all rows, on which nothing may be open. The counts stay. */
 TP_EXPORT void tp_nest_forget_rows(tp_nest *n)
 {
     tp_rows_free(&n->rows);
@@ -81,12 +81,13 @@ TP_EXPORT void tp_nest_forget_rows(tp_nest *n)
     n->rows.count = n->rows.room = 0;
 }
 
-/* Which rows may have caused what begins on a row, the nearer first, and whether it may be a cause itself. */
-TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far, int32_t gives)
+/* Sets which rows may have caused what begins on a row, the nearer first, and whether it may be a cause
+ * itself. */
+TP_EXPORT void tp_nest_above(tp_nest *n, int32_t row, int32_t near, int32_t far, int32_t starts_flows)
 {
     n->rows.rows[row].above[0] = near;
     n->rows.rows[row].above[1] = far;
-    n->rows.rows[row].gives = (uint8_t)gives;
+    n->rows.rows[row].starts_flows = (uint8_t)starts_flows;
 }
 
 TP_EXPORT int64_t tp_nest_count(const tp_nest *n, int what)
@@ -101,7 +102,7 @@ TP_EXPORT int32_t tp_nest_base(const tp_nest *n, int32_t row)
     return n->rows.rows[row].base;
 }
 
-/* Hands out and forgets the kernels that started before their calls. */
+/* Returns and forgets the kernels that started before their calls. */
 TP_EXPORT int64_t tp_nest_early(tp_nest *n, tp_early *out, int64_t room)
 {
     int64_t count = n->launches.early_count < room ? n->launches.early_count : room;
@@ -111,7 +112,7 @@ TP_EXPORT int64_t tp_nest_early(tp_nest *n, tp_early *out, int64_t room)
     return count;
 }
 
-static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, int32_t event, int mark, int64_t span)
+static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, int32_t event, int mark, int64_t slice_id)
 {
     tp_ops *o = &n->ops;
     int64_t at = n->op_count++;
@@ -122,7 +123,7 @@ static int64_t put(tp_nest *n, int kind, int32_t row, int64_t ts, int32_t name, 
     o->event[at] = event;
     o->ts[at] = ts;
     o->flow[at] = o->flow2[at] = 0;
-    o->span[at] = span;
+    o->slice_id[at] = slice_id;
     o->parent[at] = -1;
     return at;
 }
@@ -132,7 +133,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     int32_t row = tp_rows_place(&n->rows, on, on, ts, 0, 1);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
-    int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, MARK_NONE, span);
+    int64_t slice_id = n->slice_id++, at = put(n, OP_BEGIN, row, ts, name, event, MARK_NONE, slice_id);
     if (row == NO_ROW)
         return at;
     tp_row *r = &n->rows.rows[row];
@@ -140,7 +141,7 @@ static int64_t begin(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t e
     if (TP_GROW(r->open, r->open_room, r->open_count))
         return TP_NO_MEMORY;
     r->begun = at;
-    r->open[r->open_count++] = (tp_open){span, at, flow, name};
+    r->open[r->open_count++] = (tp_open){slice_id, at, flow, name};
     n->open_count++;
     return at;
 }
@@ -151,8 +152,8 @@ static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t
     int32_t row = tp_rows_place(&n->rows, on, on, ts, end, 0);
     if (row < NO_ROW)
         return TP_NO_MEMORY;
-    int64_t span = n->span++, at = put(n, OP_BEGIN, row, ts, name, event, mark, span);
-    put(n, OP_END, row, end, name, -1, MARK_NONE, span);
+    int64_t slice_id = n->slice_id++, at = put(n, OP_BEGIN, row, ts, name, event, mark, slice_id);
+    put(n, OP_END, row, end, name, -1, MARK_NONE, slice_id);
     if (row == NO_ROW)
         return at;
     tp_row *r = &n->rows.rows[row];
@@ -160,7 +161,7 @@ static int64_t complete(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t
     if (TP_GROW(r->ends, r->ends_room, r->ends_count))
         return TP_NO_MEMORY;
     r->begun = at;
-    r->ends[r->ends_count++] = (tp_around){end, span};
+    r->ends[r->ends_count++] = (tp_around){end, slice_id};
     return at;
 }
 
@@ -172,10 +173,11 @@ static int has_open(const tp_row *row, int32_t name)
     return 0;
 }
 
-/* Where an E belongs: the row or one beside it where a B of that name is open, rather the innermost. */
+/* The row of an E: the row or an overlap row of it where a B of that name is open, preferably as the
+ * innermost. */
 static int32_t row_of_end(const tp_nest *n, int32_t row, int64_t ts, int32_t name)
 {
-    /* A row that is full has its innermost calls beside it: the last ones there are asked first. */
+    /* The innermost calls of a full row are on its overlap rows: the last of those are looked at first. */
     int full = n->rows.rows[row].open_count >= DEPTH_MAX;
     int32_t top = NO_ROW, any = NO_ROW;
     for (int pass = 0; pass < 2; pass++) {
@@ -201,7 +203,7 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
     for (int32_t at = on; at != NO_ROW && !any; at = n->rows.rows[at].next)
         any = has_open(&n->rows.rows[at], name);
     if (!any && dur >= 0) {
-        /* Its begin was lost, or its writer has exits only: the duration says when it began. */
+        /* Its begin was lost, or its writer records exits only: the duration gives the begin. */
         int64_t start = ts > dur ? ts - dur : ts < 0 ? ts : 0;
         return complete(n, on, start, ts - start, name, event, MARK_FROM_DURATION);
     }
@@ -216,16 +218,16 @@ static int64_t end(tp_nest *n, int32_t on, int64_t ts, int64_t dur, int32_t name
         tp_open *ended = &r->open[--r->open_count];
         n->open_count--;
         if (ended->name == name)
-            return put(n, OP_END, row, ts, name, event, MARK_NONE, ended->span);
+            return put(n, OP_END, row, ts, name, event, MARK_NONE, ended->slice_id);
         /* longjmp, an exception or a lost record: the caller has returned, so this call has too. */
-        put(n, OP_END, row, ts, ended->name, -1, MARK_UNCLOSED, ended->span);
+        put(n, OP_END, row, ts, ended->name, -1, MARK_UNCLOSED, ended->slice_id);
         n->unclosed++;
     }
 }
 
 static int64_t give_flow(tp_nest *n, tp_open *open)
 {
-    /* Odd: the even ones are the launches'. */
+    /* Odd: the flows of launches are even. */
     open->flow = n->flow;
     n->flow += 2;
     if (open->op >= n->op_count)
@@ -237,11 +239,11 @@ static int64_t give_flow(tp_nest *n, tp_open *open)
     return open->flow;
 }
 
-/* The arrow from the call that what begins on a row runs in, 0 if there is none. */
+/* The flow from the call that caused what begins on a row now, 0 if there is none. */
 static int64_t caller(tp_nest *n, const tp_row *row)
 {
     if (row->open_count)
-        return 0; /* a driver function that another called: the nesting shows it */
+        return 0; /* another driver function called it, as the nesting shows */
     for (int i = 0; i < 2; i++) {
         if (row->above[i] == NO_ROW)
             continue;
@@ -249,15 +251,15 @@ static int64_t caller(tp_nest *n, const tp_row *row)
         if (!above->open_count)
             continue;
         tp_open *open = &above->open[above->open_count - 1];
-        /* Of system calls only an ioctl runs the driver. */
-        if (above->gives != GIVES_IOCTLS || open->name == n->ioctl)
+        /* No system call but ioctl runs the driver. */
+        if (above->starts_flows != FLOWS_OF_IOCTLS || open->name == n->ioctl)
             return open->flow ? open->flow : give_flow(n, open);
     }
     return 0;
 }
 
-/* An end of an arrow: of the slice that begins at that time, or else an instant. */
-static void arrow(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts)
+/* Gives an end of a flow to the slice that begins at that time, or else makes an instant of it. */
+static void flow_end(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t event, int64_t number, int starts)
 {
     int64_t flow = (number & (OF_EVENTS - 1)) | OF_EVENTS;
     flow = starts ? -flow : flow;
@@ -274,7 +276,7 @@ static void arrow(tp_nest *n, int32_t on, int64_t ts, int32_t name, int32_t even
     n->ops.parent[at] = tp_row_around(&n->rows.rows[on], ts);
 }
 
-/* How many operations the events may make at most. */
+/* The most operations that this many events may make. */
 TP_EXPORT int64_t tp_nest_most(const tp_nest *n, int64_t events)
 {
     return 2 * events + n->open_count;
@@ -291,16 +293,16 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
             row->open[row->open_count - 1].name == name) {
             row->last = ts;
             n->open_count--;
-            put(n, OP_END, on, ts, name, event, MARK_NONE, row->open[--row->open_count].span);
+            put(n, OP_END, on, ts, name, event, MARK_NONE, row->open[--row->open_count].slice_id);
             return 0;
         }
         return end(n, on, ts, dur, name, event) < 0 ? TP_NO_MEMORY : 0;
     }
     if (phase == 's' || phase == 't' || phase == 'f') {
-        arrow(n, on, ts, name, event, e->launch[i], phase == 's');
+        flow_end(n, on, ts, name, event, e->launch[i], phase == 's');
         return 0;
     }
-    if (s->asks[shape])
+    if (s->takes_flow[shape])
         flow = caller(n, row);
     if (s->has_launch[shape] && phase != 'I') {
         if (row->on_stream)
@@ -324,9 +326,9 @@ static int one(tp_nest *n, const tp_events *e, const tp_shapes *s, int64_t i)
     return 0;
 }
 
-/* Nests events in the order of time into `ops`, which have room for `tp_nest_most` of them; how many there
- * are then, or TP_NO_MEMORY. Every shape has a row; what is no event is passed over, but for `batches` of warps, whose
- * arrows are found. */
+/* Nests events in the order of time into `ops`, which have room for `tp_nest_most` operations. Returns how
+ * many there are then, or TP_NO_MEMORY. Every shape has a row. Rows that are not events are ignored, but
+ * `batches` of warps get their flows. */
 TP_EXPORT int64_t tp_nest_events(tp_nest *n, const tp_events *e, const tp_shapes *s, const tp_starts *warps,
                                  int64_t batches, int64_t from, int64_t to, const tp_ops *ops, int64_t op_count)
 {
@@ -341,7 +343,8 @@ TP_EXPORT int64_t tp_nest_events(tp_nest *n, const tp_events *e, const tp_shapes
     return n->op_count;
 }
 
-/* Nests one event that is not of a shape's row; how many operations there are then, or TP_NO_MEMORY. */
+/* Nests one event on a row that is given, not its shape's. Returns how many operations there are then, or
+ * TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_nest_one(tp_nest *n, int32_t row, int phase, int64_t ts, int64_t dur, int32_t name,
                               int32_t event, const tp_ops *ops, int64_t op_count)
 {
@@ -359,8 +362,8 @@ TP_EXPORT int64_t tp_nest_one(tp_nest *n, int32_t row, int phase, int64_t ts, in
     return at < 0 ? TP_NO_MEMORY : n->op_count;
 }
 
-/* The row beside `row` that takes a slice, which is then on it; NO_ROW where none does. */
-TP_EXPORT int64_t tp_nest_beside(tp_nest *n, int32_t row, int64_t ts, int64_t end)
+/* Puts a slice on an overlap row of `row` and returns that; NO_ROW if none takes it. */
+TP_EXPORT int64_t tp_nest_overlap_row(tp_nest *n, int32_t row, int64_t ts, int64_t end)
 {
     int32_t on = tp_rows_place(&n->rows, row, n->rows.rows[row].next, ts, end, 0);
     if (on < 0)
@@ -373,20 +376,22 @@ TP_EXPORT int64_t tp_nest_beside(tp_nest *n, int32_t row, int64_t ts, int64_t en
     return on;
 }
 
-/* Gives each call that is open over a batch's end its arrow now, while its begin, among these, can be changed. */
+/* Gives each open call its flow at the end of a batch, while its begin, among these operations, can still be
+ * changed. */
 TP_EXPORT void tp_nest_settle(tp_nest *n, const tp_ops *ops, int64_t op_count)
 {
     n->ops = *ops;
     n->op_count = op_count;
     for (int64_t i = 0; i < n->rows.count; i++) {
         tp_row *row = &n->rows.rows[i];
-        for (int64_t k = 0; row->gives && k < row->open_count; k++)
-            if (!row->open[k].flow && (row->gives != GIVES_IOCTLS || row->open[k].name == n->ioctl))
+        for (int64_t k = 0; row->starts_flows && k < row->open_count; k++)
+            if (!row->open[k].flow && (row->starts_flows != FLOWS_OF_IOCTLS || row->open[k].name == n->ioctl))
                 give_flow(n, &row->open[k]);
     }
 }
 
-/* Ends what is still open on a row and beside it; how many operations there are then. */
+/* Ends the slices that are still open on a row and its overlap rows. Returns how many operations there are
+ * then. */
 TP_EXPORT int64_t tp_nest_close(tp_nest *n, int32_t row, int64_t ts, const tp_ops *ops, int64_t op_count)
 {
     n->ops = *ops;
@@ -398,7 +403,7 @@ TP_EXPORT int64_t tp_nest_close(tp_nest *n, int32_t row, int64_t ts, const tp_op
         n->open_count -= r->open_count;
         while (r->open_count) {
             tp_open *open = &r->open[--r->open_count];
-            put(n, OP_END, row, at, open->name, -1, MARK_UNCLOSED, open->span);
+            put(n, OP_END, row, at, open->name, -1, MARK_UNCLOSED, open->slice_id);
         }
     }
     return n->op_count;
@@ -412,7 +417,7 @@ TP_EXPORT void tp_nest_names(const tp_nest *n, uint8_t *used)
             used[n->rows.rows[i].open[k].name] = 1;
 }
 
-/* Gives these their new numbers, by the old ones. */
+/* Gives the names of open slices their new numbers; `to` has these by the old numbers. */
 TP_EXPORT void tp_nest_rename(tp_nest *n, const int32_t *to)
 {
     for (int64_t i = 0; i < n->rows.count; i++)

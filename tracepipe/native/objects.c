@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Where the objects of a JSON array begin and end, found by brackets and quotes alone: json_objects.py. */
+/* Finds where the objects of a JSON array begin and end, by brackets and quotes alone: json_objects.py. */
 #include "tables.h"
 
 static int is_blank(uint8_t c)
@@ -7,7 +7,7 @@ static int is_blank(uint8_t c)
     return c == ' ' || (c >= '\t' && c <= '\r') || c == ',';
 }
 
-/* Where the string that begins at `at` ends, 0 where that is not in the text. */
+/* The end of the string that begins at `at`, 0 where it does not end in the text. */
 static const uint8_t *string_end(const uint8_t *at, const uint8_t *end)
 {
     for (at++; at < end; at++) {
@@ -23,7 +23,7 @@ static const uint8_t *string_end(const uint8_t *at, const uint8_t *end)
     return 0;
 }
 
-/* Where the object that begins at `at` ends, 0 where that is not in the text. */
+/* The end of the object that begins at `at`, 0 where it does not end in the text. */
 static const uint8_t *object_end(const uint8_t *at, const uint8_t *end)
 {
     for (int64_t depth = 0; at && at < end;) {
@@ -40,8 +40,9 @@ static const uint8_t *object_end(const uint8_t *at, const uint8_t *end)
     return 0;
 }
 
-/* Finds the objects that follow each other from `done[0]` on, at most `room`; moves it behind the last one and
- * blanks and commas, and says in `done[1]` whether one begins there that does not end. How many there are. */
+/* Finds the objects that follow each other from `done[0]` on, at most `room`. Moves `done[0]` to after the
+ * last one with its blanks and commas. Sets `done[1]` to whether an object begins there that does not end.
+ * Returns how many it found. */
 TP_EXPORT int64_t tp_objects(const uint8_t *text, int64_t size, int64_t *done, int64_t *starts, int64_t *ends,
                              int64_t room)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the writers are given: operations in the order of time, and the events that they draw. */
+/* The input of the writers: operations in the order of time, and the events that they draw. */
 #ifndef TP_OPS_H
 #define TP_OPS_H
 
@@ -9,7 +9,7 @@ enum { OP_BEGIN = 1, OP_END, OP_INSTANT, OP_COUNTER };
 enum { MARK_NONE, MARK_UNCLOSED, MARK_NO_BEGIN, MARK_FROM_DURATION, MARKS };
 #define NO_EVENT (-1)
 
-/* `order` says which operation comes when. `value` is a counter's. */
+/* `order` has the places of the operations in the order of time. `value` is that of a counter. */
 typedef struct {
     const int64_t *order;
     const uint8_t *kind, *mark;
@@ -17,15 +17,15 @@ typedef struct {
     const int64_t *ts, *flow, *flow2, *value;
 } tp_drawn;
 
-/* By event: what of its slice's arguments is not the shape's. `source` and `line`, the number of the frame of
- * Python that is shown, are below 0 where there is none, and NULL where no event has any. */
+/* By event: what the arguments of its slice show that is not of its shape. `source` and `line`, the number of
+ * the Python frame that is shown, are below 0 where there is none, and NULL where no event has any. */
 typedef struct {
     const int32_t *shape, *args;
     const int64_t *launch, *source, *line;
 } tp_given;
 
-/* Changes of the warps of one GPU, in the order of time: begins, ends and exits of slices, and, where
- * `value` is not below 0, how many warps run from then on. */
+/* Changes of the warps of one GPU, in the order of time: begins, ends and exits of slices. Where `value` is
+ * not below 0, it is how many warps run from then on. */
 enum { WARP_BEGIN = 1, WARP_END, WARP_EXIT, WARP_COUNT };
 typedef struct {
     const int64_t *ts, *value, *mask;
@@ -33,7 +33,7 @@ typedef struct {
     const uint8_t *kind;
 } tp_changes;
 
-/* By slice. What is below 0 is not known, or goes without saying. */
+/* By slice. A value below 0 is not known, or need not be shown. */
 typedef struct {
     const int64_t *number, *cycles, *source, *exits, *lanes, *flow;
     const int32_t *row, *kernel;

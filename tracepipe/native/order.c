@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A radix sort of times: what is sorted here spans some milliseconds, so that three bytes of a time differ. */
+/* A radix sort of times. The times that are sorted here are within some milliseconds: three bytes of them
+ * differ. */
 #include "order.h"
 #include "tables.h"
 

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Puts into `order` the places of `keys` in their order, those of one key as they stand. */
+/* Puts the places of `keys` into `order`, sorted by key and stable. Returns 0 or TP_NO_MEMORY. */
 int tp_order(const int64_t *keys, int64_t count, int64_t *order);
 
 #endif

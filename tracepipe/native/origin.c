@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What this object was compiled from and by: the loader reads both. */
+/* The sources and the compiler of this object, which the loader reads. */
 #include "tables.h"
 
 #ifndef TP_DIGEST
@@ -12,7 +12,7 @@
 #define COMPILER "gcc " __VERSION__
 #endif
 
-/* Of all sources, by build.py. */
+/* The digest of all sources, which build.py defines. */
 TP_EXPORT const char *tp_digest(void)
 {
     return TP_DIGEST;

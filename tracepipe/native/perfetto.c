@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Operations into Perfetto's packets: TracePacket of perfetto/trace/trace_packet.proto.
+/* Writes operations as Perfetto's packets: TracePacket of perfetto/trace/trace_packet.proto.
  *
  *     1 packet ─ 8 timestamp, as a step │ 11 track_event ─ 9 type │ 12 interned_data │ 10 sequence
  *                                                          11 track │ 3 category │ 10 name (23 in place)
- *                                                          4 annotations │ 30 value │ 47 arrows
+ *                                                          4 annotations │ 30 value │ 47 flows
  *
- * What comes again is in tables of bytes that Python filled, or that are made here when it is met first.
+ * Parts that are repeated are in tables of bytes, which Python fills or which are made here at their first
+ * use.
  */
 #include "json.h"
 #include "lines.h"
@@ -16,7 +17,7 @@
 #define TABLE_BYTES_MAX (1 << 19)
 #define STRINGS_MAX (1 << 13)
 #define NOT_NATIVE 1
-#define TEXT_MAX 64 /* characters of a string that is worth a place in the table */
+#define TEXT_MAX 64 /* the most characters of a string that is kept in the table */
 
 static const uint8_t INTERNED_FIELDS[INTERNED][2] = {{0x0A, 1}, {0x12, 1}, {0x1A, 1}, {0xEA, 2}};
 
@@ -81,7 +82,7 @@ int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text,
     return 0;
 }
 
-/* The iid of a text, from 1 on; 0 where the table is full, and it is to be written in place. */
+/* The iid of a text, from 1 on; 0 where the table is full and the text must be written in place. */
 TP_EXPORT int64_t tp_perfetto_intern(tp_perfetto *p, int table, const uint8_t *text, int64_t size)
 {
     tp_table *t = &p->interned[table];
@@ -164,7 +165,7 @@ static int put_wide(tp_perfetto *p, tp_buffer *b, const uint8_t *at, const uint8
     return 0;
 }
 
-/* Appends one annotation, whose key's text and value these are; null is left out. */
+/* Appends one annotation with this key and value. A null is left out. */
 static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int64_t key_size, const uint8_t *value,
                           const uint8_t *end)
 {
@@ -190,7 +191,7 @@ static int put_annotation(tp_perfetto *p, tp_buffer *b, const uint8_t *key, int6
     return 0;
 }
 
-/* Makes the annotations of an object of the native grammar, which has these of the names in shown.h. */
+/* Makes the annotations of an object of the native grammar, which has these of the names of shown.h. */
 static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size, int shadows)
 {
     const uint8_t *at = text, *end = text + size;
@@ -208,7 +209,8 @@ static int make_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_
     return failed ? TP_NO_MEMORY : 0;
 }
 
-/* Makes the annotations of arguments, given as JSON: 0 done, NOT_NATIVE it is for Python, TP_NO_MEMORY. */
+/* Makes the annotations of arguments, given as JSON. Returns 0, NOT_NATIVE where Python must do it, or
+ * TP_NO_MEMORY. */
 TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *text, int64_t size)
 {
     int shadows = tp_shadows_wide(text, size);
@@ -217,7 +219,7 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
 
 uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body)
 {
-    /* Times may be as far apart as 64 bits without a sign. */
+    /* The difference of two times may need 64 unsigned bits. */
     int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
     int64_t size = 1 + tp_varint_size(when) + (back ? 2 + tp_varint_size(p->clock) : 0);
     size += tp_varint_size(field << 3) + tp_varint_size(body) + body + 1 + tp_varint_size(p->sequence);
@@ -252,7 +254,7 @@ void tp_end_packet(tp_perfetto *p, uint8_t *to)
     p->out.size = to - p->out.data;
 }
 
-/* A packet whose message Python made. */
+/* Writes a packet whose message Python made. */
 TP_EXPORT int tp_perfetto_packet(tp_perfetto *p, int64_t ts, int field, const uint8_t *body, int64_t size)
 {
     uint8_t *to = tp_put_packet(p, ts, field, size);
@@ -340,7 +342,7 @@ static int write_one(tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64
     return 0;
 }
 
-/* What is shown of an operation besides its arguments. */
+/* What is shown of an operation in addition to its arguments, as bits of shown.h. */
 static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, int64_t at)
 {
     int32_t event = d->event[at], shape = g->shape[event];
@@ -353,8 +355,9 @@ static int shown_of(const tp_perfetto *p, const tp_drawn *d, const tp_given *g, 
     return shown;
 }
 
-/* Whether Python must write an operation: one with arguments of its own, or that cannot be made here, or that
- * stand for something that is shown besides them. Those are not made: their names may not come anywhere. */
+/* Whether Python must write an operation: it has arguments of its own, they cannot be made here, or one of
+ * them replaces something that is shown in addition to arguments. Nothing is interned for those, as their
+ * names may not be used. */
 static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts, int64_t at)
 {
     int32_t event = d->event[at], args = event < 0 ? -1 : g->args[event];
@@ -371,8 +374,8 @@ static int is_odd(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reade
     return is_made ? 0 : make_args(p, args, text, size, shadows);
 }
 
-/* Writes operations from place `from` of their order on; `texts` are those of their arguments, or NULL. Stops at
- * one that `is_odd`; where it stopped, or TP_NO_MEMORY. */
+/* Writes operations from place `from` of their order on. `texts` has those of their arguments, or is NULL.
+ * Stops at an operation that `is_odd`. Returns where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_given *g, tp_reader *texts,
                                     int64_t from, int64_t to)
 {
@@ -387,7 +390,7 @@ TP_EXPORT int64_t tp_perfetto_write(tp_perfetto *p, const tp_drawn *d, const tp_
     return to;
 }
 
-/* What was written; it is gone with the next call. */
+/* Returns what was written. It is valid until the next call. */
 TP_EXPORT int64_t tp_perfetto_take(tp_perfetto *p, const uint8_t **bytes)
 {
     int64_t size = p->out.size;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* When threads run: task states of TracePacket.generic_kernel_task_state_event, and sched_waking of ftrace's bundles.
+/* Writes when threads run: task states of TracePacket.generic_kernel_task_state_event, and sched_waking in
+ * ftrace's bundles.
  *
  *     117 ─ 1 cpu │ 3 tid │ 4 state            1 ─ 1 cpu │ 2 event ─ 1 timestamp │ 2 pid of the waker
  *                                                                    20 ─ 2 pid │ 5 target_cpu
@@ -32,7 +33,7 @@ static int is_text(const uint8_t *at, const uint8_t *end, const char *text)
     return (size_t)(end - at) == strlen(text) && !memcmp(at, text, (size_t)(end - at));
 }
 
-/* The state of a thread that left its processor, by the text of it. */
+/* The state of a thread that left its processor, by its text. */
 static int state_of(const uint8_t *at, const uint8_t *end)
 {
     static const struct {
@@ -53,7 +54,7 @@ static int64_t id_of(const uint8_t *at, const uint8_t *end)
     return tp_unsigned(at, end, &value) && value <= ID_LIMIT ? value : NOBODY;
 }
 
-/* Reads arguments; 0, or -1 where their text is for Python. */
+/* Reads arguments. Returns 0, or -1 where Python must read their text. */
 static int read_args(tp_reader *texts, int32_t args, tp_switch_args *found)
 {
     const uint8_t *at = 0, *end;
@@ -108,8 +109,8 @@ static int write_waking(tp_perfetto *p, int64_t ts, int64_t when, int32_t cpu, i
     return 0;
 }
 
-/* Writes events from `from` on; stops at one whose arguments Python must read. `ahead` is by how much CLOCK_BOOTTIME
- * is ahead of their times. Where it stopped, or TP_NO_MEMORY. */
+/* Writes events from `from` on and stops at one whose arguments Python must read. `ahead` is by how much
+ * CLOCK_BOOTTIME is ahead of their times, ns. Returns where it stopped, or TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_perfetto_switches(tp_perfetto *p, const tp_switches *s, tp_reader *texts, int64_t ahead, int64_t from,
                                        int64_t to)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Warps of one GPU into Perfetto's packets, on a sequence of their own.
+/* Writes warps of one GPU as Perfetto's packets, in a packet sequence of their own.
  *
- * How many run is no packet but a field of the begin or end that changes it: TrackEvent.extra_counter_values,
- * whose track is the sequence's default.
+ * The count of running warps has no packets. It is a field of the begin or end that changes it,
+ * TrackEvent.extra_counter_values, whose track is the default of the sequence.
  */
 #include "perfetto.h"
 #include "warp_names.h"
 
-/* Names that came once are remembered, so many of so many kernels; those that come again get a number, so many. */
+/* At most MET_MAX names of KERNELS_MAX kernels are remembered as used once. At most NAMED_MAX that are used
+ * again get a number. */
 #define MET_MAX (1 << 17)
 #define KERNELS_MAX 256
 #define NAMED_MAX (1 << 16)
@@ -29,7 +30,7 @@ void tp_names_free(tp_names *names)
     free(names);
 }
 
-/* Where a warp's name is remembered, NULL where it is not; TP_NO_MEMORY or 0. */
+/* Finds where a warp's name is remembered, NULL where it is not. Returns 0 or TP_NO_MEMORY. */
 static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **found)
 {
     *found = 0;
@@ -47,8 +48,8 @@ static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **f
     return 0;
 }
 
-/* The number of a warp's name, 0 where it is to be written in place. Its text is put into `p->scratch`, but where it
- * has a number already. */
+/* The number of a warp's name, 0 where the name is to be written in place. The text is put into `p->scratch`
+ * unless it has a number already. */
 static int64_t name_of(tp_perfetto *p, const tp_kernel *kernels, int32_t kernel, int64_t number)
 {
     int32_t *found;
@@ -164,8 +165,9 @@ static int write_count(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
     return 0;
 }
 
-/* Writes changes of warps from `from` on; stops at an exit, which Python writes. `counter` is the row of the
- * count, `offset` what source times are given from. Where it stopped, or TP_NO_MEMORY. */
+/* Writes changes of warps from `from` on and stops at an exit, which Python writes. `counter` is the row of
+ * the count. Source times are written as differences from `offset`. Returns where it stopped, or
+ * TP_NO_MEMORY. */
 TP_EXPORT int64_t tp_perfetto_warps(tp_perfetto *p, const tp_changes *c, const tp_slices *s, const tp_kernel *kernels,
                                     int32_t counter, int64_t offset, int64_t from, int64_t to)
 {

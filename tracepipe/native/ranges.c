@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* How the ranges of warps lie in each other. event/ranges.py has the same in Python. */
+/* How the ranges of warps nest. event/ranges.py does the same in Python. */
 #include "tables.h"
 #include "times.h"
 
@@ -7,9 +7,9 @@
 #define CROSSING (-2)
 #define DEPTH_MAX 64
 
-/* The range that each is in, and the begins and ends of those that cross none, in the order in which they were
- * passed: twice the range's place, and 1 more at its end. `counts` are of each warp, whose ranges come in the order
- * of their begins. How many begins and ends there are. */
+/* Finds the range around each range, and the begins and ends of those that do not cross another, in their
+ * order: twice the range's place, plus 1 for its end. `counts` has how many ranges each warp has, which come
+ * in the order of their begins. Returns how many begins and ends there are. */
 TP_EXPORT int64_t tp_ranges_nest(int64_t warps, const int64_t *counts, const int64_t *begin, const int64_t *dur,
                                  int32_t *inside, int64_t *steps)
 {

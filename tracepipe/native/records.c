@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Records of probes.bpf.c that nobody needs who looks at what was under way, or took long: calls that began and
- * ended in a chunk, and all but the last of a thread's turns on a processor. What is left gives
- * capture/records/carry.py and spans.py the same as all of it; capture/records/record.py draws a record.
+/* Finds the records of probes.bpf.c that are needed to know which calls were under way or took long. Calls
+ * that began and ended in a chunk are not needed, nor all but the last of a thread's turns on a processor.
+ * The records that are left give capture/records/carry.py and spans.py the same results as all of them.
+ * capture/records/record.py draws the layout of a record.
  */
 #include "tables.h"
 
@@ -14,17 +15,17 @@ enum kind { CALL_ENTER = 1, MORE, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWIT
 enum role { IGNORED = 1, MOMENTARY = 2, NAMING = 4 }; /* of a function */
 #define PARTS (1u << MORE | 1u << TEXT | 1u << SERVED)
 
-typedef struct { /* of a thread, or of a processor where there is none: the places of records */
+typedef struct { /* of a thread, or of a processor where no thread is known: the places of its last records */
     uint64_t key;
     int32_t call, part, syscall, run; /* the newest */
     uint8_t is_used;
-    uint8_t has_no_parts;  /* of those before the chunk */
-    uint8_t is_in_none;    /* whoever was given what is needed so far knows of no system call */
+    uint8_t has_no_parts;  /* no record of an earlier chunk has parts */
+    uint8_t is_in_none;    /* the needed records so far have no open system call */
 } tp_teller;
 
 typedef struct {
     const uint8_t *records;
-    int32_t *below, *part; /* of a call: the one around it, its newest part; of a part: the one before it */
+    int32_t *below, *part; /* by call: the call around it, and its newest part; by part: the part before it */
     uint8_t *left_out;
     tp_teller *tellers; /* by a hash of their key */
     int64_t used, room;
@@ -97,7 +98,7 @@ static void leave_out_parts(tp_sieve *s, int32_t part)
 
 static void enter(tp_sieve *s, tp_teller *t, int32_t place, uint8_t role)
 {
-    int is_first = !t->has_no_parts; /* it may have parts from before */
+    int is_first = !t->has_no_parts; /* it may have parts in an earlier chunk */
     s->part[place] = t->part;
     t->part = NONE;
     t->has_no_parts = 1;
@@ -119,7 +120,7 @@ static void leave(tp_sieve *s, tp_teller *t, int32_t place, uint8_t role, int64_
     t->part = NONE;
     while (found != NONE && u32_at(s, found, 24) != number)
         found = s->below[found];
-    if (found == NONE) { /* it ends one from before, or none: who knows the others decides */
+    if (found == NONE) { /* its call is in an earlier chunk, or unknown: it is kept */
         t->call = NONE;
         t->has_no_parts = 1;
         return;
@@ -164,7 +165,7 @@ static void turn(tp_sieve *s, tp_teller *t, int32_t place, int is_out)
 {
     leave_out(s, t->run);
     t->run = place;
-    if (is_out && s->records[(int64_t)place * RECORD_BYTES + 32] & ENDED) /* all of it is forgotten here */
+    if (is_out && s->records[(int64_t)place * RECORD_BYTES + 32] & ENDED) /* the thread has ended */
         forget(t);
 }
 
@@ -224,8 +225,9 @@ static int look(tp_sieve *s, int32_t place, const uint8_t *roles, const int64_t 
     return 0;
 }
 
-/* The places of the records that are needed, of kinds whose bit is set, and how many they are. `roles` and
- * `limits_ns` are of the functions: a call that took longer is needed; and so for system calls. */
+/* Finds the places of the records that are needed, of the kinds whose bit is set, and returns how many they
+ * are. `roles` and `limits_ns` are by function, and for system calls: a call that took longer than its limit
+ * is needed. */
 TP_EXPORT int64_t tp_records_needed(const uint8_t *records, int64_t count, uint32_t kinds, const uint8_t *roles,
                                     const int64_t *limits_ns, int64_t functions, const int64_t *syscall_limits_ns,
                                     int64_t syscalls, int32_t *needed)
@@ -255,7 +257,7 @@ TP_EXPORT int64_t tp_records_needed(const uint8_t *records, int64_t count, uint3
     return made;
 }
 
-/* How many records there are of each kind below 32, and of those of functions how many of each function. */
+/* Counts the records of each kind below 32, and those of functions by function. */
 TP_EXPORT void tp_records_count(const uint8_t *records, int64_t count, int64_t functions, int64_t *by_kind,
                                 int64_t *by_function)
 {

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* A BPF ring buffer that two threads empty, or more; how it lies in memory is drawn in capture/bpf/ring.py. One takes what is in it.
- * The other moves it to a file where it is not taken in time, and does not wait for the interpreter:
+/* A BPF ring buffer that two or more threads empty; capture/bpf/ring.py draws its memory. One thread takes
+ * the records. The other moves them to a file if they are not taken in time, and does not wait for the
+ * interpreter:
  *
  *     position   0 ────────── taken ────── consumer ────── producer
  *                             in the file   in the ring
  *
- * Neither waits for the other. Whoever has a copy of records moves the consumer's position over them; the one who finds it
- * moved throws its copy away. The place of a record in the file is its position, so what was taken is a hole there.
+ * Neither waits for the other. A thread that has copied records moves the consumer's position over them. A
+ * thread that finds the position moved discards its copy. The place of a record in the file is its position,
+ * so records that were taken are a hole there.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -16,20 +18,20 @@
 #include "tables.h"
 
 #define RECORD_BYTES 64
-#define FLAGS_AT 24          /* bits of a record's length that are 0 once it is written */
-#define STEP_BYTES (1 << 18) /* whose room the kernel has again before more is moved */
-#define LITTLE 64            /* a part of the ring so small: it is looked at less often */
-#define MUCH 16              /* a part of the ring so large is moved */
+#define FLAGS_AT 24          /* bits of a record's length that are 0 when the record is complete */
+#define STEP_BYTES (1 << 18) /* is moved before the kernel gets its room back */
+#define LITTLE 64            /* with less than 1/64 of the ring in use, it is looked at less often */
+#define MUCH 16              /* from 1/16 of the ring in use on, records are moved */
 #define MOVED (-1)
 
 typedef struct {
     uint64_t *consumer, *producer; /* positions, each at the start of a page */
-    const uint8_t *data;           /* from the page after the producer's, twice in a row */
+    const uint8_t *data;           /* from the page after the producer's, mapped twice in a row */
     int64_t data_bytes, page_bytes;
-    int64_t step_bytes; /* that are moved at once */
+    int64_t step_bytes; /* that are moved in one step */
     uint64_t first;     /* position of the first record */
     int file;
-    uint8_t is_over, is_moved; /* by one of the threads that follow it */
+    uint8_t is_over, is_moved; /* set by one of the threads that follow it */
 } tp_ring;
 
 static size_t mapped_bytes(const tp_ring *r)
@@ -37,7 +39,8 @@ static size_t mapped_bytes(const tp_ring *r)
     return (size_t)(r->page_bytes + 2 * r->data_bytes);
 }
 
-/* The ring behind a map, whose data is a power of two of bytes, and an empty file; NULL where it cannot be mapped. */
+/* Returns the ring of a map, whose data is a power of two of bytes, with an empty file; NULL where it cannot
+ * be mapped. */
 TP_EXPORT tp_ring *tp_ring_new(int map, int64_t data_bytes, int file)
 {
     tp_ring *r = calloc(1, sizeof *r);
@@ -78,13 +81,14 @@ TP_EXPORT int64_t tp_ring_left(const tp_ring *r)
     return (int64_t)(position(r) - r->first);
 }
 
-/* Bytes from there to the end of what was made: more than the ring holds where others have taken what follows. */
+/* Bytes from there to the producer's position. They are more than the ring has where another thread has taken
+ * them. */
 static int64_t waiting_from(const tp_ring *r, uint64_t from)
 {
     return (int64_t)(__atomic_load_n(r->producer, __ATOMIC_ACQUIRE) - from);
 }
 
-/* How many bytes have come into the ring. */
+/* How many bytes were written to the ring. */
 TP_EXPORT int64_t tp_ring_made(const tp_ring *r)
 {
     return waiting_from(r, r->first);
@@ -95,7 +99,7 @@ static const uint8_t *at_position(const tp_ring *r, uint64_t from)
     return r->data + (from & (uint64_t)(r->data_bytes - 1));
 }
 
-/* Bytes of whole records at the start of `size`, up to the first that is still being written. */
+/* The bytes of complete records at the start of `data`, up to the first that is still being written. */
 static int64_t ready(const uint8_t *data, int64_t size)
 {
     int64_t at = 0;
@@ -104,14 +108,14 @@ static int64_t ready(const uint8_t *data, int64_t size)
     return at;
 }
 
-/* Move the consumer's position over records that were copied, unless that was done meanwhile. */
+/* Moves the consumer's position over records that were copied, unless another thread has done that. */
 static int leaves(tp_ring *r, uint64_t from, int64_t size)
 {
     return __atomic_compare_exchange_n(r->consumer, &from, from + (uint64_t)size, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-/* Copy whole records, at most `room` bytes, when `taken` have been taken so far: how many bytes that are. MOVED where they
- * are in the file. */
+/* Copies complete records, at most `room` bytes, after the `taken` bytes so far. Returns how many bytes it
+ * copied, or MOVED where the records are in the file. */
 TP_EXPORT int64_t tp_ring_copy(const tp_ring *r, int64_t taken, uint8_t *to, int64_t room)
 {
     uint64_t from = r->first + (uint64_t)taken;
@@ -123,13 +127,14 @@ TP_EXPORT int64_t tp_ring_copy(const tp_ring *r, int64_t taken, uint8_t *to, int
     return size;
 }
 
-/* Give the kernel the room of records that were copied; 0 where they were moved meanwhile, and the copy is worth nothing. */
+/* Gives the room of records that were copied back to the kernel. Returns 0 where they were moved meanwhile:
+ * the copy must be discarded. */
 TP_EXPORT int tp_ring_leave(tp_ring *r, int64_t taken, int64_t size)
 {
     return leaves(r, r->first + (uint64_t)taken, size);
 }
 
-/* Write all, or what there is room for: how many bytes of whole records that was. */
+/* Writes all, or what the disk has room for. Returns how many bytes of complete records it wrote. */
 static int64_t put(const tp_ring *r, const uint8_t *data, int64_t size, int64_t offset)
 {
     int64_t done = 0;
@@ -144,8 +149,9 @@ static int64_t put(const tp_ring *r, const uint8_t *data, int64_t size, int64_t 
     return done;
 }
 
-/* Move all whole records that are in the ring to the file; whether it took them. On one thread at a time: of what another
- * had moved meanwhile, this one would write what the kernel has put in its place. */
+/* Moves all complete records of the ring to the file and returns whether the file took them. One thread does
+ * this at a time: otherwise it could write what the kernel has put in place of records that another thread
+ * moved meanwhile. */
 static int move(tp_ring *r)
 {
     uint64_t from = position(r);
@@ -168,8 +174,9 @@ static void wait_ns(int64_t time_ns)
     nanosleep(&(struct timespec){.tv_sec = time_ns / 1000000000, .tv_nsec = time_ns % 1000000000}, NULL);
 }
 
-/* Move what is much, until `tp_ring_end`; on several threads, the one whose turn comes first moves it. The ring is looked at often while it fills; a file that takes nothing is tried
- * again, as its disk may have room later. */
+/* Moves records to the file while the ring is filling, until `tp_ring_end`. Of several threads, the first to
+ * look moves them. The ring is looked at often while it fills. A file that takes nothing is tried again, as
+ * its disk may have room later. */
 TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
 {
     int64_t time_ns = short_ns;
@@ -187,7 +194,7 @@ TP_EXPORT void tp_ring_follow(tp_ring *r, int64_t short_ns, int64_t long_ns)
     }
 }
 
-/* Let `tp_ring_follow` return after its turn. */
+/* Makes `tp_ring_follow` return after its current step. */
 TP_EXPORT void tp_ring_end(tp_ring *r)
 {
     __atomic_store_n(&r->is_over, 1, __ATOMIC_RELEASE);

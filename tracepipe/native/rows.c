@@ -19,8 +19,8 @@ int64_t tp_rows_add(tp_rows *r, int32_t base)
     return r->count++;
 }
 
-/* How many of a row's X slices end after that time. None is forgotten before another slice begins there: a slice from
- * the duration of its end begins before what was asked about. */
+/* How many of a row's X slices end after that time. They are all kept until another slice begins there: a
+ * slice whose start is computed from its end's duration begins before the times that were asked for. */
 static int64_t unfinished(const tp_row *row, int64_t ts)
 {
     int64_t at = 0, above = row->ends_count;
@@ -58,9 +58,9 @@ int64_t tp_row_take(tp_row *row, int64_t ts)
 int64_t tp_row_around(const tp_row *row, int64_t ts)
 {
     if (row->open_count)
-        return row->open[row->open_count - 1].span;
+        return row->open[row->open_count - 1].slice_id;
     int64_t depth = unfinished(row, ts);
-    return depth ? row->ends[depth - 1].span : -1;
+    return depth ? row->ends[depth - 1].slice_id : -1;
 }
 
 int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, int is_begin)
@@ -73,15 +73,15 @@ int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t
         r->overlaps++;
     if (at != NO_ROW)
         return at;
-    if (r->rows[row].beside_count >= BESIDE_MAX || r->all_beside >= ALL_BESIDE_MAX) {
+    if (r->rows[row].overlap_count >= OVERLAP_ROWS_MAX || r->all_overlap_rows >= ALL_OVERLAP_ROWS_MAX) {
         r->undrawn++;
         return NO_ROW;
     }
     int64_t made = tp_rows_add(r, row);
     if (made < 0)
         return NO_ROW - 1;
-    r->rows[row].beside_count++;
-    r->all_beside++;
+    r->rows[row].overlap_count++;
+    r->all_overlap_rows++;
     r->rows[last].next = (int32_t)made;
     return (int32_t)made;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Names that are shown besides arguments. */
+/* Names of what is shown in addition to arguments. */
 #include "shown.h"
 
 #include "json.h"

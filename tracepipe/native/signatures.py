@@ -1,4 +1,4 @@
-"""What the functions of the core take and give: see the C files for what they do."""
+"""The types of the core's functions, whose C files describe what they do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def _pointers(name: str, *fields: str) -> Any:
-    """A structure of pointers to columns."""
+    """A structure that has a pointer for each of these columns."""
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 
 
@@ -18,10 +18,10 @@ Batches = _pointers(
     "Batches", "base", "warps", "exits", "has", "entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk",
     "exit_count",
 )  # fmt: skip
-Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "span", "parent")
+Ops = _pointers("Ops", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "slice_id", "parent")
 Events = _pointers("Events", "ts", "dur", "launch", "bound", "shape")
 Starts = _pointers("Starts", "place", "launch", "ts", "bound", "done", "flow")
-Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "asks", "has_launch")
+Shapes = _pointers("Shapes", "row", "name", "has_dur", "phase", "takes_flow", "has_launch")
 SortedColumns = _pointers("SortedColumns", "ts", "rank", "dur", "number", "second_end", "first_end", "first")
 Drawn = _pointers("Drawn", "order", "kind", "mark", "row", "name", "event", "ts", "flow", "flow2", "value")
 Given = _pointers("Given", "shape", "args", "launch", "source", "line")
@@ -81,7 +81,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, c_int32, c_int, c_int64, c_int64, c_int32, c_int32, POINTER(Ops), c_int64],
     ),
-    "tp_nest_beside": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
+    "tp_nest_overlap_row": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
     "tp_nest_settle": (None, [c_void_p, POINTER(Ops), c_int64]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
@@ -164,7 +164,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def declare(core: ctypes.CDLL) -> ctypes.CDLL:
-    """Give each function its types. Raises AttributeError where one is missing, as in an older core."""
+    """Set the types of each function. Raises AttributeError where one is missing, as in an older core."""
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(core, name)
         function.restype, function.argtypes = result, arguments

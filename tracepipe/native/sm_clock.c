@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Times of warps finer than the steps of %globaltimer, from the cycles that their SM counted.
+/* Computes times of warps that are finer than the steps of %globaltimer, from the cycles that their SM
+ * counted.
  *
- * The same as tracepipe/sm_clock.py, which is the reference: it says how this works and why, and functions
- * have the names of those there. Results are equal to the last bit. Its limits keep int64_t from overflowing.
+ * The reference is tracepipe/clocks/sm_clock.py, which describes how this works and why. Functions have the
+ * same names there. Results are equal to the last bit. Its limits keep int64_t from overflowing.
  *
  * Right shifts of negative numbers round down, as in Python; GCC and Clang define them so.
  */
@@ -19,7 +20,8 @@ enum { GROUP_SIZE = sizeof(struct group) / sizeof(int64_t) };
 
 enum outcome { REFINED = 1, AS_READ = 0, BAD_LENGTHS = -1, NO_MEMORY = -2 };
 
-/* Whether all are from 0 to below a limit, which is a power of two: or-ing them needs no branches. */
+/* Whether all are from 0 to below a limit, which is a power of two: their bits are combined without branches.
+ * */
 static bool are_below(const int64_t *values, int64_t count, int64_t limit)
 {
     uint64_t bits = 0;
@@ -95,7 +97,7 @@ static bool allocate(struct tp_sm_clocks *clocks, struct batch *batch)
     return true;
 }
 
-/* What each exit reads: its columns count from the entry of its warp. */
+/* Computes the readings of each exit, whose columns count from the entry of its warp. */
 static void read_exits(struct batch *batch, const int64_t *exit_ns, const int64_t *exit_clk,
                        const int64_t *exit_count)
 {
@@ -128,7 +130,7 @@ static int64_t divisor_of_all(int64_t step_ns, const struct readings *readings)
     return step_ns;
 }
 
-/* How many different numbers two columns have, at most `most`. */
+/* How many different numbers two columns have, counted up to `most`. */
 static int64_t different(const struct readings *entries, const struct readings *exits, int64_t most)
 {
     int64_t seen[READINGS_FOR_STEP], count = 0;
@@ -142,7 +144,7 @@ static int64_t different(const struct readings *entries, const struct readings *
     return count;
 }
 
-/* The step of %globaltimer, as all readings so far show it; 0 while they are too few. */
+/* The step of %globaltimer that all readings so far show; 0 while there are too few. */
 static int64_t step(struct tp_sm_clocks *clocks, const struct batch *batch)
 {
     if (!clocks->has_origin)
@@ -201,7 +203,7 @@ static void group_by_sm(struct tp_sm_clocks *clocks, struct batch *batch, const 
     sort_by_row(exits, batch->rows, batch->row_of, batch->warp_of);
 }
 
-/* The clocks of one GPU's SMs; NULL where memory is out. */
+/* Returns the clocks of one GPU's SMs; NULL where there is no memory. */
 TP_EXPORT struct tp_sm_clocks *tp_sm_clocks_new(void)
 {
     struct tp_sm_clocks *clocks = calloc(1, sizeof *clocks);
@@ -226,9 +228,9 @@ TP_EXPORT void tp_sm_clocks_free(struct tp_sm_clocks *clocks)
     free(clocks);
 }
 
-/* Finds times of entries and lengths of stays finer than they were read. Columns have a number for each warp
- * or for each exit; slot and exit_count may be NULL. entered has room for the warps and stayed for the exits;
- * neither may be one of the other columns. Returns an outcome; both are to be used after REFINED alone. */
+/* Finds finer times of entries and lengths of stays than were read. Columns have a value for each warp or for
+ * each exit; slot and exit_count may be NULL. `entered` has room for the warps and `stayed` for the exits;
+ * neither may be one of the other columns. Returns an outcome; both are valid only after REFINED. */
 TP_EXPORT int tp_sm_clocks_refine(struct tp_sm_clocks *clocks, int64_t base_ns, int64_t warps, int64_t exits,
                         const int64_t *entry_ns, const int64_t *exit_ns, const int64_t *sm,
                         const int64_t *slot, const int64_t *entry_clk, const int64_t *exit_clk,
@@ -254,7 +256,7 @@ TP_EXPORT int tp_sm_clocks_refine(struct tp_sm_clocks *clocks, int64_t base_ns, 
         return AS_READ;
     sm_on_lines(&batch, rate, entered, stayed);
     if (slot && batch.step_ns > SLOT_REST_NS) {
-        int64_t *place_of = batch.row_of; /* rows are no longer needed */
+        int64_t *place_of = batch.row_of; /* reuses the memory of row_of, which is not needed any more */
         for (int64_t warp = 0; warp < warps; warp++)
             place_of[warp] = 1 + (sm[warp] << SLOT_BITS | slot[warp]);
         sm_take_turns(clocks, &batch, place_of, entered);
@@ -275,8 +277,8 @@ struct tp_batches {
 
 enum { HAS_CLOCKS = 1, HAS_SLOT = 2, HAS_COUNTS = 4 };
 
-/* Does so with batch after batch; `entered` and `stayed` are what was read where one is not `refined`. Returns
- * REFINED, or what is wrong. */
+/* Does the same with several batches. `entered` and `stayed` have the readings of a batch that is not
+ * `refined`. Returns REFINED, or what is wrong. */
 TP_EXPORT int tp_sm_clocks_refine_all(struct tp_sm_clocks *clocks, int64_t batches, const struct tp_batches *b,
                                       int64_t *entered, int64_t *stayed, uint8_t *refined)
 {

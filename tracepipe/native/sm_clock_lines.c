@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Times on the lines of ns over cycles, one for each SM. */
+/* Finds times on the lines of ns over cycles, one line for each SM. */
 
 #include "sm_clock.h"
 
@@ -10,12 +10,12 @@ int64_t sm_nth(int64_t *values, int64_t count, int64_t at)
         low = min(low, values[i]);
         high = max(high, values[i]);
     }
-    /* One of the values mostly divides a column well. Where it did not, the middle between the lowest and the
-     * highest is next: that bounds the rounds whatever the values are. */
+    /* One of the values usually divides the column well. Where it did not, the middle between the lowest and
+     * the highest is used next, which limits the number of rounds for any values. */
     bool by_value = true;
     while (low < high) {
         int64_t pivot = by_value ? values[count / 2] : low + (high - low) / 2, before = count, kept = 0;
-        for (int64_t i = 0; i < count; i++) { /* without a branch, which would be mispredicted */
+        for (int64_t i = 0; i < count; i++) { /* without branches, which would be mispredicted */
             int64_t value = values[i];
             values[i] = values[kept];
             values[kept] = value;
@@ -40,7 +40,7 @@ int64_t sm_median_low(int64_t *values, int64_t count)
     return sm_nth(values, count, (count - 1) / 2);
 }
 
-/* Finds how far each reading is above a line that is at 0 ns at from_clk. */
+/* Computes how far each reading is above a line that is at 0 ns when the clock is at from_clk. */
 static void off_lines(const struct batch *batch, struct readings *readings, int64_t rate, int64_t from_clk)
 {
     for (int64_t row = 0; row < batch->rows; row++) {
@@ -57,7 +57,7 @@ static void off_lines(const struct batch *batch, struct readings *readings, int6
     }
 }
 
-/* Copies how far a row's readings are above a line. */
+/* Copies the distances of a row's readings above a line. */
 static int64_t copy_off(const struct readings *readings, int64_t row, int64_t less_ns, int64_t *to)
 {
     struct group group = readings->of_row[row];
@@ -71,7 +71,8 @@ static int64_t median_off(const struct readings *readings, int64_t row, int64_t 
     return sm_median_low(work, copy_off(readings, row, 0, work));
 }
 
-/* How much later than an entry an exit reads %globaltimer after its SM's clock; 0 where that can be. */
+/* How much later after its SM's clock an exit reads %globaltimer than an entry does; 0 where the readings
+ * allow that. */
 static int64_t lag(struct batch *batch)
 {
     const struct readings *entries = &batch->entries, *exits = &batch->exits;
@@ -98,7 +99,8 @@ static int64_t lag(struct batch *batch)
     return sm_median_low(batch->lags, sms);
 }
 
-/* Where a line passes through the steps of most of an SM's readings; below them all if of too few. */
+/* Where a line passes through the steps of most of an SM's readings, or below all of them where it passes
+ * through too few. */
 static int64_t median_line(struct batch *batch, int64_t row, int64_t lag_ns, int64_t low)
 {
     int64_t *off = batch->work, strays = 0;
@@ -110,7 +112,7 @@ static int64_t median_line(struct batch *batch, int64_t row, int64_t lag_ns, int
     return strays * READINGS_PER_STRAY <= count ? line_ns : low - batch->step_ns;
 }
 
-/* Moves readings up to the lines of their SMs, and not out of their steps. */
+/* Moves readings up to the lines of their SMs, but not out of their steps. */
 static void put(const struct batch *batch, const struct readings *readings, int64_t lag_ns, int64_t *found)
 {
     for (int64_t row = 0; row < batch->rows; row++) {

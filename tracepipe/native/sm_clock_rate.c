@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The rate of the SM clocks in a batch, ns per 2^28 cycles. */
+/* Finds the rate of the SM clocks in a batch, ns per 2^28 cycles. */
 
 #include <stdlib.h>
 
@@ -16,8 +16,8 @@ static struct reading reading_of(const struct readings *readings, int64_t row, i
     return (struct reading){readings->clk[at], readings->ns[at]};
 }
 
-/* Adds the rates of lines through two readings, each of which may be up to slack_ns beside the other's line;
- * none where they are not apart. */
+/* Adds the limits of the rates of lines through two readings, each of which may be up to slack_ns off the
+ * line. Adds none where the readings are at the same cycle. */
 static void add_span(struct spans *spans, struct reading first, struct reading last, int64_t slack_ns)
 {
     int64_t clk = last.clk - first.clk, ns = last.ns - first.ns;
@@ -30,7 +30,8 @@ static void add_span(struct spans *spans, struct reading first, struct reading l
     spans->high[spans->count++] = (int64_t)high;
 }
 
-/* At least, best, at most: what all allow, or between what they contradict each other about. */
+/* The lowest, best and highest rate that all limits allow, or that are between limits which contradict each
+ * other. */
 static struct agreed agreed(const struct spans *spans, int64_t *work)
 {
     int64_t low = spans->low[0], high = spans->high[0], closest = spans->count / 2 + 1, kept = 0;
@@ -41,7 +42,7 @@ static struct agreed agreed(const struct spans *spans, int64_t *work)
     }
     if (low <= high)
         return (struct agreed){low, (low + high) / 2, high};
-    /* The closest half; of those as close as the last of them, the first. */
+    /* The narrowest half. Of limits as narrow as the last of them, the first ones are taken. */
     int64_t width = sm_nth(work, spans->count, closest - 1), ties = closest;
     for (int64_t i = 0; i < spans->count; i++)
         ties -= spans->high[i] - spans->low[i] < width;
@@ -53,7 +54,7 @@ static struct agreed agreed(const struct spans *spans, int64_t *work)
     return (struct agreed){high, sm_median_low(work, kept), low};
 }
 
-/* What the first and the last readings of each SM say of the rate. */
+/* Adds the limits from the first and the last readings of each SM. */
 static void own_spans(struct batch *batch)
 {
     struct readings *entries = &batch->entries, *exits = &batch->exits;
@@ -65,13 +66,13 @@ static void own_spans(struct batch *batch)
             continue;
         struct reading last = reading_of(exits, row, left - 1);
         add_span(&batch->own, reading_of(exits, row, 0), last, batch->step_ns);
-        /* An exit may read its two clocks in another order than an entry. */
+        /* An exit may read its two clocks in a different order than an entry. */
         add_span(&batch->own, first, last, 2 * batch->step_ns);
     }
 }
 
-/* Adds the rates since earlier batches, where the batch's own allow them. The first readings are kept for
- * later batches. */
+/* Adds the limits from readings of earlier batches, where the limits of this batch allow them. The first
+ * readings are kept for later batches. */
 static void add_since(struct tp_sm_clocks *clocks, struct batch *batch)
 {
     struct spans *own = &batch->own, since = {own->low + own->count, own->high + own->count, 0};
@@ -99,7 +100,7 @@ static void add_since(struct tp_sm_clocks *clocks, struct batch *batch)
     }
 }
 
-/* Adds the rates that the two readings of an SM allow that are furthest off a line of that rate. */
+/* Adds the limits from the two readings of an SM that are furthest from a line of that rate. */
 static void add_tightest(struct spans *spans, const struct readings *readings, int64_t row, int64_t rate,
                          int64_t step_ns)
 {
@@ -128,7 +129,7 @@ static void add_tightest(struct spans *spans, const struct readings *readings, i
         add_span(spans, high, low, step_ns);
 }
 
-/* The rate from which on a line would leave the limits. */
+/* The rate from which on values on a line would exceed the limits. */
 static int64_t rate_limit(const struct batch *batch)
 {
     int64_t longest_clk = 0;

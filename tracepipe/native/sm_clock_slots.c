@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* What the warps of earlier batches left their slots at. */
+/* Remembers when the warps of earlier batches left their slots. */
 
 #include <stdlib.h>
 
 #include "sm_clock.h"
 
-/* Where a slot is in the table, or the free place for it. */
+/* The entry of a slot in the table, or a free entry for it. */
 static struct slot *find_slot(const struct tp_sm_clocks *clocks, int64_t place)
 {
     uint64_t size = (uint64_t)1 << clocks->slots_bits;

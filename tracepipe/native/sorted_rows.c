@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows in the order of their times, however many and in whatever order they come.
+/* Sorts rows by time, any number of them, in limited memory.
  *
- *     rows at hand ── in order ──▶ a run in the file   ┐
+ *     rows in memory ── sorted ──▶ a run in the file   ┐
  *                                  a run in the file   ├── merged ──▶ columns, or a longer run
  *                                  …                   ┘
  *
- * Of one time the lower rank comes first, of one rank the longer row, and else the one that came first. Of each run
- * that is merged some kilobytes are at hand; texts that are longer are read when it is their turn.
+ * At the same time, the lower rank comes first. At the same rank, the longer row comes first, and then the
+ * one that was added first. Some kilobytes of each run that is merged are in memory. Texts that are longer
+ * are read when their row comes.
  */
 #include "sorted_rows.h"
 
@@ -21,9 +22,9 @@ typedef struct {
     int32_t rank;
 } tp_key;
 
-/* A run: where it lies in the file, and what of it is at hand. */
+/* A run: where it is in the file, and what of it is in memory. */
 typedef struct {
-    int64_t at, end; /* of what is not at hand */
+    int64_t at, end; /* of what is not in memory yet */
     uint8_t *data;
     int64_t from, size, room;
     tp_sorted_row row; /* the next one */
@@ -35,19 +36,19 @@ typedef struct {
 } tp_sorted_columns;
 
 struct tp_sorted {
-    tp_buffer rows, run; /* those at hand, one behind the other, and the same in order */
+    tp_buffer rows, run; /* those in memory, one after the other, and the same sorted */
     tp_key *keys;
     int64_t keys_room, count, begun;
     int64_t run_rows, run_bytes;
     tp_source *sources;
-    int32_t *heap; /* of the sources that have a row: none is before the one at half its place */
+    int32_t *heap; /* a binary heap of the sources that have a row */
     int64_t sources_count, heap_size;
     int file;
     tp_table firsts;
     tp_buffer first, seconds;
 };
 
-/* Gives back the memory of rows that were put away. */
+/* Frees the memory of rows that were written to a run. */
 static void let_go(tp_sorted *s)
 {
     free(s->rows.data);
@@ -86,7 +87,7 @@ TP_EXPORT void tp_sorted_free(tp_sorted *s)
     free(s);
 }
 
-/* Rows that are full at so many of them, or so many bytes. */
+/* Returns new rows, which count as full at `run_rows` rows or `run_bytes` bytes. */
 TP_EXPORT tp_sorted *tp_sorted_new(uint64_t key, int64_t run_rows, int64_t run_bytes)
 {
     tp_sorted *s = calloc(1, sizeof *s);
@@ -135,7 +136,7 @@ int tp_sorted_end(tp_sorted *s, tp_sorted_row row)
     return 0;
 }
 
-/* Adds a row. Whether they are full then, or TP_NO_MEMORY. */
+/* Adds a row. Returns whether the rows are full then, or TP_NO_MEMORY. */
 TP_EXPORT int tp_sorted_add(tp_sorted *s, int64_t ts, int rank, int64_t dur, int64_t number, const uint8_t *first,
                             int64_t first_size, const uint8_t *second, int64_t second_size)
 {
@@ -163,7 +164,7 @@ static int key_is_before(const tp_key *a, const tp_key *b)
     return a->rank != b->rank ? a->rank < b->rank : a->dur > b->dur;
 }
 
-/* Puts `count` keys in order, those in order already fast; `room` has place for half of them. */
+/* Sorts `count` keys; fast where they are in order already. `room` has space for half of them. */
 static void sort(tp_key *keys, int64_t count, tp_key *room)
 {
     if (count < 2)
@@ -194,8 +195,8 @@ static int write_all(int file, const uint8_t *data, int64_t size, int64_t at)
     return 0;
 }
 
-/* Makes a run of the rows at hand: in `file` at `at`, or in memory alone where there is none. Its size, TP_NO_MEMORY, or
- * what is wrong with the file, as a negative errno. */
+/* Makes a run of the rows in memory: in `file` at `at`, or in memory where `file` is below 0. Returns its
+ * size, TP_NO_MEMORY, or a negative errno of the file. */
 TP_EXPORT int64_t tp_sorted_run(tp_sorted *s, int file, int64_t at)
 {
     tp_key *room = malloc((size_t)(s->count / 2 + 1) * sizeof *room);
@@ -216,7 +217,7 @@ TP_EXPORT int64_t tp_sorted_run(tp_sorted *s, int file, int64_t at)
     return failed ? failed : s->run.size;
 }
 
-/* Reads on in a run, behind what is left of it. 0 or a negative errno. */
+/* Reads more of a run, after what is left in memory. Returns 0 or a negative errno. */
 static int read_on(tp_source *source, int file)
 {
     if (source->from) {
@@ -237,7 +238,7 @@ static int read_on(tp_source *source, int file)
     return 0;
 }
 
-/* Appends the next bytes of a run. 0, TP_NO_MEMORY or a negative errno. */
+/* Appends the next bytes of a run to `to`. Returns 0, TP_NO_MEMORY or a negative errno. */
 static int take_bytes(tp_source *source, int file, tp_buffer *to, int64_t size)
 {
     if (tp_reserve(to, size))
@@ -254,7 +255,7 @@ static int take_bytes(tp_source *source, int file, tp_buffer *to, int64_t size)
     return 0;
 }
 
-/* Comes to the next row of a run. Whether there is one, or a negative errno. */
+/* Moves to the next row of a run. Returns whether there is one, or a negative errno. */
 static int come_to_row(tp_source *source, int file)
 {
     if (source->size - source->from < HEAD) {
@@ -297,7 +298,7 @@ static void settle(tp_sorted *s, int64_t at)
     s->heap[at] = moved;
 }
 
-/* Goes on to the next row of the first source. 0 or a negative errno. */
+/* Moves the first source to its next row. Returns 0 or a negative errno. */
 static int go_on(tp_sorted *s)
 {
     int there = come_to_row(&s->sources[s->heap[0]], s->file);
@@ -310,7 +311,7 @@ static int go_on(tp_sorted *s)
     return 0;
 }
 
-/* Gives a source what is at hand of it at first. */
+/* Reads the first bytes of a source. */
 static int open_source(tp_sorted *s, tp_source *source, int64_t bytes)
 {
     if (s->file < 0) {
@@ -324,8 +325,9 @@ static int open_source(tp_sorted *s, tp_source *source, int64_t bytes)
     return source->data ? 0 : TP_NO_MEMORY;
 }
 
-/* Begins, when all rows are in runs, to merge runs of a file, of which the earlier ones come first, with so many bytes of each at hand; or the run
- * in memory, where `file` is below 0. 0, TP_NO_MEMORY or a negative errno. */
+/* Begins to merge runs of a file, in the order in which they were made, with `bytes` of each in memory; or
+ * gives the run in memory, where `file` is below 0. All rows must be in runs. Returns 0, TP_NO_MEMORY or a
+ * negative errno. */
 TP_EXPORT int tp_sorted_merge(tp_sorted *s, int file, const int64_t *starts, const int64_t *ends, int64_t count,
                               int64_t bytes)
 {
@@ -353,7 +355,7 @@ TP_EXPORT int tp_sorted_merge(tp_sorted *s, int file, const int64_t *starts, con
     return 0;
 }
 
-/* The number of the first text of a row, which is the next of its source; TP_NO_MEMORY or a negative errno. */
+/* The number of the first text of a source's next row; TP_NO_MEMORY or a negative errno. */
 static int64_t first_of(tp_sorted *s, tp_source *source)
 {
     int64_t size = source->row.first;
@@ -372,9 +374,10 @@ static int64_t first_of(tp_sorted *s, tp_source *source)
     return number >= 0 ? number : tp_table_add(&s->firsts, text, size, hash);
 }
 
-/* Gives the next rows, at most `room`, until they have so many different `firsts` or `bytes` of texts. How many, TP_NO_MEMORY
- * or a negative errno. `first` is the place of a text among the different ones of these rows, which end at `first_end`;
- * `made[0]` is how many of those there are. */
+/* Puts the next rows into columns, at most `room`, until they have `firsts` different first texts or `bytes`
+ * of texts. Returns how many rows, TP_NO_MEMORY or a negative errno. `first` is the place of a text among the
+ * different first texts of these rows, each of which ends at `first_end`. `made[0]` is how many of those
+ * there are. */
 TP_EXPORT int64_t tp_sorted_next(tp_sorted *s, tp_sorted_columns *to, int64_t room, int64_t firsts,
                                  int64_t bytes, int64_t *made)
 {
@@ -404,7 +407,8 @@ TP_EXPORT int64_t tp_sorted_next(tp_sorted *s, tp_sorted_columns *to, int64_t ro
     return count;
 }
 
-/* Makes one run of those that are merged, at `at` of their file: its size, TP_NO_MEMORY or a negative errno. */
+/* Makes one run of those that are merged, at `at` in their file. Returns its size, TP_NO_MEMORY or a negative
+ * errno. */
 TP_EXPORT int64_t tp_sorted_fold(tp_sorted *s, int64_t at)
 {
     int64_t size = 0;
@@ -425,7 +429,8 @@ TP_EXPORT int64_t tp_sorted_fold(tp_sorted *s, int64_t at)
     return size;
 }
 
-/* The texts of the rows that were given last, one behind the other: the different first ones, or the second ones. */
+/* The texts of the rows that `tp_sorted_next` gave last, one after the other: the different first ones, or
+ * the second ones. */
 TP_EXPORT int64_t tp_sorted_texts(tp_sorted *s, int second, const uint8_t **texts)
 {
     const tp_buffer *of = second ? &s->seconds : &s->firsts.strings.bytes;

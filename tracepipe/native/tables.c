@@ -8,7 +8,7 @@ int tp_strings_set(tp_strings *s, int64_t number, const void *from, int64_t size
 {
     if (size > INT32_MAX || number < 0 || number > INT32_MAX)
         return TP_NO_MEMORY;
-    /* One byte more: also where all are empty there is an address to copy and compare at. */
+    /* One byte more: there must be an address to copy from and compare with where all strings are empty. */
     if (TP_GROW(s->places, s->room, number) || tp_reserve(&s->bytes, size + 1))
         return TP_NO_MEMORY;
     for (; s->count <= number; s->count++)
@@ -41,7 +41,7 @@ static uint64_t word(const uint8_t *data)
     return w;
 }
 
-/* Multiply and fold, 16 bytes a step. */
+/* Multiplies and folds, 16 bytes a step. */
 uint64_t tp_hash(const uint8_t *data, int64_t size, uint64_t key)
 {
     uint64_t h = key ^ (uint64_t)size * 0x9E3779B97F4A7C15u, left[2] = {0, 0};

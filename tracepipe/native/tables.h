@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Growing buffers and tables of byte strings: what the other files here are built on.
+/* Growing buffers and tables of byte strings, which the other files here use.
  *
- * Every function that can run out of memory says so by a negative result, and leaves what was there.
+ * Every function that can run out of memory returns a negative result then, and leaves its data unchanged.
  */
 #ifndef TP_TABLES_H
 #define TP_TABLES_H
@@ -18,7 +18,7 @@ typedef struct {
     int64_t size, room;
 } tp_buffer;
 
-/* Room for `more` bytes after what is there. */
+/* Makes room for `more` bytes after those in use. */
 static inline int tp_reserve(tp_buffer *b, int64_t more)
 {
     if (more <= b->room - b->size)
@@ -47,14 +47,14 @@ static inline int tp_append(tp_buffer *b, const void *from, int64_t size)
     return 0;
 }
 
-/* Room for element `count` of an array that grows by doubling; 0 or TP_NO_MEMORY. */
+/* Makes room for element `count` of an array that grows by doubling. Returns 0 or TP_NO_MEMORY. */
 static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t each)
 {
     if (count < *room)
         return 0;
     if (count > INT64_MAX / 4 / (int64_t)each)
         return TP_NO_MEMORY;
-    int64_t wanted = *room ? *room : 2; /* there may be a million of them */
+    int64_t wanted = *room ? *room : 2; /* small, as there may be a million such arrays */
     while (wanted <= count)
         wanted *= 2;
     void *grown = realloc(*array, (size_t)wanted * each);
@@ -66,7 +66,7 @@ static inline int tp_grow(void **array, int64_t *room, int64_t count, size_t eac
 }
 #define TP_GROW(array, room, count) tp_grow((void **)&(array), &(room), (count), sizeof *(array))
 
-/* Byte strings by a number from 0 on, which may be set in any order; one that was never set is empty. */
+/* Byte strings by number from 0 on. They may be set in any order; one that was never set is empty. */
 typedef struct {
     int64_t at;
     int32_t size; /* -1: not set */
@@ -101,8 +101,8 @@ static inline uint8_t *tp_copy(uint8_t *to, const tp_strings *s, int64_t number)
     return to + place->size;
 }
 
-/* Byte strings numbered in the order in which they are met. Hashes are keyed, so that no input can be made
- * to fall on one place. */
+/* Byte strings, numbered in the order in which they are added. Hashes are keyed, so that no input can be made
+ * to have many collisions. */
 typedef struct {
     uint64_t hash;
     int64_t number; /* -1: free */
@@ -120,7 +120,7 @@ void tp_table_clear(tp_table *t);
 void tp_table_free(tp_table *t);
 /* The number of a string, -2 where it is not in the table. */
 int64_t tp_table_find(const tp_table *t, const uint8_t *data, int64_t size, uint64_t hash);
-/* Adds one that `tp_table_find` did not find; its number, or TP_NO_MEMORY. */
+/* Adds a string that `tp_table_find` did not find. Returns its number, or TP_NO_MEMORY. */
 int64_t tp_table_add(tp_table *t, const uint8_t *data, int64_t size, uint64_t hash);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Times of 64 bits, which recordings that nobody made can put at either end. */
+/* Times of 64 bits. Damaged or hostile recordings may have any of them. */
 #ifndef TP_TIMES_H
 #define TP_TIMES_H
 
 #include <stdint.h>
 
-/* The sum, or the last time that there is; `length` is not negative. */
+/* The sum, at most the last time that 64 bits can have; `length` is not negative. */
 static inline int64_t tp_after(int64_t ts, int64_t length)
 {
     int64_t sum;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Lines with batches of warps into columns, those of one line after those of another.
+/* Makes columns of lines with batches of warps, one line after the other.
  *
  *     {"ts_ns":9,"type":"gpu_warp","name":"k","warp":[0,1],"sm":[4,4],"entry_ns":[0,32],"exit_ns":[512,544]}
  *
- * What is not a column of warps is given back as text, for Python: a field of that line that is one stands there
- * as an empty array, and the time and the launch as 0, so that lines of one kernel have the same text.
+ * The rest of a line is returned as text, for Python. In it, columns of warps are empty arrays, and the time
+ * and the launch are 0, so that lines of one kernel have the same text.
  */
 #include "json.h"
 #include "tables.h"
@@ -22,8 +22,9 @@ typedef struct {
     tp_buffer rest;
 } tp_batch;
 
-/* By line: whether it is of the native grammar, its time, its launch (-1: as its text has it), where its text ends
- * among the texts, and COLUMN_COUNT counts of values, -1 for a column that it does not have. */
+/* By line: whether it is of the native grammar, its time, its launch (-1: the one in its text), where its
+ * text ends among the texts, and COLUMN_COUNT counts of values, -1 for a column that the line does not have.
+ * */
 typedef struct {
     uint8_t *done;
     int64_t *ts, *launch, *rest, *counts;
@@ -43,7 +44,7 @@ TP_EXPORT void tp_batch_free(tp_batch *b)
     free(b);
 }
 
-/* Numbers of an array, from 0 to 10^18 - 1 each. Text of `n` bytes has at most n / 2 of them. */
+/* Reads an array of numbers, from 0 to 10^18 - 1 each. A text of `n` bytes has at most n / 2 of them. */
 static const uint8_t *numbers(tp_batch *b, int column, const uint8_t *at, const uint8_t *end)
 {
     int64_t count = b->used[column], *values = b->values[column], room = b->rooms[column];
@@ -58,7 +59,7 @@ static const uint8_t *numbers(tp_batch *b, int column, const uint8_t *at, const 
             values = b->values[column];
             room = b->rooms[column];
         }
-        /* Most have few digits: the plain loop is the quick one. */
+        /* Most numbers have few digits, for which a plain loop is fastest. */
         const uint8_t *digits = ++at;
         uint64_t v = 0;
         while (at < end && (uint8_t)(*at - '0') < 10 && at - digits < 18)
@@ -85,7 +86,7 @@ static int is_key(const uint8_t *key, const uint8_t *after, const char *name)
     return size == (int64_t)strlen(name) && !memcmp(key + 1, name, (size_t)size);
 }
 
-/* Reads a line: 1 done, 0 it is not of the native grammar. */
+/* Reads a line. Returns 1, or 0 where it is not of the native grammar. */
 static int read_line(tp_batch *b, const uint8_t *line, int64_t size, int64_t *ts, int64_t *launch, int64_t *counts)
 {
     const uint8_t *at = line, *end = line + size;
@@ -133,7 +134,8 @@ static int read_line(tp_batch *b, const uint8_t *line, int64_t size, int64_t *ts
     return *at == '}' && at + 1 == end && *ts >= 0 && !tp_append(&b->rest, "}", 1);
 }
 
-/* Reads lines of a text, which are at these places and so long. What is not of the native grammar leaves nothing. */
+/* Reads the lines of a text at these places and of these sizes. A line that is not of the native grammar adds
+ * nothing. */
 TP_EXPORT void tp_batch_read(tp_batch *b, const uint8_t *text, int64_t lines, const int64_t *at, const int64_t *size,
                              const tp_warp_lines *out)
 {
@@ -152,7 +154,8 @@ TP_EXPORT void tp_batch_read(tp_batch *b, const uint8_t *text, int64_t lines, co
     }
 }
 
-/* How many values a column has, of all lines, and where they are until others are read. */
+/* Returns how many values of all lines a column has, and sets where they are. They are valid until other
+ * lines are read. */
 TP_EXPORT int64_t tp_batch_column(const tp_batch *b, int column, const int64_t **values)
 {
     *values = b->values[column];

@@ -5,13 +5,14 @@
 
 #include "tables.h"
 
-/* A kernel in one size: `warps` a block, 0 where that is not known, or -1 where the name is that of a range of warps,
- * and all there is; `x`, `y` blocks of the grid, 0 where a block has one number. */
+/* A kernel with one size of its grid. `warps` is how many a block has, 0 where that is not known, or -1 where
+ * the name is that of a range of warps, to which nothing is added. `x` and `y` are the blocks of the grid, 0
+ * where blocks are numbered in one dimension. */
 typedef struct {
     int64_t name, warps, x, y;
 } tp_kernel;
 
-/* Puts the name of a warp into `b`, whose kernels' names are in `names`. */
+/* Puts the name of a warp into `b`. `names` has the names of kernels. */
 int tp_warp_name(tp_buffer *b, const tp_strings *names, const tp_kernel *kernel, int64_t number);
 
 #endif

@@ -95,7 +95,7 @@ class Calls:
     def _end(self, ops: dict[str, Any], rows: Int64s, begun: Spans, first: int) -> Spans:
         """End spans: those of `begun` there, whose numbers count from `first`; gives those of before."""
         at = np.flatnonzero(ops["kind"] == END)
-        span, end_ns, event = ops["span"][at], ops["ts"][at], ops["event"][at]
+        span, end_ns, event = ops["slice_id"][at], ops["ts"][at], ops["event"][at]
         end = np.where(event == NONE, NONE, rows[event])
         is_new = span >= first
         begun["end_ns"][span[is_new] - first], begun["end"][span[is_new] - first] = (

@@ -26,7 +26,7 @@ from tracepipe.event.columns import (
     TraceColumns,
     joined,
 )
-from tracepipe.event.model import ARROWS, COUNTS, TIME_LIMIT_NS, Record
+from tracepipe.event.model import COUNTS, FLOW_PHASES, TIME_LIMIT_NS, Record
 from tracepipe.event.order import order_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -300,7 +300,7 @@ class Choice:
         kind = MATCHED if self._calls.meet(number, shape) else 0
         kind |= WHOLE * (shape.phase == "X")
         kind |= COUNTER * (shape.phase == COUNTS)
-        if shape.phase in ARROWS:
+        if shape.phase in FLOW_PHASES:
             kind |= ARROW_START if shape.phase == "s" else ARROW_END
         kind |= OF_THREAD * (shape.type == "gpu_thread" and shape.phase in "BE")
         kind |= MEMORY * (shape.type == "memory" and shape.phase in "IX")

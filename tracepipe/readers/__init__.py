@@ -111,7 +111,7 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
     """
     if name:
         if name not in READERS:
-            raise FormatError(f"no input format is called {name!r}", f"there are: {', '.join(READERS)}")
+            raise FormatError(f"no input format is called {name!r}", f"use one of: {', '.join(READERS)}")
         return READERS[name]
     databases = []
     for reader in READERS.values():  # those after the one that it is are not loaded

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.event.model import ARROWS, COUNTS, NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.model import COUNTS, FLOW_PHASES, NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
 from tracepipe.event.tables import packed
 from tracepipe.readers.chrome_kinds import Kind, Kinds
 from tracepipe.readers.chrome_numbers import Ids, flow_number, ns_of
@@ -23,7 +23,7 @@ from tracepipe.readers.json_elements import Elements, Fault, events_in
 from tracepipe.readers.known import Known
 from tracepipe.readers.lines import TOO_DEEP, is_too_deep
 from tracepipe.readers.native_sorted_rows import sorted_rows
-from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE, SortedRow
+from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, SortedRow
 
 _INSTANTS = frozenset("iIRP")
 _OF_OBJECTS = {"N": "created", "O": "snapshot", "D": "destroyed"}
@@ -48,7 +48,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells an asynchronous event or an arrow from others of its category; None where nothing does."""
+    """What tells an asynchronous event or a flow from others of its category; None where nothing does."""
     id2 = event.get("id2")
     if type(id2) is dict:
         if "global" in id2:
@@ -116,8 +116,8 @@ class ChromeEvents:
             self._add(*self._whole(event, ts_ns, category, "I", MARK, 0, args))
         elif phase == COUNTS:
             return self._counter(event, ts_ns, category)
-        elif phase in ARROWS:
-            return self._arrow(event, ts_ns, category)
+        elif phase in FLOW_PHASES:
+            return self._flow(event, ts_ns, category)
         elif phase in _PAIRED:
             return self._pair(event, ts_ns, category)
         else:
@@ -213,7 +213,7 @@ class ChromeEvents:
         self._add(SortedRow(ts_ns, MARK, 0, 0, first, _dumped(values)), kind)
         return ""
 
-    def _arrow(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
+    def _flow(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
         id = id_of(event)
         if id is None:
             return "id: is missing"
@@ -221,12 +221,12 @@ class ChromeEvents:
             return ""
         kind = self._kinds.kind(event, category, {})
         fields = {**kind.fields, "flow": 0}
-        kind.arrow = (category, event.get("name"), *id[:-1])
-        number = flow_number(*kind.arrow, id[-1])
+        kind.flow = (category, event.get("name"), *id[:-1])
+        number = flow_number(*kind.flow, id[-1])
         self._note_time(ts_ns, 0)
         first = self._first(fields, event, event["ph"], False)
         args = _args_of(event, _OF_FLOWS)
-        self._add(SortedRow(ts_ns, ARROW, 0, number, first, _dumped(args)), kind)
+        self._add(SortedRow(ts_ns, FLOW, 0, number, first, _dumped(args)), kind)
         return ""
 
     def _pair(self, event: dict[str, Any], ts_ns: int, category: str) -> str:

@@ -72,8 +72,8 @@ class Kind:
     """The arguments, where they are not the event's by `rules`."""
     is_allocation: bool = False
     """Whether `own_args` are those of an allocation of PyTorch's."""
-    arrow: tuple[Any, ...] = ()
-    """What the number of an arrow is made of but its id, which comes last."""
+    flow: tuple[Any, ...] = ()
+    """What the number of a flow is made of but its id, which comes last."""
 
     def args_of(self, args: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an event that has these."""
@@ -129,7 +129,7 @@ class Kinds:
         )
 
     def is_known_otherwise(self, category: str) -> bool:
-        """Whether arrows of a category say what `launch` does: often they lack an end."""
+        """Whether flows of a category say what `launch` does: often they lack an end."""
         return self._is_kineto and category in ("ac2g", "async_cpu_to_gpu")
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:

@@ -138,12 +138,12 @@ _ENCODER: Final = json.JSONEncoder(default=str)
 
 
 def flow_text(*parts: Any) -> bytes:
-    """What the number of an arrow is made of."""
+    """What the number of a flow is made of."""
     return _ENCODER.encode(parts).encode("utf-8", "replace")
 
 
 def flow_number(*parts: Any) -> int:
-    """The number of an arrow that has these in common with its other ends. The core has it in
+    """The number of a flow that has these in common with its other ends. The core has it in
     `flow_number.c`.
     """
     text = flow_text(*parts)

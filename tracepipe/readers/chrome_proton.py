@@ -4,7 +4,7 @@ category         lane                                             here
 kernel           200000 + GPU × 1000000 + stream; once: stream    gpu_kernel of that stream
 scope, metric    a thread of the CPU                              annotation
                  100000 + stream: scopes of a CUDA graph          hook: the layer `graph`
-flow s, f        a thread of the CPU, the kernel's                arrow from an annotation to a kernel
+flow s, f        a thread of the CPU, the kernel's                flow from an annotation to a kernel
 
 A scope of a graph has no call stack.
 """

@@ -102,8 +102,8 @@ class NativeChromeEvents(ChromeEvents):
                 what = _ALLOCATION if kind.is_allocation else _ROW
                 has_launch = kind.launch is not None
                 rules = self._rules_places(kind.rules)
-                # The id of an arrow goes between the quotes at the end.
-                flow = flow_text(*kind.arrow, "")[:-2] if kind.arrow else b""
+                # The id of a flow goes between the quotes at the end.
+                flow = flow_text(*kind.flow, "")[:-2] if kind.flow else b""
                 texts = row.first, packed(kind.ahead)[1:-1], flow
         sizes = (ctypes.c_int64 * len(texts))(*map(len, texts))
         pointers = (ctypes.c_char_p * len(texts))(*texts)

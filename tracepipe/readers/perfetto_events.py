@@ -30,7 +30,7 @@ from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged
 
 BEGIN, END, INSTANT, COUNTER, WHOLE = "B", "E", "I", "C", "X"
 FLOW, LAST_FLOW, INSTANT_FLOW = "s", "f", "Is"
-"""Phases of rows. An arrow of an instant is a row of its own, in place of the instant's."""
+"""Phases of rows. A flow of an instant is a row of its own, in place of the instant's."""
 NO_NAME: Final = "no name"
 _TYPE, _TRACK, _NAME_IID, _NAME, _LEGACY = 9 << 3, 11 << 3, 10 << 3, 23 << 3 | BYTES, 6 << 3 | BYTES
 _PHASES: Final = {1: BEGIN, 2: END, 3: INSTANT, 4: COUNTER}
@@ -164,7 +164,7 @@ class TrackEvents:
         return cut_text(",".join(names[:_FLOWS_MAX]))
 
     def _flows(self, many: _Many) -> list[tuple[str, int]]:
-        """The arrows that go through an event, with whether they end there."""
+        """The flows that go through an event, with whether they end there."""
         found: list[tuple[str, int]] = []
         for phase, number_field, old_field in (
             (FLOW, _FLOWS, _OLD_FLOWS),
@@ -175,7 +175,7 @@ class TrackEvents:
             for tag, value in many.get(old_field, ()):
                 found += [(phase, id) for id in numbers(tag, value)]
         if len(found) > _FLOWS_MAX:
-            self.counted["arrows beyond those that an event can have"] += len(found) - _FLOWS_MAX
+            self.counted["flows beyond those that an event can have"] += len(found) - _FLOWS_MAX
         return [
             (phase, id if id <= FLOW_LIMIT else flow_number("flow", id)) for phase, id in found[:_FLOWS_MAX]
         ]
@@ -240,7 +240,7 @@ class TrackEvents:
         if phase == WHOLE:
             dur_ns = max(0, min(signed(of.get(_DURATION, 0)) * 1000, TIME_LIMIT_NS - ts_ns))
         if of.get(_DIRECTION, 0):
-            self.counted["arrows of LegacyEvent"] += 1
+            self.counted["flows of LegacyEvent"] += 1
         if letter in _ASYNCHRONOUS:
             track = self._asynchronous(track, of, many, sequence)
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)

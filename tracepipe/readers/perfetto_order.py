@@ -1,7 +1,7 @@
 """Rows of a Perfetto trace, in the order of their times, as those of events here.
 
 An end closes what began last on its track, of its name and category where it has these, and all that is
-inside of that; an arrow starts where its number comes first.
+inside of that; a flow starts where its number comes first.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tracepipe.readers.sorted_rows import Rows, SortedRow, rows_of
 _OPEN_MAX: Final = 1 << 17
 # Open slices of a track that an end may be of. The trace processor keeps no more.
 _LOOKED_AT_MAX: Final = 512
-_ARROWS_MAX: Final = 1 << 16
+_FLOWS_MAX: Final = 1 << 16
 _Key = tuple[str, int, str, str]
 """Phase, track, name and category."""
 _Row = tuple[int, int, int, bytes, bytes]
-"""Time, length, arrow, record and arguments."""
+"""Time, length, flow, record and arguments."""
 
 
 class Ordered:
@@ -51,8 +51,8 @@ class Ordered:
         self._opened = 0
         self._deeper: Counts[int] = Counts()
         self._begun_ns: dict[int, int] = {}
-        self._arrows: dict[int, tuple[int, bool]] = {}
-        """By its number how often an arrow ended, and whether it has begun since. The last used come last."""
+        self._flows: dict[int, tuple[int, bool]] = {}
+        """By its number how often a flow ended, and whether it has begun since. The last used come last."""
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
         """Those at the times of the rows that were taken."""
@@ -85,7 +85,7 @@ class Ordered:
             elif phase == COUNTER:
                 name = self._tracks.place(track).counter
             elif phase not in (INSTANT, "X"):
-                made += self._arrow(key, ts_ns, number, second)
+                made += self._flow(key, ts_ns, number, second)
                 continue
             elif phase == "X":
                 self._begun_ns[track] = ts_ns
@@ -137,8 +137,8 @@ class Ordered:
         self.counted["ends are of no slice that is open"] += 1
         return None
 
-    def _arrow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
-        """An end of an arrow, and the instant that it is of."""
+    def _flow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
+        """An end of a flow, and the instant that it is of."""
         phase, track, name, category = key
         is_instant = phase.startswith(INSTANT_FLOW)
         if is_instant:
@@ -146,31 +146,31 @@ class Ordered:
             second = self._with_category(track, category, second)
         instant = (ts_ns, 0, 0, self._record(INSTANT, track, name), second)
         if self._tracks.place(track).stream is not None and self._begun_ns.get(track) != ts_ns:
-            # An end of an arrow that is of no slice would be an instant, which no report has of a stream.
-            self.counted["arrows are of no slice of their stream"] += 1
+            # An end of a flow that is of no slice would be an instant, which no report has of a stream.
+            self.counted["flows are of no slice of their stream"] += 1
             return [instant] if is_instant else []
-        arrow = self._goes_on(phase, number)
-        if arrow is None:
+        flow = self._goes_on(phase, number)
+        if flow is None:
             return [instant] if is_instant else []
-        phase, number = arrow
+        phase, number = flow
         record = self._record(phase, track, name)
         if is_instant and self._begun_ns.get(track) == ts_ns:
-            # The arrow will be of the slice that begins there: the instant stands for itself.
+            # The flow will be of the slice that begins there: the instant stands for itself.
             return [instant, (ts_ns, 0, number, record, b"")]
         return [(ts_ns, 0, number, record, second)]
 
     def _goes_on(self, phase: str, number: int) -> tuple[str, int] | None:
-        """Whether an arrow starts, goes on or ends, and its number: one that is used again gets another. None
+        """Whether a flow starts, goes on or ends, and its number: one that is used again gets another. None
         where it ends and has not begun.
         """
-        times, is_open = self._arrows.pop(number, (0, False))
+        times, is_open = self._flows.pop(number, (0, False))
         ends = phase == LAST_FLOW
         if ends and not is_open:
-            self.counted["arrows end that have not begun"] += 1
+            self.counted["flows end that have not begun"] += 1
             return None
-        if len(self._arrows) >= _ARROWS_MAX:
-            del self._arrows[next(iter(self._arrows))]
-        self._arrows[number] = times + ends, not ends
+        if len(self._flows) >= _FLOWS_MAX:
+            del self._flows[next(iter(self._flows))]
+        self._flows[number] = times + ends, not ends
         called = flow_number("again", number, times) if times else number
         return ("t" if is_open and not ends else phase), called
 

@@ -76,7 +76,7 @@ class _Trace:
         self._warps_of: dict[str, int] = {}
         """By kernel, how many warps its blocks have, as far as was seen."""
         self._problems = FirstProblems()
-        self._arrows = self._first_ns = 0
+        self._flows = self._first_ns = 0
         self.is_of_cycles = False
         elements = JsonElements(stream)
         if elements.begin():
@@ -122,7 +122,7 @@ class _Trace:
         args = event.get("args")
         args = args if type(args) is dict else {}
         self.is_of_cycles |= _FREQUENCY in args
-        self._arrows += event.get("flow_out") is True
+        self._flows += event.get("flow_out") is True
         block = self._block
         # What is asynchronous stands behind the block's warps, without its times.
         is_of_block = event.get("cat") in ("async", "flow") and _BEGAN not in args and _ENDED not in args
@@ -214,8 +214,8 @@ class _Trace:
         if self._first_ns:
             words = f"times begin {-self._first_ns} ns before 0: that is added to each of them"
             yield Problem(0, "ts", words, skipped=False)
-        if self._arrows:
-            yield Problem(0, "flow_out", f"{self._arrows} arrows between warps are not drawn", skipped=False)
+        if self._flows:
+            yield Problem(0, "flow_out", f"{self._flows} flows between warps are not drawn", skipped=False)
         yield from self._problems.rest("objects are no good events")
 
 

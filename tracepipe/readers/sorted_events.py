@@ -78,16 +78,16 @@ class SortedEvents:
         rank: int = 0,
         dur_ns: int | None = None,
         launch: int | None = None,
-        arrow: int = 0,
+        flow: int = 0,
     ) -> None:
-        """Take an event; `rank` orders those of one time; `arrow` is its number, of the end of one."""
+        """Take an event; `rank` orders those of one time; `flow` is its number, of the end of one."""
         kept = {key: cut_text(value) if key in _TEXTS else value for key, value in record.items()}
         if dur_ns is not None:
             kept["dur_ns"] = 0
         if launch is not None:
             kept["launch"] = 0
         texts = (packed(value) if value else b"" for value in (kept, args))
-        self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or arrow, *texts))
+        self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or flow, *texts))
 
 
 def batches_of(

@@ -28,8 +28,8 @@ GIVEN_ROWS: Final = 1 << 12
 GIVEN_FIRSTS: Final = 1 << 10
 GIVEN_BYTES: Final = 1 << 19
 
-SLICE, MARK, ARROW = range(3)
-"""Ranks of rows of one time: an arrow is of a slice that begins there."""
+SLICE, MARK, FLOW = range(3)
+"""Ranks of rows of one time: a flow is of a slice that begins there."""
 _SIZE_BYTES: Final = 8
 
 

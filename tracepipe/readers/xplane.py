@@ -148,8 +148,8 @@ class _Space:
                 f"{self._left_out} names and stats by number are left out: there are more than can be kept"
             )
             yield Problem(0, "", words, skipped=False)
-        if self._events.arrows_left_out:
-            words = f"{self._events.arrows_left_out} arrows are left out: there are more than can be kept"
+        if self._events.flows_left_out:
+            words = f"{self._events.flows_left_out} flows are left out: there are more than can be kept"
             yield Problem(0, "", words, skipped=False)
         if self._events.stats_left_out:
             words = (

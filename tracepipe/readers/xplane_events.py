@@ -4,7 +4,7 @@
                other lines       hook: a layer by the line's name, of a process called as the plane
 host planes    correlation_id    userspace: `launch` where the call asks for work
                $file:line name   hook: the layer `python`
-               others            annotation of the domain `xla`; producers and consumers are joined by arrows
+               others            annotation of the domain `xla`; producers and consumers are joined by flows
 other planes                     hook: a layer by the line's name, of a process called as the plane
 """
 
@@ -20,7 +20,7 @@ from tracepipe.readers.chrome_kinds import LAUNCHES
 from tracepipe.readers.chrome_numbers import Ids, flow_number
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.sorted_events import SortedEvents
-from tracepipe.readers.sorted_rows import ARROW, MARK, SLICE
+from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, double, fields_of, signed
 
 Stats = dict[str, Any]
@@ -50,7 +50,7 @@ _RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_by
 # What an event made for others, and what another one made for it: a type and a number each.
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
 _CONTEXTS: Final = (_MADE, _USED)
-_ARROWS_MAX: Final = 1 << 15
+_FLOWS_MAX: Final = 1 << 15
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class PlaneEvents:
 
     def __init__(self) -> None:
         self.sorted = SortedEvents()
-        self.aggregates = self.arrows_left_out = self.stats_left_out = 0
+        self.aggregates = self.flows_left_out = self.stats_left_out = 0
         self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
         self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
         self._ids = Ids()
@@ -221,7 +221,7 @@ class PlaneEvents:
         launch = None
         ends = [end for end in _CONTEXTS if set(end) <= args.keys()] if self._is_host else []
         if ends and dur_ns is None:
-            dur_ns = 0  # an arrow needs a slice
+            dur_ns = 0  # a flow needs a slice
         rank = MARK if dur_ns is None else SLICE
         record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **self._thread}
         if not self._is_host:
@@ -240,16 +240,16 @@ class PlaneEvents:
         self.sorted.add(start_ns, record, args, rank=rank, dur_ns=dur_ns, launch=launch)
 
     def _end(self, is_made: bool, context: tuple[Any, ...], start_ns: int) -> None:
-        """Keep an end of an arrow until all are known: what one made, many may use."""
-        if len(self._made) + len(self._used) >= _ARROWS_MAX:
-            self.arrows_left_out += not is_made
+        """Keep an end of a flow until all are known: what one made, many may use."""
+        if len(self._made) + len(self._used) >= _FLOWS_MAX:
+            self.flows_left_out += not is_made
         elif is_made:
             self._made[context] = start_ns, self._thread
         else:
             self._used.append((context, start_ns, self._thread))
 
     def finish(self) -> None:
-        """Add the arrows from producers to consumers."""
+        """Add the flows from producers to consumers."""
         for at, (context, used_ns, user) in enumerate(self._used):
             if context in self._made:
                 made_ns, maker = self._made[context]
@@ -262,7 +262,7 @@ class PlaneEvents:
                         "phase": phase,
                         "flow": 0,
                     }
-                    self.sorted.add(ts_ns, end | thread, {}, rank=ARROW, arrow=number)
+                    self.sorted.add(ts_ns, end | thread, {}, rank=FLOW, flow=number)
         self._made, self._used = {}, []
 
     def _on_stream(self, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:

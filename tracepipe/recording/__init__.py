@@ -1,1 +1,1 @@
-"""A recording: how it is opened, read in a loop, converted, and summed up."""
+"""Opens recordings, reads them in a loop, converts them, and sums up what was found."""

@@ -1,4 +1,4 @@
-"""What reading a recording found: counts, losses, and everything that did not go as it should."""
+"""The account of reading a recording: counts, losses, and everything that did not go as it should."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 from tracepipe.event.model import LAYERS, Problem
 from tracepipe.event.outcomes import Outcomes
 
-# So many problems are kept with their text; all are counted.
+# This many problems are kept with their text. All are counted.
 PROBLEMS_KEPT = 20
 
 
 @dataclass(slots=True, repr=False)
 class Account:
-    """Of the recording `path` in the format `source`; `output` is where its timeline is, if one was made.
-
-    `counts` are records by layer, a warp counting one; `losses` events by layer that were made and not
-    recorded; `clocks` what was said of each clock that placed an event; `unplaced` events by clock that
-    nothing places. Of several recordings `parts` are their own accounts, each with its `anchor`: what put it
-    on the clock of all.
+    """The account of the recording `path` in the format `source`. `output` is the file of its timeline, if
+    one was made. `counts` are the records by layer, where a warp counts as one. `losses` are the lost events
+    by layer. `clocks` describes each clock that placed an event. `unplaced` are the events by clock that
+    could not be placed. Of several recordings, `parts` are the separate accounts, each with its `anchor`: how
+    it was placed on the common clock.
     """
 
     path: str
@@ -50,7 +49,7 @@ class Account:
 
     @classmethod
     def of_all(cls, parts: list[Account]) -> Account:
-        """The account of several recordings; that of one is its own."""
+        """The account of several recordings. That of a single one is returned as it is."""
         if len(parts) == 1:
             return parts[0]
         whole = cls(", ".join(part.path for part in parts), f"{len(parts)} recordings", parts=parts)
@@ -63,14 +62,14 @@ class Account:
         return whole
 
     def add(self, problem: Problem) -> None:
-        """Count a problem, and keep its text while there are few."""
+        """Count a problem, and keep its text if there are few."""
         self.skipped += problem.skipped
         self.ambiguous += not problem.skipped
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
 
     def remarks(self, meanings: Mapping[str, str]) -> Iterator[str]:
-        """A line for each problem, kind of outcome and note; `meanings`: outcome → what became of it."""
+        """A line for each problem, kind of outcome and note. `meanings` has the text of each outcome."""
         for problem in self.problems:
             kind = "skipped" if problem.skipped else "unclear"
             yield f"{kind}: {problem.at(self.path)}"
@@ -88,6 +87,6 @@ class Account:
 
 
 def fit_text(said: Mapping[str, Any]) -> str:
-    """What a statement says of the fit of a clock."""
+    """The text of a clock's fit: pairs and drift."""
     drift = f"{said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else "unknown"
     return f"{said['pairs']} pairs, drift {drift}"

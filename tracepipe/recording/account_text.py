@@ -1,4 +1,4 @@
-"""Words for what a conversion found."""
+"""The text of what a conversion found."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from tracepipe.event.model import LAYERS
 from tracepipe.recording.account import Account, fit_text
 
-# The readings of two host clocks may be so far apart when a program is interrupted between them.
+# Readings of two host clocks may be this far apart when a program is interrupted between them.
 SETTING_NS = 1_000_000
 LOST = "lost: "
 """How a line about lost events begins."""
 _OUTCOMES = {
     "unclosed": "calls had no end: drawn to the end and marked unclosed",
     "no_begin": "ends had no begin: drawn as instants and marked no_begin",
-    "overlaps": "slices overlap others on their track: drawn on an extra track beside it",
+    "overlaps": "slices overlap others on their track: drawn on an overlap track",
     "undrawn": "slices overlap too many others to be drawn",
     "beyond": "events are not drawn: there are too many threads, streams, GPUs or warps for a track each",
     "causality": "launches whose kernel starts before the call by more than the clocks' bound",
@@ -23,7 +23,7 @@ _OUTCOMES = {
 
 
 def account_lines(account: Account) -> Iterator[str]:
-    """What a person should know of a conversion, most important last."""
+    """The lines that a person should know about a conversion, the most important last."""
     for part in account.parts:
         yield from _of_one(part)
     if not account.parts:
@@ -51,13 +51,13 @@ def _of_one(account: Account) -> Iterator[str]:
             f"--assume-offset {clock}=NS places them"
         )
     for layer, count in account.losses.items():
-        yield f"{LOST}{count} {layer} events were made and not recorded"
+        yield f"{LOST}{count} {layer} events happened and were not recorded"
     if account.anchor:
         yield f"placed: {account.path} by {anchor_text(account.anchor)}"
 
 
 def anchor_text(said: Mapping[str, Any]) -> str:
-    """What put a recording on the clock of several, and how well."""
+    """The text of how a recording was placed on the common clock, and how precisely."""
     within = f"within {said['bound_ns']} ns" if "bound_ns" in said else said["bound"]
     drift = f", drift {said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else ""
     return f"{said['by']}: {said['offset_ns']:+d} ns{drift}, {within}"

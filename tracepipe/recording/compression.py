@@ -1,9 +1,9 @@
-"""Recordings in parts, one behind the other, written and read: lines as they are, gzip members, zstd frames.
+"""Writes and reads recordings that are parts one after the other: plain lines, gzip members or zstd frames.
 
     header │ at least 256 KiB of lines, or what came within a second │ … │ the last lines and the footer
 
-Each part is complete in itself and ends with a line, so a file that ends anywhere lacks the part that was
-being written, and no other.
+Each part is complete and ends with a line. So a file that was cut off lacks only the part that was being
+written.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, BinaryIO, cast
 
 from tracepipe.room import reserve
 
-# zstd compresses a line in 0.1 µs, gzip in 0.2 to 0.4 µs; to make the line takes 1 µs. Both let other threads
-# run meanwhile. Higher levels of gzip take twice the time or more, those of zstd gain nothing on such lines.
+# zstd compresses a line in 0.1 µs, gzip in 0.2 to 0.4 µs; making the line takes 1 µs. Both let other threads
+# run meanwhile. Higher levels of gzip take twice the time or more. Those of zstd gain nothing on such lines.
 _LEVEL = 1
 _READ_BYTES = 1 << 13
-# Compressed bytes that are taken at once, all of which damage costs. Four bytes of zstd may unfold to
-# 128 KiB, so these to 4 MiB; those of gzip to 128 KiB.
+# Compressed bytes are taken in steps of this size; damage loses a whole step. Four bytes of zstd may give 128
+# KiB, so a step of zstd gives at most 4 MiB, and one of gzip 128 KiB.
 _STEP_BYTES = 1 << 7
-# A frame may ask for more memory than this to be read with; what zstd -19 writes needs as much.
+# A frame that needs more memory to be read is rejected. Frames of zstd -19 need this much.
 _WINDOW_BYTES = 8 << 20
-_LAST_BYTES = 1 << 15  # of the footer with every processor's losses, and of the loss before it
+_LAST_BYTES = 1 << 15  # for the footer with every processor's losses, and the loss before it
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-# pzstd puts a skippable frame before each other one (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
+# pzstd puts a skippable frame before each frame (RFC 8878, 3.1.2: 0x184D2A50 to 0x184D2A5F).
 _ZSTD_SKIPPABLE = tuple(bytes((first, 0x2A, 0x4D, 0x18)) for first in range(0x50, 0x60))
 
 
 class DamageError(Exception):
-    """Compressed data `is_cut` off, or broken; the text says how."""
+    """Compressed data is cut off (`is_cut`) or broken; the text states how."""
 
     def __init__(self, message: str, *, is_cut: bool = False) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class Decompressed:
     """Decompresses parts, one after the other. Raises DamageError where one is cut off or broken."""
 
     def __init__(self, raw: BinaryIO, new_part: Callable[[], Any], part_name: str, padding: bytes) -> None:
-        """`padding` are bytes that may stand between two parts."""
+        """`padding` are bytes that may be between two parts."""
         self._raw: Any = raw
         self._new_part, self._part_name, self._padding = new_part, part_name, padding
         self._part: Any = None
@@ -76,7 +76,7 @@ class Decompressed:
         try:
             self._ready = memoryview(self._part.decompress(data))
         except Exception as error:
-            # By its name, as the library is not loaded for gzip.
+            # The error is recognized by its name, as the library is not loaded for gzip.
             if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
                 raise
             raise DamageError(str(error)) from error
@@ -87,17 +87,17 @@ class Decompressed:
 
 
 def is_zstd(head: bytes) -> bool:
-    """Whether data that starts so is zstd frames."""
+    """Whether data that starts with `head` is zstd frames."""
     return head.startswith((_ZSTD, *_ZSTD_SKIPPABLE))
 
 
 def decompressed(raw: BinaryIO, head: bytes) -> Decompressed | None:
-    """What reads the content of `raw`, which starts with `head`; None where that is not compressed."""
+    """A reader for the content of `raw`, which starts with `head`; None where it is not compressed."""
     if head.startswith(_GZIP):
-        # gzip itself passes over zeros behind a member, with which tapes and block devices are filled up.
+        # gzip itself ignores zeros after a member, with which tapes and block devices are padded.
         return Decompressed(raw, lambda: zlib.decompressobj(wbits=31), "gzip member", b"\0")
     if is_zstd(head):
-        import zstandard  # here, as most inputs need it not
+        import zstandard  # here, as most inputs do not need it
 
         reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
         return Decompressed(raw, reader.decompressobj, "zstd frame", b"")
@@ -107,28 +107,29 @@ def decompressed(raw: BinaryIO, head: bytes) -> Decompressed | None:
 class PartWriter:
     """A file of lines that is written in parts, on the thread that makes the lines.
 
-    Whoever writes ends a part with `flush`, at a line's end. A part that cannot be written whole is taken
-    back, so that the file ends with a line. There is always room for some more: for what is to be said then.
+    The writer ends a part with `flush`, at the end of a line. A part that cannot be written whole is removed
+    again, so that the file ends with a line. Some room is always reserved, for the footer and for the loss
+    that it then reports.
     """
 
     def __init__(
         self, file: Any, compress: Callable[[bytearray], bytes | bytearray], *, is_ours: bool
     ) -> None:
-        """`file` has no buffer of its own. `is_ours`: nobody else writes to it, from its start to its end."""
+        """`file` is unbuffered. `is_ours`: nobody else writes to it, from its start to its end."""
         self._file, self._compress, self._is_ours = file, compress, is_ours
         self.is_stream = not is_ours
-        """Whether what is written is read as it comes, from a pipe or a device."""
+        """Whether the output is read while it is written: it is a pipe or a device."""
         self._waiting = bytearray()
         self._written_bytes = 0
         self._is_full = False
 
     def write(self, lines: bytes) -> int:
-        """Take whole lines, which wait for `flush`."""
+        """Add whole lines, which `flush` writes."""
         self._waiting += lines
         return len(lines)
 
     def flush(self) -> None:
-        """Write what waits, as a part that is complete, or raise OSError and forget it."""
+        """Write the lines that were added as a complete part, or raise OSError and forget them."""
         if not self._waiting:
             return
         lines, self._waiting = self._waiting, bytearray()
@@ -140,7 +141,7 @@ class PartWriter:
         except OSError:
             self._is_full = True
             if self._is_ours:
-                with suppress(OSError):  # of a device, which has no length
+                with suppress(OSError):  # a device has no length
                     self._file.truncate(self._written_bytes)
                     self._file.seek(self._written_bytes)
             raise
@@ -152,8 +153,8 @@ class PartWriter:
             self.flush()
             if self._is_ours:
                 with suppress(OSError):
-                    self._file.truncate(self._written_bytes)  # without the room that nothing more needs
-                # Network file systems and failing disks say only then that something was not written.
+                    self._file.truncate(self._written_bytes)  # without the reserved room
+                # Network file systems and failing disks report a failed write only here.
                 os.fsync(self._file.fileno())
         finally:
             self._file.close()
@@ -161,24 +162,24 @@ class PartWriter:
     def _write_whole(self, rest: memoryview) -> None:
         while rest:
             written = self._file.write(rest)
-            if written is None:  # a pipe whose other user does not want to wait for it; we do
+            if written is None:  # a pipe that another program set to not block: wait for it
                 select.select([], [self._file], [])
             else:
                 rest = rest[written:]
 
 
 def compressing(file: Any, path: str, *, is_ours: bool = True) -> BinaryIO:
-    """What writes parts into `file`, which has no buffer: as they are, or compressed where `path`, its name,
-    ends with .gz or .zst.
+    """A writer of parts to `file`, which is unbuffered. Parts are compressed where `path`, its name, ends
+    with .gz or .zst.
     """
     suffix = Path(path).suffix
     compress: Callable[[bytearray], bytes | bytearray] = _plain
     if suffix == ".gz":
         compress = _gzip
     elif suffix == ".zst":
-        import zstandard  # here, as most outputs need it not
+        import zstandard  # here, as most outputs do not need it
 
-        # The checksum tells a sector that was never written from one that was.
+        # The checksum detects sectors that were never written.
         compress = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress
     return cast(BinaryIO, PartWriter(file, compress, is_ours=is_ours))
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class ConvertOptions:
-    """`assumed` places clocks that have no pairs: clock → ns to add, or a host clock's name. `undated` is as
-    `open_recording` has it. `offsets` are added to the times of files, by their names.
+    """The options of a conversion. `assumed` places clocks that have no pairs: clock → ns to add, or the name
+    of a host clock. `undated` is as in `open_recording`. `offsets` are added to the times of files, by their
+    names.
     """
 
     source_format: str = ""
@@ -42,14 +43,14 @@ class ConvertOptions:
 
 
 class Conversion:
-    """One recording on its way, or several as one: call `run` with a writer's stream."""
+    """The conversion of one recording, or of several as one. Call `run` with the output stream."""
 
     def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConvertOptions) -> None:
         self._paths = [path] if isinstance(path, str) else list(path)
         self._output, self._options = output, options
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
-        """Convert; raises InputError on the first bad line where `strict`."""
+        """Convert. Raises InputError on the first bad line where `strict`."""
         options = self._options
         how = (options.source_format, options.assumed, options.undated)
         strict, offsets = options.strict, options.offsets
@@ -114,7 +115,7 @@ class Conversion:
 
 
 class _Drawing:
-    """A timeline, as it is drawn and written."""
+    """Draws and writes one timeline."""
 
     def __init__(self, inputs: Inputs, output: OutputFormat, options: ConvertOptions) -> None:
         self._inputs, self._output, self._options = inputs, output, options
@@ -130,7 +131,7 @@ class _Drawing:
         self._start_ns = 0
 
     def write(self, out: BinaryIO) -> Account:
-        """Read all of it, and write what it draws."""
+        """Read everything, and write what it draws."""
         layout = self._layout
         writer: Writer | None = None
 
@@ -141,7 +142,7 @@ class _Drawing:
 
         streams = self._inputs.streams(relieve)
         firsts = [next(stream, None) for stream in streams]
-        # A recording without a line after its header is a timeline too.
+        # A recording with nothing after its header makes a timeline too.
         writer = self._open(out, [first[0] for first in firsts if first is not None])
         for at, first in enumerate(firsts):
             self._place(writer, at, first)
@@ -153,14 +154,14 @@ class _Drawing:
         account.outcomes = layout.outcomes
         if layout.doubled:
             account.notes.append(
-                f"{layout.doubled} calls, kernels and copies of two recordings are drawn as one"
+                f"{layout.doubled} calls, kernels and copies are in two recordings and drawn once"
             )
         self._say_all(writer, account)
         writer.finish()
         return account
 
     def _place(self, writer: Writer, at: int, read: Placed | None) -> None:
-        """Draw what was read of a recording; None where it has ended."""
+        """Draw a batch of a recording; None where the recording has ended."""
         if read is None:
             writer.write(self._layout.end(at))
             return
@@ -170,7 +171,7 @@ class _Drawing:
         writer.write(self._layout.place(batch, at))
 
     def _open(self, out: BinaryIO, firsts: Sequence[TraceBatch]) -> Writer:
-        """The writer, which has drawn where the recordings come from."""
+        """Return the writer, after drawing where the recordings come from."""
         inputs = self._inputs
         info = _trace_info(inputs, firsts, self._options.compress)
         writer: Writer = self._output.open(out, info)
@@ -183,7 +184,7 @@ class _Drawing:
         return writer
 
     def _say_all(self, writer: Writer, account: Account) -> None:
-        """Draw what is known of the recordings at their end."""
+        """Draw what is known about the recordings at their end."""
         for part, of in zip(self._inputs.parts, account.parts or [account], strict=True):
             file = {FILE: part.name} if part.name else {}
             footer = part.reading.footer
@@ -200,7 +201,7 @@ class _Drawing:
 def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Account:
-    """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
+    """Read a recording without drawing it, and call `say` with each problem as `path:line: field: message`."""
     with open_recording(path, source_format) as opened, no_collector():
         reading = Reading(opened, path, progress=progress)
         for batch in reading.source():
@@ -212,7 +213,7 @@ def check(
 
 
 def _trace_info(inputs: Inputs, firsts: Sequence[TraceBatch], compress: bool) -> TraceInfo:
-    """What the writer starts with: the trace begins with the capture, or with the first known event."""
+    """The writer's `TraceInfo`: the trace begins with the capture, or with the first known event."""
     here = inputs.start.get(f"{inputs.clock}_ns")
     known = dict(inputs.start) if here is not None else {}
     start_ns = here if here is not None else min((_first_ns(one) for one in firsts), default=0)
@@ -235,6 +236,6 @@ def _is_dated(other: Any) -> bool:
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:
-    """What the trace says of where it comes from."""
+    """The arguments that describe where a trace comes from."""
     keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
     return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]

@@ -1,4 +1,4 @@
-"""Opens inputs, plain or compressed, and writes outputs so that a half-written one never takes a name."""
+"""Opens inputs, plain or compressed, and writes outputs that get their names only when they are complete."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 class InputStream:
     """A decompressed input that can look ahead.
 
-    Damage in compressed data ends the stream instead of raising: what came before it is good. `damage`
-    then says what was wrong, and `is_cut` whether only the rest is missing.
+    Damage in compressed data ends the stream and does not raise, as what came before it is good. `damage`
+    then states what was wrong, and `is_cut` whether only the rest is missing.
     """
 
     def __init__(self, raw: BinaryIO, name: str) -> None:
@@ -56,7 +56,7 @@ class InputStream:
 
     def _pull(self, size: int) -> bytes:
         try:
-            # read1, as read would throw away what came before the damage.
+            # read1, as read would discard the data before the damage.
             return bytes(self._from.read1(size))
         except DamageError as e:
             self.damage, self.is_cut = str(e), e.is_cut
@@ -65,7 +65,7 @@ class InputStream:
         return b""
 
     def head(self, is_enough: Callable[[bytes], bool] = lambda head: False) -> bytes:
-        """The first `HEAD_BYTES`, or as many as are enough, which `read` will give again."""
+        """The first `HEAD_BYTES`, or as many as are enough. `read` returns them again."""
         while (
             len(self._ahead) < HEAD_BYTES and not is_enough(self._ahead) and (more := self._pull(HEAD_BYTES))
         ):
@@ -85,7 +85,7 @@ class InputStream:
 
     @contextmanager
     def as_file(self) -> Iterator[BinaryIO]:
-        """The input as a file that has a name, for what cannot read a stream: itself, or a copy."""
+        """The input as a file with a name, for readers that cannot use a stream: the file itself, or a copy."""
         is_plain = self._from is self._raw and self._raw.seekable()
         if is_plain and seen.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
             yield self._raw
@@ -102,7 +102,7 @@ class InputStream:
     @contextmanager
     def again(self) -> Iterator[InputStream]:
         """The same input from its start, read independently."""
-        # Through /proc, as the copy of standard input has no name.
+        # It is opened through /proc, as the copy of standard input has no name.
         with Path(f"/proc/self/fd/{self._raw.fileno()}").open("rb") as raw:
             yield InputStream(raw, self.name)
 
@@ -118,9 +118,9 @@ def _not_copied(error: OSError, path: str) -> InputError:
 
 @contextmanager
 def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
-    """Open a path or `-`, plain, gzip or zstd by content. Raises InputError.
+    """Open a path or `-`. Plain text, gzip and zstd are recognized by content. Raises InputError.
 
-    A pipe is copied first, so that it can be read twice; one that `is_growing` is read as it comes, once.
+    A pipe is copied first, so that it can be read twice. One that `is_growing` is read once, as it comes.
     """
     if path == STANDARD:
         if sys.stdin is None:
@@ -136,7 +136,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     except OSError as e:
         raise _unreadable(e, path) from e
     with raw:
-        if seen.is_folder(path):  # on some systems a directory opens
+        if seen.is_folder(path):  # some systems can open a directory
             raise InputError("is a directory", "name a file in it", path=path)
         if is_growing or raw.seekable():
             yield InputStream(raw, path)
@@ -147,7 +147,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
 
 @contextmanager
 def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """A copy of a pipe on disk, as a recording whose clocks need pairs is read twice."""
+    """Copy a pipe to disk, as a recording whose clocks need pairs is read twice."""
     with tempfile.TemporaryFile() as spool:
         try:
             shutil.copyfileobj(pipe, spool)
@@ -159,7 +159,7 @@ def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def opened_again(path: str) -> Iterator[str]:
-    """A path of an input that can be opened more than once: its own, or that of a copy of a pipe."""
+    """A path that can be opened more than once: that of the input, or of a copy of a pipe."""
     if path != STANDARD and seen.is_file(path):
         yield path
         return
@@ -168,7 +168,7 @@ def opened_again(path: str) -> Iterator[str]:
 
 
 def default_output(path: str, suffix: str) -> str:
-    """Where the output of `path` goes: beside it, with `suffix` in place of its own."""
+    """The path for the output of `path`: next to it, with `suffix` in place of its own."""
     if path == STANDARD:
         return STANDARD
     out = Path(path)
@@ -182,8 +182,8 @@ def default_output(path: str, suffix: str) -> str:
 
 
 def trace_names(paths: Sequence[str]) -> list[str]:
-    """What the traces of recordings are called in an archive: after those, each differently, in characters
-    that every reader has. Perfetto passes over names that begin with a dot.
+    """The names of the traces of recordings in an archive: like those of the recordings, all different, in
+    characters that every reader supports. Perfetto ignores names that begin with a dot.
     """
     names: list[str] = []
     for path in paths:
@@ -196,7 +196,7 @@ def trace_names(paths: Sequence[str]) -> list[str]:
 def _is_same_file(target: Path, source: str) -> bool:
     try:
         return target.samefile(source)
-    except OSError:  # no such source: whoever reads it says so
+    except OSError:  # no such source: reading it will report that
         return False
 
 
@@ -204,9 +204,10 @@ def _is_same_file(target: Path, source: str) -> bool:
 def replacing(
     path: str, *, force: bool, sources: Sequence[str] = (), on_terminal: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is whole. Raises OutputError if it is there already.
+    """Write a file that gets its name when it is complete. Raises OutputError if the name exists already.
 
-    It is none of `sources`, what it is made of. `on_terminal` is for output that people can read.
+    The file must not be one of `sources`, from which it is made. `on_terminal` is for output that people can
+    read.
     """
     if path == STANDARD:
         if sys.stdout is None:
@@ -251,10 +252,10 @@ def replacing(
 
 @contextmanager
 def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
-    """The descriptor of a new file that others write to and read meanwhile, and that `option` names. Raises
+    """The descriptor of a new file, given with `option`, that others write and read while it is open. Raises
     OutputError.
 
-    Without anything in it, it goes when an exception ends this.
+    If an exception ends the context and the file is empty, it is removed.
     """
     target = Path(path)
     kind = output_kind(path, force=force, option=option)
@@ -262,7 +263,8 @@ def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
     try:
         if kind == stat.S_IFREG:
             target.unlink()
-        # Root may be writing into another user's folder: follow no link, and open no file that is there.
+        # Root may write into another user's folder: links are not followed, and existing files are not
+        # opened.
         new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW if is_new else 0
         fd = os.open(target, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
     except OSError as e:
@@ -281,15 +283,17 @@ def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
 
 @contextmanager
 def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
-    """Fill a folder that gets its name when it is whole. Raises OutputError if it is there already.
+    """Fill a folder that gets its name when it is complete. Raises OutputError if the name exists already.
 
-    With `force` a folder of files with the same names goes; one that holds anything else stays.
+    With `force`, a folder that has only files with the same names is replaced. One that has anything else
+    stays.
     """
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "name it with -o")
     if kind_of(target) and (not force or not seen.is_folder(target)):
-        hint = "-o names another" if not seen.is_folder(target) else "--force overwrites it, -o names another"
+        another = "name another with -o"
+        hint = f"overwrite it with --force, or {another}" if seen.is_folder(target) else another
         raise OutputError(f"{path} exists", hint)
     try:
         name = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
@@ -310,8 +314,8 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
 
 
 def _give_name(made: Path, target: Path, *, force: bool) -> None:
-    """Put a whole folder in its place; with `force` in that of an older one, which is removed once it stands
-    there.
+    """Rename a complete folder to its name. With `force`, it replaces an older folder, which is removed
+    afterwards.
     """
     if not force or not seen.is_there(target):
         try:
@@ -335,13 +339,13 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder, made with those around it where they are not there. Raises OutputError."""
+    """Make a folder and its parents where they do not exist, and return it. Raises OutputError."""
     for part in (*reversed(folder.parents), folder):
         try:
             part.mkdir()
             fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileExistsError:
-            continue  # whoever writes into it says so if it is no folder
+            continue  # if it is not a folder, writing into it will report that
         except OSError as e:
             raise OutputError(f"cannot make the folder {part}: {e.strerror}", "name another with -o") from e
         try:
@@ -352,6 +356,6 @@ def made_folder(folder: Path) -> Path:
 
 
 def free_name(stem: str, suffix: str, folder: Path = Path()) -> str:
-    """`stem` with `suffix` in a folder, numbered if that is taken or is being recorded."""
+    """`stem` with `suffix` in a folder, with a number if that name is taken or is being recorded."""
     first = folder / f"{stem}{suffix}"
     return str(next(name for name in chain([first], free_of(first)) if not is_taken(name)))

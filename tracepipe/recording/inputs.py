@@ -1,4 +1,4 @@
-"""The recordings that one timeline is made of: one as it is, or several as one, on one clock."""
+"""The recordings of one timeline: a single one as it is, or several on one clock."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from tracepipe.recording.survey import surveyed
 from tracepipe.units import duration_text
 
 Placed = tuple[TraceBatch, list[Problem]]
-"""A batch on the trace's clock, and what went wrong in it."""
+"""A batch on the trace's clock, and its problems."""
 How = tuple[str, Mapping[str, int | str], str]
-"""How recordings are read: format, assumed offsets and what becomes of undated lines."""
+"""How recordings are read: format, assumed offsets, and what is done with undated lines."""
 
 
 @dataclass(slots=True, eq=False)
 class Input:
-    """One recording, as it is read: `name` tells it from the others, `anchor` is where it stands on the clock
-    of all, `machine` the host where there are several. Alone it has none of them.
+    """One recording that is being read. `name` distinguishes it from the others, `anchor` is its place on the
+    common clock, `machine` is the host where there are several. A single recording has none of them.
     """
 
     opened: OpenRecording
@@ -50,8 +50,8 @@ class Input:
 
 @dataclass(slots=True, eq=False)
 class Inputs:
-    """Recordings that are read as one. `header` and `tables` are those of all; `start` is the instant at
-    which they begin, on the host's clocks as far as they are known.
+    """Recordings that are read as one. `header` and `tables` are those of all. `start` is the instant at
+    which they begin, on the host clocks that are known.
     """
 
     parts: list[Input]
@@ -61,12 +61,12 @@ class Inputs:
     start: Mapping[str, int]
     origins: Origins
     notes: list[str] = field(default_factory=list)
-    """What is to be said of all of them."""
+    """Notes that are about all of them."""
     _others: int = 0
 
     def streams(self, relieve: Callable[[], None]) -> list[Iterator[Placed]]:
-        """The batches of each, on the clock and in the tables of all. `relieve` is called between two of them
-        when the tables hold much that may not be in use any more.
+        """The batches of each recording, on the common clock and in the common tables. `relieve` is called
+        between two batches when the tables have much that may not be in use any more.
         """
         if self.parts[0].renumbered is None:
             self.parts[0].reading.relieve = relieve
@@ -83,7 +83,7 @@ class Inputs:
                 relieve()
 
     def account(self) -> Account:
-        """What was found in all of them."""
+        """The account of all of them."""
         accounts = [part.reading.finish() for part in self.parts]
         for part, account in zip(self.parts, accounts, strict=True):
             account.anchor = None if part.anchor is None else part.anchor.said(self.clock)
@@ -94,8 +94,8 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Several:
-    """Several recordings after the first reading: where each stands on the clock of all, and with which
-    numbers. `how` is as `open_recording` has it.
+    """Several recordings after their first reading: the place of each on the common clock, and its numbers.
+    `how` is as in `open_recording`.
     """
 
     paths: Sequence[str]
@@ -117,7 +117,7 @@ class _Several:
         strict: bool,
         progress: Progress | None,
     ) -> _Several:
-        """Read them for the first time. Raises InputError, FormatError, ClockError."""
+        """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
         names = _names(paths)
         by_hand = _by_hand(paths, names, offsets)
         parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
@@ -127,36 +127,36 @@ class _Several:
 
     @property
     def sources(self) -> list[Source]:
-        """What was known of each before it was placed."""
+        """What is known about each recording before it is placed."""
         return [part.source for part in self.parts]
 
     @property
     def is_one(self) -> bool:
-        """Whether they are the parts of one capture."""
+        """Whether the recordings are parts of one capture."""
         return len({part.capture for part in self.parts}) == 1
 
     @contextmanager
     def opened(self, at: int, tables: Tables) -> Iterator[Input]:
-        """One of them, to be read into the tables that are given."""
+        """Open one of them, to be read into these tables."""
         path, name = self.paths[at], self.parts[at].source.name
         with open_recording(path, *self.how) as opened:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
             reading = Reading(opened, path, strict=self.strict, progress=self.progress)
             said = "" if self.is_one else name
             renumbered = Renumbered(said, opened.recording.tables, tables, self.numbers[at])
-            # What follows the names of processes: "on node1", or "of" a file of the host.
+            # The text that follows the names of processes is "on node1", or "of" a file of the host.
             machine = self.origins.host(id_on(self.numbers[at].host, 0)).strip().partition(" ")[2]
             yield Input(opened, reading, name, self.placed[at], renumbered, machine)
 
     def inputs(self, parts: list[Input], tables: Tables, origins: Origins) -> Inputs:
-        """Some of them, opened, as one."""
+        """Some of them, which are open, as one."""
         base = self.sources[reference(self.sources)]
         start, header = _start(self.sources, self.placed, base), _header(self.sources)
         return Inputs(parts, header, tables, base.clock, start, origins)
 
     @property
     def first_ns(self) -> int:
-        """The first time of all."""
+        """The first time in all recordings."""
         begun = zip(self.parts, self.placed, strict=True)
         return min(
             (part.survey.first_ns + anchor.offset_ns for part, anchor in begun if part.survey.is_begun),
@@ -164,7 +164,7 @@ class _Several:
         )
 
     def notes(self) -> list[str]:
-        """What is to be said of all of them."""
+        """Notes that are about all of them."""
         return [] if self.is_one else _apart(self.parts, self.placed)
 
 
@@ -177,8 +177,8 @@ def open_inputs(
     offsets: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Inputs]:
-    """Open recordings; several are read twice, first for what numbers they have. `how` is as `open_recording`
-    has it; `offsets` are added to the times of those that they name.
+    """Open recordings. Several are read twice, the first time for their numbers. `how` is as in
+    `open_recording`. `offsets` are added to the times of the files that they name.
 
     Raises InputError, FormatError, ClockError.
     """
@@ -202,8 +202,8 @@ def open_inputs(
 def open_apart(
     paths: Sequence[str], how: How, offsets: Mapping[str, int], *, strict: bool, progress: Progress | None
 ) -> Iterator[Inputs]:
-    """Each recording alone, one open at a time, with the clock, the numbers and the start that all of them
-    have as one. Several are read twice. Raises InputError, FormatError, ClockError before it gives the first.
+    """Open each recording alone, one at a time, with the clock, the numbers and the start that all of them
+    share. Several are read twice. Raises InputError, FormatError, ClockError before the first one is yielded.
     """
     if len(paths) == 1:
         with open_inputs(paths, how, strict=strict, offsets=offsets, progress=progress) as inputs:
@@ -214,41 +214,41 @@ def open_apart(
         tables, origins = new_tables(), several.origins.alone(part.source.name)
         with several.opened(at, tables) as opened:
             inputs = several.inputs([opened], tables, origins)
-            # Traces of one clock are to relate it to others at the same instant.
+            # Traces on one clock must relate it to other clocks at the same instant.
             inputs.start = inputs.start or {f"{inputs.clock}_ns": several.first_ns}
             inputs.notes += several.notes() if at == len(paths) - 1 else []
             yield inputs
             del inputs, opened
-        gc.collect()  # as after a first reading
+        gc.collect()  # as in `_part`
 
 
 def _part(path: str, name: str, how: How) -> Part:
-    """What there is to know of a recording before it is read with others."""
+    """What must be known about a recording before it is read with others."""
     if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
-        raise InputError("is read twice, and a pipe cannot be", "write it to a file first", path=path)
+        raise InputError("is a pipe, which cannot be read twice", "write it to a file first", path=path)
     with open_recording(path, *how) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
             name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
         )
         part = Part(source, survey, opened.source)
-    # What a reading leaves holds itself, and nobody looks for that meanwhile (`no_collector`).
+    # A reading leaves reference cycles, which are not collected while recordings are read (`no_collector`).
     gc.collect()
     return part
 
 
 def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None:
-    """Raise ClockError where times would be below 0, which a trace cannot hold."""
+    """Raise ClockError where times would be below 0, which a trace cannot have."""
     for part, anchor in zip(parts, placed, strict=True):
         if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
             raise ClockError(
-                f"{part.source.name} begins {-first_ns} ns before the clock of all is 0",
+                f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
                 f"give each file an --offset FILE=NS that is {-first_ns} larger than now",
             )
 
 
 def _apart(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
-    """What to say where some of the recordings begin after all others have ended."""
+    """Notes where some of the recordings begin after all others have ended."""
     spans = sorted(
         (part.survey.first_ns + anchor.offset_ns, part.survey.end_ns + anchor.offset_ns, part.source.name)
         for part, anchor in zip(parts, placed, strict=True)
@@ -264,7 +264,7 @@ def _apart(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """What the files are called: as short as tells one from the others, and as text that can be written."""
+    """The shortest names that distinguish the files, as text that can be written."""
     files = [os.path.realpath(path) for path in paths]
     for at, path in enumerate(paths):
         if files[at] in files[:at]:
@@ -280,21 +280,21 @@ def _text(path: str) -> str:
 
 
 def _by_hand(paths: Sequence[str], names: Sequence[str], offsets: Mapping[str, int]) -> dict[int, int]:
-    """Offsets by the places of the files that they name."""
+    """Offsets by the places of the files that they are for."""
     found = {}
     for file, offset_ns in offsets.items():
         called = enumerate(zip(map(_text, paths), names, strict=True))
         at = next((at for at, both in called if _text(file) in both), None)
         if at is None:
             raise ClockError(
-                f"--offset names {file}, which is none of the inputs", f"they are: {', '.join(names)}"
+                f"--offset names {file}, which is not an input", f"name one of: {', '.join(names)}"
             )
         found[at] = offset_ns
     return found
 
 
 def _header(sources: Sequence[Source]) -> Header:
-    """What the layout is to know of all of them."""
+    """The header for the layout of all of them."""
     headers = [source.header for source in sources]
     if all(header == headers[0] for header in headers):
         return headers[0]
@@ -304,7 +304,7 @@ def _header(sources: Sequence[Source]) -> Header:
 
 
 def _start(sources: Sequence[Source], placed: Sequence[Anchor], base: Source) -> dict[str, int]:
-    """The earliest begin of a recording, on the clocks that the reference relates."""
+    """The earliest begin of a recording, on the clocks that the reference recording relates."""
     start = cast("dict[str, int]", base.header.get("start", {}))
     here_ns = start.get(f"{base.clock}_ns")
     if here_ns is None:

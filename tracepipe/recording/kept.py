@@ -1,9 +1,9 @@
-"""Writes a recording so that nothing of it is lost: not by its end, nor by another capture or program.
+"""Writes a recording so that no part of it is lost, when the capture dies or another program writes there.
 
     run.jsonl.part    while it is recorded; locked (flock), so that it is known to be in use
-    run.jsonl         when it is over, however it ended
+    run.jsonl         when the capture has ended for any reason
 
-A .part that nobody has locked was left by a capture that was killed.
+A .part that no process has locked was left by a capture that was killed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tracepipe.recording.compression import compressing
 from tracepipe.recording.files import STANDARD
 from tracepipe.recording.naming import give_to_caller, is_file, moved_aside, output_kind, settle, writing
 
-_ATTEMPTS = 20  # as often as another capture may make and remove the same name meanwhile
+_ATTEMPTS = 20  # tries, where another capture makes and removes the same name again and again
 
 Notify = Callable[[str], None]
 
 
 @contextmanager
 def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Iterator[BinaryIO]:
-    """Write a recording, under `path` + ".part" until it ends; what was written stays, whatever happened.
+    """Write a recording, as `path` + ".part" until it ends. What was written stays in every case.
 
-    `flush` ends a part of it. Raises OutputError if there is such a file already, if a capture is writing it,
-    and, at the end, if the recording has another name than `path`. `force` replaces the file `path` alone:
-    `notify` is called with the new name of what a killed capture left.
+    `flush` ends a part of it. Raises OutputError if such a file exists already, if a capture is writing it,
+    and, at the end, if the recording has a name other than `path`. `force` replaces only the file `path`; a
+    file that a killed capture left is renamed, and `notify` is called with its new name.
     """
     if path == STANDARD:
         if sys.stdout is None:
@@ -45,7 +45,7 @@ def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Itera
         return
     target = Path(path)
     kind = output_kind(path, force=force)
-    if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: nothing to replace, least of all by root
+    if kind in (stat.S_IFCHR, stat.S_IFIFO):  # /dev/null, a pipe: it must stay, above all as root
         with writing(path):
             device = compressing(target.open("wb", buffering=0), path, is_ours=False)
         with _closed(path, device):
@@ -60,7 +60,7 @@ def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Itera
     except BaseException:
         try:
             _end(fd, part, target, force=force)
-        except OutputError as error:  # what came first is what is raised
+        except OutputError as error:  # an earlier error is raised first
             notify(f"{error.message}")
         raise
     else:
@@ -71,7 +71,7 @@ def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Itera
 
 @contextmanager
 def _closed(path: str, out: BinaryIO) -> Iterator[BinaryIO]:
-    """The file, closed at the end. That writes the rest of it, and may find the disk full."""
+    """The file, which is closed at the end. Closing writes the rest, and may find the disk full."""
     try:
         yield out
     finally:
@@ -80,7 +80,7 @@ def _closed(path: str, out: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def _end(fd: int, part: Path, target: Path, *, force: bool) -> None:
-    """Give a recording its name. One that never began has none, and leaves what has it."""
+    """Give a recording its name. One that never began is removed, and a file of that name stays."""
     if os.fstat(fd).st_size:
         settle(fd, part, target, force=force)
     elif is_file(part, fd):
@@ -88,17 +88,18 @@ def _end(fd: int, part: Path, target: Path, *, force: bool) -> None:
 
 
 def _begun(part: Path, target: Path, *, force: bool, notify: Notify) -> int:
-    """A new file that no other capture writes to, nor takes for one that was left. Raises OutputError."""
+    """Open a new file that no other capture writes to or takes for one that was left. Raises OutputError."""
     for _ in range(_ATTEMPTS):
         try:
-            # Root may be writing into another user's folder: follow no link and open nothing that is there.
+            # Root may write into another user's folder: links are not followed, and existing files are not
+            # opened.
             fd = os.open(part, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileExistsError:
             _clear(part, target, force=force, notify=notify)
             continue
         except OSError as e:
             raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
-        # Before it was locked, another capture may have taken it for one that was left.
+        # Before it was locked, another capture may have taken the file for one that was left.
         if _is_locked_by_us(fd) and is_file(part, fd):
             return fd
         os.close(fd)
@@ -106,7 +107,9 @@ def _begun(part: Path, target: Path, *, force: bool, notify: Notify) -> int:
 
 
 def _is_locked_by_us(fd: int) -> bool:
-    """Lock an open file. False where another process has; a file system without locks has none that does."""
+    """Lock an open file. Return False where another process has locked it. Without locks in the file system,
+    none has.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,12 +120,13 @@ def _is_locked_by_us(fd: int) -> bool:
 
 
 def _clear(part: Path, target: Path, *, force: bool, notify: Notify) -> None:
-    """Make room where a killed capture left its file: an empty one goes, records never do.
+    """Free the name of a file that a killed capture left. An empty file is removed, records never are.
 
-    Raises OutputError if it is in use, or has records and `force` does not give it another name.
+    Raises OutputError if the file is in use, or if it has records and `force` is not set, with which it is
+    renamed.
     """
     try:
-        # To write, as NFS locks nothing else; nothing is written.
+        # It is opened for writing, as NFS locks no other files. Nothing is written.
         fd = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
@@ -131,10 +135,10 @@ def _clear(part: Path, target: Path, *, force: bool, notify: Notify) -> None:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise OutputError(f"{part} exists and is no file", "remove it, or name another file with -o")
+            raise OutputError(f"{part} exists and is not a file", "remove it, or name another file with -o")
         if not _is_locked_by_us(fd):
             raise OutputError(f"{target} is being recorded by another capture", "name another file with -o")
-        if not is_file(part, fd):  # it got its name meanwhile
+        if not is_file(part, fd):  # its capture has given it its name meanwhile
             return
         if not status.st_size:
             part.unlink()
@@ -144,7 +148,7 @@ def _clear(part: Path, target: Path, *, force: bool, notify: Notify) -> None:
         else:
             raise OutputError(
                 f"{part} exists: a killed capture left it",
-                "read it as it is, and rename or remove it; -o names another file",
+                "read it as it is and rename or remove it, or name another file with -o",
             )
     except OSError as e:
         raise OutputError(f"{part} exists: {e.strerror}", "remove it, or name another file with -o") from e

@@ -1,9 +1,9 @@
-"""How a file gets its name: when it is whole, over no other file, and looked at before and after.
+"""Gives a complete file its name, without replacing another file, and with checks before and after.
 
     made: run.jsonl.part ──settle──▶ target: run.jsonl
-                             └─▶ another name, where either was taken or lost meanwhile
+                             └─▶ another name, if one of them was taken or removed meanwhile
 
-What was written is open here all the time, so it can be found, or read, whatever became of its name.
+The file stays open all the time, so its content can be found or read even if it was renamed or removed.
 """
 
 from __future__ import annotations
@@ -28,51 +28,53 @@ _USE = "use it under that name, or rename it"
 
 
 def kind_of(path: Path, option: str = "-o") -> int:
-    """What stands there, as `stat.S_IFMT` says it; 0 for nothing. Raises OutputError if it cannot be seen."""
+    """The kind of what is there, as `stat.S_IFMT` has it; 0 for nothing. Raises OutputError if that cannot be
+    read.
+    """
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return stat.S_IFREG if path.is_symlink() else 0  # one that leads nowhere has the name all the same
+        return stat.S_IFREG if path.is_symlink() else 0  # a broken link has the name too
     except OSError as e:
         raise OutputError(f"cannot write {path}: {e.strerror}", f"name another place with {option}") from e
 
 
 def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
-    """As `kind_of`, of an output that `option` names. Raises OutputError if it must not be written."""
+    """As `kind_of`, for an output that is given with `option`. Raises OutputError if it must not be written."""
     kind = kind_of(Path(path), option)
     if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", f"name a file in it with {option}")
     if kind in (stat.S_IFBLK, stat.S_IFSOCK):
-        raise OutputError(f"{path} is no file", f"name a file with {option}")
+        raise OutputError(f"{path} is not a file", f"name a file with {option}")
     if kind == stat.S_IFREG and _is_stream(Path(path)):
-        raise OutputError(f"{path} is a file that is open", f"{option} - writes to standard output")
+        raise OutputError(f"{path} is a file that is open", f"write to standard output with {option} -")
     if kind == stat.S_IFREG and not force:
-        raise OutputError(f"{path} exists", f"--force overwrites it, {option} names another")
+        raise OutputError(f"{path} exists", f"overwrite it with --force, or name another with {option}")
     return kind
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is a link to a file that a process has open, as /dev/stdout is: such a link must stay."""
+    """Whether it is a link to a file that a process has open, such as /dev/stdout. Such a link must stay."""
     return path.is_symlink() and path.readlink().parent.match("/proc/*/fd")
 
 
 def give_to_caller(fd: int) -> None:
-    """What is made under sudo belongs to the user who called it. Raises TracepipeError."""
+    """Give a file that is made under sudo to the user who called sudo. Raises TracepipeError."""
     ids = sudo_ids()
     if ids is not None:
-        with suppress(OSError):  # of a file system that has no owners, or does not trust root
+        with suppress(OSError):  # the file system has no owners, or does not trust root
             os.fchown(fd, ids.uid, ids.gid)
 
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Turn what the system says of a write into an OutputError; whoever closed a pipe needs no message."""
+    """Turn a system error of writing into an OutputError. A closed pipe needs no message."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as e:
-        # One with a file name is of another file.
+        # An error with a file name is about another file.
         if e.errno is None or e.filename not in (None, what):
             raise
         raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
@@ -88,7 +90,7 @@ def is_file(path: Path, fd: int) -> bool:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether a file has the name, or a recording that is to get it."""
+    """Whether a file has the name, or a recording that will get it."""
     return os.path.lexists(path) or os.path.lexists(f"{path}.part")
 
 
@@ -101,12 +103,12 @@ def rename_new(made: Path, target: Path) -> None:
             return
         if ctypes.get_errno() == errno.EEXIST:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    # NFS and some of FUSE know no such flag, but links.
+    # NFS and some FUSE file systems do not have this flag, but they have links.
     try:
         os.link(made, target, follow_symlinks=False)
     except FileExistsError:
         raise
-    except OSError:  # a folder, or a file system without links: nothing is left but to look first
+    except OSError:  # a folder, or a file system without links: check the name first
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
         made.rename(target)
@@ -115,9 +117,9 @@ def rename_new(made: Path, target: Path) -> None:
 
 
 def settle(fd: int, made: Path, target: Path, *, force: bool) -> None:
-    """Give the open file `fd`, which was made as `made`, its name: `target`, which `force` replaces.
+    """Rename the open file `fd`, which was made as `made`, to `target`. `force` replaces a file of that name.
 
-    Raises OutputError if it has another name in the end, which is said, or none.
+    Raises OutputError if it has another name in the end, which the message states, or none.
     """
     what = f"{made} was removed or replaced while it was written"
     if is_file(made, fd):
@@ -143,19 +145,19 @@ def settle(fd: int, made: Path, target: Path, *, force: bool) -> None:
 
 
 def taken(target: Path, place: Path) -> OutputError:
-    """Says that the name was given away while `place` was written."""
-    return OutputError(f"{target} was made by another program meanwhile; ours is {place}", _USE)
+    """The error for a name that was taken while `place` was written."""
+    return OutputError(f"{target} was made by another program meanwhile; this output is {place}", _USE)
 
 
 def free_of(target: Path) -> Iterator[Path]:
-    """Names near the one that was asked for: run-2.jsonl.zst, run-3.jsonl.zst."""
+    """Names similar to `target`: run-2.jsonl.zst, run-3.jsonl.zst, …"""
     packed = target.suffix if target.suffix in (".gz", ".zst") else ""
     plain = Path(target.name.removesuffix(packed))
     return (target.with_name(f"{plain.stem}-{number}{plain.suffix}{packed}") for number in count(2))
 
 
 def moved_aside(made: Path, target: Path) -> Path:
-    """Rename to the first free name near `target`; returns it. Raises OSError."""
+    """Rename to the first free name similar to `target` and return that. Raises OSError."""
     for name in free_of(target):
         with suppress(FileExistsError):
             rename_new(made, name)
@@ -164,17 +166,17 @@ def moved_aside(made: Path, target: Path) -> Path:
 
 
 def _kept_elsewhere(fd: int, made: Path, target: Path) -> Path:
-    """Where the open file is, or a copy of it. Raises OSError."""
+    """The path of the open file, or of a copy of it. Raises OSError."""
     place = Path(f"/proc/self/fd/{fd}").readlink()
     if is_file(place, fd):
-        # Its folder was moved, or the name was taken. What was renamed by hand keeps the name it was given.
+        # Its folder was moved, or the name was taken. A file that somebody renamed keeps its name.
         if place.name != made.name:
             return place
         with suppress(OSError):
             return moved_aside(place, place.with_name(target.name))
         return place
     failure: OSError | None = None
-    folders: list[Callable[[], Path]] = [  # none of which need be there
+    folders: list[Callable[[], Path]] = [  # none of these need exist
         lambda: target.parent,
         Path.cwd,
         lambda: Path(tempfile.gettempdir()),
@@ -189,7 +191,7 @@ def _kept_elsewhere(fd: int, made: Path, target: Path) -> Path:
 
 
 def _copy(fd: int, target: Path) -> Path:
-    """Write the content of an open file, which may be deleted, to a new file near `target`."""
+    """Write the content of an open file, which may be deleted, to a new file with a name similar to `target`."""
     for name in free_of(target):
         with suppress(FileExistsError):
             copy = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666)

@@ -1,4 +1,4 @@
-"""Of which hosts, GPUs and captures several recordings are, and the numbers that keep these apart."""
+"""Finds the hosts, GPUs and captures of several recordings, and the numbers that distinguish them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tracepipe.event.origins import HOSTS_MAX, IDS_APART, Origins, id_on
 from tracepipe.event.renumbered import Numbers
 from tracepipe.recording.survey import Survey
 
-# Launches of each further capture count from a multiple of this, so that their numbers can be read.
+# Launches of each further capture count from a multiple of this, so that people can read their numbers.
 _LAUNCHES_APART = 1_000_000
-# Launches of 64 bits have no room for more.
+# Launch ids have 64 bits, so there is no room for more.
 _LAUNCHES_MAX = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """One of several recordings: what its header says, what it has, and the name of its format."""
+    """One of several recordings: its header, its survey, and the name of its format."""
 
     source: Source
     survey: Survey
@@ -31,20 +31,20 @@ class Part:
 
     @property
     def rank(self) -> int | None:
-        """Its place among the processes of a distributed run, where it says it."""
+        """Its rank among the processes of a distributed run, where it states one."""
         rank = self.source.header.get("options", {}).get("rank")
         return rank if isinstance(rank, int) else None
 
     @property
     def capture(self) -> object:
-        """What the parts of one capture have in common: its launches have numbers of their own."""
+        """A key that the parts of one capture share. Each capture has its own launch numbers."""
         start = self.source.header.get("start")
         return (self.source.header.get("host"), tuple(sorted(start.items()))) if start else self
 
 
 def hosts_of(parts: Sequence[Part]) -> list[int]:
-    """The number of the host of each. One that does not say it is taken to be of the reference's, unless the
-    same tool recorded the same processes there at the same time: then it is of another.
+    """The number of the host of each recording. A recording that does not state its host is taken to be of
+    the reference's host, unless the same tool recorded the same processes there at the same time.
     """
     first = reference([part.source for part in parts])
     order = [first, *(at for at in range(len(parts)) if at != first)]
@@ -68,8 +68,8 @@ def _is_of(part: Part, members: Sequence[Part]) -> bool:
 
 
 def _is_elsewhere(part: Part, one: Part) -> bool:
-    """Whether one tool recorded the same pids at one time, but not as parts of one capture: those are pids of
-    two hosts.
+    """Whether one tool recorded the same pids at the same time, but not as parts of one capture. Then they
+    are pids of two hosts.
     """
     if one.format != part.format or one.capture == part.capture or not one.survey.pids & part.survey.pids:
         return False
@@ -79,9 +79,7 @@ def _is_elsewhere(part: Part, one: Part) -> bool:
 
 @dataclass(slots=True)
 class _Gpu:
-    """A GPU: its number among all, what is known of it, and the ranks that ran on it, by the formats that
-    say so.
-    """
+    """A GPU: its number among all GPUs, what is known about it, and by format the ranks that ran on it."""
 
     number: int
     title: str
@@ -94,8 +92,8 @@ def _title(index: int, said: Mapping[str, Any]) -> str:
 
 
 class Gpus:
-    """The GPUs of several recordings. Where both say a uuid, it decides; else the host and the index do, but
-    of two ranks that one tool recorded each has its own, as NCCL wants it.
+    """The GPUs of several recordings. A uuid identifies a GPU where both recordings state one; else the host
+    and the index do. But two ranks that one tool recorded have different GPUs, as NCCL requires.
     """
 
     def __init__(self) -> None:
@@ -135,7 +133,7 @@ class Gpus:
         return gpu.number
 
     def titles(self, hosts: Sequence[str]) -> dict[int, str]:
-        """What the GPUs are called, by their numbers."""
+        """The titles of the GPUs, by their numbers."""
         return {
             gpu.number: f"{gpu.title} {hosts[host]}" if hosts else gpu.title
             for (host, _), gpus in self._of.items()
@@ -144,11 +142,12 @@ class Gpus:
 
 
 def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
-    """What the numbers of each become, and what is said of where things come from. Raises InputError."""
+    """The new numbers of each recording, and the origins of all. Raises InputError."""
     of_host, gpus = hosts_of(parts), Gpus()
     if max(of_host) >= HOSTS_MAX:
         raise InputError(
-            f"the recordings are of {max(of_host) + 1} hosts", f"merge those of {HOSTS_MAX} at a time"
+            f"the recordings come from {max(of_host) + 1} hosts",
+            f"merge those of {HOSTS_MAX} hosts at a time",
         )
     cpus = [0] * (max(of_host) + 2)
     for part, host in zip(parts, of_host, strict=True):
@@ -168,8 +167,8 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     programs: dict[int, str] = {}
     for part, host in zip(parts, of_host, strict=True):
         at, launches = captures[part.capture]
-        arrows, made_up_apart = (len(captures), at), at * (IDS_APART // len(captures))
-        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), arrows, made_up_apart))
+        flows, made_up_apart = (len(captures), at), at * (IDS_APART // len(captures))
+        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), flows, made_up_apart))
         if command := part.source.header.get("command"):
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)
@@ -179,7 +178,7 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
 
 
 def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """Which two of them, by their places, have the same processes and are of two captures."""
+    """The pairs of recordings, by their places, that have the same processes and are of different captures."""
     return frozenset(
         (at, to)
         for at, to in combinations(range(len(parts)), 2)
@@ -190,7 +189,7 @@ def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[i
 
 
 def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str, ...]:
-    """What says of each host which it is, by its name or a file of it; none where there is one host alone."""
+    """The text for each host, by its name or one of its files; none where there is only one host."""
     if max(of_host) == 0:
         return ()
     names = []

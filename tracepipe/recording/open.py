@@ -1,4 +1,4 @@
-"""Opens a recording: recognises its format, reads its header, and settles its clocks."""
+"""Opens a recording: recognizes its format, reads its header, and relates its clocks."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def clock_records(stream: BinaryIO) -> Iterator[Record]:
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError:
-                continue  # the reader will count it
+                continue  # the reader will report it
             if isinstance(record, dict) and record.get("type") == "clock" and not first_fault(record):
                 yield record
 
 
 class _Pairs:
-    """The pairs of a recording, each time that they are asked for: those of the header, then those of the
-    file, where there is a `stream` to search.
+    """The clock pairs of a recording, which can be iterated several times: those of the header, then those of
+    the file, where there is a `stream` to search.
     """
 
     def __init__(self, of_header: list[Record], stream: InputStream | None) -> None:
@@ -90,13 +90,15 @@ def open_recording(
     is_growing: bool = False,
     called: str = "",
 ) -> Iterator[OpenRecording]:
-    """Open an input and settle its clocks: where they need pairs from all over the file, it is read twice,
-    and once more where there are more pairs than are kept.
+    """Open an input and relate its clocks. Where that needs pairs from the whole file, it is read twice, and
+    once more where there are more pairs than are kept.
 
-    `source_format` names the format where the content does not; `assumed` places clocks that have no pairs:
-    clock → ns to add, or a host clock's name; `undated`, one of `UNDATED`, is what becomes of lines without a
-    time among others. A recording that `is_growing` is read once, as it comes: only
-    its times in source time are right. `called` is what errors call it, if not its path. Raises InputError,
+
+
+    `source_format` is for inputs whose content does not show their format. `assumed` places clocks that have
+    no pairs: clock → ns to add, or the name of a host clock. `undated`, one of `UNDATED`, is what is done
+    with lines without a time. A recording that `is_growing` is read once, as it comes: only its times in
+    source time are right. `called` is its name in errors, by default its path. Raises InputError,
     FormatError, ClockError.
     """
     with ExitStack() as stack:
@@ -123,10 +125,10 @@ def open_recording(
 
 
 def _give_back() -> None:
-    """Have memory that was freed given back to the system: many pairs of clocks take some MB while they are
-    fitted, which the C library would keep in pieces.
+    """Return freed memory to the system. Many clock pairs take some MB while they are fitted, which the C
+    library would keep in pieces.
     """
-    # musl has no such function, and keeps nothing.
+    # musl has no such function, and keeps no memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -154,20 +156,20 @@ def _recognised(
 def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
     if undated not in UNDATED:
         raise FormatError(
-            f"lines without a time cannot be taken as {undated!r}", f"there are: {', '.join(UNDATED)}"
+            f"lines without a time cannot be taken as {undated!r}", f"use one of: {', '.join(UNDATED)}"
         )
     try:
         return source.read(stream, undated)
     except InputError as e:
-        # The reader does not know the path: its message starts with the place without one.
+        # The reader does not know the path: its message starts with the line alone.
         raise InputError(e.message.removeprefix(f":{e.line}: "), e.hint, path=path, line=e.line) from e
 
 
 def refused(problem: Problem, path: str) -> InputError:
-    """What `--strict` raises for a line that was skipped."""
+    """The error that `--strict` raises for a line that was skipped."""
     return InputError(
         problem.message,
-        "without --strict such lines are counted and skipped",
+        "leave out --strict to skip and count such lines",
         path=path,
         line=problem.line,
         field=problem.field,
@@ -175,18 +177,18 @@ def refused(problem: Problem, path: str) -> InputError:
 
 
 def damage(stream: InputStream) -> Problem:
-    """What to say of compressed data that ended in damage."""
+    """The problem for compressed data that ended in damage."""
     if stream.is_cut:
         return Problem(0, "", stream.damage)
     return Problem(0, "", f"the data is damaged from here on: {stream.damage}")
 
 
 def footer_notes(footer: Record | None, counts: Mapping[str, int]) -> list[str]:
-    """What the footer says that the file does not bear out."""
+    """Notes where the footer disagrees with the file."""
     if footer is None:
         return ["the file has no footer: the capture was cut off"]
     return [
-        f"the footer counts {made} {layer} events, the file holds {counts.get(layer, 0)}"
+        f"the footer counts {made} {layer} events, the file has {counts.get(layer, 0)}"
         for layer, made in footer["counts"].items()
         if counts.get(layer, 0) != made
     ]
@@ -194,7 +196,7 @@ def footer_notes(footer: Record | None, counts: Mapping[str, int]) -> list[str]:
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Stop the cycle collector: records hold no cycles, and looking for them costs a third of the time."""
+    """Stop the cycle collector. Records have no cycles, and looking for them takes a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -17,7 +17,7 @@ from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, damage, footer_notes, refused
 
 Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all, which are 0 where unknown."""
+"""Called with the bytes read and the bytes in all, 0 where they are not known."""
 # Records about the recording itself, which are not counted among its events.
 _NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name", *STALLS)
 
@@ -25,8 +25,8 @@ _NO_EVENTS = ("header", "footer", "clock", "loss", "window", "stack", "name", *S
 class Reading:
     """Reads an opened recording once. Raises InputError on the first bad line where `strict`.
 
-    `relieve` is called between two batches when the tables hold much that may not be in use any more; without
-    it, nothing of a batch is in use after it.
+    `relieve` is called between two batches when the tables have much that may not be in use any more. Without
+    it, nothing of a batch may be in use after the batch.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Reading:
         self._after_footer = 0
         self._counts = np.zeros(0, np.int64)
         self._others = 0
-        """Records that are no events since room was made last: what is made of them has names too."""
+        """Records that are not events since the tables were last relieved. The names made from them take
+        memory too."""
 
     def _forget(self) -> None:
         nothing = np.empty(0, np.int32)
@@ -59,12 +60,12 @@ class Reading:
             self._relieve()
 
     def placed(self) -> Iterator[tuple[TraceBatch, list[Problem]]]:
-        """Batches on the trace's clock, and what went wrong in them."""
+        """Batches on the trace's clock, with their problems."""
         for batch, placed in self.both():
             yield placed, batch.problems
 
     def both(self) -> Iterator[tuple[SourceBatch, TraceBatch]]:
-        """Batches as they were read and on the trace's clock; the first shares columns with the second."""
+        """Batches as they were read, and on the trace's clock. Both share columns."""
         clocks, tables = self._opened.clocks, self._opened.recording.tables
         stacks = LaunchStacks(tables)
         for batch in self._batches():
@@ -81,7 +82,7 @@ class Reading:
             tables.given_bytes = 0
             for problem in batch.problems:
                 self.note(problem)
-            # A reader that puts events in order has none to give at first.
+            # A reader that puts events in order has none at first.
             if len(batch.events) or batch.problems:
                 yield batch
             if self._progress and batch.offset_bytes:
@@ -91,13 +92,13 @@ class Reading:
             yield SourceBatch(no_events(), problems=[damage(stream)])
 
     def note(self, problem: Problem) -> None:
-        """Count a problem; raises InputError where `strict` and its line was skipped."""
+        """Count a problem. Raises InputError where `strict` and its line was skipped."""
         if self._strict and problem.skipped:
             raise refused(problem, self._path)
         self.account.add(problem)
 
     def _take(self, shapes: Int32s, args: Int32s, others: list[Any]) -> None:
-        """Count what a batch holds."""
+        """Count the records of a batch."""
         if self.footer is not None:
             self._after_footer += len(shapes)
         counts = np.bincount(shapes[shapes >= 0], minlength=len(self._counts))
@@ -122,7 +123,7 @@ class Reading:
             self.relieve()
 
     def _sum_counts(self) -> None:
-        """Put what was counted by shape into the counts of layers."""
+        """Add the counts by shape to the counts by layer."""
         shapes = self._opened.recording.tables.shapes
         for number in np.flatnonzero(self._counts).tolist():
             shape = shapes[number]
@@ -141,7 +142,7 @@ class Reading:
             account.notes.append(f"{left_out} stacks are left out: there are more than can be kept")
         if account.source == "tracepipe":
             if self._after_footer:
-                account.notes.append(f"{self._after_footer} records stand after the footer")
+                account.notes.append(f"{self._after_footer} records come after the footer")
             if self.footer is None or not account.unplaced:
                 account.notes += footer_notes(self.footer, account.counts)
         return account

@@ -1,5 +1,5 @@
-"""What numbers a recording has, and what it saw that others may have seen too: found by reading it once,
-before it is merged with them.
+"""Finds the numbers of a recording, and what other recordings may have too, by reading it once before it is
+merged with them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tracepipe.event.warps import PlacedWarps
 from tracepipe.recording.open import OpenRecording
 from tracepipe.recording.reading import Reading
 
-# So many processes are known of a recording; a machine has some thousand.
+# The most processes of a recording that are noted. A machine has some thousand.
 _PROCESSES_MAX: Final = 1 << 16
-# The number of a launch is that of CUPTI with the process above it, in formats that have several processes.
+# In formats with several processes, a launch number has CUPTI's number in these bits and the process above.
 _CORRELATION: Final = (1 << 32) - 1
-# Odd, so that keys are spread over all numbers (2⁶⁴ divided by the golden ratio).
+# 2⁶⁴ divided by the golden ratio. It is odd, so that keys spread over all numbers.
 _SPREADING: Final = np.uint64(0x9E3779B97F4A7C15)
 _HAS_LAUNCH, _IS_NCCL, _BEGINS, _ENDS, _LAUNCHES = 1, 2, 4, 8, 16
-# At most this many launches are looked at, one by one.
+# At most this many launches are examined one by one.
 _KERNELS_MAX: Final = 1 << 16
-# Where every rank must have had the others' data, all end at nearly one time.
+# Collectives in which every rank needs data of all others: all ranks end at nearly the same time.
 _OF_ALL: Final = ("all", "reduce_scatter", "barrier")
 _COLLECTIVE: Final = ("Collective name", "Process Group Name", "Process Group Ranks", "Seq")
 
 
 @dataclass(slots=True)
 class Survey:
-    """The processes and GPUs of a recording, how many processors it names, its highest launch, its times, and
-    what it saw that others may have seen too. `realtime_ns` is by how much CLOCK_REALTIME was ahead of the
-    times that are taken; None where that is not known.
+    """The processes and GPUs of a recording, its number of processors, its highest launch, its times, and
+    what other recordings may have too. `realtime_ns` is by how much CLOCK_REALTIME was ahead of the times;
+    None where that is not known.
     """
 
     seen: Seen
@@ -52,25 +52,25 @@ class Survey:
     first_ns: int = 0
     last_ns: int = 0
     end_ns: int = 0
-    """When the last of whole slices ends, or the last event is."""
+    """The end of the last whole slice, or the time of the last event."""
     is_begun: bool = False
 
     _rounds: int = 0
     _flags: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """By the number of a shape: what its events are."""
+    """By the number of a shape: what its events are, as flags."""
     _keys: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """By the number of a shape: what is common to its launch calls, 0 for other events."""
+    """By the number of a shape: the key of its launch calls, 0 for other events."""
     _calls: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """By the number of a shape: what is common to the calls of its thread and name, 0 for other events."""
+    """By the number of a shape: the key of calls of its thread and name, 0 for other events."""
 
     _open: dict[tuple[int | None, int | None, str], int] = field(default_factory=dict)
-    """By process, thread and function of a launch that goes on: what is common to those of its kernel."""
+    """By process, thread and function of an open launch call: the key of its kernel."""
     _kernels: dict[tuple[int | None, int], int] = field(default_factory=dict)
-    """The same by process and the number of the arguments, 0 for those without a kernel."""
+    """The key of a kernel by process and number of arguments, 0 for arguments without a kernel."""
     _launches_seen: int = 0
 
     def meet(self, tables: Tables) -> None:
-        """Look at the shapes that are new."""
+        """Note the new shapes."""
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
             self._kernels.clear()
@@ -96,7 +96,7 @@ class Survey:
             self.cpus = max(self.cpus, shape.cpu + 1)
 
     def take(self, batch: TraceBatch, tables: Tables) -> None:
-        """Look at the events of a batch."""
+        """Note the events of a batch."""
         self.meet(tables)
         events = batch.events
         is_event = events.shape >= 0
@@ -136,7 +136,9 @@ class Survey:
         self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
     def _see_calls(self, batch: TraceBatch, flags: Bytes) -> None:
-        """Note when calls began and ended, by thread, name and about when: others then note the same ones."""
+        """Note when calls began and ended, by thread, name and approximate time, so that all recordings note
+        the same ones.
+        """
         if self.realtime_ns is None:
             return
         events, calls = batch.events, self.seen.calls
@@ -146,7 +148,9 @@ class Survey:
             times.add(self._cells(self._calls[events.shape[at]], ns), ns)
 
     def _see_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
-        """Note when launches of kernels began and ended, by the kernel: some tools call them like it."""
+        """Note when launches of kernels began and ended, by kernel. Some tools name launches after their
+        kernels.
+        """
         if self.realtime_ns is None or self._launches_seen >= _KERNELS_MAX:
             return
         events = batch.events
@@ -174,7 +178,7 @@ class Survey:
             times.add(self._cells(keys, seen_ns), seen_ns)
 
     def _kernel_of(self, shape: Shape, args: int, tables: Tables) -> int:
-        """What is common to the launches of a kernel; 0 where it is not known."""
+        """The key of a kernel's launches; 0 where the kernel is not known."""
         if not IS_FUNCTION(shape.name):
             return _key((shape.pid, shape.name)) | 1
         if (shape.pid, args) not in self._kernels:
@@ -183,7 +187,7 @@ class Survey:
         return self._kernels[shape.pid, args]
 
     def _cells(self, keys: Any, ns: Int64s) -> Int64s:
-        """The cells of times, by what is common to those of a cell and by about when they are."""
+        """The cells of times, by their keys and their approximate times."""
         cells = (ns + (self.realtime_ns or 0) >> CELL_BITS).astype(np.uint64) * _SPREADING
         spread: Int64s = ((cells ^ keys) * _SPREADING).view(np.int64)
         return spread
@@ -202,7 +206,7 @@ class Survey:
                 keys.append(_key([args.get(key) for key in _COLLECTIVE]))
                 ends_ns.append(int(events.ts_ns[at] + events.dur_ns[at]))
         spread = np.array(keys, np.uint64) * _SPREADING
-        # They begin when each rank comes, and say nothing but by their ends.
+        # They begin when each rank arrives. Only their ends are the same.
         self.seen.collectives.add(
             spread.view(np.int64), np.array(ends_ns, np.int64), np.zeros(len(ends_ns), np.int64)
         )
@@ -224,21 +228,21 @@ def _key(of: Any) -> int:
 
 
 def _key_of_call(shape: Shape | None) -> int:
-    """What is common to the launch calls of a shape; 0 for other events."""
+    """The key of the launch calls of a shape; 0 for other events."""
     if shape is None or shape.on_stream or not shape.has_launch or shape.phase not in ("B", "X"):
         return 0
     return _key((shape.pid, shape.name)) | 1
 
 
 def _key_of_name(shape: Shape | None) -> int:
-    """What is common to the calls of a library of one thread and name; 0 for other events."""
+    """The key of the calls of a library with one thread and name; 0 for other events."""
     if shape is None or shape.type != "userspace" or shape.tid is None or not shape.name:
         return 0
     return _key((shape.pid, shape.tid, shape.name)) | 1
 
 
 def surveyed(opened: OpenRecording, path: str) -> Survey:
-    """Read a recording for its numbers."""
+    """Survey a recording by reading it once."""
     header, clock = opened.recording.header, opened.clocks.trace_clock
     realtime_ns = Source(path, header, clock).ahead_ns(REALTIME, clock)
     survey, tables = Survey(Seen(opened.source), realtime_ns), opened.recording.tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.event.nesting import BESIDE_MAX
+from tracepipe.event.nesting import OVERLAP_ROWS_MAX
 from tracepipe.reports.frames.libraries import np
 
 
@@ -33,7 +33,7 @@ def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Any) -> Int64s:
     for at, (begin_ns, until_ns, calls) in enumerate(zip(starts, ends, may_call, strict=True)):
         while around and ends[around[-1]] <= begin_ns:
             around.pop()
-        for one in around[: -BESIDE_MAX - 1 : -1]:
+        for one in around[: -OVERLAP_ROWS_MAX - 1 : -1]:
             if ends[one] >= until_ns and ends[one] > begin_ns:
                 parent[at] = one
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns
-from tracepipe.event.model import NO_SPANS
+from tracepipe.event.model import NO_SLICES
 from tracepipe.event.order import order_of
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
 from tracepipe.reports.frames.grouping import grouped
@@ -20,7 +20,7 @@ _OF_MOVED = ("source_ns", "bound_ns")
 # So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
 _SHAPES_MAX, _SHAPES_BYTES_MAX = 1 << 14, 4 * KEPT_BYTES_MAX
 # Values of counters and ends of arrows are in no frame.
-_NO_SPANS = [ord(phase) for phase in NO_SPANS]
+_NO_SPANS = [ord(phase) for phase in NO_SLICES]
 
 
 class Collected:

@@ -205,7 +205,7 @@ class Spans:
     def _end(self, ops: dict[str, Any], ended: Int64s, events: TraceColumns | None) -> None:
         """End spans, as operations say."""
         columns, event = self.columns, ops["event"][ended]
-        at = self._rows_of_spans(ops["span"][ended])
+        at = self._rows_of_spans(ops["slice_id"][ended])
         columns["end_ns"][at] = ops["ts"][ended]
         closed = at[ops["mark"][ended] == NO_MARK]
         columns["kind"][closed[columns["kind"][closed] == UNCLOSED]] = SPAN

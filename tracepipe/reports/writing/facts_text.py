@@ -30,7 +30,7 @@ def lacks(facts: Facts) -> Iterator[str]:
     yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():
-        yield f"lost: {count} {layer} events were made and not recorded"
+        yield f"lost: {count} {layer} events happened and were not recorded"
 
 
 def _clocks(facts: Facts) -> Iterator[str]:
