@@ -361,7 +361,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
             "cannot write /dev/full: No space left",
             "free some space",
         ),
-        (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "without --strict"),
+        (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "leave out --strict"),
         (["validate", "missing"], "missing: cannot be read: No such file", "Check the path."),
         (["open", "missing"], "missing", ""),
     ],

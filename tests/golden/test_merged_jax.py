@@ -27,7 +27,7 @@ ALONE = """
 def test_launches_by_their_kernels_put_the_clocks_together() -> None:
     _, account = converted(PAIR)
     probes, (_, bound_ns, by) = anchors_of(account)
-    assert probes == (0, 0, "its clock is that of all")
+    assert probes == (0, 0, "its clock is the common one")
     assert re.fullmatch(
         r"29 launches by kernel that probes\.jsonl\.zst recorded too, 546 ns from where "
         r"CLOCK_REALTIME of a host that is not named puts it",

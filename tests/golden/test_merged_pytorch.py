@@ -45,7 +45,7 @@ def asked() -> Iterator[RealTraceProcessor]:
 
 def test_calls_that_both_recorded_put_their_clocks_together(account: Account) -> None:
     probes, (_, bound_ns, by) = anchors_of(account)
-    assert probes == (0, 0, "its clock is that of all")
+    assert probes == (0, 0, "its clock is the common one")
     said = re.fullmatch(
         r"41 calls that probes\.jsonl\.zst recorded too, (\d+) ns from where "
         r"CLOCK_REALTIME of a host that is not named puts it",

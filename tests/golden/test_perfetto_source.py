@@ -29,7 +29,7 @@ join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 _OF_ITSELF = frozenset({"capture", "ambiguous", "clock trace"})
 _WRITTEN = (
     "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
-    "counters-and-flows",
+    "counters-and-arrows",
     "cuda-table-threads", "device-memory", "flows", "host-layers", "host-nesting", "kineto-b200-overlaps",
     "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
     "warps-ranges", "warps-slots", "wprof", "xplane-mi300",

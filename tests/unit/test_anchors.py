@@ -83,15 +83,15 @@ def test_the_clock_of_all_is_that_which_relates_most() -> None:
 @pytest.mark.parametrize(
     ("one", "reason"),
     [
-        (source("x", "trace", {}), "x has its times on 'trace', which no host clock is related to"),
+        (source("x", "trace", {}), "x has its times on 'trace', to which no host clock is related"),
         (
             source("x", "globaltimer:0", {}, boot="b1"),
-            "x has its times on 'globaltimer:0', which no host clock is related to",
+            "x has its times on 'globaltimer:0', to which no host clock is related",
         ),
-        (source("x", "boottime", {}), "x has its times on 'boottime' alone, and does not say its host"),
+        (source("x", "boottime", {}), "x has its times only on 'boottime', and does not state its host"),
         (
             source("x", "monotonic", {}, host="node2"),
-            "x has its times on 'monotonic' alone, and is of another host",
+            "x has its times only on 'monotonic', and is of another host",
         ),
     ],
 )

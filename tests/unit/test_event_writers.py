@@ -214,7 +214,8 @@ def test_calls_inside_others_and_other_libraries_are_left_out_and_counted(tmp_pa
         ["1", "cuCtxSynchronize"], ["cuCtxSynchronize", "returned=?"],
     ]  # fmt: skip
     assert notes == [
-        "not written, as the format has no form for it: 2 calls inside others, 1 calls outside of CUDA's libraries, "
+        "not written, as the format has no form for it: 2 calls inside others, "
+        "1 calls outside of CUDA's libraries, "
         "1 calls without begin and end"
     ]
 

@@ -71,7 +71,7 @@ def test_without_a_launcher_there_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_stands_for_nothing_is_named(part: str, here: Path) -> None:
     with pytest.raises(TracepipeError) as refused:
         names().recording(f"traces/{part}.jsonl")
-    assert refused.value.message == f"Nothing is called {part}, which stands in traces/{part}.jsonl."
+    assert refused.value.message == f"{part} in traces/{part}.jsonl is not known."
     assert "{time}, {pid}, {program}, {host}, {rank}" in refused.value.hint
     assert list(here.iterdir()) == []
 

@@ -110,7 +110,7 @@ BROKEN = [
     (warps(range_count=[1]), "range_count", "has 1 values for 2 warps"),
     (ranges(range_name=[0, 1]), "range_name", "has 2 values for 3 ranges"),
     (ranges(range_open=[0, 0, 2]), "range_open[2]", "must be at most 1"),
-    (ranges(ranges=["load"]), "range_name", "has 1, and there are 1 names in ranges"),
+    (ranges(ranges=["load"]), "range_name", "has 1, but there are 1 names in ranges"),
     (ranges(ranges=["load", "x" * 4097]), "ranges[1]", "is longer than 4096 bytes"),
     (ranges(ranges=["load", 3]), "ranges[1]", "must be a string, not 3"),
     (ranges(exit_clk=[4, 9]), "range_dur_clk", "has a range that ends after its warp's last exit (warp 0)"),
@@ -119,7 +119,7 @@ BROKEN = [
         "range_dur_clk",
         "has a range that ends after its warp's last exit (warp 1)",
     ),
-    (ranges(range_dur_clk=[5, 2, (1 << 63) - 1]), "range_dur_clk", "has a range beyond the last exit"),
+    (ranges(range_dur_clk=[5, 2, (1 << 63) - 1]), "range_dur_clk", "has a range that ends after"),
     (
         ranges(range_clk=[0, 9, 8], range_count=[0, 3]),
         "range_clk",

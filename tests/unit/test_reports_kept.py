@@ -279,7 +279,7 @@ def test_a_call_that_is_open_at_the_end_is_closed_where_others_overlap_it(load: 
     run = load(
         *(event("B", 1_000 + tid, f"f{tid}", tid=tid) for tid in range(5)),
         *(event("E", 1_100 + tid, f"f{tid}", tid=tid) for tid in (0, 2, 4)),
-        # A slice that is still open when a call begins: the call goes on an extra track.
+        # A slice that is still open when a call begins: the call goes on an overlap track.
         span(1_200, 1_300, "long", tid=1),
         event("B", 1_250, "inside", tid=9),
         span(1_240, 1_260, "over", tid=9),

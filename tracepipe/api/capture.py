@@ -1,4 +1,4 @@
-"""`tracepipe.capture`: records a command, or what runs, while a block of Python runs."""
+"""`tracepipe.capture`: records a command, running processes or this one while a block of Python runs."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def capture(
     ring_bytes: str = "",
     notify: Notify | None = None,
 ) -> Capture:
-    """A recording of a command, of what runs already, or of this process, for a `with` statement.
+    """Record a command, running processes, or this process, in a `with` statement.
 
-    One of `command`, `pids`, `comm` and `system` says whose events; without, they are those of this process,
-    with the threads and processes that it starts. A command is a program with its arguments, and no shell
-    reads it. The others are the options of `tracepipe capture`: `layers` is None
-    for all that can be had here, times and sizes are texts such as "10s" and "1G". `notify` is called with
-    what is said of the capture. On entry the block raises CaptureUnavailable, whose hint says how to fix it,
-    OutputError, and TracepipeError for a command that cannot be run.
+    One of `command`, `pids`, `comm` and `system` chooses whose events are recorded. Without any, these are
+    the events of this process, with the threads and processes that it starts. A command is a program with its
+    arguments; it is not run by a shell. The other parameters are the options of `tracepipe capture`. `layers`
+    is None for all layers that this machine allows. Times and sizes are texts such as "10s" and "1G".
+    `notify` is called with notes on the capture. Entering the block raises CaptureUnavailable, whose hint
+    states how to fix it, OutputError, and TracepipeError for a command that cannot be run.
     """
     from tracepipe.capture.plan import layers_here
 
@@ -130,7 +130,7 @@ def capture(
 
 
 def _command(given: Any) -> list[str]:
-    """The program with its arguments. A path is no name to look for in $PATH."""
+    """The program with its arguments. A path object is not searched for in $PATH."""
     program, *rest = _several(given) or ("",)
     if isinstance(program, PathLike) and "/" not in fspath(program):
         program = f"./{fspath(program)}"
@@ -138,7 +138,7 @@ def _command(given: Any) -> list[str]:
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """One or more of something as a tuple: a text is one, not its letters."""
+    """One or more values as a tuple. A text is a single value."""
     return (given,) if isinstance(given, (str, int, PathLike)) else tuple(given)
 
 

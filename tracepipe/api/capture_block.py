@@ -1,4 +1,4 @@
-"""A capture while a `with` block runs, as the process sees it that has another one record."""
+"""A capture while a `with` block runs, in the process that uses it. Another process records."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, Tr
 class Capture:
     """A recording that is made while its `with` block runs.
 
-    It has begun when the block does. At the end of the block a command is waited for, and any other recording
-    ends. An exception ends it too, as Ctrl-C would, and the file keeps what was recorded. Another process
-    records, so the block may run on any thread.
+    It has begun when the block begins. The end of the block waits for a command, and ends any other
+    recording. An exception ends it too, as Ctrl-C would, and the file keeps what was recorded. Another
+    process records, so the block may run on any thread.
     """
 
     def __init__(self, order: Order, notify: Notify | None) -> None:
         self.path = order.output
         """The recording."""
         self.notes: list[str] = []
-        """What the user should know: which method was taken, which layers cannot be had."""
+        """What the user should know: which method is used, and which layers cannot be recorded."""
         self._order, self._notify = order, notify
         self._owner = 0
         self._recorder: subprocess.Popen[bytes] | None = None
@@ -63,7 +63,8 @@ class Capture:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A fork of ours leaves the block too; and what ended within it has said how.
+        # A fork of this process leaves the block too, and a recording that ended within the block was
+        # reported.
         if os.getpid() != self._owner or self._connection is None:
             return
         try:
@@ -74,7 +75,7 @@ class Capture:
         except TracepipeError as fault:
             if error is None:
                 raise
-            self._note(fault.message)  # what ended the block goes on
+            self._note(fault.message)  # the exception that ended the block is raised on
 
     def wait(self) -> CaptureSummary:
         """Wait until the recording ends: with its command or its processes, or by a limit."""
@@ -90,9 +91,9 @@ class Capture:
         return self._heard_out()
 
     def write_now(self, timeout_s: float = 60.0) -> str:
-        """Have what `last` kept written, as SIGUSR2 does, and wait until it is: the path of the file. The
-        recording goes on. Raises TracepipeError without `last` and in a fork, OutputError for a file that
-        cannot be written or is not whole, and CaptureTimeout; it is written all the same then.
+        """Write what `last` kept, as SIGUSR2 does, wait for that, and return the path of the file. The
+        recording continues. Raises TracepipeError without `last` and in a fork, OutputError for a file that
+        cannot be written or is not complete, and CaptureTimeout, after which the file will still be written.
         """
         if self._order.request.last is None:
             raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
@@ -109,8 +110,8 @@ class Capture:
 
         if not self._hear_until(lambda: bool(written() or self._summary), timeout_s):
             raise CaptureTimeout(
-                f"What was kept is not written in {timeout_s:g} s.",
-                "It will be: run.summary.recordings has it.",
+                f"What was kept was not written within {timeout_s:g} s.",
+                "It will be written: look for it in run.summary.recordings.",
             )
         answer = written()
         if answer is None:  # the recording ended meanwhile, and wrote what was kept
@@ -121,15 +122,15 @@ class Capture:
         return answer.path
 
     def begin_window(self, name: str = "") -> None:
-        """Begin a window of a capture with `start_on="api"`: all that is recorded is so when this returns.
-        Raises TracepipeError while one is open, and when the recording has ended.
+        """Begin a window of a capture with `start_on="api"`. Everything is recorded from when this returns.
+        Raises TracepipeError while a window is open, and when the recording has ended.
         """
         _check(self._obeyed(WindowOrder(True, name)))
 
     def end_window(self) -> None:
-        """End the window that is open, of a capture that begins or ends them by `"api"`. One that
-        `begin_window` began may have ended before, by `duration` or `stop_on`. Raises TracepipeError where
-        there was none, and when the recording has ended.
+        """End the open window of a capture that begins or ends windows by `"api"`. A window of `begin_window`
+        may have ended before, by `duration` or `stop_on`. Raises TracepipeError where there was no window,
+        and when the recording has ended.
         """
         _check(self._obeyed(WindowOrder(False)))
 
@@ -140,7 +141,7 @@ class Capture:
         try:
             yield
         except BaseException:
-            with suppress(TracepipeError):  # what ended the block goes on
+            with suppress(TracepipeError):  # the exception that ended the block is raised on
                 self._obeyed(WindowOrder(False))
             raise
         answer = self._obeyed(WindowOrder(False))
@@ -169,7 +170,7 @@ class Capture:
                 "Run python, or tracepipe capture, instead of a program that embeds Python.",
             )
         ours, theirs = Pipe()
-        # Of a command the terminal is its own too; any other recording ends when we say so, not by a Ctrl-C.
+        # A command shares the terminal. Any other recording ends when this process ends it, not by Ctrl-C.
         has_terminal = bool(self._order.request.command)
         self._owner = os.getpid()
         self._recorder = subprocess.Popen(
@@ -183,7 +184,9 @@ class Capture:
         self._tell(self._order)
 
     def _obeyed(self, order: WindowOrder) -> Answer:
-        """What the recorder answers to an order. Raises TracepipeError where it is no program's to give."""
+        """Send an order for a window and return the recorder's answer. Raises TracepipeError if the capture
+        does not take such orders from a program.
+        """
         trigger = triggers_of(self._order.request.windows)[0 if order.begins else 1]
         if trigger is None or trigger.kind != API:
             option, does = ("start_on", "begins") if order.begins else ("stop_on", "ends")
@@ -198,10 +201,10 @@ class Capture:
             return self._answer or ENDED
 
     def _check_not_forked(self) -> None:
-        """Raise TracepipeError in a fork, which would take the answers of the process that it comes from."""
+        """Raise TracepipeError in a fork, which would receive the answers for its parent."""
         if os.getpid() != self._owner and self._owner:
             raise TracepipeError(
-                "This process was forked from the one that began the capture.", "Call it in that one."
+                "This process was forked from the one that began the capture.", "Call it in that process."
             )
 
     def _heard_out(self) -> CaptureSummary:
@@ -210,8 +213,8 @@ class Capture:
         return self._summary
 
     def _hear_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Hear what the recorder says until that is so; one thread hears for all that wait. False if the time
-        is over before. Raises what the recording ended with.
+        """Receive messages of the recorder until `is_there()`; one thread receives for all that wait. Return
+        False if the time is over before. Raises the error with which the recording ended.
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -235,7 +238,7 @@ class Capture:
                 self._take(message)
 
     def _received(self, timeout_s: float | None = None) -> Message | None:
-        """The next message of the recorder, None if none comes in that time."""
+        """The next message of the recorder, None if none comes in time."""
         if self._connection is None:
             raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
         try:
@@ -245,7 +248,7 @@ class Capture:
         except (EOFError, ConnectionResetError):
             code = self._close()
             raise TracepipeError(
-                f"The process that records ended with {code}.", "Standard error may say why."
+                f"The process that records ended with {code}.", "Look at standard error for the reason."
             ) from None
         if isinstance(message, CaptureSummary):
             self._summary = message
@@ -258,15 +261,15 @@ class Capture:
         return message
 
     def _take(self, message: Message) -> None:
-        """Do what a message asks for. Raises what the recording ended with."""
+        """Handle a message. Raises the error with which the recording ended."""
         if isinstance(message, str):
             self._note(message)
         elif isinstance(message, CaptureSummary):
             self._close()
-            message.check()  # the summary can be read all the same
+            message.check()  # the summary can still be read
         elif isinstance(message, Refused):
             self._close()
-            hint = message.hint.replace("tracepipe …", "python …")  # what the user ran is another program
+            hint = message.hint.replace("tracepipe …", "python …")  # the user ran a Python program
             raise getattr(errors, message.kind, TracepipeError)(message.message, hint)
 
     def _note(self, text: str) -> None:
@@ -276,11 +279,11 @@ class Capture:
 
     def _tell(self, message: Order | WindowOrder | str) -> None:
         if self._connection is not None:
-            with suppress(OSError):  # it has ended, and what it said last can be heard
+            with suppress(OSError):  # it has ended, and its last messages can be received
                 self._connection.send(message)
 
     def _close(self) -> int:
-        """Wait for the end of the recorder; its exit code."""
+        """Wait for the end of the recorder and return its exit code."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -1,4 +1,4 @@
-"""`tracepipe.convert`: a recording becomes a timeline, as the command `tracepipe convert` makes it."""
+"""`tracepipe.convert`: makes a timeline of a recording, as the command `tracepipe convert` does."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def convert(
     offset: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Account:
-    """Convert a recording, and say what was found in it; `account.output` is where the timeline is. Several
-    recordings become one timeline, on one clock.
+    """Convert a recording and return the account of what was found in it. `account.output` is the file of the
+    timeline. Several recordings become one timeline, on one clock.
 
     `format` is perfetto, chrome, archive (of a Perfetto trace of each recording), tracepipe, text, threads,
     layered or cuda-events. `out` is a path, or a binary stream, which stays open; by default it is the
     recording's path with the format's suffix, and standard output for the last four. The file gets its name
-    when it is whole, and replaces another with `force` alone. `warp_tracks` is auto, slot, logical, sm or
-    off. `offset` has nanoseconds to add to the times of some of several recordings, by their names. The rest
-    is as `tracepipe.open` has it. Raises InputError, FormatError, ClockError, OutputError.
+    when it is complete, and replaces another only with `force`. `warp_tracks` is auto, slot, logical, sm or
+    off. `offset` has nanoseconds to add to the times of recordings, by their names. The other parameters are
+    those of `tracepipe.open`. Raises InputError, FormatError, ClockError, OutputError.
     """
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
@@ -56,7 +56,7 @@ def convert(
     options = ConvertOptions(source_format, strict, compress, assumed, layout, undated, offsets)
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
     if (len(paths) > 1 or offsets) and not form.takes_several:
-        raise FormatError(f"{format} is written of one recording", "convert each by itself")
+        raise FormatError(f"{format} is made from a single recording", "convert each recording separately")
     compressed_as = _compressed_as(out, format, form)
     name, opened = _opened(paths, out, form, force)
     with opened as stream:
@@ -67,8 +67,8 @@ def convert(
 
 
 def output_of(paths: Sequence[str], format: str) -> str:
-    """Where the timeline of recordings goes by default; `-` is standard output. Raises FormatError, and
-    OutputError where several need a name for theirs.
+    """The default output for a timeline of recordings; `-` is standard output. Raises FormatError, and
+    OutputError where several recordings need a name.
     """
     return _default(paths, _form(format))
 
@@ -95,15 +95,14 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
 
 
 def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form: OutputFormat) -> str:
-    """The name whose ending says how the output is compressed: a path, as a stream may compress by itself.
-
-    Raises OutputError where the format is not written like that.
+    """The path whose ending decides how the output is compressed, "" for a stream, which may compress by
+    itself. Raises OutputError where the format cannot be compressed like that.
     """
     path = fspath(out) if isinstance(out, (str, PathLike)) else ""
     ending = PurePath(path).suffix
     if ending in (".gz", ".zst") and not form.by_suffix:
         raise OutputError(
-            f"{format} is not written compressed, as the name {path} says",
+            f"{format} is not written compressed, which the name {path} asks for",
             f"leave out {ending}, and compress the file",
         )
     return path
@@ -112,7 +111,7 @@ def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form
 def _opened(
     paths: list[str], out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
 ) -> tuple[str, AbstractContextManager[BinaryIO]]:
-    """The name of the output, "" for a stream without one, and what opens it."""
+    """The name of the output, "" for a stream without one, and the context that opens it."""
     from tracepipe.recording.files import replacing
 
     if out is None:

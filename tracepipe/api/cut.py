@@ -26,13 +26,14 @@ def cut(
     undated: str = "skip",
     progress: Progress | None = None,
 ) -> Account:
-    """Write what a recording of any input format has from `start` on and before `end`, as an event file.
+    """Write the part of a recording from `start` on and before `end` as an event file. The recording may have
+    any input format.
 
-    Both are as on the command line: `"1.2s"` after the start of the recording, or `"@22137070527"`, which is
-    nanoseconds on the trace's clock; without one the part begins or ends with the recording. `out` is `-` for
-    standard output, and compressed where its name ends with .gz or .zst. The account counts what the part
-    holds. The rest is as `tracepipe.convert` has it. Raises InputError, FormatError, ClockError, OutputError,
-    and TracepipeError for a time that is none or a stretch that is empty.
+    Both times are as on the command line: `"1.2s"` after the start of the recording, or `"@22137070527"`,
+    nanoseconds on the trace's clock. Without one, the part begins or ends with the recording. `out` is `-`
+    for standard output; the file is compressed where its name ends with .gz or .zst. The account counts what
+    is in the part. The other parameters are those of `tracepipe.convert`. Raises InputError, FormatError,
+    ClockError, OutputError, and TracepipeError for a text that is not a time and for an empty part.
     """
     from tracepipe.part.cut import Cut, CutOptions
     from tracepipe.part.stretch import moment_of

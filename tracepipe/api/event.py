@@ -22,26 +22,26 @@ class Args:
     __slots__ = ("_parsed", "_text")
 
     def __init__(self, text: bytes, parsed: Mapping[str, Any] | None = None) -> None:
-        """`parsed` are the arguments themselves, where their text does not say what they are."""
+        """`parsed` are the arguments, where they cannot be parsed from their text."""
         self._text = text
         self._parsed = None if parsed is None else MappingProxyType(parsed)
 
     def get(self) -> Mapping[str, Any]:
-        """All of them, by name; they cannot be changed, as other events may have the same."""
+        """All arguments, by name. They are read-only, as other events may share them."""
         if self._parsed is None:
             self._parsed = MappingProxyType(orjson.loads(self._text))
         return self._parsed
 
 
 class Event:
-    """One event of a recording. What the recording does not tell is None.
+    """One event of a recording. What was not recorded is None.
 
-    `ts_ns` is the time of the event on the trace's clock, the start of an X; `dur_ns` is known of an X, and
-    of some E. `launch` is the same number on a launch call, its kernel and its warps. `source_ns` is what
-    the event's own clock showed, where that is not the trace's. By `bound_ns` the time may be wrong: 0 on the
-    trace's own clock, None where the clock was placed by an assumed offset, whose error nobody knows.
-    `stack` are the frames of Python that made a call, innermost first, each with `function`, `file` and
-    `line`; a kernel and a copy have those of their launch.
+    `ts_ns` is the time of the event on the trace's clock, or the start of an X. `dur_ns` is known for an X
+    and for some E. `launch` is the same number on a launch call, its kernel and its warps. `source_ns` is the
+    reading of the event's own clock, where that is not the trace's. `bound_ns` is by how much the time may be
+    wrong: 0 on the trace's own clock, None where the clock was placed by an assumed offset, whose error is
+    not known. `stack` has the Python frames of a call, innermost first, each with `function`, `file` and
+    `line`. Kernels and copies have those of their launch.
     """
 
     __slots__ = ("_args", "_index", "_shape", "bound_ns", "dur_ns", "launch", "source_ns", "stack", "ts_ns")
@@ -76,7 +76,7 @@ class Event:
 
     @property
     def end_ns(self) -> int | None:
-        """When it was over: the end of an X, the time of an E; None for a B and an I."""
+        """The end of an X, the time of an E; None for a B and an I."""
         if self._shape.phase == "X":
             return self.ts_ns + (self.dur_ns or 0)
         return self.ts_ns if self._shape.phase == "E" else None
@@ -84,7 +84,7 @@ class Event:
     @property
     def layer(self) -> str:
         """One of `userspace`, `syscall`, `kernel`, `scheduler`, `memory`, `transfer`, `gpu_kernel`,
-        `gpu_warp`, `gpu_thread`; of a hook in a layer of its own that one's name, or `hook`.
+        `gpu_warp`, `gpu_thread`; for a hook the name of its own layer, or `hook`.
         """
         return self._shape.layer or self._shape.type
 
@@ -95,7 +95,7 @@ class Event:
 
     @property
     def phase(self) -> str:
-        """B begin, E end, I instant, X a whole span."""
+        """B begin, E end, I instant, X a whole slice."""
         return self._shape.phase
 
     @property
@@ -115,7 +115,7 @@ class Event:
 
     @property
     def comm(self) -> str | None:
-        """The thread's name; on the first event after it was given."""
+        """The thread's name, on the first event after it got that name."""
         return self._shape.comm
 
     @property
@@ -135,17 +135,17 @@ class Event:
 
     @property
     def block(self) -> Three | None:
-        """Threads of a block in x, y, z; of a `gpu_thread` the index of its block."""
+        """Threads of a block in x, y, z; for a `gpu_thread`, the index of its block."""
         return self._shape.block if self._index is None else self._index[0]
 
     @property
     def thread(self) -> Three | None:
-        """Of a `gpu_thread`, its index in its block."""
+        """The index of a `gpu_thread` in its block."""
         return None if self._index is None else self._index[1]
 
     @property
     def clock(self) -> str | None:
-        """The clock that it was recorded with; None for the recording's own."""
+        """The clock with which it was recorded; None for the recording's own."""
         return self._shape.clock
 
     @property
@@ -171,8 +171,8 @@ class WarpExit(NamedTuple):
 
 
 class WarpRange(NamedTuple):
-    """What a warp did for a time, by the name that the kernel's source gives it. `cycles` are the SM's. Where
-    the end is not known, `is_open`, it is taken to be the warp's last exit.
+    """A range of a warp, with the name from the kernel's source. `cycles` are those of the SM. `is_open` is
+    whether its end is not known; it is then taken to be the warp's last exit.
     """
 
     name: str
@@ -185,10 +185,10 @@ class WarpRange(NamedTuple):
 class Warp(Event):
     """One warp of a kernel, from its entry (`ts_ns`) to its last exit (`end_ns`); `name` is the kernel's.
 
-    `warp` is its number on the grid, `block_index` that of its block and `warp_in_block` its number there,
-    both None where the size of a block is not known. `slot` is the hardware slot on its `sm`. `entry_mask`
-    has a bit for each lane that entered. A warp that was running when the record ended has no exit, no
-    `dur_ns` and the phase B; others have X.
+    `warp` is its number in the grid. `block_index` is the number of its block, and `warp_in_block` its number
+    there; both are None where the size of a block is not known. `slot` is the hardware slot on its `sm`.
+    `entry_mask` has a bit for each lane that entered. A warp that was running when the record ended has no
+    exit, no `dur_ns` and the phase B; others have X.
     """
 
     __slots__ = ("block_index", "entry_mask", "exits", "ranges", "slot", "sm", "warp", "warp_in_block")
@@ -209,6 +209,6 @@ class Warp(Event):
 
     @property
     def cycles(self) -> int | None:
-        """Of the SM's clock, from the entry to the last exit."""
+        """Cycles of the SM's clock from the entry to the last exit."""
         cycles = [one.cycles for one in self.exits if one.cycles is not None]
         return max(cycles, default=None)

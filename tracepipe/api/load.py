@@ -1,4 +1,4 @@
-"""`tracepipe.load`: a recording as the reports see it, a polars frame for each layer."""
+"""`tracepipe.load`: a recording as the reports use it, a polars frame for each layer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def load(
     undated: str = "skip",
     progress: Progress | None = None,
 ) -> Run:
-    """Read a recording of any input format into columns: begins with their ends, nested.
+    """Read a recording of any input format into columns, with begins and ends matched and nested.
 
-    Parameters are those of `tracepipe.open`. All of the recording is in memory. Raises InputError,
+    Parameters are those of `tracepipe.open`. The whole recording is kept in memory. Raises InputError,
     FormatError, ClockError, and LibraryMissing where polars cannot be imported.
     """
     from tracepipe.reports.frames.run import load_run

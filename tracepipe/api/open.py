@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """The events of a recording in the order of its file, on the trace's clock; each warp is one.
+    """The events of a recording in the order of its file, on the trace's clock. Each warp is an event.
 
-    They can be iterated once. No more than some thousands are in memory. The end of the iteration closes the
-    file, and so do `close` and the end of a `with` block. Raises InputError where `strict` meets a bad line.
+    They can be iterated once. At most some thousands are in memory. The end of the iteration closes the file,
+    as do `close` and the end of a `with` block. With `strict`, a bad line raises InputError.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Events:
         from tracepipe.recording.reading import Reading
 
         self.path = path
-        """As it was given."""
+        """The path as it was given."""
         self._stack = ExitStack()
         opened = self._stack.enter_context(open_recording(path, source_format, assumed, undated))
         self.source_format: str = opened.source
         """The name of the input format."""
         self.header: Header = opened.recording.header
-        """The first record of the file; of other formats what they say of the same things."""
+        """The first record of an event file; for other formats, the fields that they have of it."""
         self.trace_clock: str = opened.clocks.trace_clock
         """The clock of every `ts_ns`."""
         self._opened = opened
@@ -79,12 +79,14 @@ class Events:
         self.close()
 
     def close(self) -> None:
-        """Close the file. Again: does nothing."""
+        """Close the file. A second call does nothing."""
         self._stack.close()
 
     @property
     def account(self) -> Account:
-        """What was read, as `convert` gives it. Raises TracepipeError before the last event was read."""
+        """The account of what was read, as `convert` returns it. Raises TracepipeError before the last event
+        was read.
+        """
         if self._account is None:
             raise TracepipeError(
                 f"{self.path} was not read to its end.", "Iterate over all of its events first."
@@ -93,22 +95,22 @@ class Events:
 
     @property
     def counts(self) -> Counter[str]:
-        """Layer → events, a warp counting one. As `account`."""
+        """Layer → events; a warp counts as one. Raises as `account`."""
         return self.account.counts
 
     @property
     def losses(self) -> Counter[str]:
-        """Layer → events that happened and were not recorded. As `account`."""
+        """Layer → events that happened and were not recorded. Raises as `account`."""
         return self.account.losses
 
     @property
     def problems(self) -> list[Problem]:
-        """The first lines that could not be used, or not surely. As `account`."""
+        """The first lines that could not be used, or that are ambiguous. Raises as `account`."""
         return self.account.problems
 
     @property
     def clocks(self) -> list[dict[str, Any]]:
-        """How each other clock was placed on the trace's, of the events that were read so far."""
+        """How each other clock of the events so far was placed on the trace's clock."""
         return self._opened.clocks.statements()
 
     def __repr__(self) -> str:
@@ -126,9 +128,9 @@ def open(
 ) -> Events:
     """The events of a recording of any input format, plain or compressed; `-` is standard input.
 
-    `source_format` names the format where the content does not. With `strict` the first bad line raises
-    InputError; without, bad lines are counted. `assume_offset` places clocks that have no clock pairs:
-    clock → ns to add, or a host clock's name. Lines without a time among others are skipped, or with
+    `source_format` is for inputs whose content does not show their format. With `strict`, the first bad line
+    raises InputError; otherwise bad lines are counted. `assume_offset` places clocks that have no clock
+    pairs: clock → ns to add, or the name of a host clock. Lines without a time are skipped, or with
     `undated="between"` placed between their neighbours. `progress` is called with bytes read and bytes in
     all. Raises InputError, FormatError, ClockError.
     """

@@ -1,4 +1,4 @@
-"""What the outputs of a capture are called: by their parts in braces, in a folder, or by default."""
+"""Names of the outputs of a capture: with parts in braces, in a folder, or by default."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 from tracepipe.recording.files import STANDARD, free_name, made_folder
 
-# Where the rank of a process in a job stands: torchrun, Open MPI and Slurm set it, torchrun also that among
-# the processes of one machine.
+# Variables with the rank of a process in a job, set by torchrun, Open MPI and Slurm. The last one is
+# torchrun's rank among the processes of one machine.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK")
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
 def title_of(request: CaptureRequest) -> str:
-    """What a recording is called after."""
+    """The name that a recording's default name begins with."""
     if request.command:
         return Path(request.command[0]).name
     return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
 
 
 class OutputNames:
-    """Names of the outputs of one capture: they agree in what stands for a part in braces."""
+    """Names of the outputs of one capture. A part in braces has the same value in all of them."""
 
     def __init__(self, request: CaptureRequest) -> None:
         self._program = title_of(request).replace("/", "_")
@@ -43,11 +43,11 @@ class OutputNames:
         }
 
     def recording(self, given: str) -> str:
-        """The name of the recording, whose folder is there then. Raises TracepipeError."""
+        """The name of the recording. Its folder is made. Raises TracepipeError."""
         return self._named(given, ".jsonl") if given else free_name(self._program, ".jsonl")
 
     def command_output(self, given: str) -> str:
-        """The same for the command's output, which has none by default."""
+        """The name of the command's output, which has none by default."""
         return self._named(given, ".txt") if given else ""
 
     def _named(self, given: str, suffix: str) -> str:
@@ -65,8 +65,8 @@ class OutputNames:
         if found[1] not in self._parts:
             known = ", ".join(f"{{{part}}}" for part in self._parts)
             raise TracepipeError(
-                f"Nothing is called {found[0]}, which stands in {given}.",
-                f"There are: {known}. A brace itself is written twice.",
+                f"{found[0]} in {given} is not known.",
+                f"Use one of: {known}. Write a brace itself twice.",
             )
         return self._parts[found[1]]()
 
@@ -77,11 +77,11 @@ def _rank() -> str:
     if not name:
         raise TracepipeError(
             f"There is no {{rank}}: none of {', '.join(_RANKS)} is set.",
-            "torchrun, mpirun and srun set one; sudo leaves it out: sudo -E, or sudo RANK=$RANK.",
+            "Start it with torchrun, mpirun or srun. With sudo, use sudo -E or sudo RANK=$RANK.",
         )
     rank = os.environ[name]
     if not (rank.isascii() and rank.isdecimal()):
         raise TracepipeError(
-            f"{name} is {rank!r}, which is no rank.", f"It is a number: unset {name}, or set it."
+            f"{name} is {rank!r}, which is not a rank.", f"Set {name} to a number, or unset it."
         )
     return rank

@@ -1,4 +1,4 @@
-"""A capture into a file: what the command `tracepipe capture` and the library's recorder both do."""
+"""A capture into a file, as both the command `tracepipe capture` and the library's recorder do it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def record(
     watchers: Sequence[Collector] = (),
     control: Control | None = None,
 ) -> CaptureSummary:
-    """Capture into a file, which keeps what it has whatever happens.
+    """Capture into a file, which keeps what was recorded in every case.
 
-    `command_output` is a file for what the command writes to its standard output. Without, that is standard
-    output, or standard error where the recording goes to standard output.
+    `command_output` is a file for the command's standard output. Without it, that goes to standard output, or
+    to standard error where the recording goes to standard output.
 
-    Raises what `capture` and `keeping` raise; what went wrong with a capture that ran is in its summary.
+    Raises what `capture` and `keeping` raise. Errors of a capture that ran are in its summary.
     """
     from tracepipe.capture import capture
 
@@ -74,15 +74,15 @@ def record(
 def _sink(
     request: CaptureRequest, output: str, *, force: bool, notify: Notify
 ) -> AbstractContextManager[Any]:
-    """Where the recording goes, or those of a flight recorder."""
+    """The output for the recording, or for those of a flight recorder."""
     if request.last is None:
         return keeping(output, force=force, notify=notify)
     return NumberedOutputs(output, force=force, notify=notify)
 
 
 class NumberedOutputs:
-    """The recordings of a flight recorder: the first has the name that was given, the others numbers behind
-    it. That name is taken from the start.
+    """The recordings of a flight recorder. The first has the name that was given, and the others have numbers
+    after it. The name is reserved from the start.
     """
 
     def __init__(self, path: str, *, force: bool, notify: Notify) -> None:

@@ -1,4 +1,4 @@
-"""Records on behalf of another process: of itself a process cannot, and signals are taken on a main thread.
+"""Records for another process: a process cannot record itself, and signals are handled on a main thread.
 
     caller ── Order ──▶ recorder        its first message
            ◀── notes, Began, the end ──
@@ -35,7 +35,7 @@ _CODE = (
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to record, and where to."""
+    """What to record, and into which file."""
 
     request: CaptureRequest
     output: str
@@ -50,7 +50,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The recording ended with an error, `kind` by its name in `tracepipe.errors`."""
+    """The recording ended with an error. `kind` is its name in `tracepipe.errors`."""
 
     kind: str
     message: str
@@ -59,8 +59,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A flight recorder has written `path`, the answer to all WRITEs up to the `asked`th. `error` and `hint`
-    say why it is not whole.
+    """A flight recorder has written `path`, which answers all WRITEs up to number `asked`. `error` and `hint`
+    state why it is not complete.
     """
 
     asked: int
@@ -70,11 +70,11 @@ class Written:
 
 
 Message = str | Began | Answer | Written | Refused | CaptureSummary
-"""A note for the user, or how it stands."""
+"""A note for the user, or the state of the recording."""
 
 
 class _Caller:
-    """The other end, as the capture sees it. Once it is gone, nobody wants the recording to go on."""
+    """The other end of the connection, for the capture. When it is gone, the recording ends."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -116,14 +116,14 @@ class _Caller:
     def tell(self, message: Any) -> None:
         try:
             self._connection.send(message)
-        except OSError:  # it is gone, and the recording is complete without it
+        except OSError:  # it is gone, which does not affect the recording
             return
 
 
 def command_line(descriptor: int, paths: Sequence[str]) -> list[str]:
-    """The command of a recorder on the socket with this number, which looks for modules in `paths`.
+    """The command that starts a recorder on the socket with this number, which imports modules from `paths`.
 
-    Isolated from the environment, which is that of the command that it records.
+    Python ignores the environment, which is that of the command to record.
     """
     return [sys.executable, "-I", "-c", _CODE, str(descriptor), *paths]
 
@@ -133,12 +133,12 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def main(number_of_socket: str) -> None:
-    """Record what the caller orders."""
+    """Record what the caller asks for."""
     descriptor = int(number_of_socket)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
-    os.set_inheritable(descriptor, False)  # the command has no part in it
+    os.set_inheritable(descriptor, False)  # the command must not inherit it
     connection = Connection(descriptor)
     order: Order = connection.recv()
     caller = _Caller(connection)

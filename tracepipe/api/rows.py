@@ -1,4 +1,4 @@
-"""Columns on the trace's clock, as one event after the other."""
+"""Makes single events of columns on the trace's clock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ _LANES = 32
 
 
 class EventRows:
-    """Makes events of batches. `assumed` are the clocks whose error nobody knows."""
+    """Makes events of batches. `assumed` are the clocks whose error is not known."""
 
     def __init__(self, tables: Tables, default_clock: str, assumed: Collection[str]) -> None:
         self._tables, self._default, self._assumed = tables, default_clock, assumed
         self._last: tuple[int, tuple[Frame, ...]] = (NONE, ())
 
     def events(self, batch: TraceBatch) -> Iterator[Event]:
-        """The events of a batch in its order, each warp one. All are made while its numbers hold."""
+        """The events of a batch in its order; each warp is one. All are made while the numbers of its tables
+        are valid.
+        """
         shapes = self._tables.shapes
         known: dict[int, Args | None] = {NONE: None}
         rows = enumerate(_rows(batch.events))
@@ -53,7 +55,7 @@ class EventRows:
             )
 
     def _stack(self, number: int) -> tuple[Frame, ...] | None:
-        """The frames of a stack, made once for the events that follow each other with it."""
+        """The frames of a stack, made once for consecutive events that have it."""
         if number == NONE:
             return None
         if number != self._last[0]:
@@ -69,7 +71,7 @@ class EventRows:
         return (clock or self._default) in self._assumed
 
     def _warps(self, batch: PlacedWarps) -> Iterator[Warp]:
-        """Each warp of a batch. Its columns become lists once, not its warps."""
+        """Each warp of a batch. The columns become lists once for all warps."""
         launched = batch.launched
         left = shape_of({**launched, "type": "gpu_warp", "phase": "X"})
         running = replace(left, phase="B")
@@ -134,7 +136,7 @@ class _EachWarp:
         )
 
     def put(self, at: int, warp: Warp, shape: Shape) -> None:
-        """Say which warp of the grid it is, and where it ran."""
+        """Set the numbers of a warp in the grid, and where it ran."""
         warp.warp = number = self._warp[at]
         size = -(-shape.block[0] * shape.block[1] * shape.block[2] // _LANES) if shape.block else 0
         warp.block_index, warp.warp_in_block = divmod(number, size) if size else (None, None)
@@ -148,7 +150,7 @@ def _list(column: Any) -> list[int] | None:
 
 
 def _rows(events: TraceColumns) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """The columns row by row, as Python's own numbers."""
+    """The columns row by row, as Python integers."""
     count = len(events)
     source = [NONE] * count if events.source_ns is None else events.source_ns.tolist()
     bound = [0] * count if events.bound_ns is None else events.bound_ns.tolist()

@@ -1,4 +1,4 @@
-"""Source times become trace times here, and nowhere else."""
+"""Turns source times into trace times. Nothing else does."""
 
 from __future__ import annotations
 

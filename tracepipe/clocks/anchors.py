@@ -1,8 +1,9 @@
-"""Puts the clocks of several recordings on one: by what their headers say of clocks that all of them know.
+"""Puts the clocks of several recordings on one, by what their headers state about clocks that all of them
+have.
 
-A recording has its times on one clock, once its own clocks are on that. Two such clocks are related where
-they are the same clock of one boot of one machine; where a header has an instant on both; or by
-CLOCK_REALTIME, which every machine has, and NTP sets. Each relation states a bound.
+The times of a recording are on one clock, after its other clocks were related to that. Two such clocks are
+related if they are the same clock of one boot of one machine, if a header has an instant on both, or by
+CLOCK_REALTIME, which every machine has and NTP sets. Each relation states a bound.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from tracepipe.errors import ClockError
 from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header, SourceNs
 
 REALTIME: Final = "realtime"
-# CLOCK_REALTIME less CLOCK_MONOTONIC is when a machine was booted. Of one boot it differs by as much as the
-# clock was set meanwhile; of two it differs by how long the machine was up.
+# CLOCK_REALTIME minus CLOCK_MONOTONIC is when a machine was booted. Within one boot it changes by as much as
+# the clock is set. Two boots differ by how long the machine was up.
 _ONE_BOOT_NS: Final = 2_000_000_000
-# A tool whose times are on CLOCK_REALTIME makes them of another clock's, the processor's or the GPU driver's.
-# PyTorch's profiler (2.11) was seen to be 1.1 to 1.7 µs off, XLA's (JAX 0.11) up to 3.2 µs.
+# A tool whose times are on CLOCK_REALTIME converts them from another clock, the processor's or the GPU
+# driver's. PyTorch's profiler (2.11) was measured to be off by 1.1 to 1.7 µs, XLA's (JAX 0.11) by up to 3.2
+# µs.
 _CONVERTED_NS: Final = 4_000
-# Pairs of a clock say nothing of what it showed an hour before or after them: that was another run.
+# Clock pairs do not apply to an hour before or after them: that was another run.
 _NEAR_NS: Final = 3_600_000_000_000
 _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known of a recording before it is merged: `clock` is that which its times are put on, which go
-    from `first_ns` to `end_ns`. `clocks` are what relates its other clocks to that one.
+    """What is known about a recording before it is merged. Its times are put on `clock`, and are from
+    `first_ns` to `end_ns`. `clocks` relates its other clocks to that one.
     """
 
     name: str
@@ -44,12 +46,12 @@ class Source:
     end_ns: int = 0
 
     def at(self, clock: str) -> int | None:
-        """What a host clock showed when it began, ns."""
+        """The reading of a host clock at the begin of the recording, ns."""
         shown = self.header.get("start", {}).get(f"{clock}_ns")
         return shown if isinstance(shown, int) else None
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
-        """How far one host clock is ahead of another here; None where that is not known."""
+        """How far one host clock is ahead of another in this recording; None where that is not known."""
         if clock == of:
             return 0
         here, there = self.at(clock), self.at(of)
@@ -63,9 +65,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a recording stands on the clock of all: `offset_ns` is added to its times, or to the first of
-    them where its clock drifts: then `drift` places them. `bound_ns` is how far they may be off, None where
-    nobody can say; `how` says what relates them, and `bound` what is known of the bound that is no number.
+    """The place of a recording on the common clock. `offset_ns` is added to its times, or only to the first
+    of them where its clock drifts: then `drift` places the times. `bound_ns` is how far they may be off, None
+    where that is not known. `how` is the text for what relates the clocks, and `bound` for a bound that is
+    not a number.
     """
 
     offset_ns: int
@@ -76,24 +79,24 @@ class Anchor:
 
     @property
     def way(self) -> Way:
-        """What its times go along."""
+        """The way that places its times on the common clock."""
         return Way(self.offset_ns, self.drift)
 
     def said(self, clock: str) -> dict[str, Any]:
-        """What the trace says of it."""
+        """The anchor as the trace states it."""
         said: dict[str, Any] = {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns}
         if self.drift is not None and self.drift.drift_ppm is not None:
             said["drift_ppm"] = round(self.drift.drift_ppm, 3)
         return said | ({"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns})
 
     def moved(self, by_ns: int) -> Anchor:
-        """The same with an offset that was given by hand."""
+        """The anchor with an offset that a user gave in addition."""
         how = f"{self.how}, and {by_ns:+d} ns by hand"
         return replace(self, offset_ns=self.offset_ns + by_ns, bound_ns=None, how=how, bound="set by hand")
 
 
 def is_one_host(one: Source, other: Source) -> bool | None:
-    """Whether two recordings are of one boot of one machine; None where they do not say it."""
+    """Whether two recordings are of the same boot of one machine; None where they do not state it."""
     boots = one.header.get("boot"), other.header.get("boot")
     if None not in boots:
         return boots[0] == boots[1]
@@ -105,7 +108,7 @@ def is_one_host(one: Source, other: Source) -> bool | None:
 
 
 def reference(sources: Sequence[Source]) -> int:
-    """The recording whose clock is that of all: the first of those that relate most host clocks."""
+    """The recording whose clock is the common one: the first of those that relate the most host clocks."""
 
     def known(source: Source) -> int:
         if source.clock not in HOST_CLOCKS:
@@ -118,13 +121,13 @@ def reference(sources: Sequence[Source]) -> int:
 def anchors(
     sources: Sequence[Source], by_hand: Mapping[int, int], seen: Sequence[Seen] | None = None
 ) -> list[Anchor]:
-    """Where each recording stands on the clock of the reference; `by_hand` is what to add to the times of
-    some, by their places, and `seen` what each saw that others may have seen too. Raises ClockError for one
-    that nothing relates to it.
+    """The anchor of each recording on the clock of the reference. `by_hand` has offsets to add to the times
+    of some, by their places. `seen` is what each recording has that others may have too. Raises ClockError
+    for a recording that nothing relates to the reference.
     """
     first = reference(sources)
     base = sources[first]
-    placed = {first: Anchor(0, 0, "its clock is that of all")}
+    placed = {first: Anchor(0, 0, "its clock is the common one")}
     found = {at: _anchor(source, base) for at, source in enumerate(sources) if at != first}
     for at, by_ns in by_hand.items():
         alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
@@ -134,7 +137,7 @@ def anchors(
         if at not in placed:
             raise ClockError(
                 f"{source.name} cannot be put on the clock of {base.name}: {_reason(source, base)}",
-                f"--offset {source.name}=NS adds nanoseconds to its times, which are then on that clock",
+                f"put them there with --offset {source.name}=NS, which adds nanoseconds to its times",
             )
         if abs(placed[at].offset_ns) >= TIME_LIMIT_NS:
             raise ClockError(
@@ -150,8 +153,8 @@ def _refine(
     found: dict[int, Anchor | None],
     placed: dict[int, Anchor],
 ) -> None:
-    """Place recordings by what others that are placed saw too, as far as there is such; then one by its
-    anchor, and so on.
+    """Place recordings by what recordings that are placed already have too. If there is no such recording,
+    place one by its anchor, and go on.
     """
     new = dict(placed)
     while found:
@@ -159,7 +162,8 @@ def _refine(
         for at, anchor in found.items():
             by_others = [
                 better
-                # What those that were placed before say was not enough, and does not change.
+                # Only the newly placed recordings are tried: the earlier ones were not enough, and do not
+                # change.
                 for other, its in new.items()
                 if (better := _by_others(sources[at], seen[at], sources[other], seen[other], its, anchor))
             ]
@@ -177,18 +181,18 @@ def _refine(
 
 
 def _limit_ns(anchor: Anchor) -> int:
-    """The bound, the largest there is where it is not known."""
+    """The bound of an anchor; the largest number where it is not known."""
     return TIME_LIMIT_NS if anchor.bound_ns is None else anchor.bound_ns
 
 
 def _by_others(
     source: Source, seen: Seen, other: Source, its: Seen, placed: Anchor, anchor: Anchor | None
 ) -> Anchor | None:
-    """Where a recording stands by what another that is placed saw too, where that says more than its anchor:
-    within a smaller bound, or beyond that of the anchor.
+    """The anchor of a recording by what a placed recording has too, if that tells more than its anchor: its
+    bound is smaller, or it is outside of the anchor's bound.
     """
     may_be_one_host = is_one_host(source, other) is not False
-    # An exact anchor needs no calls, and without an anchor nobody knows which of them are the same.
+    # An exact anchor needs no calls. Without an anchor it is not known which calls are the same.
     near_ns = None if anchor is None or anchor.bound_ns == 0 else placed.offset_ns - anchor.offset_ns
     found = agreement(seen, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
     if found is None:
@@ -219,9 +223,9 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
 
 
 def _of_one_host(source: Source, base: Source) -> Anchor | None:
-    """Where two recordings of one host stand by a clock that both know."""
+    """The anchor of a recording by a clock that both recordings of one host have."""
     if source.clock == base.clock:
-        # A GPU's clock is that of the GPU, and a format's own is that of one recording.
+        # A clock of a GPU belongs to the GPU, and a format's own clock to one recording.
         if source.clock not in HOST_CLOCKS and not source.clock.startswith("globaltimer:"):
             return None
         bound_ns = _apart_ns(source, base) + _converted_ns(source, base)
@@ -236,7 +240,7 @@ def _of_one_host(source: Source, base: Source) -> Anchor | None:
 
 
 def _by_pairs(source: Source, base: Source, clocks: Clocks) -> Anchor | None:
-    """Where a recording on a GPU's clock stands by the clock pairs that another has of it, near its begin."""
+    """The anchor of a recording on a GPU's clock by the other recording's clock pairs near its begin."""
     pairs = clocks.get(source.clock)
     if pairs is None or pairs.method != "fit":
         return None
@@ -249,8 +253,8 @@ def _by_pairs(source: Source, base: Source, clocks: Clocks) -> Anchor | None:
 
 
 def _apart_ns(source: Source, base: Source) -> int:
-    """How far two recordings of one host disagree about its boot where that is not said: a tool may take
-    another clock for the one that it is.
+    """How far two recordings of one host disagree about its boot time, where they do not state the boot: a
+    tool may name the wrong clock.
     """
     booted = source.booted_ns, base.booted_ns
     if "boot" in source.header and "boot" in base.header:
@@ -259,12 +263,12 @@ def _apart_ns(source: Source, base: Source) -> int:
 
 
 def _converted_ns(source: Source, base: Source) -> int:
-    """How far off two recordings may be because their tools converted to CLOCK_REALTIME."""
+    """How far two recordings may be off because their tools converted times to CLOCK_REALTIME."""
     return _CONVERTED_NS * ((source.clock == REALTIME) + (base.clock == REALTIME))
 
 
 def _by_realtime(source: Source, base: Source, *, one_host: bool | None) -> Anchor | None:
-    """Where two recordings stand by CLOCK_REALTIME."""
+    """The anchor of a recording by CLOCK_REALTIME."""
     own_ns, base_ns = source.ahead_ns(REALTIME, source.clock), base.ahead_ns(REALTIME, base.clock)
     if own_ns is None or base_ns is None:
         return None
@@ -283,8 +287,8 @@ def _reason(source: Source, base: Source) -> str:
     """Why nothing relates two recordings."""
     for one, other in ((source, base), (base, source)):
         if one.clock not in HOST_CLOCKS:
-            return f"{one.name} has its times on {one.clock!r}, which no host clock is related to"
+            return f"{one.name} has its times on {one.clock!r}, to which no host clock is related"
         if one.ahead_ns(REALTIME, one.clock) is None and not is_one_host(one, other):
-            said = "does not say its host" if is_one_host(one, other) is None else "is of another host"
-            return f"{one.name} has its times on {one.clock!r} alone, and {said}"
+            said = "does not state its host" if is_one_host(one, other) is None else "is of another host"
+            return f"{one.name} has its times only on {one.clock!r}, and {said}"
     return f"no instant is known on both {source.clock!r} and {base.clock!r}"

@@ -1,8 +1,7 @@
-"""When calls began and ended, by thread and name: all that several recordings have of a call to which their
-tools give no common number.
+"""When calls began and ended, by thread and name, for calls that have no common number in several recordings.
 
-Which call of one recording is which of another is found as an offset that makes most of them one. A loop that
-calls one function at a regular pace has many such offsets, and then nothing is found.
+The calls of two recordings are matched by the offset at which most of them are the same. A loop that calls a
+function at a regular pace has many such offsets. Then nothing is found.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from tracepipe.event.columns import Bools, Int64s
 CELL_BITS: Final = 30
 """The calls of a thread and name are kept for about a second (2³⁰ ns) each: a cell."""
 KEPT_MAX: Final = 1 << 12
-# The first calls of a cell are kept, up to this number: 13 ms or more, as those compared are 50 µs apart.
+# At most this many calls of a cell are kept, its first ones: these take 13 ms or more, as calls that are
+# compared are 50 µs apart.
 _OF_CELL_MAX: Final = 1 << 8
 # How far an anchor may be off.
 _REACH_NS: Final = 50_000
-# A call with another one of its cell this near could be mistaken for it, and is not compared.
+# A call this near to another one of its cell could be mistaken for it, and is not compared.
 _ALONE_NS: Final = 50_000
-# How far around other offsets are looked for: no anchor of one host was seen to be off by that much.
+# Offsets are searched within this distance. No anchor within one host was off by that much.
 _SURE_NS: Final = 1_050_000
-# Two tools that note the same calls differ by the most common offset, to within this.
+# Around the most common offset, the times of two tools for the same calls differ by at most this.
 _WIDTH_NS: Final = 8_000
 # The most common offset must be found at least this many times as often as any other.
 _CLEAR: Final = 4
@@ -33,7 +33,7 @@ _LEAST: Final = 8
 
 
 class Times:
-    """Times by cell; other recordings keep the same cells of those that they have."""
+    """Times by cell. All recordings keep the same cells, of those that they have."""
 
     def __init__(self) -> None:
         self._cells: Int64s = np.empty(0, np.int64)
@@ -42,19 +42,19 @@ class Times:
         self._new_count = 0
 
     def add(self, cells: Int64s, ns: Int64s) -> None:
-        """Add times in cells, whose numbers are spread over all numbers."""
+        """Add times in cells. The numbers of cells are hashes."""
         if len(self._cells) == KEPT_MAX:
             may_stay = cells <= self._cells[-1]
             cells, ns = cells[may_stay], ns[may_stay]
         if len(cells):
             self._new.append((cells, ns))
             self._new_count += len(cells)
-        # A batch may have few calls: not each is worth putting all in order again.
+        # Not after each batch, as sorting everything for a few calls would be slow.
         if self._new_count >= KEPT_MAX:
             self._choose()
 
     def _choose(self) -> None:
-        """Keep what is to be kept of all that were added."""
+        """Choose which of the added times to keep."""
         both = [(self._cells, self._ns), *self._new]
         cells, ns = (np.concatenate(columns) for columns in zip(*both, strict=True))
         order = np.lexsort((ns, cells))
@@ -66,7 +66,7 @@ class Times:
         self._new, self._new_count = [], 0
 
     def alone(self) -> tuple[Int64s, Int64s]:
-        """Cells and times, in order, of those that no other of the cell is near to."""
+        """The cells and times, in order, of calls that no other call of their cell is near to."""
         self._choose()
         is_apart = _differs(self._cells) | (np.diff(self._ns, prepend=self._ns[:1]) > _ALONE_NS)
         is_alone = is_apart & np.append(is_apart[1:], True)
@@ -82,11 +82,11 @@ class CallTimes:
 
 
 def between(one: CallTimes, other: CallTimes, near_ns: int) -> tuple[int, int, int] | None:
-    """By how much the times of `one` are ahead of those of `other`, not far from `near_ns`: the least, the
-    most and of how many calls. None where they do not say it.
+    """By how much the times of `one` are ahead of those of `other`, near `near_ns`: the least, the most, and
+    the number of calls. None where the calls do not show it.
 
-    One tool notes calls from the inside: there each begins later and ends earlier, so that the truth lies
-    between the differences of the begins and those of the ends. One of ten may say otherwise.
+    One tool records calls from the inside: there each begins later and ends earlier, so the true difference
+    is between that of the begins and that of the ends. One in ten calls may disagree.
     """
     begins, ends = (
         _commonest(_ahead(its.alone(), others.alone(), near_ns))
@@ -101,12 +101,12 @@ def between(one: CallTimes, other: CallTimes, near_ns: int) -> tuple[int, int, i
 
 
 def _differs(cells: Int64s) -> Bools:
-    """Whether each is of another cell than the one before."""
+    """Whether each is of a different cell than the one before."""
     return np.append(np.ones(min(len(cells), 1), np.bool_), cells[1:] != cells[:-1])
 
 
 def _ahead(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s], near_ns: int) -> Int64s:
-    """How far each time is ahead of those of the same cell that are near it, less `near_ns`; in order."""
+    """How far each time is ahead of the near times of the same cell, minus `near_ns`; in order."""
     (cells, ns), (other_cells, other_ns) = one, other
     found = [np.empty(0, np.int64)]
     for cell in np.intersect1d(cells, other_cells).tolist():
@@ -120,8 +120,8 @@ def _ahead(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s], near_ns: in
 
 
 def _commonest(ahead_ns: Int64s) -> Int64s | None:
-    """Those around the most common of the differences; None where they are few or far off, or where another
-    is nearly as common.
+    """The differences around the most common one; None where they are few or far off, or where another
+    difference is nearly as common.
     """
     if len(ahead_ns) < _LEAST:
         return None

@@ -1,4 +1,4 @@
-"""The clock pairs of a recording: all of them where they are few, else as many as memory may hold."""
+"""The clock pairs of a recording: all of them, or as many as memory allows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Any
 
 from tracepipe.clocks.pairs import PART, ClockPair, GrowingPairs, Pairs, cut, numbers
 
-# So many pairs are kept of all clocks together. They take some 64 bytes each while they are fitted, then 24.
+# The most pairs that are kept, of all clocks together. A pair takes some 64 bytes while it is fitted, then
+# 24.
 PAIRS_MAX = 1 << 17
-# A machine has some GPUs with a clock each. What a file says is any text.
+# A machine has some GPUs with a clock each, but a file may name any number of clocks.
 CLOCKS_MAX = 1 << 10
 
 
 class CollectedPairs:
-    """Pairs by clock. `is_thinned` says that not all of them are kept."""
+    """Pairs by clock. `is_thinned` is whether some were not kept."""
 
     def __init__(self) -> None:
         self.is_thinned, self._count = False, 0
         self._growing: dict[str, GrowingPairs] = {}
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add the pair of a `clock` record; of the first `CLOCKS_MAX` clocks alone."""
+        """Add the pair of a `clock` record, if its clock is one of the first `CLOCKS_MAX`."""
         growing = self._growing.get(record["clock"])
         if growing is None:
             if len(self._growing) == CLOCKS_MAX:
@@ -41,15 +42,15 @@ class CollectedPairs:
         self.is_thinned = True
 
     def take(self) -> Iterator[tuple[str, Pairs]]:
-        """Each clock with its pairs, which are not kept here any more."""
+        """Take out each clock with its pairs."""
         while self._growing:
             clock, growing = self._growing.popitem()
             yield clock, growing.columns()
 
 
 def thinned(pairs: Pairs) -> Pairs:
-    """A half of some pairs, or up to three quarters where they stand at many distances: those go that stand
-    closest to others. What they rule out of the intervals of those that stay is cut off first.
+    """Half of some pairs, or up to three quarters where their distances differ much. Those closest to others
+    are left out. Before that, the intervals of those that stay are narrowed by them.
     """
     pairs = cut(pairs.in_order())
     span_ns, count = int(pairs.source_ns[-1] - pairs.source_ns[0]), len(pairs)
@@ -60,8 +61,8 @@ def thinned(pairs: Pairs) -> Pairs:
 
 
 def _spaced(pairs: Pairs, spacing_ns: int) -> array[int]:
-    """The places of the first pair, of the last, and of those between without which there would be more than
-    `spacing_ns` between two. Of any three that follow each other in it, the outer two are further apart.
+    """The places of the first pair, the last, and those between that are needed so that no two are more than
+    `spacing_ns` apart. Of three consecutive ones, the outer two are further apart than that.
     """
     sources_ns = numbers(pairs.source_ns)
     places = array("q", [0])
@@ -75,7 +76,7 @@ def _spaced(pairs: Pairs, spacing_ns: int) -> array[int]:
 
 
 def in_parts(records: Iterable[Mapping[str, Any]], clocks: Container[str]) -> Iterator[tuple[str, Pairs]]:
-    """Pairs of some clocks, all that `records` have, a part at a time: a clock, and some of its pairs."""
+    """All pairs that `records` have of some clocks, a part at a time: a clock, and some of its pairs."""
     growing: dict[str, GrowingPairs] = {}
     for count, record in enumerate((one for one in records if one["clock"] in clocks), 1):
         growing.setdefault(record["clock"], GrowingPairs()).append(ClockPair.of(record))

@@ -1,8 +1,8 @@
-"""Where the times of a recording go on another's clock: by one offset, or along a map if the two drift apart.
+"""Places the times of a recording on another's clock, by one offset, or by a map if the two drift apart.
 
-What both saw in each part of a long time gives a pair of the two clocks, as a GPU's clock has them: the map
-through these removes the drift. Where one offset is within the bound of every pair it stays, as no drift is
-to be seen, and its bound allows for what the pairs leave open.
+What both recordings have in each part of a long time gives a pair of the two clocks, like those of a GPU's
+clock. The map through these pairs removes the drift. If one offset is within the bounds of all pairs, no
+drift is visible: the offset is used, with a bound that includes the uncertainty of the pairs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from tracepipe.event.model import SourceNs
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Puts times on another clock: `offset_ns` later, or as `drift` says, which puts the first that
-    much later.
+    """Puts times on another clock: by adding `offset_ns`, or by `drift`, which moves the first time by that
+    much.
     """
 
     offset_ns: int
     drift: ClockMap | None = None
 
     def place_all(self, ns: Int64s) -> Int64s:
-        """The times on the other clock of a column of times."""
+        """The times of a column on the other clock, of the same shape."""
         return ns + self.offset_ns if self.drift is None else self.drift.place_all(ns)
 
     def of_ahead(self, ahead_ns: int, first_ns: int) -> Way:
-        """The same for a clock that is ahead of the one that this is for, and shows `first_ns` first."""
+        """The way of a clock that is ahead of this one's source clock, and whose first time is `first_ns`."""
         if self.drift is None:
             return Way(self.offset_ns - ahead_ns)
         return _along(replace(self.drift, source_ns=self.drift.source_ns + ahead_ns), first_ns)
@@ -43,8 +43,8 @@ def _along(drift: ClockMap, first_ns: int) -> Way:
 
 
 def way_by(found: Agreement, other: Way, span: tuple[int, int]) -> tuple[Way, int] | None:
-    """Where a recording with times in a span goes by what it and another saw, which goes the `other` way; and
-    within what. None where they do not agree after all.
+    """The way of a recording with times in `span`, by what it and another recording have, which goes the
+    `other` way; and its bound. None where they do not agree.
     """
     even = other.of_ahead(found.ahead_ns, span[0])
     pairs = found.pairs
@@ -62,8 +62,8 @@ def way_by(found: Agreement, other: Way, span: tuple[int, int]) -> tuple[Way, in
 
 
 def _fitted(pairs: Pairs, other: Way) -> ClockMap | None:
-    """The map through pairs of a clock and of one that goes the `other` way; None where no clock drifts like
-    that, as two runs of one program do.
+    """The map through pairs of a clock and of one that goes the `other` way. None where clocks do not drift
+    like that: these are two runs of one program.
     """
     drift = fit("", Pairs(pairs.source_ns, other.place_all(pairs.host_ns), pairs.uncertainty_ns))
     is_clock = drift.drift_ppm is not None and abs(drift.drift_ppm) <= CRYSTAL_PPM
@@ -71,8 +71,8 @@ def _fitted(pairs: Pairs, other: Way) -> ClockMap | None:
 
 
 def _most_ns(drift: ClockMap, span: tuple[int, int]) -> int:
-    """How far off a map may be at most in a span, and between its pairs."""
-    # The rate may change between two pairs, which says most in the middle.
+    """The largest error of a map in a span, also between its pairs."""
+    # The rate may change between two pairs, which has most effect in the middle.
     wander_ns = np.diff(drift.source_ns) * WANDER_PPM // 4_000_000 + 1
     inside_ns = np.maximum(drift.from_bound_ns, drift.to_bound_ns)[1:-1] + wander_ns
     return max(most(inside_ns), most(drift.bounds_at(np.array(span, np.int64))))

@@ -1,8 +1,8 @@
-"""Turns source time into trace time: the one place that relates two clocks.
+"""Turns source time into trace time by maps of clocks.
 
-A source clock is related to the host's by pairs (source, host, uncertainty). Between two pairs the map is the
-straight line through both; outside them it goes on with the overall rate. Every map states a bound: how
-far a placed time may be from the true one.
+A source clock is related to the host's by pairs (source, host, uncertainty). Between two pairs, the map is
+the straight line through both. Before the first and after the last, it continues with the overall rate. Every
+map states a bound: how far a placed time may be from the true one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tracepipe.errors import ClockError
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.model import TIME_LIMIT_NS, SourceNs, TraceNs
 
-# The readings of `start` in a header follow each other within this time.
+# The readings of `start` in a header are taken within this time.
 SNAPSHOT_NS = 1000
 _MILLION = 1_000_000
 _INT64_MAX = (1 << 63) - 1
@@ -44,23 +44,23 @@ class Segment:
     rate_den: int
     bound_ns: int
     bound_ppm: int
-    """What each ns of distance from source_ns adds to the bound, in millionths."""
+    """What each ns of distance from source_ns adds to the bound, in millionths of a ns."""
     length_ns: int = 0
-    """Between two pairs: their distance. 0 before the first and after the last."""
+    """The distance of the two pairs; 0 before the first and after the last."""
     end_bound_ns: int = 0
-    """The bound at the second of them."""
+    """The bound at the second pair."""
 
     def place(self, source_ns: int) -> int:
-        """The trace time of a source time: at an end of what a trace can hold if it is beyond."""
+        """The trace time of a source time, limited to the times that a trace can have."""
         placed_ns = self.trace_ns + (source_ns - self.source_ns) * self.rate_num // self.rate_den
         return max(-TIME_LIMIT_NS, min(placed_ns, TIME_LIMIT_NS))
 
     def bound_at(self, source_ns: int) -> int:
-        """How far off the line the clock may be there, ns; what a trace can hold if that is more."""
+        """How far the clock may be off the line there, ns, limited to the times that a trace can have."""
         away_ns, length_ns = abs(source_ns - self.source_ns), self.length_ns
         if not length_ns:
             return min(self.bound_ns - (-away_ns * self.bound_ppm // _MILLION), TIME_LIMIT_NS)
-        # The farthest that a clock gets from the line between two points, when its rate changes just here.
+        # The farthest that a clock can be from the line between two points: its rate changes just here.
         rest_ns = length_ns - away_ns
         wander = away_ns * rest_ns * WANDER_PPM // _MILLION
         bound_ns = -(-(self.bound_ns * rest_ns + self.end_bound_ns * away_ns + wander) // length_ns)
@@ -71,9 +71,10 @@ class Segment:
 class ClockMap:
     """The map of one source clock. `method`: same, offset, fit or assumed.
 
-    `source_ns` and `trace_ns` are the points between which it is straight: 24 bytes each, with the bounds.
-    There is a segment before each point and one after the last; `from_bound_ns` has the bound where each of
-    them begins, or ends if it is the first, `to_bound_ns` where those between two points end.
+    `source_ns` and `trace_ns` are the points between which it is straight, of the shape `(points,)`; a point
+    takes 24 bytes with its bounds. There is a segment before each point and one after the last.
+    `from_bound_ns` has the bound at the begin of each segment, or at the end of the first one; `to_bound_ns`
+    has the bounds at the ends of those between two points.
     """
 
     clock: str
@@ -83,9 +84,10 @@ class ClockMap:
     from_bound_ns: Int64s | Int32s
     to_bound_ns: Int64s | Int32s
     rate: tuple[int, int] = (1, 1)
-    """Of the host's clock to this one before the first point and after the last, as a fraction."""
+    """The rate of the host's clock per tick of this one, as a fraction, before the first point and after the
+    last."""
     bound_ppm: tuple[int, int] = (0, 0)
-    """What each ns of distance adds to the bound there, in millionths."""
+    """What each ns of distance adds to the bound there, in millionths of a ns."""
     pairs: int = 0
     dropped: int = 0
 
@@ -106,8 +108,8 @@ class ClockMap:
         return TraceNs(self.segment(source_ns).place(source_ns))
 
     def place_all(self, source_ns: Int64s) -> Int64s:
-        """The trace times of a column of source times: what `Segment.place` gives, with the rate as 1 and the
-        rest of it, which is small.
+        """The trace times of a column of source times, of the same shape: the results of `Segment.place`. The
+        rate is split into 1 and a small rest.
         """
         if not len(source_ns):
             return source_ns
@@ -122,8 +124,8 @@ class ClockMap:
         return placed_ns
 
     def _points(self, source_ns: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Of each time the point that it is placed from and the next, and how far that is: before the first
-        and after the last both are the same.
+        """For each time the point from which it is placed, the next point, and the distance of the time.
+        Before the first point and after the last, both points are the same.
         """
         after = self.source_ns.searchsorted(source_ns, "right")
         at, to = np.maximum(0, after - 1), np.minimum(after, len(self.source_ns) - 1)
@@ -134,7 +136,7 @@ class ClockMap:
         return self.segment(source_ns).bound_at(source_ns)
 
     def bounds_at(self, source_ns: Int64s) -> Int64s:
-        """The bounds of a column of source times: what `Segment.bound_at` gives."""
+        """The bounds of a column of source times, of the same shape: the results of `Segment.bound_at`."""
         if not len(source_ns):
             return source_ns
         at, _, length_ns = self._points(source_ns)
@@ -146,7 +148,7 @@ class ClockMap:
         widest_ns = most(bound_ns) + most(end_ns) + _MILLION + longest_ns // _MILLION
         if max(widest_ns * longest_ns, most(away_ns) * max(self.bound_ppm)) >= 1 << 62:
             return np.array([self.bound_at(ns) for ns in source_ns.tolist()], np.int64)
-        # A product of two distances has more than 64 bits after some seconds.
+        # The product of two distances exceeds 64 bits after some seconds.
         wander = inside_ns // _MILLION * rest_ns + inside_ns % _MILLION * rest_ns // _MILLION
         line_ns = -(-(bound_ns * rest_ns + end_ns * inside_ns + wander) // np.maximum(1, length_ns))
         outside_ns = bound_ns - (-away_ns * np.where(is_before, *self.bound_ppm) // _MILLION)
@@ -155,7 +157,7 @@ class ClockMap:
 
     @property
     def drift_ppm(self) -> float | None:
-        """How much slower the source clock runs than the trace clock over all pairs, in millionths; None
+        """By how much the source clock runs slower than the trace clock over all pairs, in millionths; None
         where that is not known.
         """
         rate_num, rate_den = self.rate
@@ -172,15 +174,16 @@ def offset_map(clock: str, method: str, offset_ns: int, bound_ns: int) -> ClockM
 class Fit:
     """The piecewise-linear map through pairs of a clock, and how far other pairs contradict it.
 
-    The bounds hold if the rate changes by no more than WANDER_PPM beyond what the pairs show. Inside: the
-    uncertainties of the two ends, with such a change on the way, plus what the neighbours show of a bend.
-    Outside: that of the end, plus the distance times the uncertainty of the overall rate.
+    The bounds are true if the rate changes by no more than WANDER_PPM beyond what the pairs show. Between two
+    pairs, the bound is the uncertainties of both, with such a change between them, plus the bend that the
+    neighbours show. Outside, it is the uncertainty of the last pair, plus the distance times the uncertainty
+    of the overall rate.
     """
 
     def __init__(self, clock: str, pairs: Pairs) -> None:
         """Raises ClockError without any pair."""
         if not len(pairs):
-            raise ClockError(f"clock {clock} has no clock pairs", f"--assume-offset {clock}=NS places it")
+            raise ClockError(f"clock {clock} has no clock pairs", f"place it with --assume-offset {clock}=NS")
         kept = consistent(cut(pairs.in_order()))
         rate, bound_ppm = _outside(kept)
         self._map = ClockMap(clock, "fit", kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)
@@ -188,7 +191,7 @@ class Fit:
         self._pairs = self._dropped = 0
 
     def allow(self, pairs: Pairs) -> None:
-        """Make the bounds allow for what of `pairs` contradicts the map: it may be wrong where those are."""
+        """Widen the bounds where `pairs` contradict the map, as it may be wrong there."""
         for part in pairs.parts():
             off_ns = np.abs(self._map.place_all(part.source_ns) - part.host_ns)
             wrong = off_ns > self._map.bounds_at(part.source_ns) + part.uncertainty_ns + 2
@@ -204,11 +207,11 @@ class Fit:
         segments = self._map.source_ns.searchsorted(source_ns, "right")
         for column in (self._from_bound_ns, self._to_bound_ns):
             np.maximum.at(column, segments, bounds_ns)
-        if len(self._map.source_ns) == 1:  # it says the same before and after it
+        if len(self._map.source_ns) == 1:  # the bound is the same before and after it
             self._from_bound_ns[:] = self._from_bound_ns.max()
 
     def map(self) -> ClockMap:
-        """The map, with bounds that allow for all that was given."""
+        """The map, with bounds that allow for all pairs that were given."""
         return replace(
             self._map,
             from_bound_ns=_narrow(self._from_bound_ns),
@@ -219,7 +222,7 @@ class Fit:
 
 
 def _narrow(bounds_ns: Int64s | Int32s) -> Int64s | Int32s:
-    """The same in half the memory, where none of them is over 2 s."""
+    """The same bounds in half the memory, where none of them is over 2 s."""
     return bounds_ns.astype(np.int32) if most(bounds_ns) < 1 << 31 else bounds_ns
 
 
@@ -254,7 +257,7 @@ def _outside(kept: Pairs) -> tuple[tuple[int, int], tuple[int, int]]:
     measured_ppm = -(-noise_ns * _MILLION // span_ns) + WANDER_PPM if span_ns else CRYSTAL_PPM
     if measured_ppm >= CRYSTAL_PPM:
         return (1, 1), (CRYSTAL_PPM, CRYSTAL_PPM)
-    # At a rate that no crystal has, one of the two is wrong.
+    # If no crystal has that rate, one of the two pairs is wrong.
     jump_ns = int(jumps_ns(kept.take(slice(0, 1)), kept.take(slice(-1, None)))[0])
     measured_ppm += -(-jump_ns * _MILLION // span_ns)
     before_ppm, after_ppm = bends_ppm(kept)

@@ -1,4 +1,4 @@
-"""Calls sm_clock.c, which computes what `sm_clock` computes, from the same columns."""
+"""Calls sm_clock.c, which computes the same as `sm_clock` from the same columns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
 _BASE_LIMIT_NS = 1 << 62
 HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
-"""Columns that a batch has: those without which it stays as it was read, slot, exit_count."""
+"""Flags for the columns of a batch: those without which no finer times are found, slot, and exit_count."""
 
 
 class NativeSmClocks:
-    """The clocks of one GPU's SMs, as `SmClocks`. Not for two threads at once."""
+    """The clocks of one GPU's SMs, as `SmClocks`. Only one thread may use it at a time."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._refine, self._refine_all = library.tp_sm_clocks_refine, library.tp_sm_clocks_refine_all
@@ -61,7 +61,7 @@ class NativeSmClocks:
             )
         ]
         if not 0 <= base_ns < _BASE_LIMIT_NS:
-            base_ns = -1  # refused too, where ctypes would cut the other to 64 bits
+            base_ns = -1  # is rejected too, where ctypes would cut the value to 64 bits
         entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)
         done = self._refine(
             self._clocks, base_ns, warps, exits, *addresses, entered.ctypes.data, stayed.ctypes.data
@@ -80,9 +80,9 @@ class NativeSmClocks:
         has: npt.NDArray[np.uint8],
         columns: Sequence[Column | None],
     ) -> tuple[npt.NDArray[np.bool_], Column, Column]:
-        """As `refine` of batches that have so many warps and exits each: which are finer, and the entries and
-        exits of all. `columns` are those of `refine`, batch after batch; `has` says which of them each batch
-        has.
+        """As `refine`, for several batches, with the number of warps and exits of each. Return which batches
+        have finer times, and the entries and exits of all. `columns` are those of `refine`, batch after
+        batch; `has` is which of them each batch has.
         """
         counts = (warps, exits, warps, warps, warps, exits, warps)
         sizes = [int(count.sum()) for count in counts]
@@ -107,7 +107,7 @@ def _address(column: Column | None, count: int) -> int | None:
     if column is None:
         return None
     if column.dtype != np.int64 or not column.flags.c_contiguous:
-        raise TypeError(f"a column of {column.dtype} is not one of int64, number after number")
+        raise TypeError(f"a column is {column.dtype}, and must be contiguous int64")
     if column.shape != (count,):
         raise ValueError("the columns of a batch have different lengths")
     return column.ctypes.data

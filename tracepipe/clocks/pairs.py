@@ -1,8 +1,8 @@
-"""Clock pairs: one instant on a source clock and on the host's, and what pairs say of each other.
+"""Clock pairs: one instant on a source clock and on the host's, with an uncertainty.
 
-A pair's interval is certain, and a clock runs at nearly one rate. From each interval the part is cut off that
-the clock cannot reach from the intervals of the other pairs. Pairs that contradict the others are left out.
-As there may be many pairs, they are columns, which are read a part at a time.
+The true time is within a pair's interval, and a clock runs at a nearly constant rate. So each interval is
+narrowed to the part that the clock can reach from the intervals of other pairs. Pairs that contradict the
+others are left out. There may be many pairs, so they are columns, which are read a part at a time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ import numpy as np
 
 from tracepipe.event.columns import Bools, Int64s
 
-# Between and outside its pairs a clock may change its rate (temperature) by this much unseen.
+# Between and outside its pairs, a clock may change its rate by this much (with temperature) without being
+# noticed.
 WANDER_PPM = 1
-# A rate that is not measured well enough to beat this is taken as 1. Crystals stay within 100 ppm.
+# A rate that is measured less precisely than this is taken as 1. Crystals stay within 100 ppm.
 CRYSTAL_PPM = 100
 # Two pairs closer than this many times their uncertainties would bend durations by over 0.1%.
 SPAN_PER_UNCERTAINTY = 1000
-# A jump beyond this against a neighbour is no drift but a clock that was set.
+# A larger jump from one pair to the next is not drift: the clock was set.
 JUMP_PPM = 1000
-# So many pairs on each side tell how fast a clock runs at a place: over them its rate changes by WANDER_PPM.
+# The rate of a clock at a place is measured over this many pairs on each side, over which it changes by
+# WANDER_PPM.
 NEIGHBOURS = 16
 _BILLION = 1_000_000_000
-# So many pairs are looked at at a time, which takes a MB.
+# This many pairs are processed at a time, which takes a MB.
 PART = 1 << 13
-# Below it, a sum of two is within 64 bits.
+# The sum of two numbers below this is within 64 bits.
 _HALF = 1 << 62
 
 
@@ -74,19 +76,19 @@ class Pairs:
         return Pairs(self.source_ns[places], self.host_ns[places], self.uncertainty_ns[places])
 
     def in_order(self) -> Pairs:
-        """The same in the order of the source clock; of one reading as they came."""
+        """The pairs in the order of the source clock; those with the same reading keep their order."""
         if bool((self.source_ns[1:] >= self.source_ns[:-1]).all()):
             return self
         return self.take(np.argsort(self.source_ns, kind="stable"))
 
     def parts(self) -> Iterator[Pairs]:
-        """The same, `PART` of them at a time."""
+        """The pairs, `PART` of them at a time."""
         for start in range(0, len(self), PART):
             yield self.take(slice(start, start + PART))
 
 
 class GrowingPairs:
-    """Pairs of one clock as they come, 24 bytes each."""
+    """Pairs of one clock that grow in number, 24 bytes each."""
 
     def __init__(self, pairs: Pairs | None = None) -> None:
         columns = (pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns) if pairs else ((), (), ())
@@ -96,30 +98,30 @@ class GrowingPairs:
         return len(self._columns[0])
 
     def append(self, pair: ClockPair) -> None:
-        """Add one."""
+        """Add a pair."""
         for column, number in zip(self._columns, pair, strict=True):
             column.append(number)
 
     def columns(self) -> Pairs:
-        """Those so far. None can be added while these are in use."""
+        """The pairs so far. No more can be added while these columns are in use."""
         source_ns, host_ns, uncertainty_ns = (np.frombuffer(column, np.int64) for column in self._columns)
         return Pairs(source_ns, host_ns, uncertainty_ns)
 
 
 def most(column: Any) -> int:
-    """The largest distance from 0 in a column, or that of a number."""
+    """The largest absolute value of a column or number."""
     if isinstance(column, int):
         return abs(column)
     return max(abs(int(column.min())), abs(int(column.max()))) if len(column) else 0
 
 
 def numbers(column: Any) -> memoryview:
-    """A column whose numbers are quick to get one by one, as Python's integers."""
+    """A view of a column whose numbers are quickly read one by one, as Python integers."""
     return memoryview(column)
 
 
 def scaled(column: Any, by: Any, per: Any) -> Any:
-    """`column * by // per`, exact however large they are: in Python's integers where 64 bits are too few."""
+    """`column * by // per`, exact for all sizes: in Python integers where 64 bits are not enough."""
     if most(column) * most(by) < _HALF:
         return column * by // per
     exact = column.astype(object) * by // per
@@ -127,7 +129,7 @@ def scaled(column: Any, by: Any, per: Any) -> Any:
 
 
 def _steps(pairs: Pairs, start: int, stop: int) -> tuple[Any, Any]:
-    """How far the host's clock goes from each pair to the next, at least and at most: two lists."""
+    """The least and the most that the host's clock advances from each pair to the next."""
     at = np.arange(start, stop)
     a, b = np.maximum(0, at + 1 - NEIGHBOURS), np.minimum(len(pairs) - 1, at + NEIGHBOURS)
     source_ns, host_ns, uncertainty_ns = pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns
@@ -147,9 +149,10 @@ def _steps(pairs: Pairs, start: int, stop: int) -> tuple[Any, Any]:
 
 @dataclass(slots=True)
 class _Reaching:
-    """What the clock can reach of the intervals of pairs, in the order of the source clock.
+    """The parts of the pairs' intervals that the clock can reach, in the order of the source clock.
 
-    `low_ns` and `high_ns` are what is left of the intervals, `joined` where it can go from one to the next.
+    `low_ns` and `high_ns` are the ends of these parts. `joined` is whether the clock can get from one pair to
+    the next.
     """
 
     pairs: Pairs
@@ -163,12 +166,11 @@ class _Reaching:
         return cls(pairs, nothing, nothing.copy(), np.ones(len(pairs) - 1, np.bool_))
 
     def from_those_before(self) -> Bools:
-        """Leave of each interval what can be reached from those before; all of it where that is nothing.
-
-        Gives which steps are not near one that the clock cannot have made.
+        """Narrow each interval to the part that can be reached from those before, or not at all where there
+        is no such part. Return which steps are not near a step that is impossible for the clock.
         """
         pairs, steps, joined = self.pairs, len(self.joined), np.ones_like(self.joined)
-        # A reading is a whole number: the clock passed it up to 1 ns before.
+        # A reading is an integer: the clock may have reached it up to 1 ns before.
         np.subtract(pairs.host_ns, pairs.uncertainty_ns, out=self.low_ns)
         self.low_ns -= 1
         np.add(pairs.host_ns, pairs.uncertainty_ns, out=self.high_ns)
@@ -191,7 +193,7 @@ class _Reaching:
         return joined
 
     def from_those_after(self) -> None:
-        """Leave of each interval what can be reached from those after, of what is left of it."""
+        """Narrow what is left of each interval to the part that can be reached from those after."""
         steps = len(self.joined)
         low_ns, high_ns = int(self.low_ns[-1]), int(self.high_ns[-1])
         for start in reversed(range(0, steps, PART)):
@@ -210,11 +212,11 @@ class _Reaching:
 
 
 def cut(pairs: Pairs) -> Pairs:
-    """Pairs in source order, their intervals less what the others rule out.
+    """Pairs in source order, with intervals that are narrowed by the other pairs.
 
-    From the interval of one pair the clock reaches the next only at the rates that it can have. No cut is
-    wrong while the rate changes by no more than WANDER_PPM over NEIGHBOURS on both sides. Where a pair cannot
-    be reached it has, or the pair is wrong: around there nothing is cut.
+    From the interval of one pair, the clock reaches the next only at possible rates. This is correct as long
+    as the rate changes by no more than WANDER_PPM over NEIGHBOURS on both sides. If a pair cannot be reached,
+    the rate has changed more, or the pair is wrong: around it, nothing is narrowed.
     """
     reaching = _Reaching.of(pairs)
     reaching.joined = reaching.from_those_before()
@@ -234,7 +236,7 @@ def cut(pairs: Pairs) -> Pairs:
 
 
 def consistent(pairs: Pairs) -> Pairs:
-    """Pairs in source order, less those too close to a better one and those that jump against the rest."""
+    """Pairs in source order, without those too close to a better one and those that jump against the rest."""
     sources_ns, hosts_ns = numbers(pairs.source_ns), numbers(pairs.host_ns)
     uncertainties_ns = numbers(pairs.uncertainty_ns)
     kept, count = np.empty(len(pairs), np.int64), 0
@@ -259,8 +261,8 @@ def consistent(pairs: Pairs) -> Pairs:
 
 
 def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
-    """How far the pairs at `b` may lie off the lines through those at `a` and `c`; 0 where that is explained:
-    by their uncertainties and, where `b` is not between them, by the rate on its way there.
+    """How far the pairs at `b` are off the lines through those at `a` and `c`; 0 where that is explained by
+    their uncertainties and, where `b` is not between them, by a change of the rate.
     """
     source_ns, host_ns, uncertainty_ns = pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns
     from_ns, span_ns = source_ns[b] - source_ns[a], source_ns[c] - source_ns[a]
@@ -272,7 +274,7 @@ def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
         open_at, span_at, beyond_at = (int(column[at]) for column in (open_ns, span_ns, beyond_ns))
         rate = 2 * open_at * 1_000_000 + WANDER_PPM * span_at
         open_ns[at] -= -beyond_at * rate // (span_at * 1_000_000)
-    # Readings and the line are whole numbers: 2 ns.
+    # Readings and the line are rounded to integers: 2 ns.
     explained_ns = uncertainty_ns[b] + open_ns + 2
     off_ns = np.abs(host_ns[b] - line_ns)
     return np.where(off_ns > explained_ns, off_ns + explained_ns, 0)
@@ -281,8 +283,8 @@ def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
 def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
     """What a bend of the clock may add to the error around each of the pairs `start` to `stop`, in ns.
 
-    The two neighbours of a pair show it. The first and the last pair are held against the two next to them,
-    as the pair at the end may be the wrong one.
+    The two neighbours of a pair show it. The first and the last pair are compared with the two next to them,
+    as a pair at the end may be wrong.
     """
     last = len(pairs) - 1
     at = np.arange(start, stop)
@@ -294,8 +296,8 @@ def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
 
 
 def jumps_ns(a: Pairs, b: Pairs) -> Any:
-    """How far each of `a` and its next in `b` may be off where no clock goes from one to the other; 0 where
-    one does.
+    """How far each of `a` and its successor in `b` may be off, where no clock can get from one to the other;
+    0 where a clock can.
     """
     length_ns, noise_ns = b.source_ns - a.source_ns, a.uncertainty_ns + b.uncertainty_ns + 1
     gain_ns = np.abs(b.host_ns - a.host_ns - length_ns)
@@ -304,8 +306,8 @@ def jumps_ns(a: Pairs, b: Pairs) -> Any:
 
 
 def bends_ppm(pairs: Pairs) -> tuple[int, int]:
-    """How far the rate before the first pair and after the last may be off the overall rate, as the pairs
-    between them show it.
+    """How far the rates before the first pair and after the last may be off the overall rate, as the pairs
+    show.
     """
     ends, last = [0, 0], len(pairs) - 1
     for start in range(1, last, PART):

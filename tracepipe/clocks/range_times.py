@@ -1,7 +1,7 @@
-"""When the ranges of warps were: on the straight line between their warp's entry and its last exit.
+"""Computes the times of warps' ranges, on the straight line between their warp's entry and its last exit.
 
-They have their SM's cycles alone. A warp has both clocks at its entry and its exits, so that its own life is
-the measure: no range leaves it, and those that lie in each other in cycles do so in ns.
+Ranges are recorded only in cycles of their SM. A warp has both clocks at its entry and its exits, so its own
+life is the scale: no range is outside of it, and ranges that nest in cycles also nest in ns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 from tracepipe.event.columns import Int64s
 from tracepipe.event.warps import PlacedWarps
 
-# Products of two numbers that are cut in halves of so many bits are below 2⁶².
+# Numbers are split into halves of this many bits, so that products are below 2⁶².
 _HALF_BITS = 20
 _BITS = 2 * _HALF_BITS
 
@@ -33,7 +33,7 @@ def place_ranges(warps: PlacedWarps) -> None:
 def _share(clk: Int64s, life_clk: Int64s, life_ns: Int64s) -> Int64s:
     """`life_ns` × `clk` ÷ `life_clk`, rounded down; `clk` is `life_clk` at most.
 
-    Exact below 2⁴⁰ cycles, nine minutes. Beyond that the last bits of the cycles are not looked at.
+    It is exact below 2⁴⁰ cycles, nine minutes. Beyond that, the last bits of the cycles are ignored.
     """
     whole_ns, rest_ns = np.divmod(life_ns, np.maximum(life_clk, 1))
     shift = np.maximum(np.frexp(life_clk.astype(np.float64))[1] - _BITS, 0).astype(np.int64)

@@ -1,8 +1,8 @@
-"""What several recordings saw of one thing: its times in each relate their clocks better than any anchor.
+"""What several recordings have of the same events: their times relate the clocks better than any anchor.
 
-A launch call has the number that CUPTI gave it, in whatever tool's file; a collective has the number that its
-process group gave it, in the file of every rank, and ends for all of them at nearly one time. Calls without a
-number are those of a thread and name, where an anchor says about when.
+A launch call has the number that CUPTI gave it in the files of all tools. A collective has the number that
+its process group gave it in the file of every rank, and ends for all ranks at nearly the same time. Calls
+without a number are matched by thread and name, where an anchor tells the approximate time.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from tracepipe.clocks.call_times import CallTimes, between
 from tracepipe.clocks.pairs import ClockPair, Pairs
 from tracepipe.event.columns import NONE, Int64s
 
-# So many are kept of a recording, those with the smallest keys: other recordings keep the same ones.
+# This many are kept of a recording, those with the smallest keys, so that all recordings keep the same ones.
 KEPT_MAX: Final = 1 << 13
 _LEAST: Final = 8
-# How much later than another one tool may note the begin of a call whose length one of them does not say.
+# How much later than another tool a tool may record the begin of a call whose length one of them does not
+# have.
 NOTED_NS: Final = 1_000
-# The common things that make one pair, and the fewest pairs that show a drift.
+# The number of common events that make one pair, and the fewest pairs that show a drift.
 _OF_PART: Final = 8
 _PARTS_LEAST: Final = 8
-# Nine of ten must agree so well, or they are not the same things.
+# Nine of ten must agree this well, or they are not the same events.
 LAUNCH_SPREAD_NS: Final = 200_000
 COLLECTIVE_SPREAD_NS: Final = 5_000_000
 
 
 class Sightings:
-    """Times and lengths by key. A key that comes twice in a recording says nothing."""
+    """Times and lengths by key. A key that comes twice in a recording is not used."""
 
     def __init__(self) -> None:
         self._keys: Int64s = np.empty(0, np.int64)
@@ -40,7 +41,7 @@ class Sightings:
         self._lengths_ns: Int64s = np.empty(0, np.int64)
 
     def add(self, keys: Int64s, ns: Int64s, lengths_ns: Int64s) -> None:
-        """Add what was seen, by keys that are spread over all numbers; NONE is a length that is not known."""
+        """Add events by their keys, which are hashes. NONE is a length that is not known."""
         keys, ns = np.concatenate([self._keys, keys]), np.concatenate([self._ns, ns])
         lengths_ns = np.concatenate([self._lengths_ns, lengths_ns])
         order = np.argsort(keys, kind="stable")[:KEPT_MAX]
@@ -55,25 +56,25 @@ class Sightings:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a recording saw that others may have seen too; `tool` wrote it."""
+    """What a recording has that others may have too. `tool` wrote it."""
 
     tool: str = ""
     launches: Sightings = field(default_factory=Sightings)
     calls: CallTimes = field(default_factory=CallTimes)
     kernels: CallTimes = field(default_factory=CallTimes)
-    """Calls that launch kernels, by process and the kernel's name, which some tools call them by."""
+    """Calls that launch kernels, by process and the kernel's name, after which some tools name them."""
     collectives: Sightings = field(default_factory=Sightings)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """By how much one recording is ahead of another, from `count` things that both saw.
+    """By how much one recording is ahead of another, from `count` events that both have.
 
-    Of launches and collectives, nine of ten residuals are within `bound_ns`. It includes what the tools note
-    of the same call: one sees it from the inside, so that the truth lies between the difference of the begins
-    and that of the ends. `pairs` say the same of parts of the time, as the clocks may drift apart: source is
-    the clock of the one, host that of the other. None of them where these are too few; `is_even` says that
-    the one offset is good enough without them.
+    For launches and collectives, nine of ten residuals are within `bound_ns`. This includes that tools record
+    the same call differently: one sees it from the inside, so the true difference is between that of the
+    begins and that of the ends. `pairs` are the same for parts of the time, as the clocks may drift apart:
+    source is the clock of the one, host that of the other; None where there are too few. `is_even` is whether
+    one offset is good enough without them.
     """
 
     ahead_ns: int
@@ -87,8 +88,8 @@ class Agreement:
 def agreement(
     one: Seen, other: Seen, *, may_be_one_host: bool, near_ns: int | None = None
 ) -> Agreement | None:
-    """By how much the times of `one` are ahead of those of `other`; None where they do not say it. Calls are
-    compared where `near_ns` says by how much about.
+    """By how much the times of `one` are ahead of those of `other`; None where that cannot be found. Calls
+    are compared where `near_ns` is given, the approximate difference.
     """
     if may_be_one_host and one.tool != other.tool:
         found = _agreement(one.launches, other.launches, LAUNCH_SPREAD_NS, "launches")
@@ -104,8 +105,8 @@ def agreement(
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What two recordings saw: when in the one, by how much that is ahead of the other, and by how much its
-    end is; that of NONE lengths is not known.
+    """Events that two recordings have: their times in the one, by how much these are ahead of the other, and
+    the lengths in both, NONE where they are not known.
     """
 
     ns: Int64s
@@ -129,9 +130,7 @@ class _Common:
         return _Common(self.ns[part], self.ahead_ns[part], self.lengths_ns[part], self.other_lengths_ns[part])
 
     def middle(self) -> tuple[int, int, int]:
-        """By how much the one is ahead, within what nine of ten of the begins are, and within what the truth
-        is.
-        """
+        """By how much the one is ahead, the spread of nine of ten begins, and the bound of the result."""
         middle_ns, spread_ns = _middle(self.ahead_ns)
         timed = (self.lengths_ns != NONE) & (self.other_lengths_ns != NONE)
         if 2 * np.count_nonzero(timed) < len(self):
@@ -152,8 +151,8 @@ def _agreement(one: Sightings, other: Sightings, spread_ns: int, of: str) -> Agr
 
 
 def _over_time(common: _Common, spread_ns: int) -> Pairs | None:
-    """A pair for each part of what was seen, as much in each; None where there are few, or most of the parts
-    agree on nothing.
+    """A pair for each part of the events, with the same number in each; None where there are few, or where
+    most parts are inconsistent.
     """
     count = len(common) // _OF_PART
     if count < _PARTS_LEAST:
@@ -173,8 +172,8 @@ def _over_time(common: _Common, spread_ns: int) -> Pairs | None:
 
 
 def _drifted_ns(common: _Common, limits: Sequence[int]) -> Int64s:
-    """How much further the one is ahead each time, as its rate is: that between most halves of all parts, as
-    some of them are wrong.
+    """How much further the one is ahead at each time because of its rate. This is the median rate between the
+    halves of the parts, as some parts are wrong.
     """
     middles_ns = np.array(
         [_middle(common.ahead_ns[start:stop])[0] for start, stop in pairwise(limits)], np.float64
@@ -189,7 +188,7 @@ def _drifted_ns(common: _Common, limits: Sequence[int]) -> Int64s:
 
 
 def _middle(ahead_ns: Int64s) -> tuple[int, int]:
-    """The median, and within what of it nine of ten are."""
+    """The median, and the distance from it within which nine of ten are."""
     count = len(ahead_ns)
     middle_ns = int(np.sort(ahead_ns)[count // 2])
     return middle_ns, int(np.sort(np.abs(ahead_ns - middle_ns))[(9 * count - 1) // 10])

@@ -2,17 +2,17 @@
 
 %globaltimer moves in steps of 32 ns or 1 µs; %clock64 counts every cycle of an SM, from an unknown start. A
 line of ns over cycles, with one rate in a batch and an offset for each SM, must pass through the step of each
-reading: many readings leave it little room.
+reading: many readings determine it well.
 
     ns │            ┌──▟──   a step is what was read, the line says where in the step
        │      ┌──▟──┘
        │   ▟──┘
        └───────────── cycles
 
-No time leaves the step that was read, so that none contradicts the readings.
+No time is outside of the step that was read, so none contradicts the readings.
 
-All numbers are 64-bit integers. `LIMIT` bounds those that go in: results are 32 times as large at most.
-`native/sm_clock.c` is the same in C.
+All numbers are 64-bit integers. `LIMIT` limits the input: results are at most 32 times as large.
+`native/sm_clock.c` does the same in C.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ if TYPE_CHECKING:
     Column: TypeAlias = npt.NDArray[np.int64]
     Columns: TypeAlias = tuple[Column | None, ...]
 
-# A rate is in ns per 2²⁸ cycles, so that it is a short integer: over 0.1 s of a batch that rounds off 0.4 ns.
+# A rate is in ns per 2²⁸ cycles, as a short integer. Rounding it costs 0.4 ns over a batch of 0.1 s.
 _RATE_BITS = 28
-# ns (9 years) and cycles (4 years) that go in are at least minus that, and below it.
+# ns (9 years) and cycles (4 years) of the input are at least -LIMIT and below LIMIT.
 LIMIT = 1 << 58
 SM_LIMIT, SLOT_BITS = 1 << 16, 12
 BASE_LIMIT_NS, NO_TIME = 1 << 62, -(1 << 62)
-# 17 s a cycle. A bound of a rate may be far above any rate, as of two readings that are one cycle apart.
+# 17 s a cycle. A limit of a rate may be far above any rate, as that of two readings one cycle apart.
 BOUND_LIMIT = 1 << 62
-# The greatest common divisor of so many different readings is the step, but for one time in 2¹⁶.
+# The greatest common divisor of this many different readings is the step, except once in 2¹⁶ times.
 READINGS_FOR_STEP = 16
-# A line stands where at most one in so many readings of its SM is off it: a warp may be held up between them.
+# A line is accepted if at most one in this many readings of its SM is off it: a warp may be delayed between
+# its two readings.
 READINGS_PER_STRAY = 8
 # The rate is narrowed by all readings of SMS_FOR_RATE SMs, in ROUNDS rounds.
 SMS_FOR_RATE, ROUNDS = 16, 2
-# Two readings nearer to each other than this part of the batch say less of the rate than of how far apart
-# their clocks were read.
+# Two readings nearer to each other than this part of the batch tell less about the rate than about the time
+# between the reads of the two clocks.
 NEAR = 8
-# No slot is taken again within this time after a warp has left it: the SM sets up a block first.
+# No slot is used again within this time after a warp has left it, as the SM sets up a block first.
 SLOT_REST_NS = 64
-# The two clocks are not read at once: readings of an SM may contradict each other by this part of a step.
+# The two clocks are not read at the same time: readings of an SM may contradict each other by this part of a
+# step.
 APART = 4
 
 
@@ -69,7 +71,7 @@ class BySm:
 
     @classmethod
     def of(cls, sm: Column) -> BySm:
-        """By the SM of each."""
+        """Group by the SM of each warp or exit."""
         order = np.argsort(sm.astype(np.uint16), kind="stable")  # numpy sorts 16 bits in linear time
         ordered = sm[order]
         end = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, len(sm))[: len(sm)]
@@ -77,7 +79,7 @@ class BySm:
         return cls(order, ordered[start], start, end - start)
 
     def each(self, of_sm: Column) -> Column:
-        """What each SM has, for each of its readings."""
+        """The value of its SM for each reading."""
         return np.repeat(of_sm, self.count)
 
     def first(self, wanted: npt.NDArray[np.bool_]) -> Column:
@@ -107,11 +109,11 @@ class Readings:
 
     @classmethod
     def of(cls, ns: Column, clk: Column, by_sm: BySm) -> Readings:
-        """From the columns of a batch."""
+        """Make readings of the columns of a batch."""
         return cls(ns[by_sm.order], clk[by_sm.order], by_sm)
 
     def only(self, sms: Container[int]) -> Readings:
-        """Those of some SMs."""
+        """The readings of some SMs."""
         kept = np.array([sm in sms for sm in self.by_sm.sms.tolist()], np.bool_)
         at = np.flatnonzero(np.repeat(kept, self.by_sm.count))
         count = self.by_sm.count[kept]
@@ -119,16 +121,18 @@ class Readings:
         return Readings(self.ns[at], self.clk[at], by_sm)
 
     def off_line(self, rate: int, from_clk: int) -> Column:
-        """How far each is above a line of that rate that is at 0 ns at `from_clk`."""
+        """How far each reading is above a line of that rate that is at 0 ns when the clock is at
+        `from_clk`.
+        """
         clk = self.clk - from_clk
-        if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as of stray readings
+        if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as from stray readings
             return self.ns - (clk.astype(object) * rate >> _RATE_BITS).astype(np.int64)
         # In two parts, as clk * rate may have more than 64 bits.
         high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
         return self.ns - (high * rate + (low * rate >> _RATE_BITS))
 
     def tightest(self, rate: int) -> tuple[Column, Column]:
-        """Cycles and ns between the two readings of each SM that are furthest off a line of that rate; 0
+        """Cycles and ns between the two readings of each SM that are furthest from a line of that rate; 0
         cycles where they are too near to each other.
         """
         start, count = self.by_sm.start, self.by_sm.count
@@ -146,20 +150,20 @@ class Readings:
 
 @dataclass(slots=True)
 class Spans:
-    """Rates at least and at most, each pair as two readings allow."""
+    """Lower and upper limits of the rate, a pair for each two readings."""
 
     low: Column
     high: Column
 
     @classmethod
     def of(cls, clk: Column, ns: Column, slack_ns: Column | int) -> Spans:
-        """The rates of lines through two readings so far apart, each of which may be up to `slack_ns` beside
-        the other's line; none where they are not apart.
+        """The limits of the rates of lines through two readings with these distances, each of which may be up
+        to `slack_ns` off the line. None are added where the readings are at the same cycle.
         """
         apart = clk > 1
         least_ns, most_ns = (np.maximum(ns + slack, 0)[apart] for slack in (-slack_ns, slack_ns))
         clk = clk[apart]
-        # A bound that is no int64 is no bound either.
+        # A limit that is not an int64 is no limit.
         kept = most_ns // (clk - 1) < BOUND_LIMIT >> _RATE_BITS
         least_ns, most_ns, clk = least_ns[kept], most_ns[kept], clk[kept]
         if np.any(most_ns >> (63 - _RATE_BITS)):  # half a minute from an earlier batch on
@@ -171,7 +175,9 @@ class Spans:
         return Spans(np.concatenate((self.low, other.low)), np.concatenate((self.high, other.high)))
 
     def agreed(self) -> tuple[int, int, int]:
-        """At least, best, at most: what all allow, or between what they contradict each other about."""
+        """The lowest, best and highest rate that all limits allow, or that are between limits which
+        contradict each other.
+        """
         low, high = int(self.low.max()), int(self.high.min())
         if low <= high:
             return low, (low + high) // 2, high
@@ -185,7 +191,9 @@ def _median_low(values: Column) -> int:
 
 
 class SmClocks:
-    """The clocks of one GPU's SMs. Batches come one after the other: what one shows serves the next."""
+    """The clocks of one GPU's SMs. Batches come one after the other, and each uses what earlier ones
+    showed.
+    """
 
     def __init__(self) -> None:
         self._step_ns = self._readings = 0
@@ -193,7 +201,7 @@ class SmClocks:
         # The first reading of each SM since the rate last changed.
         self._has_first = np.zeros(SM_LIMIT, np.bool_)
         self._first_clk, self._first_ns = np.zeros((2, SM_LIMIT), np.int64)
-        # What the last warp of each slot left at, as read and as found.
+        # When the last warp of each slot left, as read and as computed.
         self._slots: dict[int, int] = {}
         self._left_ns = np.zeros((2, 0), np.int64)
 
@@ -210,8 +218,8 @@ class SmClocks:
     ) -> tuple[Column, Column] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
-        Columns as in a `gpu_warp` record. A batch with numbers out of the limits above stays as it was read.
-        Raises ValueError for columns whose lengths do not agree.
+        Columns are as in a `gpu_warp` record. No finer times are found for numbers outside of the limits
+        above. Raises ValueError for columns whose lengths do not agree.
         """
         of_warps, of_exits = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
         _check_lengths(of_warps, of_exits, exit_count)
@@ -241,7 +249,7 @@ class SmClocks:
         return entered, np.maximum(left - entered[warps], 0)
 
     def _step(self, base_ns: int, entry_ns: Column, left_ns: Column) -> int:
-        """The step of %globaltimer, as all readings so far show it; 0 while they are too few."""
+        """The step of %globaltimer that all readings so far show; 0 while there are too few."""
         if self._origin_ns is None:
             self._origin_ns = base_ns
         read_ns = np.concatenate((entry_ns, left_ns))
@@ -252,15 +260,16 @@ class SmClocks:
         return self._step_ns if self._readings >= READINGS_FOR_STEP else 0
 
     def _rate(self, base_ns: int, entries: Readings, exits: Readings, step_ns: int) -> int | None:
-        """The rate of a batch, None where it shows none. The rate since an earlier batch is known best: it
-        counts as long as the batch's own readings allow it.
+        """The rate of a batch, None where its readings do not show one. The rate since an earlier batch is
+        the most precise: it is used as long as the batch's own readings allow it.
         """
         heads = np.argsort(entries.by_sm.order[entries.by_sm.start])  # SMs in the order of their first warps
         own = _own_spans(entries, exits, step_ns, heads)
         if not own.low.size:
             return None
         own += self._since(base_ns, entries, step_ns, heads, own)
-        # No line may leave the limits, whether it starts at 0 cycles or at the first reading: hence twice.
+        # No line may exceed the limits, whether it starts at 0 cycles or at the first reading, therefore
+        # twice.
         longest_clk = 2 * max(int(np.abs(readings.clk).max(initial=0)) for readings in (entries, exits))
         limit = LIMIT // ((longest_clk >> _RATE_BITS) + 1)
         rate = own.agreed()[1]
@@ -279,7 +288,9 @@ class SmClocks:
         return rate if rate < limit else None
 
     def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Column, own: Spans) -> Spans:
-        """The rates since earlier batches where `own` allows them. Keeps first readings for later batches."""
+        """The limits from readings of earlier batches, where `own` allows them. Keeps first readings for
+        later batches.
+        """
         sms, start = entries.by_sm.sms[heads], entries.by_sm.start[heads]
         clk, ns = entries.clk[start], entries.ns[start] + base_ns
         met = self._has_first[sms]
@@ -306,12 +317,14 @@ class SmClocks:
         return np.array(rows, np.int64)
 
     def _take_turns(self, rows: Column, read_ns: Column, entered: Column, base_ns: int) -> None:
-        """Let no warp enter before the one left that an earlier batch has in its slot, in the same step."""
+        """Move the entry of a warp to after the exit of the warp that an earlier batch has in its slot, where
+        both are in the same step.
+        """
         read, free = self._left_ns[:, rows]
         np.maximum(entered, free - base_ns, out=entered, where=read == read_ns)
 
     def _leave(self, rows: Column, left_ns: Column) -> None:
-        """Keep what the last exit of the batch from each slot read, and the time found for it."""
+        """Remember the reading of the last exit from each slot in the batch, and the time found for it."""
         rows, last = np.unique(rows[::-1], return_index=True)
         self._left_ns[:, rows] = left_ns[:, ::-1][:, last]
 
@@ -334,7 +347,7 @@ def _are_within(least: int, limit: int, *columns: Column | None) -> bool:
 
 
 def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Column) -> Spans:
-    """What the first and the last readings of each SM say of the rate, SM after SM."""
+    """The limits from the first and the last readings of each SM, SM after SM."""
     start, count = entries.by_sm.start, entries.by_sm.count
     entry = np.stack((entries.clk, entries.ns))
     first, last = entry[:, start], entry[:, start + count - 1]
@@ -343,14 +356,16 @@ def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Column) 
     where = np.searchsorted(entries.by_sm.sms, exits.by_sm.sms)
     left, start, count = np.stack((exits.clk, exits.ns)), exits.by_sm.start, exits.by_sm.count
     first_exit[:, where], last_exit[:, where] = left[:, start], left[:, start + count - 1]
-    # An exit may read its two clocks in another order than an entry: twice the slack.
+    # An exit may read its two clocks in a different order than an entry, therefore twice the slack.
     clk, ns = np.stack((last - first, last_exit - first_exit, last_exit - first), axis=2)[:, heads]
     slack_ns = np.tile(np.array([1, 1, 2]) * step_ns, len(heads))
     return Spans.of(clk.ravel(), ns.ravel(), slack_ns)
 
 
 def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[Column, Column]:
-    """Times of entries and exits on the lines of their SMs, each in its step; as read where no line fits."""
+    """Times of entries and exits on the lines of their SMs, each within its step, or as read where no line
+    fits.
+    """
     from_clk = int(entries.clk.min())
     entered, left = entries.off_line(rate, from_clk), exits.off_line(rate, from_clk)
     rows = np.searchsorted(entries.by_sm.sms, exits.by_sm.sms)
@@ -375,8 +390,8 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
 
 
 def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
-    """How much later than an entry an exit reads %globaltimer after its SM's clock; 0 where that can be, None
-    where the SMs contradict each other.
+    """How much later after its SM's clock an exit reads %globaltimer than an entry does; 0 where the readings
+    allow that, None where the SMs contradict each other.
     """
     low, high = int(lows.max()), int(highs.min())
     if low - high > step_ns // APART:
@@ -385,7 +400,9 @@ def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
 
 
 def _median_lines(off: Column, row: Column, low: Column, step_ns: int) -> Column:
-    """Where lines pass through the steps of most of their SM's readings; below them all if of too few."""
+    """Where lines pass through the steps of most of their SM's readings, or below all of them where they pass
+    through too few.
+    """
     by_row = BySm.of(row)
     off = off[by_row.order]
     lines = by_row.medians(off) + step_ns // 2
@@ -395,7 +412,7 @@ def _median_lines(off: Column, row: Column, low: Column, step_ns: int) -> Column
 
 
 def _put(readings: Readings, off: Column, lines: Column, step_ns: int) -> Column:
-    """Readings moved up to the lines of their SMs, and not out of their steps, in the order of the batch."""
+    """Readings moved up to the lines of their SMs, but not out of their steps, in the order of the batch."""
     found = np.empty_like(readings.ns)
     above = readings.by_sm.each(lines) - off
     found[readings.by_sm.order] = readings.ns + np.clip(above, 0, step_ns - 1)

@@ -35,7 +35,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps, Warps
 
-# What clocks are called of which there are too many.
+# The name for further clocks, of which there are too many.
 _OTHERS = "other clocks"
 
 
@@ -58,7 +58,7 @@ def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int 
 
 
 def _leave_out(clock: str, count: int, unplaced: dict[str, int]) -> None:
-    """Count what is not placed; of the first clocks by their names."""
+    """Count events that are not placed, by clock for the first clocks."""
     if clock not in unplaced and len(unplaced) >= collected.CLOCKS_MAX:
         clock = _OTHERS
     unplaced[clock] = unplaced.get(clock, 0) + count
@@ -68,8 +68,8 @@ class Clocks:
     """Every clock of one recording, each with its map onto the trace clock.
 
     The trace clock is CLOCK_MONOTONIC where the recording has host times, else the recording's one clock.
-    `pairs` are `clock` records, and may be read twice; `assumed` are offsets asked for by hand: clock → ns to
-    add, or "realtime", which takes the source clock for CLOCK_REALTIME.
+    `pairs` are `clock` records, and may be read twice. `assumed` are offsets that a user gave: clock → ns to
+    add, or the name of a host clock, for which the source clock is then taken.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class Clocks:
         self.last_ns = TraceNs(0)
 
     def anchor(self, offset_ns: int, drift: ClockMap | None = None) -> None:
-        """Have all times put on the clock of several recordings: so much later, or as `drift` says, which
-        puts the first that much later.
+        """Put all times on the common clock of several recordings: by adding `offset_ns`, or by `drift`,
+        which moves the first time by that much.
         """
         self._anchor_ns, self._drift = offset_ns, drift
 
@@ -107,7 +107,9 @@ class Clocks:
         return _offset_ns(self.start, clock, self.trace_clock)
 
     def _note_end(self, end: Mapping[str, Any]) -> None:
-        """What became of the host's clocks: CLOCK_REALTIME may be set, CLOCK_BOOTTIME goes on in sleep."""
+        """Note the host's clocks at the end: CLOCK_REALTIME may have been set, and CLOCK_BOOTTIME counts in
+        sleep.
+        """
         for clock, clock_map in self._maps.items():
             now_ns = _offset_ns(end, clock, self.trace_clock)
             if clock_map.method == "offset" and now_ns is not None:
@@ -117,15 +119,13 @@ class Clocks:
     def _assume(self, clock: str, offset: int | str) -> ClockMap:
         if isinstance(offset, int):
             if abs(offset) >= TIME_LIMIT_NS:
-                raise ClockError(
-                    f"cannot place {clock} by {offset} ns", "146 years are the most that a trace can hold"
-                )
+                raise ClockError(f"cannot place {clock} by {offset} ns", "give at most 146 years")
             return offset_map(clock, "assumed", offset, 0)
         found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
         if found is None:
             raise ClockError(
                 f"cannot place {clock} by {offset!r}",
-                "give nanoseconds to add, or a host clock that the header's start names",
+                "give nanoseconds to add, or a host clock of the header's start",
             )
         return offset_map(clock, "assumed", found, 0)
 
@@ -134,10 +134,10 @@ class Clocks:
         return self._maps.get(clock)
 
     def stamp(self, batch: SourceBatch, tables: Tables, unplaced: dict[str, int]) -> TraceBatch:
-        """`batch` on the trace clock; what cannot be placed is counted by clock and left out.
+        """Put a batch on the trace clock. What cannot be placed is counted by clock and left out.
 
-        What was on another clock keeps its reading, in `source_ns`, and has the map's bound. Times of warps
-        become as fine as the cycles of their SM make them, see `sm_clock`.
+        Events on another clock keep its reading in `source_ns`, and get the bound of its map. Times of warps
+        become finer by the cycles of their SM, see `sm_clock`.
         """
         source = batch.events
         events = TraceColumns(
@@ -178,8 +178,8 @@ class Clocks:
         return TraceBatch(events, others, batch.text_bytes, places)
 
     def _go_to_anchor(self, events: TraceColumns, others: list[Record | PlacedWarps]) -> None:
-        """Put times on the clock of several recordings. The lengths of warps and losses stay: by drift alone
-        they change by some millionths.
+        """Put times on the common clock of several recordings. The lengths of warps and losses stay, as drift
+        changes them only by some millionths.
         """
         if self._drift is None:
             events.ts_ns = events.ts_ns + self._anchor_ns
@@ -194,8 +194,8 @@ class Clocks:
                 other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
 
     def _codes_of(self, tables: Tables) -> Any:
-        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two are
-        those of specials and of none.
+        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two places
+        are for rows without a shape.
         """
         if self._rounds != tables.rounds:
             self._rounds, self._codes = tables.rounds, np.zeros(2, np.int16)
@@ -220,13 +220,13 @@ class Clocks:
         return self._clocks.setdefault(clock, len(self._clocks) + 1)
 
     def _move(self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]) -> None:
-        """Place the events that are on other clocks than the trace's; `of` says on which."""
+        """Place the events on clocks other than the trace's; `of` has the numbers of their clocks."""
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)
         bounds = events.bound_ns = np.zeros(len(events), np.int64)
         found = [(np.flatnonzero(of == code), code) for code in distinct(of[of > 0]).tolist()]
         names = list(self._clocks)
-        # In the file's order: shapes may have been met in another.
+        # In the order of the file, as the shapes may be in another.
         for places, code in sorted(found, key=lambda one: int(one[0][0])):
             clock = names[code - 1]
             clock_map = self._maps.get(clock)
@@ -248,8 +248,8 @@ class Clocks:
     def _stamp_other(
         self, other: Record | Warps, events: TraceColumns, at: int, unplaced: dict[str, int]
     ) -> Record | None:
-        """A record that is no event, placed; its time is set in its row. None where nothing places it, nor
-        warps that are given here.
+        """Place a record that is not an event, and set the time in its row. None where it cannot be placed,
+        or for warps without a related clock.
         """
         if isinstance(other, dict):
             if other["type"] == "footer":
@@ -267,7 +267,7 @@ class Clocks:
         if clock_map is None:
             _leave_out(clock, count, unplaced)
             return None
-        assert isinstance(other, dict)  # warps whose clock is known have their place
+        assert isinstance(other, dict)  # warps whose clock is related are placed already
         source_ns = int(events.ts_ns[at])
         self._note(clock, clock_map.bound_at(source_ns))
         events.ts_ns[at] = start_ns = clock_map.place(SourceNs(source_ns))
@@ -300,9 +300,9 @@ class Clocks:
         return self.last_ns
 
     def statements(self) -> list[dict[str, Any]]:
-        """What the trace says of each clock that placed an event: method, pairs, drift, worst bound.
+        """What the trace states about each clock that placed an event: method, pairs, drift, largest bound.
 
-        The host's own clock needs no words; "same" says that a GPU's clock stands alone.
+        The host's own clock needs no statement. "same" is stated where a GPU's clock is the trace's.
         """
         out = []
         for clock, bound_ns in self._placed.items():
@@ -319,8 +319,8 @@ class Clocks:
             else:
                 said["bound"] = "unknown: the offset was assumed"
             if clock in self._warp_times.offsets_ns:
-                # Of a warp's entry: its time in the trace + this + `source_after_ns` is what the GPU's timer
-                # showed.
+                # At a warp's entry, its time in the trace + this + `source_after_ns` is the reading of the
+                # GPU's timer.
                 said["offset_ns"] = self._warp_times.offsets_ns[clock] - self._anchor_ns
             out.append(said)
         return out

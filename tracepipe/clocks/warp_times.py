@@ -1,7 +1,7 @@
-"""Puts batches of warps on the trace clock, as fine as the cycles of their SMs make them.
+"""Puts batches of warps on the trace clock, with times that the cycles of their SMs make finer.
 
-Exits count from their warp's entry. Of small batches there may be a great many: some are placed at once,
-which comes to the same.
+Exits count from their warp's entry. There may be very many small batches: several are placed together, with
+the same result.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from tracepipe.event.model import SourceNs
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
 from tracepipe.native import library
 
-# Readings are given from so far below where the first one was, so that they stay above it: a second's drift
-# is some µs.
+# Readings are written as differences from a time this far before the first one, so that they stay positive:
+# the drift of a second is some µs.
 _OFFSET_ROOM_NS: Final = 1 << 20
-# Sums of three smaller numbers have less than 63 bits.
+# Sums of three numbers below this have less than 63 bits.
 _NUMBER_MAX: Final = 1 << 60
 _AS_READ: Final = tuple(name for name in WARP_COLUMNS if name not in ("entry_ns", "exit_ns"))
 
 
 class WarpTimes:
-    """The times of warps on the clocks of GPUs, which are given in the order of the file."""
+    """Computes the times of warps on the clocks of GPUs, in the order of the file."""
 
     def __init__(self) -> None:
         self._sm_clocks: dict[str, SmClocks | NativeSmClocks] = {}
         self.offsets_ns: dict[str, int] = {}
-        """By clock: a reading is the time in the trace and this and a little more, see `PlacedWarps`."""
+        """By clock: a reading is the time in the trace plus this and a small correction, see
+        `PlacedWarps`."""
 
     def place(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
         """Batches of one clock on the trace clock."""
@@ -77,7 +78,7 @@ class WarpTimes:
         exits: Int64s,
         is_finer: bool,
     ) -> PlacedWarps:
-        """A batch whose times are known; `time` is its own and the bound."""
+        """A batch whose times are known. `time` is the time of the batch and its bound."""
         clock, (start_ns, bound_ns) = clock_map.clock, time
         placed = PlacedWarps(
             launched=warps.launched,
@@ -98,7 +99,7 @@ class WarpTimes:
         return placed
 
     def _place_some(self, clock_map: ClockMap, batches: Sequence[Warps]) -> Iterator[PlacedWarps]:
-        """Several batches, each of some warps: as `_place` has it."""
+        """Place several batches that have warps, with the results of `_place`."""
         run = _Run(batches)
         if not run.is_small():
             yield from (self._place(clock_map, warps) for warps in batches)
@@ -149,7 +150,7 @@ class WarpTimes:
         )
 
     def _refined_run(self, clock: str, run: _Run) -> tuple[Bools, Int64s, Int64s]:
-        """Which batches are finer, and the entries and exits of all."""
+        """Which batches have finer times, and the entries and exits of all."""
         has = run.has()
         if not (has & HAS_CLOCKS).any():
             return np.zeros(len(has), np.bool_), run.entry_ns, run.exit_ns
@@ -165,8 +166,8 @@ class WarpTimes:
 
 
 class _Run:
-    """Batches as columns, one after the other: none without warps. By batch: its time, and how many warps and
-    exits it has, and where its warps begin.
+    """Batches as columns, one after the other. All have warps. By batch: its time, how many warps and exits
+    it has, and where its warps begin.
     """
 
     def __init__(self, batches: Sequence[Warps]) -> None:
@@ -183,14 +184,14 @@ class _Run:
         return most(self.entry_ns) < _NUMBER_MAX and most(self.exit_ns) < _NUMBER_MAX
 
     def readings(self) -> tuple[Any, ...]:
-        """What else finer times are made of."""
+        """The other columns that finer times are computed from."""
         return tuple(
             joined_column(self.batches, name, 0)
             for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
         )
 
     def has(self) -> Any:
-        """By batch which of those there are, as `NativeSmClocks` has it."""
+        """By batch: which of these columns it has, as flags of `NativeSmClocks`."""
         return np.array(
             [
                 HAS_CLOCKS * all(column is not None for column in (one.sm, one.entry_clk, one.exit_clk))
@@ -202,7 +203,7 @@ class _Run:
         )
 
     def longest(self, exits: Int64s) -> Int64s:
-        """The longest of each batch's stays, 0 without any."""
+        """The longest stay of each batch, 0 without stays."""
         longest = np.zeros(len(self.batches), np.int64)
         left = self.exits > 0
         if left.any():

@@ -42,7 +42,9 @@ class OpenCalls:
         return call
 
     def end(self, thread: Hashable, name: str) -> OpenCall | None:
-        """End a call of a thread, and the calls inside it. Return it, or None where its begin is not known."""
+        """End a call of a thread, and the calls inside it. Return it, or None where its begin is not
+        known.
+        """
         stack = self._stacks.get(thread, [])
         for place in range(len(stack) - 1, -1, -1):
             if stack[place].name == name:

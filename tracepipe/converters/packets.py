@@ -342,9 +342,7 @@ class Packets:
         return cast("list[bytes]", names)
 
     def _warp_name(self, kernel: Kernel, warp: int, key: int) -> bytes:
-        """The number of a name that was used before, else the name: a launch of many warps uses each name
-        once.
-        """
+        """The number of a name that was used before, else the name: a large launch uses each name once."""
         known = self._warp_names.get(key)
         if known:
             return known

@@ -28,7 +28,9 @@ class TraceInfo:
 
 
 class Writer(Protocol):
-    """Writes one timeline to a stream that it does not close. It is made with the stream and a `TraceInfo`."""
+    """Writes one timeline to a stream that it does not close. It is made with the stream and a
+    `TraceInfo`.
+    """
 
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws, in the order given."""

@@ -61,7 +61,9 @@ class _Launch:
 
 
 class Launches:
-    """Calls and kernels come in the order of their times: a kernel that starts before its call comes first."""
+    """Calls and kernels come in the order of their times: a kernel that starts before its call comes
+    first.
+    """
 
     def __init__(self) -> None:
         self.early: list[Early] = []

@@ -48,8 +48,8 @@ FLOWS_OF_IOCTLS: Final = 2
 
 
 class ShapeRow(NamedTuple):
-    """How the events of a shape nest. `row` is NO_ROW for events that do not nest. `takes_flow` is whether a call
-    of an outer layer may be their cause.
+    """How a shape's events nest: `row` is NO_ROW if they do not. `takes_flow`: an outer call may be their
+    cause.
     """
 
     row: int
@@ -61,16 +61,16 @@ class ShapeRow(NamedTuple):
 
 
 _Open = tuple[int, int, int, int]
-"""An open slice: its name, its id, the place of its begin among the operations not yet taken, and its flow or
-0."""
+"""An open slice: its name, id, the place of its begin among the operations not yet taken, its flow or 0."""
 
 
 @dataclass(slots=True, eq=False)
 class Row:
     """The state of one row. `last_ns` is when its last slice began or ended. `ends` are the ends of the X
     slices that enclose that begin, outermost first, with their ids. `above` are the rows of calls that may
-    have caused what begins here, the nearer first. `starts_flows` is at which of its open slices a flow may start, 0
-    for none. `begun` is the place of the last begin among the operations not yet taken, if it is there.
+    have caused what begins here, the nearer first. `starts_flows` is where a flow may start: at all open
+    slices, those of ioctl, or none (0). `begun` is the place of the last begin among the operations not yet
+    taken, if it is there.
     """
 
     base: int = NO_ROW
@@ -269,24 +269,20 @@ class Nesting:
             self._complete(row, ts_ns, dur_ns or 0, name, event, NO_MARK)
 
     def _place(self, row: int, first: Sequence[int], ts_ns: int, end_ns: int | None) -> int:
-        """The first row, of `first` and the overlap rows of `row`, that takes a B, or an X with its end. If
-        none does, it is a new overlap row.
-        """
+        """The first of `first` and `row`'s overlap rows that takes a B or an X; else a new overlap row."""
         for at in (*first, *self._rows[row].overlap_rows):
             one = self._rows[at]
             if one.takes_begin(ts_ns) if end_ns is None else one.takes_slice(ts_ns, end_ns):
                 self._counted.overlaps += at != row
                 return at
         self._counted.overlaps += 1
-        if (
-            len(self._rows[row].overlap_rows) >= OVERLAP_ROWS_MAX
-            or self._all_overlap_rows >= ALL_OVERLAP_ROWS_MAX
-        ):
+        overlaps = self._rows[row].overlap_rows
+        if len(overlaps) >= OVERLAP_ROWS_MAX or self._all_overlap_rows >= ALL_OVERLAP_ROWS_MAX:
             self._counted.undrawn += 1
             return NO_ROW
         self._all_overlap_rows += 1
         self._rows.append(Row(base=row))
-        self._rows[row].overlap_rows.append(len(self._rows) - 1)
+        overlaps.append(len(self._rows) - 1)
         return len(self._rows) - 1
 
     def _begin(
@@ -322,8 +318,7 @@ class Nesting:
             parent = row.take(ts_ns)
             row.ends.append((end_ns, slice_id))
             row.begun = len(self._ops)
-        # Begin and end are added together: a stable sort by time puts them right among the slices that nest
-        # here later.
+        # Both are added now: a stable sort by time puts them right among the slices that nest here later.
         self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, slice_id, parent))
         self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, slice_id, NONE))
 
@@ -335,11 +330,9 @@ class Nesting:
             self._rows[at].ends.append((end_ns, NONE))
         return at
 
-    def _flow_end(
-        self, on: int, ts_ns: int, name: int, event: int, flow_number: int, *, starts: bool
-    ) -> None:
+    def _flow_end(self, on: int, ts_ns: int, name: int, event: int, flow_id: int, *, starts: bool) -> None:
         """Give an end of a flow to the slice that begins at that time, or else make an instant of it."""
-        number = flow_number & FLOW_LIMIT | _OF_EVENTS
+        number = flow_id & FLOW_LIMIT | _OF_EVENTS
         number = -number if starts else number
         for at in (on, *self._rows[on].overlap_rows):
             place = self._rows[at].begun
@@ -355,8 +348,8 @@ class Nesting:
         self._ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, number, 0, NONE, around))
 
     def _end(self, on: int, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
-        lanes = (on, *self._rows[on].overlap_rows)
-        opened = any(one[0] == name for at in lanes for one in self._rows[at].open)
+        rows = (on, *self._rows[on].overlap_rows)
+        opened = any(one[0] == name for at in rows for one in self._rows[at].open)
         if not opened and dur_ns is not None:
             # Its begin was lost, or its writer records exits only: the duration gives the begin.
             start_ns = max(min(0, ts_ns), ts_ns - dur_ns)
@@ -376,9 +369,7 @@ class Nesting:
         self._ops.append((END, at, ts_ns, name, event, NO_MARK, 0, 0, ended[1], NONE))
 
     def _row_of_end(self, on: int, ts_ns: int, name: int) -> int:
-        """The row of an E: the row or an overlap row of it where a B of that name is open, preferably as the
-        innermost.
-        """
+        """The row of an E: a row or overlap row where a B of that name is open, preferably innermost."""
         row = self._rows[on]
         # The innermost calls of a full row are on its overlap rows.
         near = (*reversed(row.overlap_rows), on) if len(row.open) >= DEPTH_MAX else (on, *row.overlap_rows)
@@ -419,9 +410,7 @@ class Nesting:
                     self._give_flow(row, depth)
 
     def close(self, row: int, ts_ns: int) -> None:
-        """End and mark the slices that are still open on a row and its overlap rows, at the end of the
-        recording.
-        """
+        """End and mark what is still open on a row and its overlap rows, at the end of the recording."""
         for at in (row, *self._rows[row].overlap_rows):
             one = self._rows[at]
             self._counted.unclosed += len(one.open)

@@ -1,4 +1,6 @@
-"""A shape is all of a record but its time, duration, launch and arguments: what many records have in common."""
+"""A shape is all of a record but its time, duration, launch and arguments: what many records have in
+common.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,9 @@ class Stacks:
         return len(self._ends)
 
     def add(self, record: Record, line: int) -> bool:
-        """Add a good record of a stack, which is on this line. Return False where another stack has its id."""
+        """Add a good record of a stack, which is on this line. Return False where another stack has its
+        id.
+        """
         if record["id"] in self._numbers:
             return False
         frames = [_frame_of(frame) for frame in record["frames"][:DEPTH_MAX]]
@@ -136,7 +138,9 @@ class Stacks:
         return len(self._places)
 
     def placed(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The frames at some of these places, as number of the stack, place in it, and number of the frame."""
+        """The frames at some of these places, as number of the stack, place in it, and number of the
+        frame.
+        """
         stack = bisect_right(self._ends, first)
         for place in range(first, last):
             while place >= self._ends[stack]:

@@ -1,1 +1,3 @@
-"""Decides tracks, names, nesting and flows. The entry is `draw.Layout`; `options` has what a user may choose."""
+"""Decides tracks, names, nesting and flows. The entry is `draw.Layout`; `options` has what a user may
+choose.
+"""

@@ -111,7 +111,9 @@ class Doubles:
         self._waiting.setdefault(key, {}).setdefault(one.source, []).append(one)
 
     def decide(self, until_ns: int) -> None:
-        """Decide about the events up to a time. All events that begin up to `SLACK_NS` later must be there."""
+        """Decide about the events up to a time. All events that begin up to `SLACK_NS` later must be
+        there.
+        """
         for key in list(self._waiting):
             of_key = self._waiting[key]
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):

@@ -39,8 +39,7 @@ from tracepipe.layout.windows import Windows
 
 # Longer lines than this count as several events.
 _BYTES_AN_EVENT = 1 << 8
-# All problems are counted, and this many are drawn in all and at one time: a viewer draws each of these a row
-# lower.
+# All problems are counted. This many are drawn in all, and at one time, where a viewer stacks them.
 PROBLEMS_DRAWN = 1000
 PROBLEMS_AT_ONCE = 16
 
@@ -126,9 +125,7 @@ class Layout:
         return self._windows.turn()
 
     def place(self, batch: TraceBatch, source: int = 0) -> Drawn:
-        """Take a batch and draw the events that are in order. The newest wait, as earlier ones may still
-        come.
-        """
+        """Take a batch and draw the events that are in order. The newest wait for earlier ones."""
         events, weight = batch.events, 0
         if batch.others:
             events, weight = self._take_others(batch)

@@ -115,7 +115,9 @@ class Rows:
         self.nesting.forget_shapes()
 
     def forget_names(self, waiting: OpColumns) -> None:
-        """Forget the names that no open slice and no operation in `waiting` has, and number the rest again."""
+        """Forget the names that no open slice and no operation in `waiting` has, and number the rest
+        again.
+        """
         names = self.book.names
         used = self.nesting.open_names(len(names))
         of_waiting = waiting.used()["name"]

@@ -120,7 +120,9 @@ class WarpLayout:
         return "logical" if mode == "sm" and batch.sm is None else mode
 
     def has_drawn(self, launch: int | None) -> bool:
-        """Whether warps of a launch were laid out. If so, exits of its threads would draw them a second time."""
+        """Whether warps of a launch were laid out. If so, exits of its threads would draw them a second
+        time.
+        """
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
     def take(self, place: int, batch: PlacedWarps) -> None:

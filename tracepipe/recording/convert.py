@@ -201,7 +201,9 @@ class _Drawing:
 def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Account:
-    """Read a recording without drawing it, and call `say` with each problem as `path:line: field: message`."""
+    """Read a recording without drawing it, and call `say` with each problem as `path:line: field:
+    message`.
+    """
     with open_recording(path, source_format) as opened, no_collector():
         reading = Reading(opened, path, progress=progress)
         for batch in reading.source():

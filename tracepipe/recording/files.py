@@ -85,7 +85,9 @@ class InputStream:
 
     @contextmanager
     def as_file(self) -> Iterator[BinaryIO]:
-        """The input as a file with a name, for readers that cannot use a stream: the file itself, or a copy."""
+        """The input as a file with a name, for readers that cannot use a stream: the file itself, or a
+        copy.
+        """
         is_plain = self._from is self._raw and self._raw.seekable()
         if is_plain and seen.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
             yield self._raw

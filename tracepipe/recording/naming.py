@@ -40,7 +40,9 @@ def kind_of(path: Path, option: str = "-o") -> int:
 
 
 def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
-    """As `kind_of`, for an output that is given with `option`. Raises OutputError if it must not be written."""
+    """As `kind_of`, for an output that is given with `option`. Raises OutputError if it must not be
+    written.
+    """
     kind = kind_of(Path(path), option)
     if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", f"name a file in it with {option}")
@@ -191,7 +193,9 @@ def _kept_elsewhere(fd: int, made: Path, target: Path) -> Path:
 
 
 def _copy(fd: int, target: Path) -> Path:
-    """Write the content of an open file, which may be deleted, to a new file with a name similar to `target`."""
+    """Write the content of an open file, which may be deleted, to a new file with a name similar to
+    `target`.
+    """
     for name in free_of(target):
         with suppress(FileExistsError):
             copy = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666)

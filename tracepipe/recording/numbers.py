@@ -178,7 +178,9 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
 
 
 def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The pairs of recordings, by their places, that have the same processes and are of different captures."""
+    """The pairs of recordings, by their places, that have the same processes and are of different
+    captures.
+    """
     return frozenset(
         (at, to)
         for at, to in combinations(range(len(parts)), 2)
