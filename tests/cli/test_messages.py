@@ -146,7 +146,7 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     code, _, err = piped(["capture", "-o", "x.jsonl", "--open", *RUNS])
     assert code == 0
     assert [line for line in err.splitlines() if "userspace" in line and "lost" in line] == [
-        "lost: 3 userspace events were made and not recorded (1 on processor 0, 2 on processor 5); "
+        "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
         "--ring-bytes makes more room"
     ]
 

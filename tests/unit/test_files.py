@@ -166,7 +166,7 @@ def test_what_cannot_be_opened_is_an_input_error(name: str, why: str, tmp_path: 
     with pytest.raises(InputError, match=why) as caught, open_input(str(tmp_path / name)):
         pass
     assert caught.value.path == str(tmp_path / name)
-    assert caught.value.hint == "check the path"
+    assert caught.value.hint == "Check the path."
 
 
 # Outputs -----------------------------------------------------------------------------------------------
