@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
@@ -13,18 +15,19 @@ import typer
 from typer.core import TyperGroup
 
 from tracepipe import __version__
+from tracepipe.cli.completion import is_asked
 from tracepipe.cli.ending import ended
 from tracepipe.terminal.output import guard, has_colours, put
 
-# Command → the module whose `app` has it. Any other command is a report.
+# Command → the module whose `app` has it, in the order of the help. Any other command is a report.
 _PLACES = {
+    "capture": "tracepipe.cli.capture",
+    "live": "tracepipe.cli.live",
     "convert": "tracepipe.cli.convert",
     "open": "tracepipe.cli.convert",
     "validate": "tracepipe.cli.convert",
     "cut": "tracepipe.cli.part",
     "query": "tracepipe.cli.query",
-    "capture": "tracepipe.cli.capture",
-    "live": "tracepipe.cli.live",
     "doctor": "tracepipe.cli.capture",
     "hooks": "tracepipe.cli.hooks",
     "include": "tracepipe.cli.include",
@@ -40,9 +43,20 @@ class _Commands(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _choose_colours()
+        with self._listing():
+            super().format_help(ctx, formatter)
+        _put_examples(ctx)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _listing(self) -> Iterator[None]:
+        """While this is open, commands are listed, and reports need not be loaded."""
         self._listed = dict(typer.main.get_group(import_module(_REPORTS).listing()).commands)
         try:
-            super().format_help(ctx, formatter)
+            yield
         finally:
             self._listed = None
 
@@ -73,17 +87,18 @@ class _Commands(TyperGroup):
 
 
 def _prepare(command: Any) -> None:
-    """Let a command, and a group's commands, keep `--` and colours as all of ours do.
+    """Make a command, and those of a group, treat `--`, colours and help as all commands do.
 
-    No option takes the `--` that ends options as its value, and help has colours where `has_colours` allows.
+    No option takes the `--` that ends options as its value. Help has colours where `has_colours`
+    allows them, and examples at its end.
     """
     for inner in getattr(command, "commands", {}).values():
         _prepare(inner)
-    parse, format_help = command.parse_args, command.format_help
+    parse, format_help, pieces = command.parse_args, command.format_help, command.collect_usage_pieces
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
         given, _, _ = command.make_parser(ctx).parse_args(list(args))
-        for option in command.params:
+        for option in command.params if not ctx.resilient_parsing else ():
             value = given.get(option.name)
             if option.param_type_name == "option" and "--" in (value if isinstance(value, list) else [value]):
                 ctx.fail(f"Option {max(option.opts, key=len)} requires an argument before --.")
@@ -92,8 +107,21 @@ def _prepare(command: Any) -> None:
     def show_help(ctx: Any, formatter: Any) -> None:
         _choose_colours()
         format_help(ctx, formatter)
+        _put_examples(ctx)
+
+    def usage_pieces(ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in pieces(ctx)]  # Typer's marks of arguments that are required
 
     command.parse_args, command.format_help = parse_args, show_help
+    command.collect_usage_pieces = usage_pieces
+
+
+def _put_examples(context: Any) -> None:
+    """Print what the help of a command ends with."""
+    from tracepipe.cli.examples import example_lines
+
+    for line in example_lines(context.command_path.partition(" ")[2]):
+        put(line)
 
 
 def _choose_colours() -> None:
@@ -108,7 +136,6 @@ app = typer.Typer(
     cls=_Commands,
     help="One timeline from the CUDA call to the warp.",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
@@ -163,6 +190,8 @@ def main() -> None:
         # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
+    if is_asked():
+        app(prog_name="tracepipe")  # answers with tabs and ends of lines that a shell reads, and exits
     streams = sys.stdout, sys.stderr
     out, err = guard()
 

@@ -49,8 +49,11 @@ def capture(
         typer.Option(
             "--output",
             "-o",
-            help="Recording, compressed if named .zst or .gz; by default PROGRAM.jsonl, numbered if taken. "
-            "A FOLDER/ gets one of that name; {time}, {pid}, {program}, {host} and {rank} are filled in.",
+            metavar="FILE",
+            help="Write the recording to this file, compressed if its name ends with .zst or .gz; - is "
+            "standard "
+            "output. A FOLDER/ gets a file in it. {time}, {pid}, {program}, {host} and {rank} are filled in. "
+            "Default: PROGRAM.jsonl, numbered if it exists.",
         ),
     ] = "",
     command_output: CommandOutput = "",
@@ -62,11 +65,16 @@ def capture(
     method: MethodOption = "auto",
     gpus: OnGpus,
     ring_bytes: RingBytes = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
-    then_open: Annotated[bool, typer.Option("--open", help="Convert the recording and open it.")] = False,
-    local: Annotated[bool, typer.Option("--local", help="With --open: a UI found on this machine.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
+    then_open: Annotated[
+        bool,
+        typer.Option("--open", help="Convert the recording when it ends, and open it in the Perfetto UI."),
+    ] = False,
+    local: Annotated[
+        bool, typer.Option("--local", help="With --open: use a UI found on this machine, without a network.")
+    ] = False,
 ) -> None:
-    """Run a command, or watch what runs, and record what it, the driver and the kernel do."""
+    """Run a command, or watch what runs, and record what it, the driver, the kernel and the GPUs do."""
     request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes, has_gpus=True)
     request = with_gpus(request, gpus)
     request = replace(request, windows=in_windows.of(request))
@@ -97,9 +105,9 @@ def capture(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Try what capture needs on this machine: what works, what does not and why, and how to fix it."""
+    """Test what capture needs on this machine: what works, what does not and why, and how to fix it."""
     from tracepipe import doctor as examination
 
     with status(sys.stderr) as notify:

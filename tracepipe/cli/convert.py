@@ -32,40 +32,60 @@ def convert(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="Recording: a path, or - for standard input. Several become one timeline.", metavar="FILE..."
+            help="A recording: a path, or - for standard input. Several become one timeline.",
+            metavar="FILE...",
         ),
     ],
     to: Annotated[
         Format | None,  # type: ignore[valid-type]
-        typer.Option("--format", "-f", help="Output format; by default what the output is named after."),
+        typer.Option(
+            "--format",
+            "-f",
+            help="Write this format. Default: the one that the output is named after, or perfetto.",
+        ),
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write to this file; - is standard output. Default: named after the recording.",
+        ),
+    ] = "",
     archive: Annotated[
         str,
         typer.Option(
-            "--archive", metavar="FILE", help="Write a ZIP that has a Perfetto trace of each recording."
+            "--archive",
+            metavar="FILE",
+            help="Write a ZIP with a Perfetto trace of each recording, all on one clock.",
         ),
     ] = "",
     source: SourceOption = None,
     force: Force = False,
     strict: Strict = False,
-    compress: Annotated[bool, typer.Option("--compress", help="Compress the packets (perfetto).")] = False,
+    compress: Annotated[
+        bool, typer.Option("--compress", help="Compress the packets (perfetto only).")
+    ] = False,
     warp_tracks: Annotated[
         WarpTracks,  # type: ignore[valid-type]
         typer.Option(
             "--warp-tracks",
-            help="A track for each hardware slot, each warp of the grid, a count for each SM, or none.",
+            help="Draw a track for each hardware slot (slot) or each warp of the grid (logical), a count "
+            "for each SM (sm), or no warps (off).",
         ),
     ] = "auto",
     thread_exits: Annotated[
-        bool, typer.Option("--thread-exits", help="Draw each exit of a warp's threads as an instant.")
+        bool, typer.Option("--thread-exits", help="Draw the exits of a warp's threads as instants.")
     ] = False,
     assume_offset: AssumeOffset = None,
     undated: UndatedOption = UNDATED[0],
     offset: Annotated[
         list[str] | None,
         typer.Option(
-            "--offset", metavar="FILE=NS", help="Of several: ns to add to the times of one of them."
+            "--offset",
+            metavar="FILE=NS",
+            help="With several recordings: add this many nanoseconds to the times of one. Repeat for more.",
         ),
     ] = None,
 ) -> None:
@@ -141,10 +161,12 @@ def convert_file(
 
 @app.command()
 def validate(
-    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    file: Annotated[
+        str, typer.Argument(help="A recording: a path, or - for standard input.", metavar="FILE")
+    ],
     source: SourceOption = None,
 ) -> None:
-    """Check every line of a recording, and name the line and field of each that is wrong."""
+    """Check every line of a recording, and name the line and field of each error."""
     from tracepipe.recording.convert import check
 
     with progress(f"validate {Path(file).name}") as bar:
@@ -162,11 +184,11 @@ def validate(
 def open_command(
     file: Annotated[Path, typer.Argument(help="A converted trace.", metavar="FILE")],
     local: Annotated[
-        bool, typer.Option("--local", help="Serve a UI found on this machine, for work offline.")
+        bool, typer.Option("--local", help="Serve a UI found on this machine, without a network.")
     ] = False,
-    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
-    """Open a converted trace in the Perfetto UI, served from this machine to this machine only."""
+    """Open a converted trace in the Perfetto UI. It is served from this machine to this machine only."""
     from tracepipe.ui.serve import open_trace
 
     open_trace(file, local=local, browser=browser, notify=say)

@@ -17,8 +17,14 @@ from tracepipe.units import duration_ns, size_bytes
 Stacks = choices("Stacks", list(STACKS))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 GPUS = "GPUs"
-_COUNTERS = "Sample what the hardware of all GPUs counts, so often (1ms, 200us): SMs, DRAM, PCIe, clocks."
-_MARKS = "Record warps, of such kernels, with their calls of such device functions, which slows both."
+_COUNTERS = (
+    "Sample the hardware counters of all GPUs (SMs, tensor cores, DRAM, PCIe, clocks) at this interval, from "
+    "100us to 1s: 1ms, 200us."
+)
+_MARKS = (
+    "Record warps of kernels that fit the first expression, with their calls of device functions that "
+    "fit the second. This slows both down."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,8 @@ class OnGpus:
         Gpu,  # type: ignore[valid-type]
         typer.Option(
             "--gpu",
-            help="What the command's GPUs do, without root: kernels and copies (near no cost), or every "
-            "warp; auto takes the one that suits the command, and says so.",
+            help="Record what the command's GPUs do, without root: kernels and copies (almost free), or "
+            "every warp. auto takes the one that suits the command, and says which.",
             rich_help_panel=GPUS,
         ),
     ] = "auto"
@@ -39,7 +45,7 @@ class OnGpus:
         typer.Option(
             "--kernel",
             metavar="REGEX",
-            help="Record warps, of kernels whose name has this, mangled or demangled.",
+            help="Record warps of kernels whose name, mangled or demangled, this finds.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -48,7 +54,8 @@ class OnGpus:
         typer.Option(
             "--launches",
             metavar="RANGE",
-            help="Record warps, of these launches (of such kernels), from 1: 10, 10-20, 10-.",
+            help="Record warps of these launches, counted from 1 among those of the chosen kernels: 10, "
+            "10-20, 10-.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -58,8 +65,9 @@ class OnGpus:
             "--launches-per-kernel",
             parser=whole(),
             metavar="N",
-            help=f"Record warps, of the first N launches of each kernel; 0: of all. {BUDGET_LAUNCHES} with a "
-            "budget, which auto or --gpu-warps sets, and no --launches.",
+            help="Record warps of the first N launches of each kernel; 0: of all. Default: "
+            f"{BUDGET_LAUNCHES} with "
+            "a budget, which auto or --gpu-warps sets, and without --launches; else all.",
             rich_help_panel=GPUS,
         ),
     ] = None
@@ -68,7 +76,7 @@ class OnGpus:
         typer.Option(
             "--blocks",
             metavar="RANGE",
-            help="Record warps, of these blocks of each grid, from 0: 5, 0-131, 100-.",
+            help="Record warps of these blocks of each grid, counted from 0: 5, 0-131, 100-.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -77,7 +85,8 @@ class OnGpus:
         typer.Option(
             "--gpu-memory",
             metavar="SIZE",
-            help="Record warps, with this room on each GPU for those in flight; by default it is chosen.",
+            help="Record warps, with this much memory on each GPU for records in flight, from 1M. By "
+            "default it is chosen.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -87,7 +96,8 @@ class OnGpus:
             "--gpu-warps",
             parser=whole(1),
             metavar="N",
-            help=f"Record warps, and no further launch after so many; with auto {AUTO_WARPS} if not given.",
+            help="Record warps, and no further launch after N warps. With auto, the default is "
+            f"{AUTO_WARPS}.",
             rich_help_panel=GPUS,
         ),
     ] = None
@@ -104,7 +114,7 @@ class OnGpus:
         Stacks,  # type: ignore[valid-type]
         typer.Option(
             "--stacks",
-            help="Where in a Python program it launches, copies and allocates: its frames, or nothing.",
+            help="Record where a Python program launches, copies and allocates, by its frames; or not.",
             rich_help_panel=GPUS,
         ),
     ] = "python"
@@ -112,7 +122,7 @@ class OnGpus:
         bool,
         typer.Option(
             "--thread-exits",
-            help="Record warps, and write a line for each thread's exit too: 32 times as many.",
+            help="Record warps, and also write a line for the exit of each thread: 32 times as many lines.",
             rich_help_panel=GPUS,
         ),
     ] = False

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tracepipe.cli.completion import complete_sets
 from tracepipe.cli.options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES, CALL_SETS
@@ -14,7 +15,7 @@ from tracepipe.terminal.output import put, say
 
 hooks_app = typer.Typer(
     name="hooks",
-    help="What can be hooked here, and whether a hook sees anything.",
+    help="List what can be hooked on this machine, and test hooks.",
     no_args_is_help=True,
 )
 app = typer.Typer()
@@ -26,8 +27,9 @@ def list_command(
     pattern: Annotated[
         str,
         typer.Argument(
-            help="A pattern of names, as nv*ioctl*, or PLACE:NAME; or what --hook takes.",
-            metavar="[PATTERN]",
+            help="A shell pattern of names, such as nv*ioctl*, or PLACE:NAME; or what --hook takes.",
+            metavar="PATTERN",
+            autocompletion=complete_sets,
         ),
     ] = "",
     library: Libraries = None,
@@ -36,7 +38,8 @@ def list_command(
         typer.Option(
             "--kernels",
             metavar="PATH",
-            help="List the GPU kernels of a program, a library, a .cubin file or a folder of them instead.",
+            help="List GPU kernels instead: those of a program, a library, a .cubin file or a folder of "
+            "them. Repeat for more.",
         ),
     ] = None,
 ) -> None:
@@ -115,7 +118,7 @@ def test_command(
     until: Until,
     method: MethodOption = "auto",
 ) -> None:
-    """Record nothing but some hooks, and say how often they were hit, with the first arguments."""
+    """Record only some hooks, and print how often they were hit, with the arguments of the first hits."""
     from tracepipe.capture import capture
     from tracepipe.capture.find.hook_list import hits
     from tracepipe.capture.find.library import LibrarySearch

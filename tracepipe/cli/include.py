@@ -14,5 +14,5 @@ app = typer.Typer()
 
 @app.command()
 def include() -> None:
-    """Print the folder of <tracepipe/mark.h>, for nvcc -I."""
+    """Print the folder that has <tracepipe/mark.h>, for nvcc -I."""
     put(str(Path(marks.__file__).parent / "include"))

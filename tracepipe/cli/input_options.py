@@ -13,24 +13,37 @@ from tracepipe.terminal.messages import UNDATED_HELP, choices, text_of
 Source = choices("Source", READERS)
 Undated = choices("Undated", UNDATED)
 
+READING = "Reading"
+"""The panel of the options that say how a recording is read."""
+SOURCE_HELP = f"Read the input as this format: {', '.join(READERS)}. Default: recognised by its content."
+
 SourceOption = Annotated[
     Source | None,  # type: ignore[valid-type]
-    typer.Option("--from", help="Input format, if not by content."),
+    typer.Option("--from", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
 ]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse input with a bad line.")]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Fail at the first line that cannot be used, which is skipped otherwise.",
+        rich_help_panel=READING,
+    ),
+]
 AssumeOffset = Annotated[
     list[str] | None,
     typer.Option(
         "--assume-offset",
         metavar="CLOCK=NS",
-        help="Place a clock without clock pairs: ns to add, or a host clock (globaltimer:0=realtime).",
+        help="Place a clock that has no clock pairs, by nanoseconds to add or by a clock of the host that it "
+        "equals: globaltimer:0=realtime. Repeat for more.",
+        rich_help_panel=READING,
     ),
 ]
 UndatedOption = Annotated[
     Undated,  # type: ignore[valid-type]
-    typer.Option("--undated", help=UNDATED_HELP),
+    typer.Option("--undated", help=UNDATED_HELP, rich_help_panel=READING),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
 def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> dict[str, Any]:

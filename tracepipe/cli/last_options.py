@@ -9,11 +9,12 @@ import typer
 
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
+from tracepipe.cli.options import SECONDS
 from tracepipe.cli.values import misuse_of, read
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 
-LAST = "What came last"
+LAST = "Flight recorder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class OnlyLast:
         typer.Option(
             "--last",
             metavar="TIME",
-            help="A flight recorder: keep what came in the last 10s alone, and write it at the end and on "
-            "SIGUSR2, each time to a file of its own.",
+            help="Keep only what came in this last time (10s, 2m) in memory, and write it at the end and on "
+            f"SIGUSR2, each time to a separate file. {SECONDS}",
             rich_help_panel=LAST,
         ),
     ] = ""
@@ -35,7 +36,7 @@ class OnlyLast:
         typer.Option(
             "--last-size",
             metavar="SIZE",
-            help=f"With --last, keep no more than so much of it in memory; {LAST_BYTES >> 20}M by default.",
+            help=f"With --last: keep at most this much in memory. Default: {LAST_BYTES >> 20}M.",
             rich_help_panel=LAST,
         ),
     ] = ""
@@ -44,8 +45,8 @@ class OnlyLast:
         typer.Option(
             "--when",
             metavar="CONDITION",
-            help="With --last, write it too when a call took long: 'cudaStreamSynchronize > 50ms'; or what "
-            "'syscall:NAME > 50ms', 'nvtx:RANGE > 200ms' or 'kernel:REGEX > 5ms' says. Repeat for more.",
+            help="With --last: also write when a call took long, as 'cudaStreamSynchronize > 50ms', "
+            "'syscall:NAME > 50ms', 'nvtx:RANGE > 200ms' or 'kernel:REGEX > 5ms'. Repeat for more.",
             rich_help_panel=LAST,
         ),
     ] = None

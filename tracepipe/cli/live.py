@@ -50,27 +50,41 @@ def live(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The command to run and watch; or - for a recording on standard input, as it is written.",
+            help="The command to run and watch, after --; or - for a recording on standard input, while "
+            "it is written.",
             metavar="-- COMMAND | -",
         ),
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="Also write the recording.")] = "",
-    sort: Annotated[Sort, typer.Option("--sort", help="What the functions are ordered by.")] = "total",  # type: ignore[valid-type]
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Also write the recording to this file.")
+    ] = "",
+    sort: Annotated[Sort, typer.Option("--sort", help="Order the functions by this.")] = "total",  # type: ignore[valid-type]
     top: Annotated[
-        int | None, typer.Option("--top", parser=whole(1), metavar="N", help="So many functions.")
+        int | None,
+        typer.Option(
+            "--top",
+            parser=whole(1),
+            metavar="N",
+            help="Show at most N functions, from 1. Default: as many as fit; at the end all.",
+        ),
     ] = None,
     interval: Annotated[
         str,
-        typer.Option("--interval", metavar="TIME", help="Time between two views; on a terminal 250ms."),
+        typer.Option(
+            "--interval",
+            metavar="TIME",
+            help="Show the view again after this time: 250ms, 1s. A number without a unit is in seconds. "
+            "Default: 250ms on a terminal; elsewhere there is only the last view.",
+        ),
     ] = "",
     which: Which,
     whose: Whose,
     until: Until,
     method: MethodOption = "auto",
     ring_bytes: RingBytes = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
 ) -> None:
-    """Run a command, or watch what runs, and show counts, rates, latencies and losses as they come."""
+    """Run a command, or watch what runs, and show counts, rates, latencies and losses meanwhile."""
     interval_ns = read(interval, duration_ns, "--interval", least=1)
     view = partial(
         live_view, sort=text_of(sort), top=top, interval_s=interval_ns / 1e9 if interval_ns else None

@@ -21,6 +21,7 @@ from tracepipe.capture.request import (
     check_layers,
     ring_size,
 )
+from tracepipe.cli.completion import complete_layers, complete_sets
 from tracepipe.cli.values import Misuse, misuse_of, read, whole
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.calls import CALL_RULES
@@ -32,16 +33,19 @@ Method = choices("Method", ["auto", *ENGINES])
 Calls = choices("Calls", list(CALL_RULES))
 
 WHO, WHAT, WHEN = "Whose events", "Which events", "When"
-_DURATION = "End after so long: 10s; a window, so long after it began."
+SECONDS = "A number without a unit is in seconds."
+_DURATION = f"Stop after this time: 10s, 500ms, 2m. With windows, each is this long. {SECONDS}"
 
 Command = Annotated[
-    list[str] | None, typer.Argument(help="The command to run and record.", metavar="-- COMMAND")
+    list[str] | None, typer.Argument(help="The command to run and record, after --.", metavar="-- COMMAND")
 ]
 Libraries = Annotated[
     list[str] | None,
     typer.Option(
         "--library",
-        help="A libcuda, libcudart or other library to trace instead of the one it loads.",
+        metavar="PATH",
+        help="Trace this libcuda, libcudart or other library instead of the one that the program loads. "
+        "Repeat for more.",
         rich_help_panel=WHAT,
     ),
 ]
@@ -50,20 +54,24 @@ CommandOutput = Annotated[
     typer.Option(
         "--command-output",
         metavar="FILE",
-        help="A file for the command's standard output, which with -o - goes to standard error otherwise.",
+        help="Write the command's standard output to this file. With -o -, it goes to standard error "
+        "otherwise.",
     ),
 ]
 MethodOption = Annotated[
     Method,  # type: ignore[valid-type]
-    typer.Option("--method", help="How it is recorded; auto takes the best that works here."),
+    typer.Option(
+        "--method",
+        help="Record events of the host by this method; auto takes the best that works on this machine.",
+    ),
 ]
 RingBytes = Annotated[
     str,
     typer.Option(
         "--ring-bytes",
         metavar="SIZE",
-        help="Room for events that are not on disk yet, from "
-        f"{RING_LEAST_BYTES >> 10}K; {RING_BYTES >> 20}M by default.",
+        help="Use a buffer of this size between the kernel and the file, from "
+        f"{RING_LEAST_BYTES >> 10}K. Default: {RING_BYTES >> 20}M.",
     ),
 ]
 
@@ -76,9 +84,11 @@ class Which:
         str,
         typer.Option(
             "--layers",
-            help=f"Comma-separated: {', '.join(LAYER_NAMES)}; all, the first four and, of a command, the "
-            "last; none, for --hook alone. "
-            "By default all, without kernel where the NVIDIA driver cannot be probed.",
+            metavar="LAYER,...",
+            autocompletion=complete_layers,
+            help=f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first "
+            "four and, of a command, the last; none: only what --hook names. "
+            "Default: all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
     ] = ""
@@ -86,32 +96,48 @@ class Which:
         list[str] | None,
         typer.Option(
             "--hook",
-            help="uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION, tracepoint:GROUP:NAME, with arguments and a "
-            "condition if wanted; a shipped set (tracepipe hooks list); or a file.toml. Repeat for more.",
+            metavar="HOOK",
+            autocompletion=complete_sets,
+            help="Also record these functions: uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION or "
+            "tracepoint:GROUP:NAME, with arguments and a condition if wanted; a shipped set (see "
+            "tracepipe hooks list); or a file.toml. Repeat for more.",
             rich_help_panel=WHAT,
         ),
     ] = None
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Record these functions only: a pattern.", rich_help_panel=WHAT),
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Record only functions that fit this shell pattern. Repeat for more.",
+            rich_help_panel=WHAT,
+        ),
     ] = None
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", help="Do not record these functions: a pattern.", rich_help_panel=WHAT),
+        typer.Option(
+            "--exclude",
+            metavar="PATTERN",
+            help="Do not record functions that fit this shell pattern. Repeat for more.",
+            rich_help_panel=WHAT,
+        ),
     ] = None
     calls: Annotated[
         Calls,  # type: ignore[valid-type]
         typer.Option(
             "--calls",
-            help="CUDA's calls: all; default, without those that only ask (cudaGetDevice) unless --only "
-            "names functions; launches, with copies, memsets and synchronisations.",
+            help="Record these calls of CUDA: all; default: without query-only calls (cudaGetDevice), unless "
+            "--only names functions; launches: only launches, copies, memsets and synchronisations.",
             rich_help_panel=WHAT,
         ),
     ] = "default"
     min_duration: Annotated[
         str,
         typer.Option(
-            "--min-duration", metavar="TIME", help="Leave shorter calls out: 10us.", rich_help_panel=WHAT
+            "--min-duration",
+            metavar="TIME",
+            help=f"Leave out calls that are shorter than this: 10us, 1.5ms. {SECONDS}",
+            rich_help_panel=WHAT,
         ),
     ] = ""
     sample: Annotated[
@@ -120,7 +146,7 @@ class Which:
             "--sample",
             parser=whole(1),
             metavar="N",
-            help="Record one call in N of each function.",
+            help="Record one call in N of each function, N from 1.",
             rich_help_panel=WHAT,
         ),
     ] = 1
@@ -137,19 +163,30 @@ class Whose:
             "--pid",
             parser=whole(1),
             metavar="PID",
-            help="A running process, all its threads; its GPU's kernels with --gpu kernels. Repeat for more.",
+            help="Record this running process with all its threads, and its GPU kernels with --gpu kernels. "
+            "Repeat for more.",
             rich_help_panel=WHO,
         ),
     ] = None
     comm: Annotated[
         str,
-        typer.Option("--comm", help="Every process of this name, running or to come.", rich_help_panel=WHO),
+        typer.Option(
+            "--comm",
+            metavar="NAME",
+            help="Record every process of this name: those that run, and those that start later.",
+            rich_help_panel=WHO,
+        ),
     ] = ""
     system: Annotated[
-        bool, typer.Option("--system", help="Everything on this machine.", rich_help_panel=WHO)
+        bool, typer.Option("--system", help="Record all processes of this machine.", rich_help_panel=WHO)
     ] = False
     children: Annotated[
-        bool, typer.Option("--children/--no-children", help="Also what they fork.", rich_help_panel=WHO)
+        bool,
+        typer.Option(
+            "--children/--no-children",
+            help="Also record the processes that these start.",
+            rich_help_panel=WHO,
+        ),
     ] = True
 
 
@@ -172,7 +209,7 @@ class UntilFull(Until):
             "--max-events",
             parser=whole(1),
             metavar="N",
-            help="End after so many events.",
+            help="Stop after this many events, from 1.",
             rich_help_panel=WHEN,
         ),
     ] = None
@@ -181,7 +218,7 @@ class UntilFull(Until):
         typer.Option(
             "--max-size",
             metavar="SIZE",
-            help="End when the events fill so much, before compression: 1G.",
+            help="Stop when the events fill this size, before compression: 100M, 1G.",
             rich_help_panel=WHEN,
         ),
     ] = ""

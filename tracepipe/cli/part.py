@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.cli.input_options import AssumeOffset, Force, Source, Strict, UndatedOption, reading
+from tracepipe.cli.input_options import (
+    READING,
+    SOURCE_HELP,
+    AssumeOffset,
+    Force,
+    Source,
+    Strict,
+    UndatedOption,
+    reading,
+)
 from tracepipe.cli.values import Misuse
 from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
@@ -19,11 +28,16 @@ app = typer.Typer()
 
 @app.command()
 def cut(
-    file: Annotated[str, typer.Argument(help="Recording: a path, or - for standard input.", metavar="FILE")],
+    file: Annotated[
+        str, typer.Argument(help="A recording: a path, or - for standard input.", metavar="FILE")
+    ],
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", help="Event file, compressed if named .zst or .gz; - is standard output."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write this event file, compressed if its name ends with .zst or .gz; - is standard output.",
         ),
     ],
     start: Annotated[
@@ -32,20 +46,29 @@ def cut(
             "--from",
             "--start",
             metavar="TIME",
-            help="From this time after the start of the run: 1.5ms, 2s; or @NS on the trace's clock.",
+            help="Keep the time from here on: 1.5ms or 2s after the start of the run, or @NS on the "
+            "trace's clock. A number without a unit is in seconds. Default: the start.",
         ),
     ] = "",
-    end: Annotated[str, typer.Option("--to", "--end", metavar="TIME", help="Until this time.")] = "",
+    end: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            "--end",
+            metavar="TIME",
+            help="Keep the time before this, in the same forms. Default: the end.",
+        ),
+    ] = "",
     source: Annotated[
         Source | None,
-        typer.Option("--source", help="Input format, if not by content (elsewhere --from)."),
+        typer.Option("--source", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
     ] = None,
     force: Force = False,
     strict: Strict = False,
     assume_offset: AssumeOffset = None,
     undated: UndatedOption = UNDATED[0],
 ) -> None:
-    """Write what happened in a stretch of a recording's time as a recording of its own."""
+    """Write a stretch of a recording's time as a separate recording."""
     from tracepipe.api.cut import cut as cut_recording
     from tracepipe.errors import FormatError
 

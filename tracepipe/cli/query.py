@@ -30,23 +30,34 @@ def query(
     file: Annotated[
         str,
         typer.Argument(
-            help="Recording, Perfetto trace or archive: a path, or - for standard input.", metavar="FILE"
+            help="A recording, a Perfetto trace or an archive: a path, or - for standard input.",
+            metavar="FILE",
         ),
     ],
     sql: Annotated[
-        str, typer.Argument(help="Statements; the last one's rows are shown.", metavar="SQL")
+        str, typer.Argument(help="SQL statements; the rows of the last one are shown.", metavar="SQL")
     ] = "",
-    sql_file: Annotated[str, typer.Option("--file", "-f", help="A file with the statements.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: as --format json.")] = False,
-    form: Annotated[Form, typer.Option("--format", help="How rows are written.")] = "table",  # type: ignore[valid-type]
-    output: Annotated[str, typer.Option("--output", "-o", help="Output; - is standard output.")] = STANDARD,
+    sql_file: Annotated[
+        str, typer.Option("--file", "-f", metavar="FILE", help="Read the statements from this file.")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows as JSON: short for --format json.")
+    ] = False,
+    form: Annotated[Form, typer.Option("--format", help="Write the rows in this format.")] = "table",  # type: ignore[valid-type]
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the rows to this file; - is standard output."
+        ),
+    ] = STANDARD,
     force: Force = False,
     trace_processor: Annotated[
         str,
         typer.Option(
             "--trace-processor",
             metavar="PATH",
-            help="A trace_processor_shell; by default one in PATH, or the one of tracepipe[query].",
+            help="Ask this trace_processor_shell. Default: one in PATH, or else the one of "
+            "tracepipe\\[query].",
         ),
     ] = "",
     source: SourceOption = None,
@@ -54,7 +65,7 @@ def query(
     assume_offset: AssumeOffset = None,
     undated: UndatedOption = UNDATED[0],
 ) -> None:
-    """Ask about a recording in SQL, by Perfetto's tables and functions."""
+    """Ask about a recording in SQL, with Perfetto's tables and functions."""
     from tracepipe.sql.answers import write_answer
     from tracepipe.sql.processor import QueryError, ask, find_shell
 

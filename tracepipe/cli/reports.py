@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
 from tracepipe.cli.values import Misuse, number, read, whole
 from tracepipe.errors import OutputError
 from tracepipe.readers import UNDATED
@@ -28,11 +28,29 @@ from tracepipe.units import duration_ns
 
 _SEVERAL = "several_"
 """How the parameters begin that take all values up to the next option."""
-_INPUT = "Recording: a path, or - for standard input."
+_INPUT = "A recording: a path, or - for standard input."
+_OUTPUT = "Output"
 _COMMON: dict[str, tuple[Any, Any]] = {
-    "as_json": (Annotated[bool, typer.Option("--json", help="For programs.")], False),
+    "as_json": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--json",
+                help="Print the tables as JSON, with units in the names of the keys.",
+                rich_help_panel=_OUTPUT,
+            ),
+        ],
+        False,
+    ),
     "full_names": (
-        Annotated[bool, typer.Option("--full-names", help="Cut no name; lines get as long as it takes.")],
+        Annotated[
+            bool,
+            typer.Option(
+                "--full-names",
+                help="Print names in full; lines may become longer than the terminal is wide.",
+                rich_help_panel=_OUTPUT,
+            ),
+        ],
         False,
     ),
     "source": (SourceOption, None),
@@ -40,7 +58,12 @@ _COMMON: dict[str, tuple[Any, Any]] = {
     "assume_offset": (AssumeOffset, None),
     "undated": (UndatedOption, UNDATED[0]),
 }
-_FORCE = (Force, False)
+_FORCE = (
+    Annotated[
+        bool, typer.Option("--force", help="Overwrite the output if it exists.", rich_help_panel=_OUTPUT)
+    ],
+    False,
+)
 
 
 def _command(report: Report) -> Callable[..., None]:
@@ -78,7 +101,9 @@ def _inputs(report: Report) -> dict[str, tuple[Any, Any]]:
     }
     for name in report.inputs if several else ():
         option = typer.Option(
-            f"--{name.lower()}", help=f"Recordings of {name}, one or more.", metavar=f"{name}1 {name}2 …"
+            f"--{name.lower()}",
+            help=f"The recordings of side {name}, one or more.",
+            metavar=f"{name}1 {name}2 …",
         )
         found[f"{_SEVERAL}{name}"] = (Annotated[list[str] | None, option], None)
     return found
@@ -121,7 +146,7 @@ class _OfSeveral(TyperCommand):
                 given += args[at:]
                 break
             if arg.startswith("-") and arg != STANDARD:
-                if option and given[-1] == option:
+                if option and given[-1] == option and not ctx.resilient_parsing:
                     ctx.fail(f"Option {option} requires an argument.")
                 flag = arg.partition("=")[0]
                 option = flag if flag in several else ""
@@ -186,11 +211,17 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
     """The parameters of a report that writes files."""
     if report.output is None:
         return {}
-    what = "A folder."
+    what = "Write to this folder."
     if isinstance(report.output, FileOutput):
         kinds = ", ".join(report.output.endings)
-        what = f"A file ending with {kinds}; - is standard output."
-    named = typer.Option("--output", "-o", help=f"{what} Default: named after the recording.", metavar="PATH")
+        what = f"Write to this file, whose name ends with {kinds}; - is standard output."
+    named = typer.Option(
+        "--output",
+        "-o",
+        help=f"{what} Default: named after the recording.",
+        metavar="PATH",
+        rich_help_panel=_OUTPUT,
+    )
     return {"output": (Annotated[str, named], ""), "force": _FORCE}
 
 

@@ -9,7 +9,7 @@ import typer
 
 from tracepipe.capture.request import API, CaptureRequest, Windows
 from tracepipe.capture.triggers import TRIGGER_FORMS, check_windows
-from tracepipe.cli.options import WHEN
+from tracepipe.cli.options import SECONDS, WHEN
 from tracepipe.cli.values import Misuse, misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns
@@ -22,7 +22,10 @@ class InWindows:
     delay: Annotated[
         str,
         typer.Option(
-            "--delay", metavar="TIME", help="Record from so long after the start: 5s.", rich_help_panel=WHEN
+            "--delay",
+            metavar="TIME",
+            help=f"Begin to record this time after the start: 5s, 500ms. {SECONDS}",
+            rich_help_panel=WHEN,
         ),
     ] = ""
     start_on: Annotated[
@@ -30,7 +33,7 @@ class InWindows:
         typer.Option(
             "--start-on",
             metavar="TRIGGER",
-            help=f"Record from then on: {', '.join(TRIGGER_FORMS)}.",
+            help=f"Begin a window when this happens: {', '.join(TRIGGER_FORMS)}.",
             rich_help_panel=WHEN,
         ),
     ] = ""
@@ -39,7 +42,8 @@ class InWindows:
         typer.Option(
             "--stop-on",
             metavar="TRIGGER",
-            help="Record until then; profiler and signal end what they began.",
+            help="End the window when this happens, in the same forms. By default, profiler and signal "
+            "end what they began.",
             rich_help_panel=WHEN,
         ),
     ] = ""
@@ -49,7 +53,7 @@ class InWindows:
             "--repeat",
             parser=whole(1),
             metavar="N",
-            help="Record so many windows, each as above, not one.",
+            help="Record up to N windows, each as above. Default: 1.",
             rich_help_panel=WHEN,
         ),
     ] = None

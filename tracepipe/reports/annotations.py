@@ -20,7 +20,7 @@ _NOTE = (
 class Options:
     """Options of `tracepipe annotations`."""
 
-    top: Annotated[int, Option("How many names; 0: all.", "N")] = 20
+    top: Annotated[int, Option("Show at most N names; 0: all.", "N")] = 20
 
 
 def run(run: Run, options: Options) -> Result:

@@ -29,12 +29,16 @@ Load = Callable[[], Run]
 class Options:
     """Options of `tracepipe diff`."""
 
-    top: Annotated[int, Option("How many rows of each table, the largest changes; 0: all.", "N")] = 10
+    top: Annotated[int, Option("Show the N largest changes in each table; 0: all.", "N")] = 10
     alpha: Annotated[
         float,
-        Option("With several recordings of a side: the chance of a false alarm.", "P", most=1),
+        Option(
+            "With several recordings of a side: accept this chance of a false alarm, from 0 to 1.",
+            "P",
+            most=1,
+        ),
     ] = 0.05
-    min_change: Annotated[float, Option("What changes by less than this is not reported.", "PERCENT")] = 1.0
+    min_change: Annotated[float, Option("Leave out changes by less than this percentage.", "PERCENT")] = 1.0
 
 
 def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list[int | None]]]:

@@ -23,7 +23,7 @@ TABLES_VERSION = "tracepipe-tables/1"
 class Options:
     """Options of `tracepipe export`."""
 
-    format: Annotated[str, Option("Of the tables.", choices=tuple(FORMATS))] = "parquet"
+    format: Annotated[str, Option("Write the tables in this format.", choices=tuple(FORMATS))] = "parquet"
 
 
 def run(run: Run, options: Options) -> Result:

@@ -41,8 +41,14 @@ _NEEDED = {
 class Options:
     """Options of `tracepipe gaps`."""
 
-    top: Annotated[int, Option("How many gaps and causes, those that count most; 0: all.", "N")] = 10
-    min: Annotated[str, Option("Only gaps at least so long: 20us, 1.5ms.", "TIME")] = "0ns"
+    top: Annotated[int, Option("Show the N gaps and causes with the most time; 0: all.", "N")] = 10
+    min: Annotated[
+        str,
+        Option(
+            "Show only gaps of at least this length: 20us, 1.5ms. A number without a unit is in seconds.",
+            "TIME",
+        ),
+    ] = "0ns"
 
 
 def run(run: Run, options: Options) -> Result:

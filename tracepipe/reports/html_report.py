@@ -25,7 +25,9 @@ class Options:
             "List this many rows in each table; 0 lists all. By default each report has its own number.", "N"
         ),
     ] = None
-    kernel: Annotated[str, Option("Pictures of the warps of kernels whose name this finds.", "REGEX")] = ""
+    kernel: Annotated[
+        str, Option("Draw the warps of kernels whose name this regular expression finds.", "REGEX")
+    ] = ""
 
 
 def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:

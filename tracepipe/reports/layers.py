@@ -37,9 +37,10 @@ class Options:
     """Options of `tracepipe layers`."""
 
     call: Annotated[
-        str, Option("Calls of this name alone; or a number: the Nth outermost call in time.", "NAME|N")
+        str,
+        Option("Show only calls of this name; or, by a number, the Nth outermost call in time.", "NAME|N"),
     ] = ""
-    top: Annotated[int, Option("How many names, and how many lines of one call; 0: all.", "N")] = 10
+    top: Annotated[int, Option("Show at most N names, and N lines of one call; 0: all.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:

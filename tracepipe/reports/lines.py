@@ -35,12 +35,12 @@ class Options:
     frames: Annotated[
         str,
         Option(
-            "own: the innermost line that is in no installed package; innermost: of any; all: every line "
-            "of a stack, with what it calls.",
+            "Attribute time to these lines of a stack. own: the innermost that is in no installed package; "
+            "innermost: the innermost of all; all: every one, with what it calls.",
             choices=FRAMES,
         ),
     ] = FRAMES[0]
-    top: Annotated[int, Option("How many lines; 0: all.", "N")] = 20
+    top: Annotated[int, Option("Show at most N lines; 0: all.", "N")] = 20
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ _TOLD_BY = ("memory", "userspace", "unknown layer")
 class Options:
     """Options of `tracepipe memory`."""
 
-    top: Annotated[int, Option("How many calls, allocations and faults at most; 0: all.", "N")] = 10
+    top: Annotated[int, Option("Show at most N calls, allocations and faults; 0: all.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:

@@ -20,8 +20,10 @@ ALL = "all"
 class Options:
     """Options of `tracepipe plot`."""
 
-    what: Annotated[str, Option("What to draw.", choices=(*FIGURES, ALL))] = ALL
-    kernel: Annotated[str, Option("Warps of kernels whose name this finds.", "REGEX")] = ""
+    what: Annotated[str, Option("Draw this.", choices=(*FIGURES, ALL))] = ALL
+    kernel: Annotated[
+        str, Option("Draw warps of kernels whose name this regular expression finds.", "REGEX")
+    ] = ""
     start: Annotated[str, FROM] = ""
     end: Annotated[str, UNTIL] = ""
 

@@ -29,8 +29,8 @@ _NO_SAMPLES: Final = "no stall reasons were sampled: tracepipe capture --gpu-sta
 class Options:
     """Options of `tracepipe stalls`."""
 
-    kernel: Annotated[str, Option("Kernels whose name this finds.", "REGEX")] = ""
-    top: Annotated[int, Option("How many kernels, those with most samples; 0: all.", "N")] = 10
+    kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
+    top: Annotated[int, Option("Show the N kernels with the most samples; 0: all.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:

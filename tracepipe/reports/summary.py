@@ -47,9 +47,9 @@ _CALLED = {
 class Options:
     """Options of `tracepipe summary`."""
 
-    top: Annotated[int, Option("How many functions of a layer, and processes; 0: all.", "N")] = 10
-    sort: Annotated[str, Option("Functions in the order of this.", choices=SORTS)] = "total"
-    slowest: Annotated[int, Option("How many of the slowest single calls; 0: none.", "N")] = 10
+    top: Annotated[int, Option("Show at most N functions of each layer, and N processes; 0: all.", "N")] = 10
+    sort: Annotated[str, Option("Order the functions by this.", choices=SORTS)] = "total"
+    slowest: Annotated[int, Option("Show the N slowest single calls; 0: none.", "N")] = 10
 
 
 def run(run: Run, options: Options) -> Result:

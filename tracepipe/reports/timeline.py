@@ -42,10 +42,10 @@ class Options:
 
     start: Annotated[str, FROM] = ""
     end: Annotated[str, UNTIL] = ""
-    depth: Annotated[int, Option("Rows for calls inside calls, in each layer.", "N")] = 3
-    threads: Annotated[int, Option("How many threads, the busiest; 0: all.", "N")] = 8
-    streams: Annotated[int, Option("How many streams of GPUs, the busiest; 0: all.", "N")] = 64
-    width: Annotated[int, Option("Columns; 0: as wide as the terminal.", "N")] = 0
+    depth: Annotated[int, Option("Draw calls inside calls on at most N rows of each layer.", "N")] = 3
+    threads: Annotated[int, Option("Draw the N busiest threads; 0: all.", "N")] = 8
+    streams: Annotated[int, Option("Draw the N busiest streams of the GPUs; 0: all.", "N")] = 64
+    width: Annotated[int, Option("Draw N columns; 0: as wide as the terminal.", "N")] = 0
 
 
 def run(run: Run, options: Options) -> Result:

@@ -33,9 +33,9 @@ _ASCII_LEVELS = ".:-=+*#@"
 class Options:
     """Options of `tracepipe warps`."""
 
-    kernel: Annotated[str, Option("Kernels whose name this finds.", "REGEX")] = ""
-    launch: Annotated[int | None, Option("Only the launch of this id.", "ID")] = None
-    top: Annotated[int, Option("How many kernels, those with most warps; 0: all.", "N")] = 20
+    kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
+    launch: Annotated[int | None, Option("Show only the launch with this id.", "ID")] = None
+    top: Annotated[int, Option("Show the N kernels with the most warps; 0: all.", "N")] = 20
 
 
 def run(run: Run, options: Options) -> Result:

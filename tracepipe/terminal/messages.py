@@ -16,7 +16,7 @@ Progress = Callable[[int, int], None]
 """Called with bytes read and bytes in all, which are 0 where unknown."""
 _QUIET_S = 1.0
 UNDATED_HELP = (
-    "Lines without a time among others: skip and count them, or place them between their neighbours."
+    "Skip and count lines without a time that stand among others, or place them between their neighbours."
 )
 
 
