@@ -54,7 +54,7 @@ def test_kernel_trace_sample() -> None:
             "type": "loss",
             "count": 254,
             "layer": "gpu_thread",
-            "reason": "kernel_trace counted 256 events, and the text holds 2",
+            "reason": "kernel_trace counted 256 events, and the text has 2",
         }
     ]
 
@@ -199,16 +199,16 @@ def test_log_lines_and_the_programs_own_are_passed_over() -> None:
 
 
 BROKEN = [
-    (b"[kernel_trace] ts=8096352733", "", "is no whole line of a bpftime tool"),
-    (b"01344 block=(0,0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
-    (GOOD + GOOD_AFTER, "", "is no whole line of a bpftime tool"),
-    (GOOD + b" ts=8 block=(0,0,0) thread=(1,0,0)", "", "is no whole line of a bpftime tool"),
-    (GOOD + b" a=", "", "is no whole line of a bpftime tool"),
-    (b"Warp 1 (threads 32-63):  finish around", "", "is no whole line of a bpftime tool"),
-    (b"[kernel_trace] ts=-5 block=(0,0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
-    (b"[kernel_trace] ts=8 block=(0,0) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
-    (b"[kernel_trace] ts=8 block=(0,0,\x000) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
-    (b"[kernel_trace] ts=8 block=(0,0,\xff) thread=(0,0,0)", "", "is no whole line of a bpftime tool"),
+    (b"[kernel_trace] ts=8096352733", "", "is not a whole line of a bpftime tool"),
+    (b"01344 block=(0,0,0) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
+    (GOOD + GOOD_AFTER, "", "is not a whole line of a bpftime tool"),
+    (GOOD + b" ts=8 block=(0,0,0) thread=(1,0,0)", "", "is not a whole line of a bpftime tool"),
+    (GOOD + b" a=", "", "is not a whole line of a bpftime tool"),
+    (b"Warp 1 (threads 32-63):  finish around", "", "is not a whole line of a bpftime tool"),
+    (b"[kernel_trace] ts=-5 block=(0,0,0) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
+    (b"[kernel_trace] ts=8 block=(0,0) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
+    (b"[kernel_trace] ts=8 block=(0,0,\x000) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
+    (b"[kernel_trace] ts=8 block=(0,0,\xff) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
     (b"[kernel_trace] ts=%b block=(0,0,0) thread=(0,0,0)" % (b"9" * 5000), "", "is no whole line"),
     (
         b"[kernel_trace] ts=18446744073709551615 block=(0,0,0) thread=(0,0,0)",
@@ -226,18 +226,18 @@ BROKEN = [
         "has x=1024, and CUDA's largest is 1023",
     ),
     (b"Thread (0, 0, 64) timestamp: 5", "thread", "has z=64, and CUDA's largest is 63"),
-    (b"Thread (0, 0) timestamp: 5", "", "is no whole line of a bpftime tool"),
-    (b"Thread (0, 0, 0) timestamp: ", "", "is no whole line of a bpftime tool"),
-    (b"Entered _Z9vectorAddPKfS0_Pf x=0, t", "", "is no whole line of a bpftime tool"),
+    (b"Thread (0, 0) timestamp: 5", "", "is not a whole line of a bpftime tool"),
+    (b"Thread (0, 0, 0) timestamp: ", "", "is not a whole line of a bpftime tool"),
+    (b"Entered _Z9vectorAddPKfS0_Pf x=0, t", "", "is not a whole line of a bpftime tool"),
     (b"Entered f x=2147483647, ts=5", "x", "is 2147483647, and CUDA's largest block index is 2147483646"),
     (
         b"Exited (with tsp) f x=0 duration=18446744073709551000 tsp=5ns",
         "duration",
         "must be at most 4611686018427387903, not 18446744073709551000",
     ),
-    (b"Exited (with tsp) f x=0 duration=5", "", "is no whole line of a bpftime tool"),
+    (b"Exited (with tsp) f x=0 duration=5", "", "is not a whole line of a bpftime tool"),
     (b"Exited (without tsp) f x=0 ", "tsp", "is missing: the exit has no place in time"),
-    (b"Total events collected: many", "", "is no whole line of a bpftime tool"),
+    (b"Total events collected: many", "", "is not a whole line of a bpftime tool"),
     (b"1-10us          : 234      |****", "ts", "is missing: a histogram row counts launches"),
 ]
 
@@ -263,7 +263,7 @@ def test_a_time_that_ends_with_the_input_may_lack_digits() -> None:
 def test_an_input_without_a_tools_line_says_so(data: bytes) -> None:
     _, records, problems = read(data)
     assert records == []
-    assert problems == [Problem(0, "", "holds no line of a bpftime tool", skipped=False)]
+    assert problems == [Problem(0, "", "has no line of a bpftime tool", skipped=False)]
 
 
 def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:

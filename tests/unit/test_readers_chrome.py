@@ -180,8 +180,8 @@ def test_a_duration_that_cannot_be_is_kept_marked_and_reported(dur: Any, args: d
         (b'{"ph":"X","name":"bad', "is not JSON (at byte 41)"),
         (b'{"ph":"X","name":"bad","args":{"a":1}', "is not JSON (at byte 41)"),
         (b'{"ph":"X","name":"bad","dur":1}', "ts: is missing (at byte 41)"),
-        (b'{"name":"bad","ts":1}', "ph: is missing, or is no text (at byte 41)"),
-        (b'{"ph":"Q","name":"bad","ts":1}', "ph: 'Q' is no phase that is read (at byte 41)"),
+        (b'{"name":"bad","ts":1}', "ph: is missing, or is not a string (at byte 41)"),
+        (b'{"ph":"Q","name":"bad","ts":1}', "ph: 'Q' is not a phase that is read (at byte 41)"),
         (b"17", "is no event (at byte 41)"),
     ],
 )
@@ -208,7 +208,7 @@ def test_bytes_that_are_no_text_are_replaced() -> None:
 
 def test_problems_beyond_the_first_are_counted() -> None:
     _, problems = read([{"ph": "?"}] * 1030)
-    assert [problem.message for problem in problems[1024:]] == ["6 more objects are no good events"]
+    assert [problem.message for problem in problems[1024:]] == ["6 more objects are not valid events"]
 
 
 # Phases -----------------------------------------------------------------------------------------------------

@@ -333,7 +333,7 @@ def test_a_second_table_and_a_time_that_goes_far_back_are_said() -> None:
 def test_other_content_is_not_claimed(data: bytes) -> None:
     assert not cuda_tables.sniff(data)
     assert read(data)[1] == []
-    assert Problem(0, "", "holds no row of a CUDA event table", skipped=False) in read(data)[2]
+    assert Problem(0, "", "has no row of a CUDA event table", skipped=False) in read(data)[2]
 
 
 @pytest.mark.parametrize("row", [call(1), tagged("10:00:00", "f", "EXIT"), tagged("", "f", "ENTER")])

@@ -273,7 +273,7 @@ def test_a_span_from_before_the_start_is_cut_there_and_said() -> None:
         Problem(
             1,
             "duration_us",
-            "reaches back before the start of tracing; the span is drawn from 0",
+            "begins before the start of tracing; the slice is drawn from 0",
             skipped=False,
         )
     ]
@@ -445,7 +445,7 @@ def test_a_type_that_is_not_known_is_a_layer_of_its_own_and_is_said_once() -> No
         ("hook", "rdma", "post", "I"),
     ]
     assert records[0]["args"] == {"lane": 3}
-    message = "'nvlink' is not known: each such type is a layer of its own, by its name"
+    message = "'nvlink' is not known: each such type becomes a layer of that name"
     assert problems == [Problem(1, "type", message, skipped=False)]
 
 
@@ -532,8 +532,8 @@ BROKEN = [
         "nests deeper than 200 levels",
     ),
     (b'{"ts":1.0,"type":"userspa', "", "is not JSON: unexpected end of data at column"),
-    (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor the script's: b'\"name"),
-    (b'vice"}', "", "is neither JSON nor the script's: b'vice\"}'"),
+    (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor a script's text: b'\"name"),
+    (b'vice"}', "", "is neither JSON nor a script's text: b'vice\"}'"),
     (b'{"ts":1.0,"type":"userspace","name":"a\x00b"}', "", "is not JSON: unexpected control character"),
     (b"\x00\x00\x00\x00", "", "is neither JSON nor the script's"),
     (b'{"ts":1.0,"type":"userspace","name":"\xff\xfe"}', "", "is not JSON: "),
@@ -542,7 +542,7 @@ BROKEN = [
     (b'{"ts":"1.0","type":"userspace","name":"f"}', "ts", "must be a number, not '1.0'"),
     (b'{"ts":true,"type":"userspace","name":"f"}', "ts", "must be a number, not True"),
     (b'{"ts":null,"type":"userspace","name":"f"}', "ts", "must be a number, not None"),
-    (b'{"ts":-0.5,"type":"userspace","name":"f"}', "ts", "must not be negative, and is -0.5"),
+    (b'{"ts":-0.5,"type":"userspace","name":"f"}', "ts", "must not be negative, but is -0.5"),
     (b'{"ts":1e300,"type":"userspace","name":"f"}', "ts", "must be at most 4611686018427, not 1e+300"),
     (b'{"ts":99999999999999999999999,"type":"userspace","name":"f"}', "ts", "must be at most 4611686018427"),
     (b'{"type":"gpu_complete","fence":"nvidia"}', "ts", "is missing: the line has no place in time"),
@@ -584,7 +584,7 @@ BROKEN = [
     (
         b'{"ts":1.0,"type":"kernel","name":"f","phase":"E","duration_us":-3}',
         "duration_us",
-        "must not be negative, and is -3",
+        "must not be negative, but is -3",
     ),
     (
         b'{"type":"lost_events","data":{"events":-1}}',
@@ -641,7 +641,7 @@ USERSPACE (libcuda.so):
 
 @pytest.mark.parametrize("data", [b"", b"\n\n  \n", b"Attaching 3 probes...\n", STATISTICS])
 def test_an_input_without_json_says_so(data: bytes) -> None:
-    assert read(data) == ([], [Problem(0, "", "holds no JSON line", skipped=False)])
+    assert read(data) == ([], [Problem(0, "", "has no JSON line", skipped=False)])
 
 
 def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:

@@ -92,7 +92,7 @@ def test_another_trace_behind_one_that_says_more_is_stated() -> None:
     records, problems = read_all(chrome.read(io.BytesIO(text + text)))
     assert len(records) == 1
     assert [problem.message for problem in problems] == [
-        "another trace stands behind the first, and is not read"
+        "another trace follows the first one, and is not read"
     ]
 
 
@@ -153,7 +153,7 @@ def test_without_a_frequency_times_are_the_globaltimers() -> None:
         ({"pid": "k"}, "pid: is not a kernel with its SM and block"),
         ({"pid": "k Core99999 CTA1"}, "pid: is not a kernel with its SM and block"),
         ({"tid": 7}, "tid: is not a warp"),
-        ({"ts": "soon"}, "ts: is no time that a trace can hold"),
+        ({"ts": "soon"}, "ts: is not a time that a trace can have"),
         ({"dur": -1}, "dur: is no time that a trace can hold"),
         ({"name": None}, "name: is missing, or is no text"),
     ],
@@ -173,7 +173,7 @@ def test_what_is_no_json_is_a_bad_line() -> None:
 def test_times_below_0_are_moved_to_0() -> None:
     _, records, problems = inside(SCOPE | {"ts": -0.25})
     assert records[0]["ts_ns"] == 0
-    assert "times begin 250 ns before 0: that is added to each of them" in [one.message for one in problems]
+    assert "times begin 250 ns before 0: this is added to all of them" in [one.message for one in problems]
 
 
 def test_many_scopes_of_one_launch_are_given_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_times_that_were_aligned_are_on_a_clock_of_their_own(ts: float, said: di
     assert (header["clock"], "start" in header) == ("trace", False)
     ahead_ns = max(0, int(-ts * 1000))
     assert [record["ts_ns"] for record in records] == [int(ts * 1000) + ahead_ns, 9000 + ahead_ns]
-    words = f"times begin {ahead_ns} ns before 0: that is added to each of them"
+    words = f"times begin {ahead_ns} ns before 0: this is added to all of them"
     assert problems == ([Problem(0, "ts", words, skipped=False)] if ahead_ns else [])
 
 

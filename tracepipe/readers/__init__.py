@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from tracepipe.errors import FormatError
 from tracepipe.event.model import Problem
 
-if TYPE_CHECKING:  # a command that reads nothing needs no columns
+if TYPE_CHECKING:  # commands that read nothing must not import numpy
     from tracepipe.event.columns import SourceBatch
     from tracepipe.readers.recording import Recording
 
 __all__ = ["READERS", "UNDATED", "InputFormat", "is_known", "naming_others", "recognise"]
 
 UNDATED: Final = ("skip", "between")
-"""What may become of lines without a time: they are skipped, or placed between their neighbours."""
+"""What can be done with lines without a time: they are skipped, or placed between their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """An input format, which is the `module` of that name here, loaded when it is asked.
+    """An input format. Its `module` in this package is loaded at its first use.
 
-    `has_undated`: some of its lines may have no time among others that do. `needs_file`: it reads a file that
-    has a name and can be read at any place, not a stream. `database`: what such files start with where it
-    looks into one to say whether it is its own.
+    `has_undated`: some of its lines may have no time. `needs_file`: it reads a file with a name at any place,
+    not a stream. `database`: the first bytes of such files, if the reader must look into one to recognize it.
     """
 
     name: str
@@ -48,21 +47,23 @@ class InputFormat:
         return found
 
     def holds(self, file: BinaryIO) -> bool:
-        """Whether a file that starts as those of this format has what it reads; of formats that need one."""
+        """Whether a file that starts like those of this format has what it reads, for formats that need a
+        file.
+        """
         found: bool = self._functions().holds(file)
         return found
 
     def read(self, stream: BinaryIO, undated: str = UNDATED[0]) -> Recording:
-        """The recording in a stream, which is read as its batches are asked for.
+        """The recording in a stream, which is read when its batches are requested.
 
-        `undated`, one of `UNDATED`: what becomes of lines without a time among others.
+        `undated`, one of `UNDATED`, is what is done with lines without a time.
         """
         how = {"between": True} if undated == "between" and self.has_undated else {}
         recording: Recording = self._functions().read(stream, **how)
         return recording
 
 
-# What files are that people mistake for recordings, by their first bytes.
+# Files that people mistake for recordings, by their first bytes.
 _OTHERS: Final = {
     b"\x7fELF": (
         "the file is a program or a library (ELF)",
@@ -70,12 +71,12 @@ _OTHERS: Final = {
     ),
     b"<!DOCTYPE html": (
         "the file is an HTML page",
-        "give the recording that it was made of; a browser shows the page",
+        "give the recording that it was made from; a browser shows the page",
     ),
     b"PAR1": ("the file is a table of Parquet", "give the recording that it was exported from"),
 }
 _SQLITE: Final = b"SQLite format 3\0"
-# In the order in which they are asked whether the content is theirs: the strictest first.
+# In the order in which they are tried: the strictest first.
 READERS: dict[str, InputFormat] = {
     reader.name: reader
     for reader in (
@@ -107,14 +108,14 @@ READERS: dict[str, InputFormat] = {
 def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None = None) -> InputFormat:
     """The format of an input that starts with `head`, or the one called `name`. Raises FormatError.
 
-    `file` gives the whole of it, for formats that need to look into it.
+    `file` opens the whole input, for formats that must look into it.
     """
     if name:
         if name not in READERS:
             raise FormatError(f"no input format is called {name!r}", f"use one of: {', '.join(READERS)}")
         return READERS[name]
     databases = []
-    for reader in READERS.values():  # those after the one that it is are not loaded
+    for reader in READERS.values():  # formats after the right one are not loaded
         if not reader.sniff(head):
             continue
         if not reader.database or (file is not None and reader.holds(file())):
@@ -123,11 +124,11 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
     if databases:
         titles = "; ".join(reader.title for reader in databases)
         raise FormatError(
-            "the file is a database with none of the tables that are read", f"read are: {titles}"
+            "the file is a database without the tables of a known format", f"give a file of: {titles}"
         )
     from tracepipe.readers.bpftrace_records import is_of_bpftrace
 
-    if is_of_bpftrace(head):  # of a script that printed no event, or none yet
+    if is_of_bpftrace(head):  # its script printed no event, or none yet
         return READERS["bpftrace"]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise FormatError("the text is UTF-16", "make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
@@ -135,31 +136,31 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
 
     if is_tree(head):
         raise FormatError(
-            "a tree of Triton Proton has sums alone, without times",
+            "a tree of Triton Proton has only sums, without times",
             'record a timeline: proton.start(data="trace"), or proton --data trace',
         )
     if what := next((said for begins, said in _OTHERS.items() if head.startswith(begins)), None):
         raise FormatError(*what)
     if head[:1] in (b"{", b"["):
         raise FormatError(
-            "the file is JSON, and no trace or recording that is known",
+            "the file is JSON, but not a known kind of trace or recording",
             f"name it with --from, one of: {', '.join(READERS)}",
         )
     raise FormatError(
-        "the content is of no known input format",
+        "the content is not of a known input format",
         f"name it with --from, one of: {', '.join(READERS)}",
     )
 
 
 def is_known(head: bytes) -> bool:
-    """Whether whole lines at the start of an input, of which more may come, are of a known format."""
+    """Whether whole lines at the start of an input that is still growing are of a known format."""
     lines = head[: head.rfind(b"\n") + 1]
     return bool(lines.strip()) and any(reader.sniff(lines) for reader in READERS.values())
 
 
 def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterator[SourceBatch]:
-    """Batches that `source` read, with a problem for each line that it passed over and another would read,
-    and one for all that was printed between the events.
+    """The batches of `source`, with a problem for each line that it skipped and another format would read,
+    and one problem for all text that was printed between the events.
     """
     from tracepipe.readers.printed import Printed
 

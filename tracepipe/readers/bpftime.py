@@ -6,10 +6,10 @@
     Entered _Z9vectorAddPKfS0_Pf x=0, ts=1749147474550023136              entry of a thread of block x
     Exited (with tsp) _Z9vectorAddPKfS0_Pf x=0 duration=6437888 tsp=1749147474550023136ns     its exit
 
-All times are %globaltimer in ns. None of the tools says which GPU it was: events are on "globaltimer:0".
-Only cuda-counter prints the kernel's name; the events of the others are called "kernel". Fields that a user
-added to a tool's line (`… thread=(1,0,0) a=1.5`) are arguments of its event. Lines without a mark of these
-tools are the log's or the program's own and are passed over.
+All times are %globaltimer in ns. The tools do not print which GPU it was: events are on "globaltimer:0". Only
+cuda-counter prints the kernel's name; the events of the others are called "kernel". Fields that a user added
+to a tool's line (`… thread=(1,0,0) a=1.5`) are arguments of its event. Lines without a mark of these tools
+are of a log or the program, and are skipped.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ HEAD_BYTES = 1 << 16
 # CUDA's largest block and thread indices (CUDA C++ Programming Guide, technical specifications).
 BLOCK_LIMIT = (1 << 31) - 1, 65535, 65535
 THREAD_LIMIT = 1024, 1024, 64
-# One block shape has 1024 threads at most; this many different ones are kept apart before memory matters.
+# A block has at most 1024 threads. This many different indices are counted separately, to limit memory.
 OCCURRENCES_LIMIT = 1 << 16
-# More may be beyond 64 bits.
+# Numbers with more digits may exceed 64 bits.
 _EXACT_DIGITS = 18
 
 _N = rb"(\d{1,20})"
-# What users add to the tools' own fields; those of another line that was printed into this one are none.
+# Fields that users add to those of the tools, but not the fields of another line that was printed into this
+# one.
 _MORE = rb"((?:\s(?!ts=|block=|thread=)[A-Za-z_]\w*=\S+)*)"
-# bpftime's documents put remarks after some lines (`// +4ns`).
+# bpftime's documentation has remarks after some lines (`// +4ns`).
 _REMARK = rb"(?:\s*//.*)?"
 _KERNEL_TRACE = re.compile(
     rb"\[kernel_trace\] ts=%b block=\(%b,%b,%b\) thread=\(%b,%b,%b\)" % ((_N,) * 7) + _MORE + _REMARK
 )
 _KERNELRETSNOOP = re.compile(rb"Thread \(%b, %b, %b\) timestamp: %b" % ((_N,) * 4) + _MORE + _REMARK)
-# How those documents sum up the threads of a warp.
+# How that documentation summarizes the threads of a warp.
 _WARP = re.compile(rb"Warp %b \(threads %b-%b\):\s+finish around timestamp %b" % ((_N,) * 4) + _REMARK)
 _ENTERED = re.compile(rb"Entered (\S+) x=%b, ts=%b" % (_N, _N))
 _EXITED = re.compile(rb"Exited \(with tsp\) (\S+) x=%b duration=%b tsp=%bns" % (_N, _N, _N))
@@ -61,31 +62,32 @@ _CALIBRATION = re.compile(rb"Clock calibration: REALTIME - MONOTONIC = (-?\d{1,2
 _CALIBRATION_LINES = re.compile(
     _CALIBRATION.pattern + rb"\s+MONOTONIC:\s+(\d{1,12})\.(\d{9})\s+REALTIME:\s+(\d{1,12})\.(\d{9})\s"
 )
-# A line with one of these is a tool's, whole or broken: two threads that write at once break lines in two.
+# A line with one of these is from a tool, whole or broken: two threads that write at the same time break
+# lines.
 _MARK = re.compile(
     rb"\[kernel_trace\]|block=\(|thread=\(|Thread \(\d|\) timestamp: |Entered (?:_Z|\S+ x=)|, ts=\d"
     rb"|Exited \(with|\btsp=\d|Total events collected|Clock calibration: REALTIME|Warp \d+ \(threads \d"
 )
-# Where the events of the tools that count them begin: a line may hold several, and a broken one is still one.
+# How the events of the tools that count them begin. A line may have several, and a broken event counts.
 _STARTS = {
     "kernel_trace": re.compile(rb"\[kernel_trace\] (?!total events)"),
     "kernelretsnoop": re.compile(rb"Thread \(\d"),
 }
-# These lines end in a number: without a newline behind it, digits may be missing.
+# These lines end with a number: without a newline after it, digits may be missing.
 _ENDS_IN_DIGITS = (_KERNELRETSNOOP, _ENTERED, _WARP)
 
 _NO_BLOCK = (
     "the same thread index again: kernelretsnoop prints no block, so the threads of different blocks and "
-    "launches are told apart by args.occurrence only"
+    "launches differ only in args.occurrence"
 )
 _NO_THREAD = (
-    "cuda-counter prints block x only, and measures each exit from the newest entry in that block: which "
-    "thread it was is not known"
+    "cuda-counter prints block x only, and measures each exit from the newest entry in that block: "
+    "the thread is not known"
 )
 
 
 def _added(fields: bytes) -> dict[str, Any]:
-    """Fields that a user added to a tool's line: numbers where they are some that JSON has, else texts."""
+    """Fields that a user added to a tool's line: numbers where JSON has such numbers, else texts."""
     pairs = (field.decode(errors="backslashreplace").partition("=") for field in fields.split())
     return {key: _value(text) for key, _, text in pairs}
 
@@ -98,7 +100,7 @@ def _value(text: str) -> int | float | str:
 
 
 def _beyond(index: list[int], limits: tuple[int, int, int]) -> str:
-    """Which coordinate of `index` is over CUDA's limit, or nothing."""
+    """The message for a coordinate of `index` that is over CUDA's limit, or ""."""
     for axis, value, limit in zip("xyz", index, limits, strict=True):
         if value >= limit:
             return f"has {axis}={value}, and CUDA's largest is {limit - 1}"
@@ -106,14 +108,14 @@ def _beyond(index: list[int], limits: tuple[int, int, int]) -> str:
 
 
 class _Text:
-    """What has been seen of one input, which decides how its next lines are understood."""
+    """The state of reading one input, which decides how its next lines are understood."""
 
     def __init__(self, calibrated: bool) -> None:
         self._calibrated = calibrated
         self._said: set[str] = set()
         self._occurrences: dict[int, int] = {}
-        """By the index of a thread, as one number."""
-        # Events of each tool that the text holds, on broken lines too, and how many of its total are missing.
+        """By the index of a thread, as one number: how often it came."""
+        # The events of each tool in the text, also on broken lines, and how many of its total are missing.
         self._held: dict[str, int] = {}
         self._missing: dict[str, int] = {}
         self._any = False
@@ -134,7 +136,7 @@ class _Text:
         )
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
         self._number, self._batch = number, batch
         text = text.strip()
         for pattern, take in self._lines:
@@ -145,21 +147,23 @@ class _Text:
                     self._problem("ts", "ends with the input: digits of its time may be missing", False)
                 return
         if _MARK.search(text):
-            self._skip(text, "", f"is no whole line of a bpftime tool: {shown(text)}")
+            self._skip(text, "", f"is not a whole line of a bpftime tool: {shown(text)}")
         elif text:
             batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
-        """Say that no line was of a bpftime tool, if none was."""
+        """Add a problem if no line was from a bpftime tool."""
         if not self._any:
-            batch.problems.append(Problem(0, "", "holds no line of a bpftime tool", skipped=False))
+            batch.problems.append(Problem(0, "", "has no line of a bpftime tool", skipped=False))
 
     def _problem(self, field: str, message: str, skipped: bool = True) -> None:
         self._any = True
         self._batch.problems.append(Problem(self._number, field, message, skipped))
 
     def _skip(self, text: bytes, field: str, message: str) -> None:
-        """Name a line that gives no event. Its tool counted it, so that it is not missing from the total."""
+        """Add the problem of a line that gives no event. The event counts as read: it is not missing from the
+        tool's total.
+        """
         self._problem(field, message)
         for tool, start in _STARTS.items():
             self._held[tool] = self._held.get(tool, 0) + len(start.findall(text))
@@ -252,7 +256,7 @@ class _Text:
         return record if isinstance(record, tuple) else self._add("cuda-counter", record)
 
     def _exited(self, found: re.Match[bytes]) -> Fault | None:
-        # tsp is the time of the entry that the duration is measured from.
+        # tsp is the time of the entry from which the duration is measured.
         dur_ns, entry_ns = int(found[3]), int(found[4])
         if dur_ns > TIME_LIMIT_NS:
             # A thread that leaves "before" the newest entry wraps around the unsigned subtraction.
@@ -264,12 +268,12 @@ class _Text:
         return "tsp", "is missing: the exit has no place in time"
 
     def _total(self, tool: str, total: int) -> None:
-        """Compare a tool's own count, cumulative since it started, with the events read of it."""
+        """Compare a tool's own count, cumulative since its start, with its events that were read."""
         self._any = True
         held, told = self._held.get(tool, 0), self._missing.get(tool, 0)
         missing = total - held
         if missing > told:
-            reason = f"{tool} counted {total} events, and the text holds {held}"
+            reason = f"{tool} counted {total} events, and the text has {held}"
             self._lose(missing - told, reason)
             self._missing[tool] = missing
 
@@ -290,11 +294,11 @@ class _Text:
         self._any = True
         if not self._calibrated:
             self._problem("start", "clock calibration without consistent clock readings; not used", False)
-        self._calibrated = False  # of one start of the tool
+        self._calibrated = False  # once for each start of the tool
 
 
 def _start_of(head: bytes) -> HostInstant | None:
-    """The instant at which launchlate read both host clocks, where `head` tells it and it is consistent."""
+    """The instant at which launchlate read both host clocks, where `head` has it and it is consistent."""
     found = _CALIBRATION_LINES.search(head)
     if not found:
         return None

@@ -4,10 +4,11 @@ r"""Reads the lines that bpftrace's one-liners print for each probe that is hit.
     kprobe:nv_bind_context called at 123456789   printf("%s called at %lld\n", probe, nsecs)
     uprobe:/usr/lib/libcuda.so.1:cuMemAlloc_v2   printf("%s\n", probe): no time
 
-Each is an instant of the layer that its probe is of. bpftrace's `nsecs` counts from the machine's start, with
-or without the time that it slept: they are on a clock "nsecs". Where no line has a time, they are placed by
-their order, on the clock "order", which counts from 0. All else that is not bpftrace's own is the script's or
-the traced program's text (`Hit`), and is counted. The lines may be wrapped as `bpftrace -f json` does.
+Each line is an instant of its probe's layer. bpftrace's `nsecs` counts from the machine's start, with or
+without the time that it slept: these times are on a clock "nsecs". Where no line has a time, lines are placed
+by their order, on the clock "order", which counts from 0. All other text that bpftrace does not print itself
+is from the script or the traced program (`Hit`), and is counted. The lines may be wrapped as with `bpftrace
+-f json`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tracepipe.readers.undated import NO_NEIGHBOUR, NO_TIME, PLACED, SAID, Undat
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""
 STEP_NS = 1_000
-# Such a line is short: a chunk has thousands of records.
+# These lines are short: a chunk has thousands of them.
 CHUNK_BYTES = 1 << 16
 HEAD_BYTES = 1 << 16
 
@@ -59,7 +60,7 @@ def _probe_of(text: bytes) -> tuple[str, ProbeName]:
 
 
 class _Text:
-    """What has been seen of one input, which decides how its next lines are understood."""
+    """The state of reading one input, which decides how its next lines are understood."""
 
     def __init__(self, clock: str, *, between: bool) -> None:
         self._clock = clock
@@ -70,7 +71,7 @@ class _Text:
         self._unwrapped = Unwrapped()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
         text = text.strip()
         record = _wrapped(text)
         if record is not None:
@@ -111,9 +112,9 @@ class _Text:
             batch.records.append(_event(text, ts_ns, {}))
 
     def _add_by_order(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
-        """Add one of the lines that stand at a distance, as no line in front has a time."""
+        """Add one of the lines that are placed at equal distances, as no line before has a time."""
         if time:
-            message = "has a time, and the lines before are placed by their order"
+            message = "has a time, but the lines before are placed by their order"
             batch.problems.append(Problem(number, "ts", message))
             return
         self._say_once(number, _NO_TIMES, batch)
@@ -121,7 +122,7 @@ class _Text:
         self._count += 1
 
     def _add_all(self, lines: Iterable[tuple[int, bytes, int | None]], batch: Batch) -> None:
-        """Put lines without a time where they were placed."""
+        """Add lines without a time at the times where they were placed."""
         for number, text, ts_ns in lines:
             if ts_ns is None:
                 batch.problems.append(Problem(number, *NO_NEIGHBOUR))
@@ -134,26 +135,27 @@ class _Text:
             batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:
-        """Read what waits for its newline, and say what there is to say of the whole input."""
+        """Read a last line without a newline, and add the problems of the whole input."""
         for number, text in self._unwrapped.rest():
             self._read_text(number, text.strip(), True, batch)
         if self._undated is not None:
             self._add_all(self._undated.rest(), batch)
         if not self._any:
-            batch.problems.append(Problem(0, "", "holds no line of a probe", skipped=False))
+            batch.problems.append(Problem(0, "", "has no line of a probe", skipped=False))
 
 
 def _event(text: bytes, ts_ns: int, args: dict[str, Any]) -> Record:
-    """The instant that a probe's name says."""
+    """The instant of a probe's name."""
     args["probe"], probe = _probe_of(text)
-    # Without a thread nobody knows which return is whose: it is an event of its own, and no second call.
+    # Without a thread, a return cannot be matched with its call: it is a separate event, and not a second
+    # call.
     name = f"{probe.name} returns" if probe.is_return else probe.name
     own = {"layer": probe.layer_name} if probe.layer_name else {}
     return {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns, **own, "args": args}
 
 
 def _wrapped(text: bytes) -> Record | None:
-    """The record of bpftrace's own that a line is, if it is one."""
+    """The record of bpftrace in a line, or None."""
     if not text.startswith(b"{"):
         return None
     try:
@@ -178,5 +180,5 @@ def read(stream: BinaryIO, *, between: bool = False) -> Recording:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether a line of `head` is a probe's."""
+    """Whether a line of `head` is of a probe."""
     return any(_parts(text) for text, _ in printed_lines(head))

@@ -1,14 +1,14 @@
-r"""Lines that a script printed, out of the records that `bpftrace -f json` wraps them in.
+r"""Takes the lines that a script printed out of the records of `bpftrace -f json`.
 
-Objects of `type` and `data` and nothing else:
+These are objects that have only `type` and `data`:
 
     {"type": "printf", "data": "{\"ts\":23.15,\"type\":\"userspace\","}    a line may come in pieces,
     {"type": "printf", "data": "\"name\":\"cuInit\"}\n"}                or several lines in one record
     {"type": "lost_events", "data": {"events": 12}}
     {"type": "hist", "data": {"@h": [{"min": 0, "max": 0, "count": 4}]}}
 
-`printf` is what the script printed and `lost_events` a loss; all others (maps, histograms, values, times)
-say nothing that has a place in time.
+`printf` is what the script printed and `lost_events` a loss. All others (maps, histograms, values, times)
+have no place in time.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tracepipe.event.model import COUNT_LIMIT, Problem, Record
 from tracepipe.readers.lines import BOM
 from tracepipe.readers.recording import Batch
 
-# bpftrace's own records have these keys and no other.
+# bpftrace's own records have exactly these keys.
 _WRAPPED_KEYS = {"type", "data"}
 LOST: Final = "lost_events"
-# A printed line that is not at its end after so much is none.
+# Printed text of this length without a newline is not a line.
 _HELD_BYTES_MAX = 1 << 14
 _ATTACHING = re.compile(rb"(?:Attaching|Attached) \d+ probes?")
 OWN_TEXT: Final = re.compile(
     rb"Attach(?:ing|ed) \d+ probes?|@|[\[(]\S+(?: \S+)?[\])]\s+\d+ \|[@ ]*\||WARNING: |stdin:\d"
 )
-"""How lines of text start that bpftrace itself prints: at its start, maps, histograms, warnings."""
+"""The begin of lines that bpftrace itself prints: at its start, maps, histograms, warnings."""
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 _LOST_REASON = "bpftrace's buffer was full"
 
 _Lines = list[tuple[int, bytes]]
-"""Lines of text, each with the number of the input's line that it starts on."""
+"""Lines of text, each with the number of the input's line on which it starts."""
 
 
 def _loss(count: int) -> Record:
@@ -46,7 +46,7 @@ def _loss(count: int) -> Record:
 
 
 def loss_of(text: bytes) -> Record | None:
-    """The loss that a line of bpftrace's own says, `Lost N events`."""
+    """The loss in a line of bpftrace, `Lost N events`."""
     found = _LOST_TEXT.match(text)
     return _loss(int(found[1])) if found else None
 
@@ -64,14 +64,16 @@ def _is_object(text: bytes) -> bool:
 
 
 class Unwrapped:
-    """Puts the lines together that a script printed."""
+    """Joins the pieces of lines that a script printed."""
 
     def __init__(self) -> None:
         self._held = b""
         self._held_at = 0
 
     def take(self, number: int, record: Record, batch: Batch) -> _Lines:
-        """The lines that bpftrace's record on line `number` completes. A loss or a fault goes to `batch`."""
+        """The lines that are complete after bpftrace's record on line `number`. A loss or a fault goes to
+        `batch`.
+        """
         kind, data = record["type"], record["data"]
         if kind == "printf":
             if type(data) is str:
@@ -90,10 +92,10 @@ class Unwrapped:
         lines: _Lines = []
         if self._held and text.startswith(b"{"):
             if not self._held.startswith(b"{") or _is_object(self._held):
-                # Printed without a newline, and not the begin of what comes now.
+                # The text before was printed without a newline, and is not the begin of this.
                 lines = self.rest()
             elif text.endswith(b"\n") and _is_object(text):
-                # Another processor's line between the pieces of one.
+                # This is another processor's line between the pieces of a line.
                 return [(number, text[:-1])]
         if not self._held:
             self._held_at = number
@@ -107,15 +109,14 @@ class Unwrapped:
         return lines + self.rest() if len(self._held) > _HELD_BYTES_MAX else lines
 
     def rest(self) -> _Lines:
-        """The line that has not ended, if there is one."""
+        """The line without an end, if there is one."""
         held, self._held = self._held, b""
         return [(self._held_at, held)] if held else []
 
 
 def printed_lines(head: bytes) -> Iterator[tuple[bytes, Any]]:
-    """The lines of `head`, those that its records say were printed among them, and what each is as JSON.
-
-    That is None for a line that is none.
+    """The lines of `head`, with those that its records have as printed text, and the JSON value of each; None
+    for a line that is not JSON.
     """
     unwrapped, unused = Unwrapped(), Batch()
     for text in head.removeprefix(BOM).split(b"\n"):
@@ -127,7 +128,7 @@ def printed_lines(head: bytes) -> Iterator[tuple[bytes, Any]]:
 
 
 def is_of_bpftrace(head: bytes) -> bool:
-    """Whether the first line of an input is what bpftrace prints when it starts."""
+    """Whether the first line of an input is one that bpftrace prints at its start."""
     first = head.removeprefix(BOM).lstrip().partition(b"\n")[0]
     record = _parsed(first)
     return _ATTACHING.match(first) is not None or (is_wrapped(record) and record["type"] == "attached_probes")

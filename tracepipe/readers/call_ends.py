@@ -1,11 +1,12 @@
-"""Two lines of one call: one at its entry, one at its exit with the duration, and maybe neither with a phase.
+"""Joins two lines of a call: one at its entry, one at its exit with the duration, perhaps both without a
+phase.
 
-    {"ts":1.000,"tid":7,"type":"scheduler","name":"f"}                       an instant, as far as it says
+    {"ts":1.000,"tid":7,"type":"scheduler","name":"f"}                       an instant, as far as it shows
     {"ts":1.100,"tid":7,"type":"scheduler","name":"f","duration_us":99.8}    began when that was written
 
-They are one call, and become its begin and its end. A record may be changed as long as its batch is read; for
-exits that come later, the newest entry of a function is a begin at once, where nearly all of its entries had
-their exits so far. A script may leave short calls out at their exits: such entries stay instants.
+These are one call, and become its begin and its end. A record can be changed only while its batch is read.
+For exits that come later, the newest entry of a function is a begin immediately, if nearly all of its entries
+had their exits so far. A script may leave short calls out at their exits: such entries stay instants.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any, Final
 from tracepipe.event.model import HOST_LAYERS, Problem, Record
 from tracepipe.readers.recording import Batch
 
-# A script reads the clock once for the line and once for the duration, and may print fewer digits of one.
+# A script reads the clock separately for the line and for the duration, and may print one with fewer digits.
 _APART_NS: Final = 100_000
-# Calls of one name on one thread that are open at once, and names and threads, as far as they are remembered.
+# The most open calls of one name on one thread, and the most names and threads, that are remembered.
 _OPEN_MAX: Final = 16
 _KEYS_MAX: Final = 1 << 12
-# Entries that had their exit must be this many times those that had none.
+# There must be this many times as many entries with an exit as entries without.
 _SURELY: Final = 10
 _FAR_ENTRY: Final = (
-    "its entry stands so far before this line that it was read as an instant: the call is drawn from its "
+    "its entry is so far before this line that it was read as an instant: the call is drawn from its "
     "duration, next to it"
 )
 
@@ -38,15 +39,14 @@ class _Function:
 
     @property
     def has_exits(self) -> bool:
-        """Whether an entry is sure to have its exit."""
+        """Whether nearly all entries have an exit."""
         return self.exits > _SURELY * self.missing
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A line that may be a call's entry: its time, and its record's place in which batch.
-
-    `says_so`: its phase is B; `is_begin`: it is read as one.
+    """A line that may be a call's entry: its time, and the batch and the place of its record. `says_so`: its
+    phase is B. `is_begin`: it is read as a begin.
     """
 
     ts_ns: int
@@ -57,7 +57,7 @@ class _Entry:
 
 
 class CallEnds:
-    """Remembers the entries of one input, and recognises the lines that are their exits."""
+    """Remembers the entries of one input, and recognizes the lines that are their exits."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Any, ...], list[_Entry]] = {}
@@ -66,7 +66,7 @@ class CallEnds:
         self._batches = 0
 
     def take(self, number: int, record: Record, batch: Batch) -> None:
-        """Look at the record of line `number`, which comes next in `batch`; its phase may change."""
+        """Take the record of line `number`, the next in `batch`. Its phase may change."""
         if record["type"] not in HOST_LAYERS:
             return
         if batch is not self._batch:
@@ -96,7 +96,7 @@ class CallEnds:
         entries.append(_Entry(record["ts_ns"], self._batches, place, says_so, is_begin))
 
     def _leave(self, number: int, key: tuple[Any, ...], record: Record, batch: Batch) -> None:
-        """Find the entry of the call that a line with a duration is the exit of."""
+        """Find the entry of the call for a line with a duration, which is its exit."""
         entries = self._entries.get(key)
         if not entries:
             return
@@ -119,7 +119,7 @@ class CallEnds:
             record.update(phase="E", ts_ns=record["ts_ns"] + record["dur_ns"])
 
     def _end_innermost(self, key: tuple[Any, ...]) -> None:
-        """An end without a duration, or with that of something else, is the innermost call's."""
+        """End the innermost call with an end that has no duration, or that of something else."""
         entries = self._entries.get(key)
         if entries and entries[-1].says_so:
             entries.pop()
@@ -132,7 +132,7 @@ class CallEnds:
 
 
 def _nearest(entries: list[_Entry], start_ns: int, dur_ns: int) -> _Entry | None:
-    """The entry, rather the innermost, whose time is that at which a call of that length began."""
+    """The entry at whose time a call of that length began, preferably the innermost."""
     entry = min(reversed(entries), key=lambda entry: abs(entry.ts_ns - start_ns))
     is_near = abs(entry.ts_ns - start_ns) <= _APART_NS and entry.ts_ns <= start_ns + dur_ns
     return entry if is_near else None

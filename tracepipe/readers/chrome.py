@@ -1,13 +1,13 @@
-"""Reads Chrome's trace JSON, and that of PyTorch's profiler (Kineto), which is such.
+"""Reads Chrome's trace JSON, which PyTorch's profiler (Kineto) writes too.
 
     {"traceEvents": [{"ph":"X","cat":"kernel","name":"f","pid":0,"tid":7,"ts":1.234,"dur":5.6,"args":{…}}, …]}
 
-The object or the array alone, which may lack its end. `ts` and `dur` are microseconds, and become nanoseconds
-by their digits. Events may stand in any order: they are put in that of their times, in files without names
-where they are many.
+The file is the object, or only the array, which may lack its end. `ts` and `dur` are microseconds, and become
+nanoseconds by their digits. Events may be in any order. They are sorted by time, in temporary files without
+names if there are many.
 
-Three eras of PyTorch's times: whole microseconds since the epoch; those with three decimals; and microseconds
-after `baseTimeNanoseconds`. `chrome_header` says on which clock they are, and others' times.
+Versions of PyTorch wrote times as whole microseconds since the epoch, as these with three decimals, and as
+microseconds after `baseTimeNanoseconds`. `chrome_header` finds the clock of these, and of other tools' times.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ from tracepipe.readers.sorted_rows import Rows
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
 _LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
-_OVERFLOWN: Final = (
-    "VizTracer's buffer was full: it has the last events, and does not say how many came before"
-)
-# What stands at 0 where all others stand over a day later has no time.
+_OVERFLOWN: Final = "VizTracer's buffer was full: it has the last events, and not how many came before"
+# An event at 0 has no time, if all others are more than a day later.
 _DAY_NS: Final = 24 * 3600 * 10**9
 
 
 class _Trace:
-    """One trace on its way into batches."""
+    """Turns one trace into batches."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._elements = JsonElements(stream)
@@ -61,23 +59,23 @@ class _Trace:
         self._clock = around.clock(self._events)
 
     def header(self) -> Header:
-        """What stands around the events, as a header: in front of them alone, where that is enough."""
+        """The members around the events as a header: only those before them, where that is enough."""
         return self._around.header(self._events, self._clock)
 
     def _take(self) -> Iterator[SourceBatch]:
-        """Read all events, with a batch that has none for what is read at a time."""
+        """Read all events, and yield a batch without events for each step."""
         elements = self._elements
         if not self._has_array:
-            self._problems.add(Problem(0, "", "holds no array of events", skipped=False))
+            self._problems.add(Problem(0, "", "has no array of events", skipped=False))
             return
         for batch in elements.batches():
             self._problems.add(*self._events.take(batch))
             yield SourceBatch(no_events(), offset_bytes=elements.offset_bytes)
         if elements.has_another:
-            self._problems.add(Problem(0, "", "another trace stands behind the first, and is not read"))
+            self._problems.add(Problem(0, "", "another trace follows the first one, and is not read"))
 
     def batches(self) -> Iterator[SourceBatch]:
-        """Problems while events are read, and then the events in the order of their times."""
+        """Batches with problems while events are read, and then the events in the order of time."""
         events, around = self._events, self._around
         if not around.is_after_events:
             yield from self._take()
@@ -86,13 +84,13 @@ class _Trace:
         pairs = ChromePairs(events.rows)
         pairs.take(events.paired.in_order(), events.last_ns)
         ahead_ns = around.ahead_ns(events, self._clock)
-        # With the first events, whose time is the start of the trace.
+        # They come with the first events, whose time is the start of the trace.
         others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
         columns = (self._columns(rows, ahead_ns) for rows in events.rows.in_order())
         yield from batches_of(columns, others, self._problems.take(), self._said(pairs))
 
     def _losses(self, ahead_ns: int) -> Iterator[Record]:
-        """What was overwritten before the first event that is left."""
+        """The loss of the events that were overwritten."""
         if self._around.is_overflown and self._events.first_ns < TIME_LIMIT_NS:
             ts_ns = self._events.first_ns + ahead_ns
             yield {"type": "loss", "layer": "hook", "count": 1, "ts_ns": ts_ns, "reason": _OVERFLOWN}
@@ -105,7 +103,7 @@ class _Trace:
         return self._in_columns.columns(rows, ts_ns + base_ns)
 
     def _with_times(self, rows: Rows) -> Any:
-        """The times of rows, of which those at 0 stand where the first of the others does."""
+        """The times of rows. Rows at time 0 get the first of the other times."""
         unknown = rows.ts_ns == 0
         self._unplaced += int(unknown.sum())
         texts = list(rows.second)
@@ -116,21 +114,21 @@ class _Trace:
         return np.where(unknown, self._events.first_ns, rows.ts_ns)
 
     def _said(self, pairs: ChromePairs) -> Iterator[Problem]:
-        """What there is to say of the whole."""
+        """The problems of the whole trace."""
         if self._around.is_overflown:
             yield Problem(0, "viztracer_metadata.overflow", f"{_OVERFLOWN}: counted as one", skipped=False)
         if self._clock == CLOCK and self._events.least_ns < 0:
-            words = f"times begin {-self._events.least_ns} ns before 0: that is added to each of them"
+            words = f"times begin {-self._events.least_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
         said = {
             "slices have a negative duration: drawn without one (args.negative_duration_ns)": (
                 self._events.negative
             ),
-            "slices have a duration that cannot be: drawn without one (args.impossible_duration_ns)": (
+            "slices have an impossible duration: drawn without one (args.impossible_duration_ns)": (
                 self._events.impossible
             ),
             f"names are longer than {NAME_BYTES_MAX} bytes and were cut": self._events.cut,
-            "events stand at time 0, far before all others: drawn at the first of these "
+            "events are at time 0, far before all others: drawn at the first of these "
             "(args.time_not_known)": self._unplaced,
             "names of processes and threads are left out: there are more than can be kept": (
                 self._events.names_left_out
@@ -138,7 +136,7 @@ class _Trace:
             "begins have no end: drawn to that of their caller, or the trace (args.unclosed)": pairs.unclosed,
             "ends have no begin: drawn as instants (args.no_begin)": pairs.no_begin,
         }
-        yield from self._problems.rest("objects are no good events")
+        yield from self._problems.rest("objects are not valid events")
         yield from self._ids.said()
         for words, count in said.items():
             if count:
@@ -152,7 +150,7 @@ def read(stream: BinaryIO) -> Recording:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether content is an object with members, or an array of objects, of which one is an event."""
+    """Whether the content is an object with members, or an array of objects, with an event in it."""
     text = head.removeprefix(BOM).lstrip()
     if text.startswith(b"["):
         return _LIST.match(text) is not None and (_EVENT.search(text) is not None)

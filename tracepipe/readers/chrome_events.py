@@ -1,9 +1,9 @@
-"""Events of Chrome's trace format into rows, which are put in order later.
+"""Turns events of Chrome's trace format into rows, which are sorted later.
 
 X                 a row with its length
 I i R P, C, s t f a row without one
-N O D             likewise: what became of an object
-B E, b n e        a row for `chrome_pairs`, which finds out which belong together
+N O D             the same: the life of an object
+B E, b n e        a row for `chrome_pairs`, which matches them
 M                 names and places of processes and threads
 """
 
@@ -31,7 +31,7 @@ _PAIRED = frozenset("BEbne")
 _KNOWN = frozenset({"ph", "cat", "name", "pid", "tid", "ts", "dur", "args"})
 _OF_ASYNC = _KNOWN | {"id", "id2", "scope"}
 _OF_FLOWS = _OF_ASYNC | {"bp"}
-# A year: no slice of a trace is as long.
+# A year: no slice of a trace is that long.
 _LONG_NS: Final = 365 * 24 * 3600 * 10**9
 _NAMES_MAX: Final = 1 << 16
 _NO_NAME: Final = "no name"
@@ -39,7 +39,7 @@ _DIGITS = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
 
 
 def _parsed(text: bytes) -> Any:
-    """The value of JSON, of which what is no UTF-8 and what is no number is replaced. Raises ValueError."""
+    """The value of JSON, in which invalid UTF-8 and invalid numbers are replaced. Raises ValueError."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -48,7 +48,9 @@ def _parsed(text: bytes) -> Any:
 
 
 def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What tells an asynchronous event or a flow from others of its category; None where nothing does."""
+    """The id that distinguishes an asynchronous event or a flow from others of its category; None without
+    one.
+    """
     id2 = event.get("id2")
     if type(id2) is dict:
         if "global" in id2:
@@ -59,34 +61,34 @@ def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 class ChromeEvents:
-    """Takes events. `rows` are those that are read alone, `paired` begins and ends."""
+    """Takes events. `rows` are those that are complete in themselves, `paired` are begins and ends."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids = kinds, ids
         self.rows, self.paired = sorted_rows(), sorted_rows()
         self.first_ns, self.last_ns = TIME_LIMIT_NS, 0
-        """The times that there are, 0 aside."""
+        """The first and the last time, without 0."""
         self.least_ns = TIME_LIMIT_NS
-        """The first of them all, which may be below 0."""
+        """The first time, which may be below 0."""
         self.negative = self.impossible = self.cut = self.names_left_out = 0
         self._firsts = Known[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
 
     def take(self, batch: Elements) -> list[Problem]:
-        """Take events; what is wrong with some, and between them."""
+        """Take events, and return the problems of events and of the text between them."""
         faults = batch.faults + self._take_all(batch)
         return [batch.problem(fault) for fault in sorted(faults)]
 
     def _take_all(self, batch: Elements) -> list[Fault]:
-        """Take events one by one; where and what is wrong with some."""
+        """Take events one by one, and return the places and texts of what is wrong."""
         return [(place + at, message) for place, text in batch.texts() for at, message in self._event(text)]
 
     def _event(self, text: bytes) -> list[Fault]:
-        """Take one; where and what is wrong with it."""
+        """Take an event, and return the places and texts of what is wrong."""
         try:
             event = _parsed(text)
         except (ValueError, RecursionError):
-            # A bracket or a quote that is missing may have joined it with good ones.
+            # A missing bracket or quote may have joined it with valid events.
             wrong = [(0, "is not JSON")]
             for start, end in events_in(text, 1):
                 wrong += [(start + at, message) for at, message in self._event(text[start:end])]
@@ -99,12 +101,12 @@ class ChromeEvents:
     def _take(self, event: dict[str, Any], text: bytes) -> str:
         phase = event.get("ph")
         if type(phase) is not str:
-            return "ph: is missing, or is no text"
+            return "ph: is missing, or is not a string"
         if phase == "M":
             return self._name(event)
         ts_ns = ns_of(event.get("ts"), "ts", text)
         if ts_ns is None:
-            return "ts: is missing" if "ts" not in event else "ts: is no time that a trace can hold"
+            return "ts: is missing" if "ts" not in event else "ts: is not a time that a trace can have"
         category = event.get("cat")
         category = self._shortened(category) if type(category) is str else ""
         if phase == "X":
@@ -121,7 +123,7 @@ class ChromeEvents:
         elif phase in _PAIRED:
             return self._pair(event, ts_ns, category)
         else:
-            return f"ph: {phase[:8]!r} is no phase that is read"
+            return f"ph: {phase[:8]!r} is not a phase that is read"
         return ""
 
     def _note_time(self, ts_ns: int, dur_ns: int) -> None:
@@ -204,7 +206,7 @@ class ChromeEvents:
         args = event.get("args")
         values = {key: _value(value) for key, value in args.items()} if type(args) is dict else {}
         if not values or None in values.values():
-            return "args: a counter needs numbers"
+            return "args: are without numbers, which a counter needs"
         kind = self._kinds.counter(event, category)
         id = id_of(event)
         name = f"{event.get('name', _NO_NAME)}" + (f"[{id[-1]}]" if id else "")
@@ -245,7 +247,7 @@ class ChromeEvents:
             if category:
                 fields["domain"] = category
             pid = self._ids.thread({"pid": event.get("pid")}, fields).get("pid")
-            # With an id of its own a process does not matter.
+            # With a global id, the process does not matter.
             shared = type(event.get("id2")) is dict and "global" in event["id2"]
             kind = Kind(fields)
             key = [category, None if shared else pid, *map(str, id)]
@@ -261,7 +263,7 @@ class ChromeEvents:
     def _name(self, event: dict[str, Any]) -> str:
         what, args = event.get("name"), event.get("args")
         if type(args) is not dict or type(what) is not str:
-            return "args: a name needs them"
+            return "args: are missing, which a name needs"
         pid, tid = self._ids.number(event.get("pid")), self._ids.number(event.get("tid"))
         of, _, kind = what.partition("_")
         if pid is None or of not in ("process", "thread") or (of == "thread" and tid is None):
@@ -302,7 +304,7 @@ def _dumped(value: dict[str, Any]) -> bytes:
 
 
 def _args_of(event: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """All that an event says of itself but the fields that are known."""
+    """All members of an event but the known fields."""
     args = event.get("args")
     args = args if type(args) is dict else {} if args is None else {"args": args}
     if len(event) > len(known) or not event.keys() <= known:
@@ -312,7 +314,7 @@ def _args_of(event: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> int | float | None:
-    """The value of a counter, which may be a text."""
+    """The value of a counter, which may be given as a string."""
     if type(value) is int or type(value) is float:
         return value
     if type(value) is not str or not _DIGITS.fullmatch(value):

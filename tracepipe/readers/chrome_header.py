@@ -1,8 +1,8 @@
-"""What stands around the events of Chrome's trace format: who wrote the file, and on which clock.
+"""Reads the members around the events of Chrome's trace format: who wrote the file, and on which clock.
 
 PyTorch's profiler (Kineto)   CLOCK_REALTIME, often after `baseTimeNanoseconds`
 VizTracer                     CLOCK_MONOTONIC; its `baseTimeNanoseconds` is how far CLOCK_REALTIME is ahead
-others                        CLOCK_REALTIME where they say a base, else a clock of their own
+others                        CLOCK_REALTIME where they state a base, else their own clock
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHOWN = (
 
 
 class ChromeHeader:
-    """Says what the members around the events mean, as far as they have been read."""
+    """The meaning of the members around the events, as far as they were read."""
 
     def __init__(self, elements: JsonElements) -> None:
         self._members = elements.members
@@ -45,8 +45,8 @@ class ChromeHeader:
         self._sees_viztracer = VIZTRACER in self._members or elements.sees(_VIZTRACER_EVENT)
         self.is_proton = not self.is_kineto and elements.sees(_PROTON_EVENT)
         self.is_after_events = self._sees_viztracer or (self.is_kineto and not has_members)
-        """Whether the clock is known only when all events are read: VizTracer writes its members behind them,
-        and may have PyTorch's events in front of its own, with their times made its own."""
+        """Whether the clock is known only when all events are read. VizTracer writes its members after them,
+        and may have PyTorch's events before its own, with times on its clock."""
 
     @property
     def is_viztracer(self) -> bool:
@@ -54,7 +54,7 @@ class ChromeHeader:
         return self._sees_viztracer or VIZTRACER in self._members
 
     def kinds(self, ids: Ids) -> Kinds:
-        """What its events are."""
+        """The kinds of its events."""
         if self.is_proton:
             return ProtonKinds(ids)
         return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer, rank=self._rank())
@@ -71,7 +71,7 @@ class ChromeHeader:
 
     @property
     def is_overflown(self) -> bool:
-        """Whether VizTracer's buffer was full, which then has the last events alone."""
+        """Whether VizTracer's buffer was full, so that it has only the last events."""
         return self._of_viztracer().get("overflow") is True
 
     @property
@@ -87,21 +87,21 @@ class ChromeHeader:
     def clock(self, events: ChromeEvents) -> str:
         """The clock of the times."""
         if self.is_viztracer:
-            # Of files that were put together by their starts, or by their markers, times count from there.
+            # In files that were combined by their starts or markers, times count from there.
             is_aligned = events.least_ns <= 0 or events.last_ns < (self.marker_ns or 0) // 2
             return CLOCK if is_aligned else MONOTONIC
         return "realtime" if self.is_kineto or self._base_ns() else CLOCK
 
     def ahead_ns(self, events: ChromeEvents, clock: str) -> int:
-        """What is to be added to each time."""
+        """The offset to add to each time, ns."""
         if clock == CLOCK:
             return max(0, -events.least_ns)
         base_ns = 0 if clock == MONOTONIC else self._base_ns()
-        # A time after the base is far below it: these are absolute.
+        # Times that count from the base are far below it. These are absolute.
         return 0 if base_ns // 2 <= events.first_ns < TIME_LIMIT_NS else base_ns
 
     def header(self, events: ChromeEvents, clock: str) -> Header:
-        """The same as a header."""
+        """The header of the recording."""
         members = self._members
         fields: dict[str, Any] = {"clock": clock, "clocks": [clock]}
         first_ns, base_ns = events.first_ns, self._base_ns()

@@ -1,4 +1,4 @@
-"""What an event of Chrome's trace format is here: its layer, its row and its fields, by category.
+"""Decides the layer, the row and the fields of events of Chrome's trace format, by category.
 
 of PyTorch (Kineto)                         here
 user_annotation                             annotation
@@ -23,10 +23,10 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.chrome_numbers import Ids
 
 EVENTS: Final = "events"
-"""The layer of what is neither PyTorch's nor VizTracer's."""
+"""The layer of events that are neither from PyTorch nor from VizTracer."""
 PYTHON: Final = "python"
-"""The layer of what is VizTracer's: calls of Python and C, and what the program logs."""
-# The categories of its calls and logs. Newer versions write them in small letters where it runs a program.
+"""The layer of VizTracer's events: calls of Python and C, and logs of the program."""
+# The categories of its calls and logs. Newer versions write them in lower case when they run a program.
 _OF_VIZTRACER: Final = frozenset({"FEE", "fee", "INSTANT", "instant"})
 _CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
 _KERNELS: Final = frozenset({"kernel"})
@@ -44,23 +44,23 @@ _RENAMED: Final = {
     "bytes": "size",
     "registers per thread": "registers",
     "shared memory": "shared_bytes",
-    # Perfetto gives a dot in a name a meaning of its own.
+    # A dot in a name has a special meaning in Perfetto.
     "est. achieved occupancy %": "estimated occupancy %",
 }
 
 
 Rules = Mapping[str, str | None]
-"""Other names of arguments; None for those that fields say."""
+"""New names of arguments; None for those that fields have."""
 
 
 @dataclass(slots=True)
 class Kind:
     """What is kept of an event but its time and length: fields of its record, and its arguments.
 
-    All of it depends on the event's `ph`, `cat`, `name`, `pid` and `tid` and on its arguments `device`,
-    `stream`, `grid`, `block` and `Device Type` alone, on whether `correlation` is a launch's number, and on
-    whether `Bytes` is a number, and one below 0, so that the native core knows the next such event: unless
-    there are `own_args` of what is no allocation.
+    It depends only on the event's `ph`, `cat`, `name`, `pid` and `tid`, on its arguments `device`, `stream`,
+    `grid`, `block` and `Device Type`, on whether `correlation` is the number of a launch, and on whether
+    `Bytes` is a number, and below 0. So the native core can read the next such event, unless there are
+    `own_args` of an event that is not an allocation.
     """
 
     fields: dict[str, Any]
@@ -69,14 +69,14 @@ class Kind:
     ahead: dict[str, Any] = field(default_factory=dict)
     """An argument that comes first, unless the event has it."""
     own_args: dict[str, Any] | None = None
-    """The arguments, where they are not the event's by `rules`."""
+    """The arguments, where they are not the event's own, renamed by `rules`."""
     is_allocation: bool = False
-    """Whether `own_args` are those of an allocation of PyTorch's."""
+    """Whether `own_args` are those of an allocation of PyTorch."""
     flow: tuple[Any, ...] = ()
-    """What the number of a flow is made of but its id, which comes last."""
+    """The parts of a flow's key before its id, which is the last part."""
 
     def args_of(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The arguments of an event that has these."""
+        """The arguments to keep of an event's arguments."""
         if self.own_args is not None:
             return self.own_args
         if rules := self.rules:
@@ -97,19 +97,19 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 @cache
 def _rules_of_work(said: frozenset[str]) -> Rules:
-    """Of work on a GPU, some of whose arguments its fields say."""
+    """The rules for work on a GPU, some of whose arguments are fields of its record."""
     return {**_RENAMED, **dict.fromkeys(said)}
 
 
 class Kinds:
-    """Says what events are, of PyTorch (`is_kineto`, of this `rank`), of VizTracer, or of another."""
+    """Decides the kinds of events from PyTorch (`is_kineto`, with this `rank`), VizTracer or another tool."""
 
     def __init__(
         self, ids: Ids, *, is_kineto: bool = False, is_viztracer: bool = False, rank: int = 0
     ) -> None:
         self._ids, self._is_kineto = ids, is_kineto
         self.launch_bits = rank << _RANK_SHIFT
-        """What a launch's number has in front of its correlation."""
+        """The bits of a launch's number above its correlation."""
         self._layer = PYTHON if is_viztracer else EVENTS
         self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = (
             {
@@ -129,11 +129,11 @@ class Kinds:
         )
 
     def is_known_otherwise(self, category: str) -> bool:
-        """Whether flows of a category say what `launch` does: often they lack an end."""
+        """Whether flows of a category join the same events as `launch`. These often lack an end."""
         return self._is_kineto and category in ("ac2g", "async_cpu_to_gpu")
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        """What an event with these arguments is."""
+        """The kind of an event with these arguments."""
         of = self._of.get(category.lower() if self._is_kineto else category, self._other)
         return of(event, category, args)
 
@@ -209,7 +209,7 @@ class Kinds:
         return Kind(fields, launch, _rules_of_work(frozenset(said)))
 
     def _of_gpu(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        # Their process is the number of a GPU, which a process may have too.
+        # Their pid is the number of a GPU, which may be a process's pid too.
         place = self._place(event, args)
         if place is None:
             return self._other(event, category, args)
@@ -235,7 +235,7 @@ class Kinds:
         return Kind(self._thread(event, type="memory", name=name), own_args=args, is_allocation=True)
 
     def counter(self, event: dict[str, Any], category: str) -> Kind:
-        """What a counter is of: a GPU, if its process is called as one's, or else the process."""
+        """The kind of a counter: of a GPU, if its process has such a name, or else of the process."""
         found = _GPU_COUNTERS.match(pid) if type(pid := event.get("pid")) is str else None
         if found and self._is_kineto:
             return Kind({"type": "hook", "layer": category or EVENTS, "gpu": int(found[1])})

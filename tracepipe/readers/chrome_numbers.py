@@ -17,13 +17,13 @@ _OF_KEY = {key: re.compile(rb'"%b"\s*:\s*(-?[0-9][0-9.eE+-]*)' % key.encode()) f
 _THREE_DECIMALS = {
     key: re.compile(rb'"%b"\s*:\s*([0-9]{1,16})\.([0-9]{3})[,}\s]' % key.encode()) for key in ("ts", "dur")
 }
-# Below this a double has less than a quarter of a nanosecond between it and the next.
+# Below this, two neighbouring doubles differ by less than a quarter of a nanosecond.
 _EXACT_US: Final = 1 << 40
 
 
 def ns_of_text(text: str) -> int | None:
-    """Nanoseconds of microseconds in digits, rounded to the nearest; None where they are none, or are beyond
-    what a trace can hold.
+    """Nanoseconds of microseconds in digits, rounded to the nearest; None where the text is not a number, or
+    beyond the times of a trace.
     """
     plain = _PLAIN.fullmatch(text)
     if plain:
@@ -50,7 +50,7 @@ def ns_of(value: Any, key: str, event: bytes) -> int | None:
         return None
     if abs(value) < _EXACT_US:
         return round(value * 1000)
-    # As PyTorch writes them: three decimals, and where no text in front looks like the key.
+    # PyTorch writes three decimals. No text before may look like the key.
     found = _THREE_DECIMALS[key].search(event)
     if found:
         ns = int(found[1]) * 1000 + int(found[2])
@@ -59,14 +59,14 @@ def ns_of(value: Any, key: str, event: bytes) -> int | None:
     for found in _OF_KEY[key].finditer(event):
         if float(found[1]) == value:
             return ns_of_text(found[1].decode())
-    # The key is written with an escape.
+    # The key has an escape.
     texts = json.loads(event.decode("utf-8", "replace"), parse_float=str)
     return ns_of_text(texts[key]) if type(texts.get(key)) is str else None
 
 
 class Ids:
-    """Numbers of processes and threads. One that is no such number gets the last that is free, and keeps its
-    text as its name.
+    """Numbers of processes and threads. An id that is not a valid number gets the highest free number, and
+    its text becomes the name.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Ids:
         return self.of(key)
 
     def thread(self, event: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-        """Put the numbers of an event's process and thread to `fields`."""
+        """Add the numbers of an event's process and thread to `fields`."""
         pid, tid = event.get("pid"), event.get("tid")
         if type(pid) is int and type(tid) is int and 0 <= pid <= ID_LIMIT and 0 <= tid <= ID_LIMIT:
             fields["pid"], fields["tid"] = pid, tid
@@ -105,12 +105,12 @@ class Ids:
         return fields
 
     def named(self) -> Iterator[tuple[tuple[int, int | None], str]]:
-        """The processes, and the threads of processes, that have such numbers, and their names."""
+        """The processes and threads that got such numbers, with their names."""
         for process, thread in self._used:
             yield (process, thread), self._names[process if thread is None else thread]
 
     def of(self, key: int | str) -> int:
-        """The number that stands for a process or thread whose id the system did not give."""
+        """The number for a process or thread whose id is not one of the system."""
         number = self._numbers.get(key)
         if number is None:
             name = str(key)
@@ -124,10 +124,10 @@ class Ids:
         return number
 
     def said(self) -> Iterator[Problem]:
-        """A note that there are more than are kept apart, if so."""
+        """A problem if there are more ids than can be distinguished."""
         if self._is_full:
             words = (
-                "processes and threads whose ids are no numbers are more than can be kept: some are one here"
+                "too many processes and threads have ids that are not numbers: some of them are shown as one"
             )
             yield Problem(0, "", words, skipped=False)
 
@@ -138,13 +138,13 @@ _ENCODER: Final = json.JSONEncoder(default=str)
 
 
 def flow_text(*parts: Any) -> bytes:
-    """What the number of a flow is made of."""
+    """The key from which the number of a flow is made."""
     return _ENCODER.encode(parts).encode("utf-8", "replace")
 
 
 def flow_number(*parts: Any) -> int:
-    """The number of a flow that has these in common with its other ends. The core has it in
-    `flow_number.c`.
+    """The number of a flow, by the parts of its key, which all of its ends share. `flow_number.c` of the core
+    does the same.
     """
     text = flow_text(*parts)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT

@@ -1,10 +1,10 @@
-"""Begins and ends of Chrome's trace format become slices that are whole, as all others are.
+"""Makes whole slices of begins and ends in Chrome's trace format.
 
     B E      of a thread; an E ends the innermost B of its name, or the innermost one where it has none
-    b n e    of an id: they nest in each other, and those of other ids may overlap them: ranges of a process
+    b n e    of an id: they nest, and may overlap those of other ids: ranges of a process
 
-They are met in the order of time. What has no end goes on to the end of the trace, marked `unclosed`; an end
-without a begin is an instant, marked `no_begin`.
+They come in the order of time. A begin without an end lasts to the end of the trace, marked `unclosed`. An
+end without a begin is an instant, marked `no_begin`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracepipe.event.model import RANGE_LIMIT
 from tracepipe.readers.known import Known
 from tracepipe.readers.sorted_rows import MARK, SLICE, Rows, SortedRow, SortedRows
 
-# So many may be open; a begin beyond is an instant.
+# At most this many may be open. Further begins become instants.
 _OPEN_MAX: Final = 1 << 15
 _Key = tuple[Any, ...]
 
@@ -36,25 +36,25 @@ class _Open:
 
 @dataclass(slots=True)
 class _Lanes:
-    """The numbers of ranges of a process and domain that are open at a time."""
+    """The numbers of the open ranges of a process and domain."""
 
     count: int = 0
     free: list[int] = field(default_factory=list)
 
     def take(self) -> int:
-        """The least that is free."""
+        """Take the lowest free number."""
         if self.free:
             return heappop(self.free)
         self.count += 1
         return min(self.count - 1, RANGE_LIMIT)
 
     def give_back(self, lane: int) -> None:
-        """It is free again."""
+        """Free a number again."""
         heappush(self.free, lane)
 
 
 class ChromePairs:
-    """Puts slices of begins and ends to `rows`."""
+    """Adds slices made of begins and ends to `rows`."""
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
@@ -118,7 +118,7 @@ class ChromePairs:
             self._lanes[fields.get("pid"), fields.get("domain")].give_back(self._lane_of.pop(key))
 
     def _end(self, key: _Key, one: _Open, end_ns: int, args: bytes, *, unclosed: bool) -> None:
-        """A slice from a begin to its end."""
+        """Add a slice from a begin to its end."""
         self._count -= 1
         self.unclosed += unclosed
         fields, launch = one.what["fields"], one.what["launch"]
@@ -142,7 +142,7 @@ class ChromePairs:
 
 
 def _joined(first: bytes, second: bytes, mark: str) -> bytes:
-    """The arguments of a begin and of its end, whose values count, and a mark."""
+    """The arguments of a begin and of its end, whose values replace those of the begin, and a mark."""
     if not second and not mark:
         return first
     args = (orjson.loads(first) if first else {}) | (orjson.loads(second) if second else {})

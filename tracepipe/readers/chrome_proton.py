@@ -1,4 +1,4 @@
-"""What an event of Triton Proton's trace of kernels is here: Chrome's trace JSON with lanes as threads.
+"""Decides the kinds of events of Triton Proton's trace of kernels: Chrome's trace JSON with lanes as threads.
 
 category         lane                                             here
 kernel           200000 + GPU × 1000000 + stream; once: stream    gpu_kernel of that stream
@@ -21,10 +21,10 @@ _GPU_LANES, _OF_GPU = 200_000, 1_000_000
 
 
 class ProtonKinds(Kinds):
-    """Says what events are."""
+    """Decides the kinds of events."""
 
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        """What an event is."""
+        """The kind of an event."""
         if category == "kernel" or (category == "flow" and event.get("ph") == "f"):
             place = _place(event.get("tid"))
             if place is not None:

@@ -8,11 +8,11 @@
     17:35:41 my_cuda_app      12345   cudaMalloc            [ENTER] size=1048576 bytes
     17:35:41 my_cuda_app      12345   cudaMalloc             [EXIT] returned=Success
 
-The first counts whole milliseconds since the start of tracing: clock "trace". The second prints the second of
-its printing and no date: its rows are placed by their order, on the clock "localtime", which counts from the
-first row's midnight. With --no-timestamp it prints no time at all: clock "order", which counts from 0.
-A name may be longer than its column or hold spaces, so rows are recognised by shape and not by columns. Text
-that has no mark of a row is the program's own, or a log's, and is passed over.
+The first counts whole milliseconds since the start of tracing: clock "trace". The second prints the second in
+which it prints, without a date: its rows are placed by their order, on the clock "localtime", which counts
+from midnight of the first row. With --no-timestamp it prints no time: clock "order", which counts from 0. A
+name may be longer than its column or have spaces, so rows are recognized by their shape and not by columns.
+Text without a mark of a row is from the program or a log, and is skipped.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from tracepipe.readers.recording import Batch, Recording, recording_of
 # Some 3000 rows.
 CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
-# The tools' own rows stay under 300. Beyond, a line is not looked into.
+# The tools' rows have less than 300 bytes. Longer lines than this are not examined.
 ROW_BYTES_MAX = 2048
-# Calls of one process that run at the same time: beyond, the oldest one's exit is taken for lost.
+# The most calls of one process that run at the same time. Beyond that, the exit of the oldest is taken to be
+# lost.
 OPEN_MAX = 256
 
 BY_MS, BY_SECOND, UNTIMED = "trace", "localtime", "order"
-"""The three tables, called by the clocks of their rows."""
+"""The three tables, named by the clocks of their rows."""
 STEP_NS = 1_000
 _DAY_S = 86_400
 
-# comm holds 15 bytes of anything. It is taken as long as can be: no details look like the end of a row.
+# comm has any 15 bytes. The longest match is taken, as no details look like the end of a row.
 _WHO = rb"(?:(\S(?:.*\S)?)\s+)?(\d{1,10})\s+"
 _CALL = rb"cu[a-z]*[A-Z]\w*"
 _MS_ROW = re.compile(rb"(\d{1,19})\s+" + _WHO + rb"(" + _CALL + rb")(?:(\s*)|\s+(\w+=.*))")
@@ -60,7 +61,7 @@ _MARK = re.compile(
 )  # fmt: skip
 _LOST_TEXT = re.compile(rb"Lost (\d{1,18}) events")
 
-# These print no details at their entry; another call without any may be the first half of a row.
+# These calls have no details at their entry. Another call without details may be half of a row.
 _WITHOUT_DETAILS = frozenset({b"cudaStreamCreate", b"cudaEventCreate", b"cudaGetDevice"})
 _EVENT_COLUMN = 20
 _NUMBER, _ADDRESS = re.compile(r"-?\d{1,19}"), re.compile(r"0x[0-9a-f]{1,16}|\(nil\)")
@@ -70,10 +71,10 @@ _SHAPES = {
     "device": _NUMBER,
     **dict.fromkeys(("ptr", "func", "function", "stream", "event", "handle"), _ADDRESS),
 }
-# What `tracepipe convert` writes of a call whose result was not recorded.
+# `tracepipe convert` writes this for a call whose result was not recorded.
 _NO_RESULT = "returned=?"
 _RETURNED = re.compile(r"returned=(?:(-?\d{1,19}) \((?:success|error)\)|([A-Z]\w*))")
-# The libbpf tool counts its names of errors through: they are CUDA's up to 9 only.
+# The libbpf tool numbers its names of errors consecutively: they are CUDA's only up to 9.
 _RESULT_NAMES = frozenset(
     {
         "InvalidValue",
@@ -91,28 +92,29 @@ _RESULT_NAMES = frozenset(
 _WHOLE_MS = "is in whole milliseconds: the length of a call is known to 1 ms only"
 _WHOLE_SECONDS = (
     "is the second in which a row was printed: rows keep their order and are placed 1 µs apart "
-    "(args.placed_by), and no length is a duration"
+    "(args.placed_by), and lengths are not durations"
 )
 _NO_TIMES = "is missing: rows keep their order and are placed 1 µs apart (args.placed_by)"
 _OTHER_TABLE = "is of another table, whose rows have no place among the times of this one"
 _NO_THREADS = (
-    "begins while another call of its process runs, and the table names no threads: which call an exit ends "
-    "is told by the names alone, and of equals the first to begin, after a loss the last, is taken"
+    "begins while another call of its process runs, and the table names no threads: exits are matched "
+    "by name alone, with the first call of a name to begin, and after a loss with the last"
 )
 _NO_EXITS = "the table has no exits: calls are drawn as instants"
 _MAY_BE_KIND = (
     "may be the kind: cuda_events.bt prints cudaMemcpy's fourth argument as its size, and a fifth, which it "
     "has not, as its kind; no direction is taken from such rows"
 )
-_OWN_NAME = "is a name of the tool's own numbering, which is not CUDA's beyond 9"
+_OWN_NAME = "is a name by the tool's own numbering, which differs from CUDA's above 9"
 
 
 class _Calls:
-    """Which calls are open. Runtime calls of one thread do not nest, so those that overlap are of several.
+    """The open calls. Runtime calls of one thread do not nest, so calls that overlap are of several threads.
 
-    One call of a process at a time is written as B and E; one that overlaps it as an X, when it has ended, so
-    that none seems to end another. Of calls with one name, the first to begin is taken to end first. Where
-    exits were lost that would prolong every call to the end of the next: from then on the last one is taken.
+    At a time, one call of a process is written as B and E. A call that overlaps it is written as an X when it
+    has ended, so that no call seems to end another. Of calls with the same name, the first to begin is taken
+    to end first. After exits were lost, that would extend every call to the end of the next: then the last
+    one is taken.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class _Calls:
         self._written: dict[int, Record] = {}
 
     def enter(self, call: Record) -> Record | None:
-        """What to write of an entry now: nothing while another call of the process is open."""
+        """The record to write for an entry now: none while another call of the process is open."""
         pid = call["pid"]
         calls = self._calls.setdefault(pid, [])
         if pid not in self._written:
@@ -134,7 +136,7 @@ class _Calls:
         return calls.pop(1 if calls[0] is self._written[pid] else 0)
 
     def leave(self, end: Record) -> Record:
-        """What to write of an exit: the end of the open call, or the whole of one that overlaps it."""
+        """The record to write for an exit: the end of the open call, or a whole call that overlaps it."""
         pid, calls = end["pid"], self._calls.get(end["pid"], [])
         for begin in reversed(calls) if self.exits_lost else calls:
             # comm is the thread's name: an exit under another name is another thread's.
@@ -151,7 +153,7 @@ class _Calls:
         return whole | {"args": args} if args else whole
 
     def rest(self) -> list[Record]:
-        """Entries that are not written yet and had no exit; nothing is open any more."""
+        """Take the entries that are not written yet and had no exit. Nothing is open any more."""
         held = [
             call for pid, calls in self._calls.items() for call in calls if call is not self._written.get(pid)
         ]
@@ -161,7 +163,7 @@ class _Calls:
 
 
 class _Details:
-    """What the DETAILS of a row say; what is odd about them goes to `say`, as (field, message)."""
+    """Reads the DETAILS of a row. What is wrong with them is added to `said`, as (field, message)."""
 
     def __init__(self) -> None:
         self.said: list[Fault] = []
@@ -209,7 +211,7 @@ class _Details:
 
 
 class _Rows:
-    """What has been seen of one table, which decides how its next rows are understood."""
+    """The state of reading one table, which decides how its next rows are understood."""
 
     def __init__(self, table: str, exits: bool) -> None:
         self._table, self._exits = table, exits
@@ -220,13 +222,13 @@ class _Rows:
         self._number, self._cut, self._batch = 0, False, Batch()
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
         self._number, self._cut, self._batch = number, cut, batch
         # Padding stays: a row without details ends in it.
         text = text.lstrip().rstrip(b"\r")
         tagged = b"] " in text or text.endswith(b"]")
         if len(text) > ROW_BYTES_MAX:
-            self._problem("", f"is longer than {ROW_BYTES_MAX} bytes, which no row is: {shown(text[:40])}")
+            self._problem("", f"is longer than any row, {ROW_BYTES_MAX} bytes: {shown(text[:40])}")
         elif tagged and (found := _TAGGED_ROW.fullmatch(text)):
             self._tagged(found)
         elif found := _MS_ROW.fullmatch(text):
@@ -238,16 +240,16 @@ class _Rows:
             batch.records.append({"type": "loss", "count": count, "reason": reason})
             self._calls.exits_lost = True
         elif _MARK.search(text):
-            broken = "was cut off in the middle of the row" if cut else "is no whole row of the table"
+            broken = "was cut off in the middle of the row" if cut else "is not a whole row of the table"
             self._problem("", f"{broken}: {shown(text)}")
         elif text:
             batch.passed_over.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
-        """Write what waits for an exit, and say what there is to say of the whole input."""
+        """Write the entries that wait for an exit, and add the problems of the whole input."""
         batch.records += self._calls.rest()
         if not self._any:
-            batch.problems.append(Problem(0, "", "holds no row of a CUDA event table", skipped=False))
+            batch.problems.append(Problem(0, "", "has no row of a CUDA event table", skipped=False))
 
     def _problem(self, field: str, message: str, skipped: bool = True) -> None:
         self._batch.problems.append(Problem(self._number, field, message, skipped))
@@ -279,7 +281,7 @@ class _Rows:
         is_exit = details is not None and details.startswith(b"returned")
         if self._add(ts_ns, (comm, pid, name), is_exit, details or b""):
             self._say_once("TIME(ms)", _WHOLE_MS)
-            # Rows of several processors come out of order, but within the time of one look at the buffers.
+            # Rows of several processors come out of order, within the interval at which the buffers are read.
             if ts_ns < self._last_ns - 1_000_000_000:
                 self._problem("TIME(ms)", f"goes back by {(self._last_ns - ts_ns) // 1_000_000} ms", False)
             self._last_ns = max(self._last_ns, ts_ns)
@@ -288,13 +290,13 @@ class _Rows:
         hour, minute, second, comm, pid, name, tag, details = found.groups()
         timed = hour is not None
         if self._table == BY_MS or timed != (self._table == BY_SECOND):
-            self._problem("TIME", _OTHER_TABLE if timed else "is missing, and the other rows have one")
+            self._problem("TIME", _OTHER_TABLE if timed else "is missing, but the other rows have one")
             return
         ts_ns = self._last_ns + STEP_NS
         if timed:
             clock_s = int(hour) * 3600 + int(minute) * 60 + int(second)
             if int(hour) > 23 or int(minute) > 59 or int(second) > 60:  # 60 in a leap second
-                self._problem("TIME", f"is no time of day: {b':'.join((hour, minute, second)).decode()}")
+                self._problem("TIME", f"is not a time of day: {b':'.join((hour, minute, second)).decode()}")
                 return
             ts_ns = max(ts_ns, self._second_ns(clock_s))
         if self._add(ts_ns, (comm, pid, name), tag == b"EXIT", details or b"", placed_by="order"):
@@ -307,7 +309,7 @@ class _Rows:
             if self._last_s - clock_s > _DAY_S // 2:
                 self._day += 1
             else:
-                # The clock was set, or summer time ended. Rows are in order all the same.
+                # The clock was set, or summer time ended. Rows are still in order.
                 self._say_once("TIME", "goes back: such rows are placed after the last one before them")
         self._last_s = clock_s
         return (self._day * _DAY_S + clock_s) * 1_000_000_000
@@ -315,10 +317,10 @@ class _Rows:
     def _add(
         self, ts_ns: int, who: tuple[bytes, bytes, bytes], is_exit: bool, details: bytes, **marks: str
     ) -> bool:
-        """Write a call's entry or exit, unless it is two rows in one; says whether it did."""
+        """Write a call's entry or exit, unless it is two rows in one. Return whether it was written."""
         comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
         if who[0] and _MARK.search(who[0]):
-            self._problem("PROCESS", f"holds another row: {shown(comm)}")
+            self._problem("PROCESS", f"has another row in it: {shown(comm)}")
             return False
         if int(pid) > ID_LIMIT:
             self._problem("PID", f"must be at most {ID_LIMIT}, not {pid}")
@@ -354,14 +356,16 @@ class _Rows:
 
 
 def _table_of(head: bytes) -> tuple[str, bool] | None:
-    """Which table `head` begins, if any, and whether it has exits, which the libbpf tool can leave out."""
+    """The table that `head` begins with, if any, and whether it has exits, which the libbpf tool can leave
+    out.
+    """
     table, entries, exits = "", 0, 0
     for text in head.removeprefix(BOM).split(b"\n"):
         if len(text) > ROW_BYTES_MAX:
             continue
         text = text.lstrip().rstrip(b"\r")
         if found := _TAGGED_ROW.fullmatch(text):
-            # A first row without its time may be one that was cut.
+            # A first row without a time may have been cut.
             table = BY_SECOND if found[1] and table in ("", UNTIMED) else table or UNTIMED
             is_exit = found[7] == b"EXIT"
         elif found := _MS_ROW.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Events of a reader that makes them itself, in the order of time: rows, and from them batches.
+"""Makes batches of the events of readers that are not text, in the order of time.
 
 Ends of ranges wait here until their time comes.
 """
@@ -18,22 +18,22 @@ from tracepipe.event.warps import Warps
 
 BATCH_ROWS: Final = 1 << 10
 _BATCH_BYTES: Final = 1 << 19
-# Shapes whose numbers are remembered by what a reader tells them from.
+# The most shapes whose numbers are remembered by the keys of a reader.
 _SHAPES_MAX: Final = 1 << 13
-# Ends that wait. Ranges nest some dozen deep on some hundred threads.
+# The most ends that wait. Ranges nest some dozen deep on some hundred threads.
 ENDS_MAX: Final = 1 << 14
 _NEVER_NS: Final = 1 << 63
-# Rows whose open ranges are remembered.
+# The most rows whose open ranges are remembered.
 _ROWS_MAX: Final = 1 << 12
 
 
 Values = tuple[Any, ...]
 Place = tuple[str, int]
-"""Where something stands in an input without lines: a table and a row of it, say."""
+"""A place in an input without lines: for example a table and a row of it."""
 
 
 Take = Callable[[Place, Values], None]
-"""Takes a row, and where it stands."""
+"""Takes the place of a row and its values."""
 
 
 def named(at: Place) -> str:
@@ -44,9 +44,8 @@ def named(at: Place) -> str:
 
 @dataclass(slots=True)
 class EventRows:
-    """Takes events one by one; `between` gives the batches of all that a reader calls for.
-
-    `base_ns` is added to each time; `longest_ns` is what nothing can last longer than.
+    """Takes events one by one; `batches` yields them as batches. `base_ns` is added to each time.
+    `longest_ns` is the longest possible duration.
     """
 
     tables: Tables
@@ -60,10 +59,10 @@ class EventRows:
     _ends: list[tuple[int, int, Shape, Args | None, Callable[[], None] | None]] = field(default_factory=list)
     _ended: int = 0
     _open: dict[Any, list[int]] = field(default_factory=dict)
-    """By row the ends of the ranges that are open."""
+    """By row: the ends of the open ranges."""
 
     def shape(self, key: Any, make: Callable[..., Shape], *of: Any) -> int:
-        """The number of the shape that `make` makes of `of`, asked once for each key."""
+        """The number of the shape that `make` returns for `of`. It is called once for each key."""
         number = self._numbers.get(key)
         if number is None:
             if len(self._numbers) >= _SHAPES_MAX:
@@ -72,7 +71,7 @@ class EventRows:
         return number
 
     def number_of(self, shape: Shape) -> int:
-        """The number of a shape, cut to what is kept of its texts."""
+        """The number of a shape, whose texts are cut to the length that is kept."""
         return self.tables.number_of(cut(shape))
 
     def add(
@@ -86,7 +85,7 @@ class EventRows:
         *,
         stack: int = NONE,
     ) -> None:
-        """Add an event; `at` says where it stands in the input, should its time be none that can be."""
+        """Add an event. `at` is its place in the input, for the problem if its time is impossible."""
         ts_ns += self.base_ns
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
             said = "is before the clock began" if ts_ns < 0 else "is beyond 146 years"
@@ -96,11 +95,11 @@ class EventRows:
         self._rows.append((ts_ns, shape, number, dur_ns, signed(launch), None, stack))
 
     def say(self, at: Place, text: str, *, skipped: bool = False) -> None:
-        """Add a problem of what stands at a place; `skipped` if it is left out."""
+        """Add a problem at a place; `skipped` if the event there is left out."""
         self.problems.append(Problem(0, named(at), text, skipped))
 
     def length(self, at: Place, start: int, end: Any, args: Args) -> int:
-        """How long something lasts. What cannot be true is kept, marked in `args` and said."""
+        """The length of something. An impossible length is marked in `args`, with a problem."""
         if type(end) is not int:
             args["end"] = "not recorded"
             self.say(at, "has no end: it is kept without a length")
@@ -116,7 +115,7 @@ class EventRows:
         return min(dur_ns, TIME_LIMIT_NS)
 
     def other(self, record: Record, ts_ns: int = NONE) -> None:
-        """Add a record that is no event: a loss, on the clock of the events, or a stack."""
+        """Add a record that is not an event: a loss, on the clock of the events, or a stack."""
         self._others.append(record)
         self._rows.append((ts_ns, SPECIAL, len(self._others) - 1, 0, 0, None, NONE))
 
@@ -128,7 +127,9 @@ class EventRows:
     def end_later(
         self, end_ns: int, shape: Shape, args: Args | None = None, then: Callable[[], None] | None = None
     ) -> None:
-        """Add the end of a range when its time comes; `then` is called at it. What began last ends first."""
+        """Add the end of a range when its time comes, and call `then` with it. The range that began last ends
+        first.
+        """
         self._ended += 1
         heapq.heappush(self._ends, (end_ns, -self._ended, shape, args, then))
 
@@ -141,8 +142,8 @@ class EventRows:
                 then()
 
     def nests(self, row: Any, start_ns: int, end_ns: int) -> bool:
-        """Whether a range may be a begin and an end: it lies within those that are open on its row, and may
-        wait for its end. It is open from now on if so. Ranges come in the order of their starts.
+        """Whether a range can be a begin and an end: it is within those that are open on its row, and its end
+        can wait. If so, it is open from now on. Ranges come in the order of their starts.
         """
         if not self.has_room_for_ends:
             return False
@@ -159,8 +160,8 @@ class EventRows:
     def steps(
         self, streams: Sequence[tuple[str, Iterator[Values], Take]], first: Callable[[int], None]
     ) -> Iterator[None]:
-        """Take the rows of tables in the order of time, which each is in: a row's number, its time, the
-        rest. `first` is called with the first time.
+        """Take the rows of several tables in the order of time, in which each table is. A row is its number,
+        its time and the rest. `first` is called with the first time.
         """
         dated = [_dated(at, rows) for at, (_, rows, _) in enumerate(streams)]
         is_first = True
@@ -174,13 +175,13 @@ class EventRows:
             yield
 
     def batches(self, steps: Iterable[object]) -> Iterator[SourceBatch]:
-        """The events that are added while `steps` goes on."""
+        """The batches of the events that are added while `steps` is iterated."""
         given_bytes = self.tables.given_bytes
         for _ in steps:
             is_full = len(self._rows) >= BATCH_ROWS or len(self.problems) >= BATCH_ROWS
             if is_full or self.tables.given_bytes - given_bytes >= _BATCH_BYTES:
                 yield self._batch()
-                given_bytes = self.tables.given_bytes  # who takes batches may count from 0 again
+                given_bytes = self.tables.given_bytes  # the consumer of batches may reset it to 0
                 if self._rounds != self.tables.rounds:
                     self._rounds = self.tables.rounds
                     self._numbers.clear()
@@ -200,7 +201,7 @@ def _dated(at: int, rows: Iterator[Values]) -> Iterator[tuple[int, int, Values]]
 
 
 def cut(shape: Shape) -> Shape:
-    """A shape whose texts are no longer than what is kept of them."""
+    """A shape whose texts are cut to the length that is kept."""
     texts = ("name", "comm", "layer", "domain")
     long: dict[str, Any] = {
         name: cut_text(text)
@@ -211,7 +212,7 @@ def cut(shape: Shape) -> Shape:
 
 
 def cut_text(text: str) -> str:
-    """A text as far as it is kept."""
+    """A text, cut to the length that is kept."""
     if len(text) <= NAME_BYTES_MAX // 4:
         return text
     whole = text.encode("utf-8", "replace")

@@ -1,10 +1,10 @@
-"""The elements of the array of events in a stream of JSON, some at a time, and what stands around the array.
+"""Reads the elements of the array of events in a stream of JSON, some at a time, and the members around it.
 
     {"schemaVersion": 1, "traceEvents": [ {…}, {…}, ], "traceName": "…"}      or the array alone
      └─ members: kept if they are short ┘  └ objects ┘   └─ members ──┘
 
-The array may end with the stream. What is no object, and an object that does not end, is passed over up to
-the next object that is an event; nothing is ever read as a whole.
+The array may end with the stream. What is not an object, and an object without an end, is skipped up to the
+next event. Nothing is ever read as a whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SCALAR = re.compile(rb"[^\s,{}\[\]\"]+")
 _NEXT = re.compile(rb"[{\]]")
 _SKIPPED = re.compile(rb'\\.|["{}\[\]]', re.DOTALL)
-# How an event begins that stands inside of what is broken, and how many such places are looked at.
+# How an event begins inside of broken text, and how many such places are tried.
 _BEGINS = re.compile(rb'\{\s*"(?:ph|name|cat|ts|pid|tid|args|id|dur|s|bp)"\s*:')
 _BEGINS_MAX = 1 << 10
 _BEGIN_BYTES_MAX = 1 << 16
@@ -43,8 +43,8 @@ Fault = tuple[int, str]
 
 @dataclass(slots=True)
 class Elements:
-    """Objects by their first and last places in `text`, which has so many bytes and lines before it, and what
-    is wrong between them.
+    """Objects by their first and last places in `text`, with the number of bytes and lines before the text,
+    and the faults between them.
     """
 
     text: bytes
@@ -60,7 +60,7 @@ class Elements:
             yield self.bytes_before + start, self.text[start:end]
 
     def problem(self, fault: Fault) -> Problem:
-        """What is wrong, with its line."""
+        """The problem of a fault, with its line."""
         at, message = fault
         line = self.lines_before + self.text.count(b"\n", 0, at - self.bytes_before)
         return Problem(line, "", f"{message} (at byte {at})")
@@ -68,7 +68,7 @@ class Elements:
 
 class JsonElements:
     """Reads a stream. `members` are the short members of the object around the array, as far as they were
-    met.
+    read.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -85,7 +85,7 @@ class JsonElements:
     # What is at hand ------------------------------------------------------------------------------------
 
     def _more(self) -> bool:
-        """Read on. False at the end."""
+        """Read more. Return False at the end."""
         chunk = self._chunk()
         self._lines_before += _lines(self._text, self._at)
         self._before += self._at
@@ -94,7 +94,7 @@ class JsonElements:
         return bool(chunk)
 
     def _chunk(self) -> bytes:
-        """The next bytes, of which a stream that was compressed gives few at a time."""
+        """The next chunk, of several reads, as a compressed stream returns few bytes at a time."""
         parts, size = [], 0
         while size < CHUNK_BYTES and (part := self._stream.read(CHUNK_BYTES - size)):
             parts.append(part)
@@ -102,7 +102,7 @@ class JsonElements:
         return b"".join(parts)
 
     def _peek(self) -> bytes:
-        """The next byte that is no blank, nothing at the end."""
+        """The next byte that is not blank, empty at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at : self._at + 1].isspace():
                 self._at += 1
@@ -110,13 +110,13 @@ class JsonElements:
                 return self._text[self._at : self._at + 1]
 
     def sees(self, pattern: re.Pattern[bytes]) -> bool:
-        """Whether what is at hand has such a text."""
+        """Whether the buffered text matches a pattern."""
         return pattern.search(self._text) is not None
 
     # Around the array -----------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Go to the array; False where there is none."""
+        """Go to the array. Return False where there is none."""
         self._peek()
         self._text = self._text.removeprefix(BOM) if not self._before else self._text
         first = self._peek()
@@ -130,7 +130,7 @@ class JsonElements:
         return False
 
     def _members(self) -> bool:
-        """Read members up to the array; False where there is none."""
+        """Read members up to the array. Return False where there is none."""
         while True:
             while self._peek() == b",":
                 self._at += 1
@@ -150,7 +150,7 @@ class JsonElements:
                 self.members[name] = value
 
     def _value(self) -> bytes | None:
-        """The next value, nothing in place of one that is too long, None where there is none."""
+        """The next value, empty for one that is too long, None where there is none."""
         first = self._peek()
         if not first or first in b",:]}":
             return None
@@ -174,7 +174,7 @@ class JsonElements:
         return found.end()
 
     def _skip(self, first: bytes) -> None:
-        """Pass over a long value, of which no more is kept than a chunk."""
+        """Skip a long value, of which at most a chunk is kept."""
         depth, in_string = 0, False
         while True:
             at = self._at
@@ -187,7 +187,7 @@ class JsonElements:
                 if depth == 0 and not in_string and what != b"\\":
                     self._at = at
                     return
-            # A backslash at the end is of the byte that comes.
+            # A backslash at the end belongs to the next byte.
             self._at = len(self._text) - self._text.endswith(b"\\")
             if not self._more():
                 return
@@ -195,7 +195,7 @@ class JsonElements:
     # The array ------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Elements]:
-        """The objects of the array; then members, and the array of an object that follows."""
+        """The objects of the array. Afterwards, members and the array of a following object are read."""
         while self._goes_on():
             found = objects(self._text, self._at)
             batch = Elements(self._text, found.starts, found.ends, self._before, self._lines_before)
@@ -216,8 +216,8 @@ class JsonElements:
         return False
 
     def _begin_another(self) -> bool:
-        """Go behind the object, to the array of another one that follows: Proton once wrote one a stream.
-        Where the first says more of its events than how to show them, that need not be true of others.
+        """Go to the array of another object that follows, as Proton once wrote one for each stream. If the
+        members of the first object are about more than how to show its events, they need not apply to others.
         """
         self._at += 1
         if self._peek() != b"{":
@@ -229,7 +229,7 @@ class JsonElements:
         return self._members()
 
     def _go_on(self, batch: Elements, *, is_open: bool) -> None:
-        """Come to the next object, where what is at hand has no whole one here."""
+        """Go to the next object, where the buffer has no whole object here."""
         first = self._text[self._at : self._at + 1]
         if not first:
             self.is_ended = not self._more()
@@ -243,7 +243,7 @@ class JsonElements:
             self._skip_text(batch)
 
     def _pass_over(self, batch: Elements) -> None:
-        """Pass over an object that does not end, to the next event in it."""
+        """Skip an object without an end, up to the next event in it."""
         whole = self._text[self._at : self._at + LINE_LIMIT_BYTES]
         at_end = len(self._text) - self._at <= LINE_LIMIT_BYTES
         inner = next(events_in(whole, 1), None)
@@ -252,8 +252,8 @@ class JsonElements:
         self._at += len(whole) if inner is None else inner[0]
 
     def _skip_text(self, batch: Elements) -> None:
-        """Pass over what is no object."""
-        batch.faults.append((self._before + self._at, "is no event"))
+        """Skip text that is not an object."""
+        batch.faults.append((self._before + self._at, "is not an event"))
         if self._text[self._at : self._at + 1] == b"}" and self._in_object:
             self._at += 1
             return
@@ -268,7 +268,7 @@ class JsonElements:
 
 
 def _lines(text: bytes, end: int) -> int:
-    """How many lines end before a place: many, which takes `bytes.count` some times as long."""
+    """How many lines end before a place. This is several times as fast as `bytes.count`."""
     return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE)) if end else 0
 
 
@@ -280,7 +280,7 @@ def _parsed(text: bytes) -> Any:
 
 
 def events_in(text: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Where the events begin and end that stand, whole, inside of a text from `at` on."""
+    """The begins and ends of whole events inside of a text, from `at` on."""
     for _ in range(_BEGINS_MAX):
         found = _BEGINS.search(text, at)
         if not found:

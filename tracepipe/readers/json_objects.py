@@ -1,10 +1,10 @@
-"""Where the objects of a JSON array begin and end, found by brackets and quotes alone.
+"""Finds where the objects of a JSON array begin and end, by brackets and quotes alone.
 
     [ {"ph":"X", "ts":1.5}, {"ph":"C"}, ]
       └── object ────────┘  └── one ─┘
 
-What is between the brackets is not looked at: whether it is JSON shows when it is parsed. The native core has
-the same in `objects.c`.
+What is between the brackets is not examined. Parsing will show whether it is JSON. The native core does the
+same in `objects.c`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROOM: Final = 1 << 11
 
 
 class Objects(NamedTuple):
-    """Objects of a text, by their first and last places, and where the search ended: behind the last one, and
-    behind blanks and commas. `is_open`: an object begins there whose end is not in the text.
+    """Objects of a text, by their first and last places, and where the search ended: after the last one, with
+    its blanks and commas. `is_open`: an object begins there whose end is not in the text.
     """
 
     starts: Int64s
@@ -68,7 +68,7 @@ def _after_blanks(text: bytes, at: int) -> int:
 
 
 def object_end(text: bytes, at: int, stop: int = -1) -> int:
-    """Where the object or the array that begins at `at` ends, -1 where that is not in the text, or before
+    """The end of the object or array that begins at `at`, -1 where it is not in the text, or not before
     `stop`.
     """
     depth = 0

@@ -1,4 +1,4 @@
-"""Walks through JSON of any size: members and elements one by one, and only what is asked for as values."""
+"""Walks through JSON of any size: members and elements one by one, and only requested values as a whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 _CHUNK_BYTES: Final = 1 << 16
-# A value that is longer is passed over: a record has some hundred letters.
+# A longer value is an error: a record has some hundred characters.
 VALUE_MAX: Final = 1 << 20
 _BLANK: Final = re.compile(r"[ \t\r\n]*")
 _TOKEN: Final = re.compile(r'["\[\]{}]')
@@ -19,11 +19,11 @@ _SCALAR_END: Final = re.compile(r"[,\]}\s]")
 
 
 class WalkError(Exception):
-    """JSON that is broken, or ends too early; the text says where."""
+    """JSON is broken or ends too early. The text states where."""
 
 
 class JsonWalk:
-    """Stands before a value of a stream. Each call goes through it. Raises WalkError."""
+    """A position before a value in a stream. Each call moves past the value. Raises WalkError."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -33,7 +33,7 @@ class JsonWalk:
         self._is_ended = False
 
     def _more(self) -> bool:
-        """Read on; False at the end."""
+        """Read more. Return False at the end."""
         if self._is_ended:
             return False
         self._before += self._at
@@ -44,10 +44,10 @@ class JsonWalk:
         return True
 
     def _wrong(self, what: str) -> WalkError:
-        return WalkError(f"{what} at letter {self._before + self._at}")
+        return WalkError(f"{what} at character {self._before + self._at}")
 
     def _next(self) -> str:
-        """The next letter that is no blank, "" at the end."""
+        """The next character that is not blank, "" at the end."""
         while True:
             found = _BLANK.match(self._text, self._at)
             assert found is not None
@@ -64,11 +64,11 @@ class JsonWalk:
         self._at += 1
 
     def sees(self, letter: str) -> bool:
-        """Whether the value begins so."""
+        """Whether the value begins with this character."""
         return self._next() == letter
 
     def members(self) -> Iterator[str]:
-        """The keys of an object; go through the value of each before the next."""
+        """The keys of an object. The value of each must be read or skipped before the next."""
         self._expect("{")
         if self.sees("}"):
             self._at += 1
@@ -85,7 +85,7 @@ class JsonWalk:
             self._expect(",")
 
     def elements(self) -> Iterator[None]:
-        """The elements of an array; go through each before the next."""
+        """The elements of an array. Each must be read or skipped before the next."""
         self._expect("[")
         if self.sees("]"):
             self._at += 1
@@ -109,7 +109,7 @@ class JsonWalk:
                 if len(self._text) - self._at <= VALUE_MAX and self._more():
                     continue
                 raise self._wrong("is not JSON, or longer than a value may be,") from e
-            # A number may go on.
+            # A number may continue.
             is_ended = end < len(self._text) and self._text[end] in _ENDS
             if not is_ended and type(value) in (int, float) and self._more():
                 continue
@@ -117,7 +117,7 @@ class JsonWalk:
             return value
 
     def skip(self) -> None:
-        """Pass over the value, however long."""
+        """Skip the value, which may have any length."""
         first = self._next()
         if first not in ('"', "[", "{"):
             self._skip_scalar()
@@ -140,7 +140,7 @@ class JsonWalk:
 
     def _skip_text(self) -> None:
         while (found := _TEXT_END.match(self._text, self._at)) is None:
-            # Let nothing pile up; an escape at the very end stays whole.
+            # Drop the text so far, but keep an escape at its end whole.
             rest = self._text[self._at :]
             keep = (len(rest) - len(rest.rstrip("\\"))) % 2
             self._at = len(self._text) - keep

@@ -1,4 +1,4 @@
-"""What readers remember of what comes again and again, in bounded memory."""
+"""Caches of readers, in limited memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class Known(dict[K, V]):
-    """What was made of a key, until there is more than can be kept: then it begins anew."""
+    """Remembers what was made of a key. It is emptied when it is full."""
 
     def __init__(self) -> None:
         super().__init__()

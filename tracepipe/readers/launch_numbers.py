@@ -1,18 +1,20 @@
-"""Which calls asked for work of a GPU, by the numbers that profilers give both, process by process."""
+"""Matches calls with the work that they launched, by the numbers that profilers give both, process by
+process.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final, TypeGuard
 
 _CORRELATION_BITS: Final = 32
-# Pages of bits for calls that launched something: 64 Ki calls each, of which a capture makes 10⁴ a second.
+# A page has a bit for each of 64 Ki calls: whether it launched something. A capture has 10⁴ calls a second.
 _PAGE_BITS, _PAGES_MAX = 16, 1 << 10
 _PROCESSES_MAX: Final = 1 << 14
 
 
 class Launches:
-    """Gives launches their numbers: that of the call, with the process's above it, from 0 as they are
-    met. `note` all work first. Without `by_process` a call's number alone must do.
+    """Gives launches their numbers: that of the call, with the process above it, counted from 0. `note` must
+    be called for all work first. Without `by_process`, only the call's number is used.
     """
 
     def __init__(self, *, by_process: bool = True) -> None:
@@ -22,7 +24,7 @@ class Launches:
         self._is_full = False
 
     def note(self, process: int, correlation: Any) -> None:
-        """Work was asked for by a call with that number."""
+        """Note that a call with that number launched work."""
         if not _is_correlation(correlation):
             return
         page, bit = correlation >> _PAGE_BITS, correlation & ((1 << _PAGE_BITS) - 1)
@@ -36,7 +38,7 @@ class Launches:
         bits[bit >> 3] |= 1 << (bit & 7)
 
     def of(self, process: int, correlation: Any, *, is_call: bool) -> int | None:
-        """The launch of a call that asked for work, or of work; None where there is none."""
+        """The launch of a call that launched work, or of work; None where there is none."""
         if not _is_correlation(correlation):
             return None
         process = process if self._by_process else 0

@@ -6,10 +6,9 @@
     {"event_id":7,"ts":1.2,"tid":7,"phase":"E","type":"userspace","name":"cuInit","duration_us":12.3}
 
 `ts` is milliseconds since the start of tracing, printed with six decimals; they become nanoseconds on the
-clock "trace". Keys differ by line: those that an `Event` has no field for become its args. Text between
-the JSON lines is the script's own (a banner, heartbeats, a summary) and is passed over.
-
-`bpftrace -f json` wraps all of this in records of its own: `bpftrace_records.py`.
+clock "trace". Keys differ by line: those for which `Event` has no field become its args. Text between the
+JSON lines is from the script (a banner, heartbeats, a summary) and is skipped. `bpftrace -f json` wraps all
+of this in its own records: `bpftrace_records.py`.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ CLOCK = "trace"
 # About 2000 lines: parsed, they take some MB.
 CHUNK_BYTES = 1 << 18
 
-# Lines of several processors come out of order, but within the time of one look at the buffers.
+# Lines of several processors come out of order, within the interval at which the buffers are read.
 _DISORDER_NS = 1_000_000_000
-# A type is a word. What is far longer is no layer's name.
+# A type is a word. Much longer text is not the name of a layer.
 _TYPE_CHARACTERS_MAX = 256
 _BLOCK_TITLE = re.compile(rb"===+ .* ===+$")
 
 REPEATED = "of_event"
-"""A launch's own line with this is of a call whose begin has been read: `tracepipe convert` writes both."""
+"""A line of a launch with this key repeats a call whose begin was read: `tracepipe convert` writes both."""
 
 _NO_START = (
-    "does not say whether ts is the start or the end of a transfer; it is read as the end, because the "
+    "does not state whether ts is the start or the end of a transfer; it is read as the end, because the "
     "script knows the duration only then"
 )
-_OWN_LAYER = "is not known: each such type is a layer of its own, by its name"
+_OWN_LAYER = "is not known: each such type becomes a layer of that name"
 _NO_UNIT = "has no unit: it is read as KB, as the guide's script prints the field total_mem_kb"
 
 
 class _Text:
-    """What has been seen of one input, which decides how its next lines are understood."""
+    """The state of reading one input, which decides how its next lines are understood."""
 
     def __init__(self, *, between: bool) -> None:
         self._seen_json = False
@@ -71,7 +70,7 @@ class _Text:
         self._undated = Undated[Record]() if between else None
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Put what line `number` says into `batch`. `cut` lines have no newline, as the input ended."""
+        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
         text = text.strip()
         if not text:
             return
@@ -100,9 +99,10 @@ class _Text:
         if loss := loss_of(text):
             batch.records.append(loss)
             return
-        # The rest of a broken JSON line is no program's text: it has a key or an end, or bytes that are none.
+        # The rest of a broken JSON line is not text of a program: it has a key, an end, or bytes that are not
+        # text.
         if b'":' in text or b'"}' in text or b"\0" in text or not _is_utf8(text):
-            batch.problems.append(Problem(number, "", f"is neither JSON nor the script's: {shown(text)}"))
+            batch.problems.append(Problem(number, "", f"is neither JSON nor a script's text: {shown(text)}"))
             return
         self._in_block = self._in_block or _BLOCK_TITLE.match(text) is not None
         is_own = text.startswith(b"#") or OWN_TEXT.match(text) or self._in_block or not self._seen_json
@@ -132,7 +132,7 @@ class _Text:
         return None
 
     def _add_all(self, lines: Iterable[tuple[int, Record, int | None]], batch: Batch) -> None:
-        """Put lines without a time where they were placed."""
+        """Add lines without a time at the times where they were placed."""
         for number, line, ts_ns in lines:
             fault = NO_NEIGHBOUR if ts_ns is None else self._add(number, line, ts_ns, batch)
             if fault:
@@ -171,13 +171,13 @@ class _Text:
             batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:
-        """Read what waits for its newline, and say what there is to say of the whole input."""
+        """Read a last line without a newline, and add the problems of the whole input."""
         for number, text in self._unwrapped.rest():
             self.read(number, text, True, batch)
         if self._undated is not None:
             self._add_all(self._undated.rest(), batch)
         if not self._seen_json:
-            batch.problems.append(Problem(0, "", "holds no JSON line", skipped=False))
+            batch.problems.append(Problem(0, "", "has no JSON line", skipped=False))
 
 
 def _is_utf8(text: bytes) -> bool:

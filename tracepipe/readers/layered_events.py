@@ -1,4 +1,4 @@
-"""The event that one JSON line of a layered tracer says: its layer, name, time, length and arguments."""
+"""Makes the event of one JSON line of a layered tracer: its layer, name, time, length and arguments."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NAMED_BY_TYPE: Final = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
 _OF_THREADS = frozenset({"gpu_thread", THREAD_EXIT})
 _NAMED_BY = {"transfer": ("name", "op", "direction"), **dict.fromkeys(_OF_THREADS, ("name", "kernel"))}
 
-# What a line of gpu_mem may call the sum → its unit, bytes. A bare `total` is the guide's, whose script gives
-# the field `total_mem_kb` that name.
+# Names of the sum in a line of gpu_mem → its unit, bytes. A bare `total` is the guide's name for the field
+# `total_mem_kb`.
 BARE_TOTAL: Final = "total"
 _TOTALS = {
     "total_bytes": 1,
@@ -50,7 +50,7 @@ _TOTALS = {
 }
 
 START: Final = "start_ts"
-"""When what the line tells of began, as `tracepipe convert` writes it: the line is at its end, and alone."""
+"""The start of an event, as `tracepipe convert` writes it in a single line at the event's end."""
 _FIELDS = frozenset({"type", "ts", "phase", "name", "pid", "tid", "cpu", "comm", START})
 _OF_PLACES = frozenset({"kernel", "gpu", "device", "block", "thread"})
 _NS = {"duration_us": 1_000, "duration_ms": 1_000_000}
@@ -63,8 +63,9 @@ _TS_TEXT = re.compile(rb'"ts"\s*:\s*(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)')
 def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
     """Nanoseconds of `ms` milliseconds, exact to the six decimals that the scripts print.
 
-    Up to 26 days `round(ms * 1e6)` is exact. Beyond, a double may not hold every nanosecond, and the decimal
-    digits are taken from `text`, the line that `ms` was parsed from. Further decimals are rounded.
+    Up to 26 days, `round(ms * 1e6)` is exact. Beyond that, a double cannot represent every nanosecond, and
+    the decimal digits are taken from `text`, the line from which `ms` was parsed. Further decimals are
+    rounded.
     """
     if isinstance(ms, int):
         return ms * 1_000_000
@@ -76,16 +77,16 @@ def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
 
 
 def _number_fault(value: Any, limit: int) -> str:
-    """What is wrong with a time or duration of at most `limit`, or nothing."""
+    """The message for a wrong time or duration, which may be at most `limit`; "" for a valid one."""
     if type(value) not in (int, float):
         return f"must be a number, not {shown(value)}"
     if value < 0:
-        return f"must not be negative, and is {shown(value)}"
+        return f"must not be negative, but is {shown(value)}"
     return "" if value <= limit else f"must be at most {limit}, not {shown(value)}"
 
 
 def _who_fault(line: Record) -> Fault | None:
-    """The first of the identity fields that has a wrong type."""
+    """The fault of the first identity field with a wrong type, or None."""
     for name in ("pid", "tid", "cpu"):
         if name in line and (type(line[name]) is not int or not 0 <= line[name] <= ID_LIMIT):
             return name, f"must be an integer from 0 to {ID_LIMIT}, not {shown(line[name])}"
@@ -107,18 +108,17 @@ def _name_of(line: Record) -> str | Fault:
 
 
 def _layer_of(kind: str, line: Record) -> str:
-    # "kernel" is the operating system's, but for the launch that the BCC tool writes from its uprobe on
-    # cuLaunchKernel: that one is a CUDA kernel seen from the API, and says nothing of when it ran.
+    # "kernel" is the operating system's, except in the line that the BCC tool writes from its uprobe on
+    # cuLaunchKernel: that is the call that launches a CUDA kernel, and not the time at which the kernel ran.
     if kind == "kernel" and (line.get("op") == "launch" or line.get("name") == "cuLaunchKernel"):
         return "userspace"
     return LAYER_OF_TYPE.get(kind, "hook")
 
 
 def _effect_of(name: str, args: Record, phase: str) -> str:
-    """What the call that a line of memory names has done, `alloc` of cuMemAlloc; "" where it names none.
-
-    Where that is not known by the name, `op` may say it. A call that failed did nothing. A begin and its end
-    must keep one name.
+    """The effect of the call that a line of memory names, such as `alloc` for cuMemAlloc; "" where it names
+    no call. If the name does not show it, `op` may have it. A call that failed has no effect. A begin and its
+    end must have the same name.
     """
     effect = effect_of(name)[0] or args.get("op")
     failed = phase == "I" and args.get("result", args.get("retval", 0)) != 0
@@ -126,7 +126,7 @@ def _effect_of(name: str, args: Record, phase: str) -> str:
 
 
 def time_of(line: Record, text: bytes) -> int | Fault:
-    """The time that a line says, ns, or what is wrong with it."""
+    """The time of a line, ns, or its fault."""
     if "ts" not in line:
         return NO_TIME
     if wrong := _number_fault(line["ts"], TIME_LIMIT_NS // 1_000_000):
@@ -135,8 +135,8 @@ def time_of(line: Record, text: bytes) -> int | Fault:
 
 
 def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], number: int) -> Record | Fault:
-    """The event at `ts_ns` that line `number` says, or what is wrong with the line. A type that is not
-    known is a layer of its own.
+    """The event at `ts_ns` on line `number`, or the fault of the line. An unknown type becomes a layer of its
+    own.
     """
     phase = line.get("phase", "I")
     if type(phase) is not str or phase not in ("B", "E", "I"):
@@ -155,7 +155,7 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
         record["layer"] = args.pop("layer")
     elif kind not in LAYER_OF_TYPE:
         record["layer"] = kind
-    # Six decimals come back from the nanoseconds; a finer time is kept as it was written.
+    # Six decimals can be restored from the nanoseconds. A finer time is kept as it was written.
     if "ts" not in line:
         args["placed"] = PLACED
     elif ts_ns / 1e6 != line["ts"]:
@@ -184,7 +184,7 @@ def event_of(kind: str, line: Record, ts_ns: int, problems: list[Problem], numbe
 
 
 def _take_direction(record: Record, args: Record) -> None:
-    """Name a copy by its direction, also one that is named by its call, which is kept then."""
+    """Name a copy by its direction. If it was named by its call, that is kept as an argument."""
     given = args.get("direction")
     if type(given) is str:
         given = args["direction"] = direction_named(given)
@@ -199,7 +199,7 @@ def _take_direction(record: Record, args: Record) -> None:
 
 
 def _take_total(record: Record, args: Record) -> None:
-    """Put what the driver says of a GPU's memory in use into the record: `total_bytes`, and which GPU."""
+    """Put the memory in use on a GPU that the driver reports into the record: `total_bytes`, and the GPU."""
     for key, unit_bytes in _TOTALS.items():
         if type(total := args.get(key)) is int and 0 <= total < COUNT_LIMIT:
             args["total_bytes"] = total * unit_bytes
@@ -221,7 +221,7 @@ def _command_of(args: Record, is_ioctl: bool) -> Record:
 def _take_duration(
     record: Record, line: Record, args: Record, problems: list[Problem], number: int
 ) -> Fault | None:
-    """Take a length out of the arguments, where the line is one that has it; or what is wrong with it."""
+    """Take the length of a record from its arguments, if it has one. Return the fault of a wrong one."""
     if record["phase"] != "E" and "phase" in line:
         return None
     for key, ns in _NS.items():
@@ -230,7 +230,7 @@ def _take_duration(
         if wrong := _number_fault(args[key], TIME_LIMIT_NS // ns):
             return key, wrong
         if not _add_duration(record, round(args[key] * ns)):
-            message = "reaches back before the start of tracing; the span is drawn from 0"
+            message = "begins before the start of tracing; the slice is drawn from 0"
             problems.append(Problem(number, key, message, skipped=False))
         else:
             del args[key]
@@ -239,9 +239,9 @@ def _take_duration(
 
 
 def _add_duration(record: Record, dur_ns: int) -> bool:
-    """Give a record its length, and say whether there was room for it.
+    """Set the length of a record. Return whether it begins after the start of tracing.
 
-    An E keeps its time. A line without phase is written when the span has ended: it becomes an X.
+    An E keeps its time. A line without a phase is written at the end of what it describes, and becomes an X.
     """
     if record["phase"] == "E":
         record["dur_ns"] = dur_ns

@@ -1,9 +1,9 @@
-"""Lines of `tracepipe/1` into columns, in Python: the reference of the native core's `lines.c`.
+"""Makes columns of lines of `tracepipe/1` in Python: the reference of the native core's `lines.c`.
 
     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
              time └────────────── the same on many lines, but for duration and launch ───────────┘
 
-What follows the time on a line is parsed once, and found by its text when it comes again.
+What follows the time on a line is parsed once. When the same text comes again, it is looked up.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tracepipe.event.warps import Warps
 from tracepipe.readers.lines import OTHERS, is_too_deep
 
 FOREIGN: Final = NONE
-"""The shape of a line that is read by itself, and of one that has no event."""
+"""The shape of a line that is read separately, or that has no event."""
 Rest = tuple[int, int, int, int, Index | None, int]
 """A row without its time."""
 ReadOne = Callable[[int, bytes], Row]
-"""Reads one line by itself: its place in the text, from 0 on, and the line."""
+"""Reads one line separately, given its number in the text, from 0 on, and the line."""
 # Our own captures put the time first.
 _TIME_FIRST = b'{"ts_ns":'
 _ZERO, _NEWLINE = ord("0"), ord("\n")
-# With so many, no number is beyond the limit of times.
+# A number with this many digits is within the limit of times.
 _DIGITS_MAX = len(str(TIME_LIMIT_NS)) - 1
 _LINES_MAX = 1 << 12
 _LINE_BYTES_MAX = 512
@@ -43,9 +43,9 @@ class Lines(Protocol):
     def read(
         self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
     ) -> tuple[EventColumns, Int64s | None, int]:
-        """The rows of the lines of `text`, those that are not of its grammar by `read_one`, in order, with
-        ids of stacks; which lines they are, counted from 0, None for all; and how many lines there are. What
-        is no event goes to `others`, as it does by `read_one`.
+        """Read the lines of `text`. Lines that are not of its grammar are read by `read_one`. Return the rows
+        in order, with ids of stacks; the numbers of their lines, from 0, None for all lines; and how many
+        lines there are. Records that are not events are added to `others`, also by `read_one`.
         """
 
 
@@ -57,7 +57,7 @@ class LineColumns:
         self._rounds = 0
         self._rests: list[Rest] = []
         self._known: dict[bytes, int] = {}
-        """What follows the time on a line → its place in `_rests`."""
+        """The text that follows the time on a line → its place in `_rests`."""
 
     def read(
         self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
@@ -78,7 +78,7 @@ class LineColumns:
             if times[line] == NONE:
                 head, _, rests[line] = whole.partition(b",")
                 times[line] = _time_of(head)
-            # A line without a time must not give its shape a number.
+            # The shape of a line without a time must not get a number.
             place = None if times[line] == NONE else self._place(rests[line])
             if place is None:
                 times[line], *rest = read_one(line, whole)
@@ -97,7 +97,7 @@ class LineColumns:
         return len(self._rests) - 1
 
     def _place(self, rest: bytes) -> int | None:
-        """The place of what follows the time on a line, None where that is not of this grammar."""
+        """The place of the text that follows the time on a line, None where it is not of this grammar."""
         if (known := self._known.get(rest)) is not None:
             return known
         text = b"{" + rest
@@ -105,7 +105,7 @@ class LineColumns:
             record = orjson.loads(text)
         except orjson.JSONDecodeError:
             return None
-        # A second ts_ns in the line would be the one that counts.
+        # A second ts_ns in the line would replace the first.
         if is_too_deep(text, record) or "ts_ns" in record or "phase" not in record:
             return None
         record["ts_ns"] = 0
@@ -121,10 +121,10 @@ class LineColumns:
 
 
 def _times_of(text: bytes) -> tuple[Int64s, Int64s, Int64s, int]:
-    """Where lines start and end, their times, and what precedes the rest of a line in bytes.
+    """The starts and ends of lines, their times, and the size of what precedes the rest of a line, bytes.
 
-    Times have the same number of digits for a long while, so that all are read at once. NONE is the time of a
-    line where that is not so.
+    Times have the same number of digits for a long time, so all are read in one pass. A line where that is
+    not so gets the time NONE.
     """
     ends = np.append(np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE), len(text))
     starts = np.append(0, ends[:-1] + 1)
@@ -138,7 +138,7 @@ def _times_of(text: bytes) -> tuple[Int64s, Int64s, Int64s, int]:
     are_times = (heads[:, : len(_TIME_FIRST)] == np.frombuffer(_TIME_FIRST, np.uint8)).all(axis=1)
     are_times &= (digits <= 9).all(axis=1) & (heads[:, -1] == ord(","))
     if digits.shape[1] > 1:
-        are_times &= digits[:, 0] > 0  # 01 is no number in JSON
+        are_times &= digits[:, 0] > 0  # 01 is not a number in JSON
     times = digits @ 10 ** np.arange(digits.shape[1] - 1, -1, -1, dtype=np.int64)
     return starts, ends, np.where(are_times, times, NONE), cut
 
@@ -146,7 +146,7 @@ def _times_of(text: bytes) -> tuple[Int64s, Int64s, Int64s, int]:
 def _time_of(head: bytes) -> int:
     """The time of a line that starts with this, up to its first comma."""
     digits = head.removeprefix(_TIME_FIRST)
-    # A number of Python's is none of JSON's: `1_0`, `+1`, `01`.
+    # Some numbers of Python are invalid in JSON: `1_0`, `+1`, `01`.
     if digits == head or not digits.isdigit() or (digits[0] == _ZERO and digits != b"0"):
         return NONE
     return ts_ns if len(digits) <= 19 and (ts_ns := int(digits)) <= TIME_LIMIT_NS else NONE

@@ -1,4 +1,4 @@
-"""Numbered lines of a byte stream, some thousands at a time, however long a hostile line is."""
+"""Reads numbered lines of a byte stream, some thousands at a time. Hostile lines may have any length."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any, BinaryIO
 from tracepipe.event.model import STALLS
 
 CHUNK_BYTES = 1 << 20
-# An event is some hundred bytes. What is far longer is no event's line, and would cost memory to parse.
+# An event has some hundred bytes. A much longer line is not an event, and parsing it would take memory.
 LINE_LIMIT_BYTES = 1 << 20
-# A launch of a million warps may stand on one line, which says what it is in front.
+# A launch of a million warps may be one line, which has its type near its start.
 WARPS_LIMIT_BYTES = 64 << 20
 _WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
-# Types of records that are no events of a thread, a stream or a warp's lane, or stand for one of another.
+# Types of records that are not events of a thread, a stream or a lane, or that become an event of another
+# type.
 OTHERS = frozenset(
     {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit", *STALLS}
 )
-# Editors of other systems put it before the first line.
+# Editors on other systems put it before the first line.
 BOM = b"\xef\xbb\xbf"
-# orjson reads 1024 levels and writes 254, its record's own included: what is read must be written again.
+# orjson reads 1024 levels and writes 254, with the record's own level. What is read must be writable.
 DEPTH_LIMIT = 200
 TOO_DEEP = f"nests deeper than {DEPTH_LIMIT} levels"
-# So many levels need an opening and a closing bracket each: shorter lines need no look.
+# Each level needs an opening and a closing bracket: shorter lines need not be checked.
 SHALLOW_BYTES = 2 * DEPTH_LIMIT
 
 
 class Rejoined:
-    """A stream that was read ahead, with those bytes put back in front."""
+    """A stream of which `head` was read already, with these bytes before the rest."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
         self._head, self._stream = head, stream
@@ -41,7 +42,7 @@ class Rejoined:
 
 
 def not_json(error: json.JSONDecodeError) -> str:
-    """What is wrong with a line that orjson refused. Raises MemoryError where the machine was short of it."""
+    """The message for a line that orjson rejected. Raises MemoryError where that was the reason."""
     if error.msg.startswith("Not enough memory"):
         raise MemoryError
     return f"is not JSON: {error.msg} at column {error.colno}"
@@ -67,11 +68,11 @@ def is_too_deep(text: bytes, value: Any) -> bool:
 def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
     """Yield (whole lines, bytes read so far, cut); the last newline is left out.
 
-    `cut` says that the last line ended with the input and without a newline. A line over the limit is given
-    as its first bytes, so that it fails to parse and is counted as one line.
+    `cut` is whether the last line ended with the input, without a newline. A line over the limit is given as
+    its first bytes, so that it fails to parse and counts as one line.
     """
     offset_bytes = 0
-    pieces: list[bytes] = []  # of the line that is not at its end yet; joined once, however many
+    pieces: list[bytes] = []  # of the line that has not ended yet, which are joined once
     held_bytes, skipping = 0, False
     while chunk := stream.read(chunk_bytes):
         offset_bytes += len(chunk)

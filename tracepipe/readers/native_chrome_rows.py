@@ -1,4 +1,4 @@
-"""Events of Chrome's trace JSON into rows by the native core, `chrome_rows.c`: the usual forms of them."""
+"""Makes rows of events of Chrome's trace JSON by the native core (`chrome_rows.c`), for their usual forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tracepipe.readers.json_elements import Elements, Fault
 from tracepipe.readers.native_sorted_rows import NativeSortedRows
 from tracepipe.readers.sorted_rows import SortedRow
 
-# Why the core came back, and what becomes of the events of a key, as chrome_rows.c has them.
+# Why the core returned, and what is done with the events of a key, as in chrome_rows.c.
 _NEW, _FULL = 2, 3
 _PASSED_OVER, _LEFT_TO_PYTHON, _ROW, _ALLOCATION = range(4)
 _KINDS_MAX: Final = 1 << 12
@@ -28,13 +28,13 @@ _NO_TEXTS: Final = (b"", b"", b"")
 
 
 def chrome_events(kinds: Kinds, ids: Ids) -> ChromeEvents:
-    """What takes events, by the core where there is one."""
+    """Return a reader of events, with the native core where it is loaded."""
     core = library()
     return ChromeEvents(kinds, ids) if core is None else NativeChromeEvents(core, kinds, ids)
 
 
 class NativeChromeEvents(ChromeEvents):
-    """As `ChromeEvents`, which still takes each event whose kind is new, and what is of no usual form."""
+    """As `ChromeEvents`, which still takes events of new kinds and of unusual forms."""
 
     def __init__(self, core: ctypes.CDLL, kinds: Kinds, ids: Ids) -> None:
         super().__init__(kinds, ids)
@@ -47,7 +47,7 @@ class NativeChromeEvents(ChromeEvents):
         weakref.finalize(self, core.tp_events_free, self._known)
         self._kinds_count = 0
         self._rules: dict[tuple[tuple[str, str | None], ...], tuple[int, int]] = {}
-        """The places of rules, and the one behind them."""
+        """The first place of some rules, and the place after them."""
         self._rules_count = 0
         self._times = np.array([TIME_LIMIT_NS, TIME_LIMIT_NS, 0], np.int64)
         self._last: tuple[SortedRow, Kind] | None = None
@@ -92,7 +92,7 @@ class NativeChromeEvents(ChromeEvents):
         super()._add(row, kind)
 
     def _learn(self, *, is_usual: bool) -> None:
-        """Say what becomes of events like the last one."""
+        """Tell the core what to do with events like the last one."""
         what, has_launch, rules, texts = _LEFT_TO_PYTHON, False, (0, 0), _NO_TEXTS
         if is_usual and self._last is None:
             what = _PASSED_OVER
@@ -126,13 +126,13 @@ class NativeChromeEvents(ChromeEvents):
         return places
 
     def _forget_some(self) -> None:
-        """Forget kinds where they are many."""
+        """Forget all kinds when there are many."""
         if self._kinds_count > _KINDS_MAX or self._core.tp_events_bytes(self._known) > _KIND_BYTES_MAX:
             self._core.tp_events_forget(self._known)
             self._kinds_count = 0
 
     def _note_times(self) -> None:
-        """Take the times of the rows that are the core's to those of the others."""
+        """Combine the times of the core's rows with those of the others."""
         first_ns, least_ns, last_ns = self._times.tolist()
         self.first_ns, self.least_ns = min(self.first_ns, first_ns), min(self.least_ns, least_ns)
         self.last_ns = max(self.last_ns, last_ns)
