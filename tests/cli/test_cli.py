@@ -338,7 +338,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
             "the file is a program or a library (ELF)",
             "tracepipe capture",
         ),
-        (["convert", "config"], "the file is JSON, and no trace", "name it with --from"),
+        (["convert", "config"], "the file is JSON, but not a known", "name it with --from"),
         (["convert", "blank"], "the content is not of a known input format", "name it with --from"),
         (["convert", "run.jsonl", "-f", "chrome", "-o", "y.pftrace"], "y.pftrace has the ending", "y.json"),
         (["convert", "run.jsonl", "-o", "y.json.gz"], "chrome is not written compressed", "leave out .gz"),

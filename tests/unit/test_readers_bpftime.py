@@ -209,7 +209,7 @@ BROKEN = [
     (b"[kernel_trace] ts=8 block=(0,0) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
     (b"[kernel_trace] ts=8 block=(0,0,\x000) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
     (b"[kernel_trace] ts=8 block=(0,0,\xff) thread=(0,0,0)", "", "is not a whole line of a bpftime tool"),
-    (b"[kernel_trace] ts=%b block=(0,0,0) thread=(0,0,0)" % (b"9" * 5000), "", "is no whole line"),
+    (b"[kernel_trace] ts=%b block=(0,0,0) thread=(0,0,0)" % (b"9" * 5000), "", "is not a whole line"),
     (
         b"[kernel_trace] ts=18446744073709551615 block=(0,0,0) thread=(0,0,0)",
         "ts",

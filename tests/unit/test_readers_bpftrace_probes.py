@@ -89,7 +89,7 @@ def test_every_form_of_a_dated_line_is_read() -> None:
     assert [record["count"] for record in records if record["type"] == "loss"] == [2]
     assert [(p.line, p.field, p.skipped) for p in problems] == [(12, "ts", True), (7, "", False)]
     assert problems[1].message == (
-        "2 lines are what the script or the traced program printed, and no events: b'Hit' (2 times)"
+        "2 lines are text that the script or the traced program printed, not events: b'Hit' (2 times)"
     )
 
 

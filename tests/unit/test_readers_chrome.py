@@ -152,7 +152,7 @@ def test_a_kernel_at_zero_does_not_stretch_the_trace() -> None:
     records, problems = read({"schemaVersion": 1, "traceEvents": [EVENT | {"ts": 1695835542514261}, at_zero]})
     assert [record["ts_ns"] for record in records] == [1695835542514261000] * 2
     assert records[0]["args"] == {"time_not_known": True}
-    assert [problem.message[:28] for problem in problems] == ["1 events stand at time 0, fa"]
+    assert [problem.message[:28] for problem in problems] == ["1 events are at time 0, far "]
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_duration_that_cannot_be_is_kept_marked_and_reported(dur: Any, args: d
         (b'{"ph":"X","name":"bad","dur":1}', "ts: is missing (at byte 41)"),
         (b'{"name":"bad","ts":1}', "ph: is missing, or is not a string (at byte 41)"),
         (b'{"ph":"Q","name":"bad","ts":1}', "ph: 'Q' is not a phase that is read (at byte 41)"),
-        (b"17", "is no event (at byte 41)"),
+        (b"17", "is not an event (at byte 41)"),
     ],
 )
 def test_what_is_broken_costs_itself_only(broken: bytes, message: str) -> None:

@@ -509,7 +509,7 @@ def test_what_a_program_prints_between_the_events_is_counted() -> None:
         Problem(
             2,
             "",
-            "3 lines are what the script or the traced program printed, and no events: "
+            "3 lines are text that the script or the traced program printed, not events: "
             "b'Scheduled!' (2 times), b'Done!'",
             skipped=False,
         ),
@@ -535,7 +535,7 @@ BROKEN = [
     (b'"name":"cuInit","phase":"B"}', "", "is neither JSON nor a script's text: b'\"name"),
     (b'vice"}', "", "is neither JSON nor a script's text: b'vice\"}'"),
     (b'{"ts":1.0,"type":"userspace","name":"a\x00b"}', "", "is not JSON: unexpected control character"),
-    (b"\x00\x00\x00\x00", "", "is neither JSON nor the script's"),
+    (b"\x00\x00\x00\x00", "", "is neither JSON nor a script's text"),
     (b'{"ts":1.0,"type":"userspace","name":"\xff\xfe"}', "", "is not JSON: "),
     (b'{"ts":NaN,"type":"userspace","name":"f"}', "", "is not JSON: "),
     (b'{"ts":1e999,"type":"userspace","name":"f"}', "", "is not JSON: number is infinity"),

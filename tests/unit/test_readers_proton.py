@@ -154,8 +154,8 @@ def test_without_a_frequency_times_are_the_globaltimers() -> None:
         ({"pid": "k Core99999 CTA1"}, "pid: is not a kernel with its SM and block"),
         ({"tid": 7}, "tid: is not a warp"),
         ({"ts": "soon"}, "ts: is not a time that a trace can have"),
-        ({"dur": -1}, "dur: is no time that a trace can hold"),
-        ({"name": None}, "name: is missing, or is no text"),
+        ({"dur": -1}, "dur: is not a time that a trace can have"),
+        ({"name": None}, "name: is missing, or is not a string"),
     ],
 )
 def test_what_is_broken_costs_itself_only(broken: dict[str, Any], message: str) -> None:
@@ -201,6 +201,6 @@ def test_the_form_is_known_by_its_warps() -> None:
 def test_a_tree_without_times_is_refused_with_what_to_do() -> None:
     leaf = {"children": [], "frame": {"name": "k", "type": "function"}, "metrics": {"time (ns)": 5}}
     tree = [{"children": [leaf], "frame": {"name": "ROOT", "type": "function"}, "metrics": {}}, {"CUDA": {}}]
-    with pytest.raises(FormatError, match="has sums alone") as caught:
+    with pytest.raises(FormatError, match="has only sums") as caught:
         recognise(json.dumps(tree, indent=2).encode())
     assert "data=" in caught.value.hint

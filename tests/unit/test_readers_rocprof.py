@@ -123,7 +123,7 @@ def test_every_kernel_of_a_real_file_is_there_at_its_nanosecond() -> None:
 def test_a_file_that_was_cut_off_keeps_what_it_has(kept: int) -> None:
     data = json.dumps(whole()).encode()
     records, problems = read(data[:kept])
-    assert any("what stands behind is not read" in problem.message for problem in problems)
+    assert any("what follows is not read" in problem.message for problem in problems)
     assert len(records) < len(read(data)[0])
 
 
@@ -184,7 +184,7 @@ def test_what_is_passed_over_is_passed_over_whole(value: Any) -> None:
     "text", ["", "{", '{"a"', '{"a":', '{"a":1', '{"a":1,', "[1 2]", "[1,]", "{1:2}", "nul", '"x', "[" * 9999]
 )
 def test_broken_text_says_where(text: str) -> None:
-    with pytest.raises(WalkError, match="at letter"):
+    with pytest.raises(WalkError, match="at character"):
         walked(JsonWalk(io.BytesIO(text.encode()))) if len(text) < 99 else JsonWalk(
             io.BytesIO(text.encode())
         ).value()

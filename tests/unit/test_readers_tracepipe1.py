@@ -290,7 +290,7 @@ def test_a_bad_header_alone_says_so_too() -> None:
 def test_another_version_is_named() -> None:
     data = b'{"type":"header","schema":"tracepipe/9"}\n'
     assert recognise(data).name == "tracepipe"
-    with pytest.raises(FormatError, match="'tracepipe/9', and this program reads tracepipe/1"):
+    with pytest.raises(FormatError, match="'tracepipe/9', but this program reads tracepipe/1"):
         tracepipe1.read(io.BytesIO(data))
 
 

@@ -87,7 +87,7 @@ def test_stacks_beyond_what_is_kept_are_stated(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wprof, "_STACK_BYTES_MAX", 10)
     (record,), problems = read(HEADER, {"id": 4, "frames": ["main"]}, TIMER)
     assert record["args"] == {"stack_id": 4}
-    assert [problem.message[:12] for problem in problems] == ["1 events nam", "1 stacks are"]
+    assert [problem.message[:12] for problem in problems] == ["1 events ref", "1 stacks are"]
 
 
 def test_begins_and_ends_at_one_time_stay_in_their_order() -> None:
@@ -115,8 +115,8 @@ def test_long_names_of_threads_are_cut() -> None:
         (b"[1]", "", "is not a JSON object"),
         ({"ts": 1}, "t", "is missing, or not a string"),
         ({"t": "timer"}, "ts", "is missing"),
-        ({"ts": "1", "t": "timer"}, "ts", "is no time that a trace can hold"),
-        ({**CALL, "ts": -1}, "ts", "is no time that a trace can hold"),
+        ({"ts": "1", "t": "timer"}, "ts", "is not a time that a trace can have"),
+        ({**CALL, "ts": -1}, "ts", "is not a time that a trace can have"),
         ({"ts": 1, "t": "timer"}, "task", "is missing, or not a task"),
         ({"ts": 1, "t": "timer", "task": {"pid": -1}}, "task.pid", "is not a process id"),
         ({**CALL, "dur": -1}, "dur", "is not a duration"),

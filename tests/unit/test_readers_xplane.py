@@ -104,7 +104,7 @@ def test_a_start_that_no_trace_can_hold_is_none(start_ns: int) -> None:
     assert header["clock"] == "trace"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [105]
     assert [one.message for one in problems] == [
-        "Task Environment: profile_start_time is no time that a trace can hold"
+        "Task Environment: profile_start_time is not a time that a trace can have"
     ]
 
 
@@ -179,8 +179,8 @@ def test_what_has_no_name_is_called_by_its_number() -> None:
     ("broken", "message"),
     [
         (b"\x0b\x0b", "cannot be read"),
-        (event(1, -5_000_000, 5), "is at no time that a trace can hold"),
-        (event(1, 0, -5_000_000), "is at no time that a trace can hold"),
+        (event(1, -5_000_000, 5), "is at a time that a trace cannot have"),
+        (event(1, 0, -5_000_000), "is at a time that a trace cannot have"),
     ],
 )
 def test_a_broken_event_costs_itself_only(broken: bytes, message: str) -> None:
@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_off_keeps_what_is_whole() -> None:
     _, records, problems = read(data[:-40])
     assert [one["name"] for one in records if one["type"] == "gpu_kernel"] == ["k"]
     assert problems
-    assert all("what stands behind in it is not read" in one.message for one in problems)
+    assert all("what follows in it is not read" in one.message for one in problems)
 
 
 def test_names_beyond_what_is_kept_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

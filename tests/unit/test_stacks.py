@@ -115,7 +115,7 @@ def test_events_that_name_an_unknown_stack_are_kept_and_named(tmp_path: Path) ->
         event("I", 2_001, "known", stack=7),
         event("I", 2_002, "unknown", stack=8),
     )
-    said = "names stack {}, which no line before has"
+    said = "refers to stack {}, which no line before has"
     assert said_of(path) == [f"2: stack: {said.format(7)}", f"5: stack: {said.format(8)}"]
     with tracepipe.open(path) as events:
         assert [(one.name, one.stack) for one in events] == [
@@ -142,7 +142,7 @@ def test_order_is_that_of_lines_however_few_are_read_at_once(
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        (stack(7, frame("other")), "3: id: is that of another stack, which stays"),
+        (stack(7, frame("other")), "3: id: is that of an earlier stack, which is kept"),
         ({"type": "stack", "id": 8}, "3: frames: is missing"),
         (stack(8, {"file": TRAIN}), "3: frames[0]: .function is missing"),
         (stack(8, frame("f", line=-1)), "3: frames[0]: .line must be at least 0, not -1"),

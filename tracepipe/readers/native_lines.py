@@ -1,4 +1,4 @@
-"""Lines of `tracepipe/1` into columns by the native core, `lines.c`."""
+"""Makes columns of lines of `tracepipe/1` by the native core (`lines.c`)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from tracepipe.readers.lines import OTHERS
 from tracepipe.readers.native_warp_lines import NativeWarpLines
 
 _SHAPES, _ARGS = 0, 1
-# Lines that are read at a time, and what of each: as `EventColumns` has it.
+# How many lines are read at a time, and the types of the columns of `EventColumns`.
 _ROOM = 1 << 14
 _KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
 _WARPS = -3
 
 
 class NativeTables(Tables):
-    """Tables whose texts the core keeps. A line's shape is parsed when it is met first."""
+    """Tables whose texts the core keeps. A shape is parsed when a line has it for the first time."""
 
     def __init__(self, core: ctypes.CDLL) -> None:
         super().__init__()
@@ -107,20 +107,20 @@ class NativeTables(Tables):
                 raise MemoryError
 
     def meet_shapes(self, check: RecordCheck) -> bool:
-        """Parse the shapes that are new; whether any of them is none of an event."""
+        """Parse the new shapes. Return whether any of them is not of an event."""
         bad = False
         for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
             record = orjson.loads(self._text(_SHAPES, number))
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
             good = good and not check.fault(record) and record["type"] not in OTHERS
-            good = good and not long_texts(record)  # which are cut, and said
+            good = good and not long_texts(record)  # these are cut, with a problem
             self._meet(number, shape_of(record) if good else None)
             bad = bad or not good
         return bad
 
 
 def new_tables() -> Tables:
-    """Tables whose texts the core keeps, where there is one."""
+    """Return tables whose texts the native core keeps, where it is loaded."""
     core = library()
     return Tables() if core is None else NativeTables(core)
 
@@ -136,7 +136,7 @@ class NativeLines:
         self._view = Columns(*(column.ctypes.data for column in (*self._columns, self._index)))
         self._rounds = 0
         self._bad: set[int] = set()
-        """Numbers of shapes that are none of an event."""
+        """Numbers of shapes that are not of an event."""
 
     def read(
         self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
@@ -170,7 +170,7 @@ class NativeLines:
         return events.take(kept), kept, len(events)
 
     def _put_warps(self, text: bytes, events: EventColumns, others: list[Record | Warps]) -> None:
-        """Put in the rows of batches of warps."""
+        """Set the rows of batches of warps."""
         places = np.flatnonzero(events.shape == _WARPS)
         if not len(places):
             return
@@ -185,7 +185,7 @@ class NativeLines:
             others += [warps for _, warps in good]
 
     def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
-        """Put in the rows of lines that the core has none of."""
+        """Set the rows of lines that the core could not read."""
         shape = events.shape
         if self._rounds != self._tables.rounds:
             self._rounds = self._tables.rounds

@@ -1,4 +1,4 @@
-"""Rows in the order of their times by the native core, `sorted_rows.c`."""
+"""Sorts rows by time with the native core (`sorted_rows.c`)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from tracepipe.readers.sorted_rows import (
     SortedRows,
 )
 
-# Rows and bytes of a run in memory; runs that are merged at a time, and the bytes of all of them that are at
-# hand.
+# Rows and bytes of a run in memory; runs that are merged at a time, and the bytes of all of these in memory.
 RUN_ROWS: Final = 1 << 16
 RUN_BYTES: Final = (1 << 20) - (1 << 16)  # with one row more, whose size is seldom as much
 FAN_IN: Final = 1 << 9
@@ -37,13 +36,13 @@ _NO_MEMORY: Final = -1
 
 
 def sorted_rows() -> SortedRows:
-    """What puts rows in order, by the core where there is one."""
+    """Return a sorter of rows, with the native core where it is loaded."""
     core = library()
     return SortedRows() if core is None else NativeSortedRows(core)
 
 
 class NativeSortedRows(SortedRows):
-    """As `SortedRows`. `at` is where the core has them, for functions of it that add rows."""
+    """As `SortedRows`. `at` is the address of the core's rows, for its functions that add rows."""
 
     fan_in = FAN_IN
 
@@ -62,7 +61,7 @@ class NativeSortedRows(SortedRows):
             self.put_away()
 
     def put_away(self) -> None:
-        """Make a run of what is at hand: what adds rows may not do that. Raises OutputError."""
+        """Make a run of the rows in memory, after the core's functions that add rows. Raises OutputError."""
         self._put_away()
 
     def _count(self) -> int:
@@ -121,7 +120,7 @@ class NativeSortedRows(SortedRows):
 
     @staticmethod
     def _good(result: Any) -> int:
-        """A result that is no error. Raises MemoryError and OSError."""
+        """Return a result of the core. Raises MemoryError and OSError where it is an error."""
         if result == _NO_MEMORY:
             raise MemoryError
         if result < 0:

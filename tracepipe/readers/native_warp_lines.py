@@ -1,4 +1,4 @@
-"""Lines of batches of warps into columns by the native core, `warp_lines.c`: many at once."""
+"""Makes columns of lines with batches of warps by the native core (`warp_lines.c`), many lines at a time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _LIMITS: Final = {
 }
 _OF_RANGES: Final = {"range_count", *EACH_RANGE}
 _NOT_OF_LAUNCH: Final = {"ts_ns", *WARP_COLUMNS}
-# Columns of so much text are made at once. Those of a longer line are not kept for another one's sake.
+# Columns are made of lines with this much text together. A longer line is read alone.
 _TEXT_BYTES: Final = 1 << 18
-# Texts of launches that are remembered, and of how many bytes.
+# How many texts of launches are remembered, and the most bytes of one.
 _KNOWN_MAX, _KNOWN_BYTES_MAX = 1 << 10, 1 << 11
 
 
@@ -41,11 +41,11 @@ class NativeWarpLines:
             raise MemoryError
         weakref.finalize(self, core.tp_batch_free, self._batch)
         self._known: dict[bytes, tuple[Record, list[str]] | None] = {}
-        """By the text of a launch what is known of it, and the names of its ranges; None where it is bad."""
+        """By the text of a launch: its record and the names of its ranges; None where the line is bad."""
 
     @staticmethod
     def parts(size: Int64s) -> list[Any]:
-        """Lines of these sizes that are to be read at once."""
+        """Split lines of these sizes into parts that are read together."""
         end = np.cumsum(size)
         part = end // _TEXT_BYTES + (end - size) // _TEXT_BYTES
         return np.split(np.arange(len(size)), np.flatnonzero(np.diff(part)) + 1)
@@ -88,8 +88,8 @@ class NativeWarpLines:
         return found
 
     def _launched(self, text: bytes) -> tuple[Record, list[str]] | None:
-        """What is known of a launch, without its time and with 0 for its id, and the names of its ranges;
-        None where the line is bad.
+        """The record of a launch, without its time and with 0 for its id, and the names of its ranges; None
+        where the line is bad.
         """
         if text in self._known:
             return self._known[text]
@@ -116,7 +116,7 @@ class NativeWarpLines:
 
 
 def _are_within(values: list[Int64s], last: Int64s) -> Bools:
-    """Of which lines all numbers are within their limits; `last` is where those of each line end."""
+    """Whether all numbers of each line are within their limits; `last` is where those of each line end."""
     within = np.ones(len(last), np.bool_)
     for name, at in _PLACES.items():
         if len(values[at]) and int(values[at].max()) > _LIMITS[name]:
@@ -126,7 +126,7 @@ def _are_within(values: list[Int64s], last: Int64s) -> Bools:
 
 
 def _agree(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
-    """In which lines the columns have as many values as each other; those of ranges aside."""
+    """Whether all columns of each line have the same number of values, except those of ranges."""
     size, exits, at = counts[:, _PLACES["warp"]], counts[:, _PLACES["warp"]], _PLACES["exit_count"]
     if len(values[at]):
         total = np.append(0, np.cumsum(values[at]))

@@ -1,7 +1,7 @@
-"""Reads what `nsys export --type sqlite` writes of a report of Nsight Systems.
+"""Reads exports of Nsight Systems' reports, written by `nsys export --type sqlite`.
 
-Tables and columns are there only when they have something: each is looked for. Times are nanoseconds since
-the session's start, which TARGET_INFO_SESSION_START_TIME has on two clocks.
+Tables and columns exist only if they have data, so each is looked up. Times are nanoseconds since the
+session's start, which TARGET_INFO_SESSION_START_TIME has on two clocks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import BROKEN, Database, unreadable
 
 SESSION_CLOCK: Final = "nsys"
-"""The clock of a file that does not say when the session began."""
+"""The clock of a file that does not state when the session began."""
 _SESSION: Final = "TARGET_INFO_SESSION_START_TIME"
-# What may have come before the session began: no more is believed.
+# Events may come at most this long before the session began. Earlier times are errors.
 _EARLIEST_NS: Final = -3_600_000_000_000
 _TABLES: Final = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_", "META_DATA_EXPORT")
 _NO_EVENTS: Final = (
@@ -37,7 +37,7 @@ _MONOTONIC_SAID: Final = (
 _REALTIME_SAID: Final = (
     "times count from utcEpochNs, the UTC time at the session's start, on the clock of Nsight Systems"
 )
-_NO_CLOCK_SAID: Final = "the file does not say when the session began: its times keep a clock of their own"
+_NO_CLOCK_SAID: Final = "the file does not state when the session began: its times are on a separate clock"
 
 
 def holds(file: BinaryIO) -> bool:
@@ -91,7 +91,7 @@ class _Export:
         return header
 
     def _clock(self) -> tuple[str, HostInstant]:
-        """The clock of the events; what is to be added to their times is set."""
+        """The clock of the events, and the start. Sets the offset to add to their times."""
         found = self._database.texts(_SESSION, ("systemClockNs", "utcEpochNs"), 1, self._problems)
         system_ns, utc_ns = (
             value if type(value) is int and 0 < value < TIME_LIMIT_NS else None
@@ -161,7 +161,7 @@ class _Export:
         self._annotations.say_others()
 
     def _begin(self, first_ns: int) -> None:
-        """Where a clock of its own began after the first event, let it begin there."""
+        """If the separate clock began after the first event, let it begin there."""
         if self._rows.base_ns == 0 and _EARLIEST_NS < first_ns < 0:
             self._rows.base_ns = -first_ns
 
@@ -170,7 +170,7 @@ class _Export:
         return self._database.in_order(source.table, source.columns, self._problems, order)
 
     def _say_unread(self, read: set[str]) -> None:
-        """Say which tables have rows that no event is made of."""
+        """Add a problem for each table with rows that are not read."""
         for table in self._database.tables:
             if table in read or table.startswith(_NO_EVENTS):
                 continue

@@ -1,4 +1,4 @@
-"""What numbers mean in an export of Nsight Systems: processes, threads, GPUs, texts, launches."""
+"""Looks up numbers of an export of Nsight Systems: processes, threads, GPUs, texts, launches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.sqlite_tables import BROKEN, Database, Strings, unreadable
 
-# Threads and processes whose names are kept.
+# The most threads and processes whose names are kept.
 _NAMES_MAX: Final = 1 << 14
-# Rows of the small tables: GPUs, labels, settings; kernels whose short names are kept.
+# The most rows of small tables (GPUs, labels, settings), and the most kernels whose short names are kept.
 _FEW_MAX: Final = 1 << 10
 _ID_BITS, _ID_MASK = 24, (1 << 24) - 1
 _WORK: Final = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH_TRACE"))
 
 
 def pid_of(whole: int) -> int | None:
-    """The process of a globalPid or globalTid; None for what is of none."""
+    """The process of a globalPid or globalTid; None where it has none."""
     return whole >> _ID_BITS & _ID_MASK or None
 
 
@@ -32,7 +32,7 @@ def tid_of(whole: int) -> int:
 
 
 class Names:
-    """Looks names up. What is wrong with a table of them is added to `problems`."""
+    """Looks up names. The problems of their tables are added to `problems`."""
 
     def __init__(self, database: Database, problems: list[Problem]) -> None:
         self._database, self._problems = database, problems
@@ -49,7 +49,7 @@ class Names:
         }
 
     def kernel(self, number: Any) -> tuple[str, str | None]:
-        """A kernel's name, "" if it is not known, and its whole name where that says more."""
+        """A kernel's name, "" if it is not known, and its whole name if that is longer."""
         known = self._kernels.get(number)
         if known is None:
             whole = self.strings.get(number) or ""
@@ -91,7 +91,7 @@ class Names:
         return self._gpus.get((pid, device), device)
 
     def label(self, table: str, number: Any) -> str | None:
-        """What a table of labels, ENUM_…, calls a number; the number where it has no name."""
+        """The label of a number in a table of labels, ENUM_…; the number itself where it has none."""
         if type(number) is not int:
             return None
         if table not in self._labels:
@@ -118,7 +118,7 @@ class Names:
 
 
 def launches_of(database: Database, problems: list[Problem]) -> Launches:
-    """Which calls of an export asked for work of a GPU."""
+    """The launches of an export: the calls that launched work."""
     tables = [table for table in _WORK if table in database.tables]
     launches = Launches(by_process=all("globalPid" in database.tables[table] for table in tables))
     for table in tables:
@@ -139,5 +139,5 @@ _VERSION: Final = re.compile(r"_v\d{4,5}$")
 
 
 def function_name(symbol: str) -> str:
-    """A function of the runtime without the ending that CUPTI gives it: cudaMalloc of cudaMalloc_v3020."""
+    """The name of a runtime function without CUPTI's ending: cudaMalloc for cudaMalloc_v3020."""
     return _VERSION.sub("", symbol)

@@ -1,7 +1,7 @@
-"""NVTX_EVENTS of an export of Nsight Systems: ranges of threads and of processes, marks, names.
+"""Reads NVTX_EVENTS of an export of Nsight Systems: ranges of threads and of processes, marks, names.
 
-A row is a whole range, which becomes a begin and an end. One that crosses another of its thread stays whole,
-as only one that nests has its end where its begin's is.
+A row is a whole range, which becomes a begin and an end. A range that crosses another one of its thread stays
+whole, as only ends of ranges that nest can be matched with their begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS: Final = (
     "domainId", "uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue",
     "jsonTextId", "jsonText", "binaryData",
 )  # fmt: skip
-# ENUM_NSYS_EVENT_TYPE; those with two numbers were written through an older way into Nsight Systems.
+# ENUM_NSYS_EVENT_TYPE. Types with two numbers have an older one too.
 _CATEGORY, _DOMAIN = 33, 75
 _MARKS: Final = frozenset({34, 65})
 _OF_THREADS: Final = frozenset({35, 59, 66, 70})
@@ -36,12 +36,12 @@ _DEFINITIONS: Final = frozenset({_CATEGORY, 64, _DOMAIN, 76})
 _NAMES_MAX: Final = 1 << 12
 _U64: Final = (1 << 64) - 1
 _PAYLOADS: Final = 10
-"""Where the payload's columns begin: one for each type, of which one is filled."""
+"""Where the payload's columns begin: there is one for each type, and one of them has a value."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """Numbers of open ranges of a process and a domain: the least that is free comes next."""
+    """Numbers of the open ranges of a process and a domain. The lowest free number is taken next."""
 
     free: list[int] = field(default_factory=list)
     count: int = 0
@@ -90,7 +90,7 @@ class Annotations:
         kind, whole, text = row[2], row[6], row[5]
         name = text if type(text) is str else self._names.strings.get(row[8])
         if type(whole) is not int:
-            self._rows.say(at, "globalTid is no whole number", skipped=True)
+            self._rows.say(at, "globalTid is not an integer", skipped=True)
         elif kind in _DEFINITIONS:
             return
         elif kind in _MARKS:
@@ -107,7 +107,7 @@ class Annotations:
             self._others[label or "no type"] = self._others.get(label or "no type", 0) + 1
 
     def say_others(self) -> None:
-        """Add what was no event to the problems."""
+        """Add a problem for the rows that are not read."""
         for label, count in self._others.items():
             self._rows.say((TABLE, -1), f"{count} rows of {label} are not read")
 
@@ -189,7 +189,7 @@ class Annotations:
 
 
 def _parsed(text: str) -> Any:
-    """What a payload's JSON says, or its text."""
+    """The value of a payload's JSON, or its text."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Which tables of an export of Nsight Systems become which events.
+"""Makes events of the tables of an export of Nsight Systems.
 
 CUPTI_ACTIVITY_KIND_KERNEL, …_GRAPH_TRACE     gpu_kernel X    launch, grid, block, stream
 …_MEMCPY, …_MEMSET                            transfer X      HtoD, …, set: gpu, stream, size, launch
@@ -26,7 +26,7 @@ from tracepipe.readers.nsys_names import Names, function_name, pid_of, process_o
 from tracepipe.readers.sqlite_tables import Database
 
 _CUPTI: Final = "CUPTI_ACTIVITY_KIND_"
-# CUpti_ActivityMemcpyKind; the last three are of unified memory, which the driver moves.
+# CUpti_ActivityMemcpyKind. The last three are for unified memory, which the driver moves.
 _DIRECTIONS: Final = (
     "copy", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP",
     "HtoD", "DtoH", "DtoD",
@@ -38,7 +38,7 @@ _SEVERE: Final = ("Warning", "Error")
 _GRAPHS_WHOLE: Final = (
     "kernels of CUDA graphs are not recorded one by one; nsys profile --cuda-graph-trace=node records them"
 )
-_SAID_MAX: Final = 300  # letters of a message that are put into words of ours
+_SAID_MAX: Final = 300  # the most characters of a message that are shown
 
 
 _SPAN: Final = ("start", "end")
@@ -50,7 +50,7 @@ _OWN_LAYERS: Final = {"OSRT_API": "OS runtime"}
 
 @dataclass(slots=True)
 class Source:
-    """A table whose rows become events: its columns, the time first, and what takes a row."""
+    """A table whose rows become events: its columns, the time first, and the function that takes a row."""
 
     table: str
     columns: tuple[str, ...]
@@ -96,7 +96,7 @@ class Events:
         }  # fmt: skip
 
     def sources(self, database: Database) -> Iterator[Source]:
-        """The tables that are there, but that of NVTX."""
+        """The tables of the export, without that of NVTX."""
         calls = {*_SPAN, "globalTid", "nameId"}
         for table, here in database.tables.items():
             columns, take = self._known.get(table, ((), self._library_call))
@@ -111,7 +111,7 @@ class Events:
     def _call(self, at: Place, row: Values) -> None:
         start, end, whole, correlation, name, result = row
         if type(whole) is not int:
-            self._skip(at, "globalTid is no whole number")
+            self._skip(at, "globalTid is not an integer")
             return
         args: Args = {"result": result} if type(result) is int else {}
         dur_ns = self._rows.length(at, start, end, args)
@@ -129,7 +129,7 @@ class Events:
     def _library_call(self, at: Place, row: Values) -> None:
         start, end, whole, name, result = row
         if type(whole) is not int:
-            self._skip(at, "globalTid is no whole number")
+            self._skip(at, "globalTid is not an integer")
             return
         args: Args = {"result": result} if type(result) is int else {}
         dur_ns = self._rows.length(at, start, end, args)
@@ -153,7 +153,7 @@ class Events:
         return self._on_thread(whole, "hook", name, layer="profiler overhead")
 
     def _on_thread(self, whole: Any, kind: str, name: str, phase: str = "X", **more: Any) -> Shape:
-        """A shape of a thread's events, or of nobody's."""
+        """A shape of events of a thread, or of no thread."""
         if type(whole) is int:
             more |= {"pid": pid_of(whole), "tid": tid_of(whole)}
         return Shape(kind, name, phase, has_dur=phase == "X", **more)
@@ -299,7 +299,7 @@ class Events:
     def _metric(self, at: Place, row: Values) -> None:
         time_ns, kind, metric, value = row
         if type(kind) is not int or type(value) not in (int, float):
-            self._skip(at, "typeId or value is no number")
+            self._skip(at, "typeId or value is not a number")
             return
         shape = self._rows.shape(("metric", kind, metric), self._metric_shape, kind, metric)
         self._rows.add(at, time_ns, shape, {"value": value})

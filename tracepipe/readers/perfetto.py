@@ -1,12 +1,12 @@
-"""Reads Perfetto's protobuf traces: its own tools', those of programs with its SDK, and tracepipe's.
+"""Reads Perfetto's protobuf traces: those of its tools, of programs with its SDK, and of tracepipe.
 
     TracePacket   8 timestamp  58 timestamp_clock_id  10 sequence  13 sequence_flags
                   42 previous_packet_dropped  6 clock_snapshot  11 track_event  12 interned_data
                   59 trace_packet_defaults  60 track_descriptor  43 process_descriptor
                   44 thread_descriptor  2 process_tree
 
-Packets are read one after the other. Times are put on the trace's clock at once, as the trace processor does
-it; events are put in the order of these in files without names. Packets that are not read are counted by
+Packets are read one after the other. Times are put on the trace's clock immediately, as the trace processor
+does. Events are sorted by them in temporary files without names. Packets that are not read are counted by
 their fields. Source: protos/perfetto/trace/trace_packet.proto of perfetto v52.
 """
 
@@ -33,17 +33,17 @@ from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 
-# The first snapshot of clocks stands within so many packets, where there is one.
+# The first clock snapshot, if there is one, is within this many packets.
 _PACKETS_AHEAD: Final = 1 << 12
 _STEP_PACKETS: Final = 1 << 12
 _TIME, _CLOCK, _SEQUENCE, _FLAGS, _CLEARED, _DROPPED = 8 << 3, 58 << 3, 10 << 3, 13 << 3, 41 << 3, 42 << 3
 _SNAPSHOT, _EVENT, _INTERNED, _DEFAULTS = (field << 3 | BYTES for field in (6, 11, 12, 59))
 _TRACK, _PROCESS, _THREAD, _TREE = (field << 3 | BYTES for field in (60, 43, 44, 2))
 _FTRACE, _STATE, _STAGE, _STATS, _FTRACE_STATS = (field << 3 | BYTES for field in (1, 117, 53, 35, 34))
-# Kinds of packets that are counted one by one, and the number of all others.
+# The most kinds of packets that are counted separately, and the number for all others.
 _KINDS_MAX, _OTHERS = 1 << 10, 0
 _IS_CLEARED, _NEEDS_STATE = 1, 2
-# What says nothing that a timeline shows: how the trace was made, and for whom.
+# Fields that a timeline does not show: how the trace was made, and for whom.
 _SILENT: Final = (3, 8, 10, 13, 33, 36, 41, 42, 46, 58, 79, 87, 89, 98, 126)
 _PASSED_OVER: Final = frozenset(
     {field << 3 | wire_type for field in _SILENT for wire_type in range(8)}
@@ -63,7 +63,7 @@ _TITLES: Final = {
 
 
 class _Trace:
-    """One trace on its way into batches."""
+    """Turns one trace into batches."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = PacketStream(stream, self._say)
@@ -97,7 +97,7 @@ class _Trace:
                 break
 
     def header(self) -> Header:
-        """What the trace says of its clocks."""
+        """The header with the clocks of the trace."""
         clock = self._clocks.name
         header = new_header(clock=clock, clocks=[clock], engine="Perfetto")
         if self._clocks.start and clock != "trace":
@@ -117,7 +117,7 @@ class _Trace:
             except WireError as e:
                 self._say(f"the packet at byte {at} cannot be read: {e}")
             if isinstance(data, LargePacket) and data.left_out:
-                words = f"{data.left_out} fields of it do not fit in 1 MiB, and are not read"
+                words = f"{data.left_out} of its fields do not fit in 1 MiB, and are not read"
                 self._say(f"the packet at byte {at} has {data.size_bytes} bytes: {words}")
             yield
 
@@ -129,13 +129,13 @@ class _Trace:
             self._change(of, sequence)
         sequence.is_begun = True
         if of.get(_FLAGS, 0) & _NEEDS_STATE and not sequence.is_valid:
-            self._counted["packets need names or times of packets that are not there"] += 1
+            self._counted["packets need names or times from packets that are missing"] += 1
             return
         for part in parts_of(of.get(_SNAPSHOT, ())):
             self._clocks.take(part, sequence.id)
         ts_ns = self._time(of, sequence)
         if ts_ns is None:
-            self._counted["packets are on a clock that nothing relates to the trace's"] += 1
+            self._counted["packets are on a clock that is not related to the trace's"] += 1
             return
         for tag, value in of.items():
             take = self._of.get(tag)
@@ -147,7 +147,7 @@ class _Trace:
                 self._not_read[tag >> 3 if has_room else _OTHERS] += 1
 
     def _change(self, of: dict[int, Any], sequence: Sequence) -> None:
-        """Take what a packet says of its sequence. Raises WireError."""
+        """Take the fields of a packet about its sequence. Raises WireError."""
         if of.get(_FLAGS, 0) & _IS_CLEARED or of.get(_CLEARED, 0):
             self._sequences.clear(sequence)
         elif of.get(_DROPPED, 0) and sequence.is_begun:
@@ -159,7 +159,7 @@ class _Trace:
             self._sequences.intern(sequence, part)
 
     def _time(self, of: dict[int, Any], sequence: Sequence) -> int | None:
-        """The time of a packet, that of those before it where it has none; None where it cannot be placed."""
+        """The time of a packet, or of the packet before where it has none; None where it cannot be placed."""
         if _TIME not in of:
             return self._last_ns
         ts_ns: int = signed(of[_TIME])
@@ -174,7 +174,7 @@ class _Trace:
         return ts_ns
 
     def _lost(self, of: dict[int, Any], sequence: Sequence) -> None:
-        """Take note that packets of a sequence were dropped before the one at hand."""
+        """Note that packets of a sequence were dropped before this one."""
         reason = f"packets of sequence {sequence.id} were dropped: how many is not known"
         self._losses.add(sequence.last_ns, max(sequence.last_ns, self._last_ns), reason)
 
@@ -184,7 +184,7 @@ class _Trace:
             self._losses.add(lost[0], lost[1], "ftrace's buffer was full: how many is not known", lost[2])
 
     def _thread(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
-        """The thread that writes a sequence, as older traces have it."""
+        """Take the thread that writes a sequence, as older traces state it."""
         made = Descriptor()
         self._tracks.take_thread(data, made)
         sequence.thread = self._tracks.thread(made.pid or 0, made.tid or 0)
@@ -192,7 +192,7 @@ class _Trace:
         sequence.time_ns = None if reference is None else signed(reference) * 1000
 
     def _tree(self, data: bytes) -> None:
-        """The names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
+        """Take the names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
         {1 tid  2 name  3 pid}}.
         """
         for tag, value in tagged(data):
@@ -211,7 +211,7 @@ class _Trace:
     # Batches --------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[SourceBatch]:
-        """Problems while packets are read, and then the events in the order of their times."""
+        """Batches with problems while packets are read, and then the events in the order of time."""
         for count, _ in enumerate(self._packets):
             if count % _STEP_PACKETS == 0:
                 problems = self._problems.take()
@@ -231,7 +231,7 @@ class _Trace:
         yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._said(ordered)])
 
     def _said(self, ordered: Ordered) -> Iterator[Problem]:
-        """What there is to say of the whole."""
+        """The problems of the whole trace."""
         yield from self._problems.rest("packets cannot be read")
         yield from self._tracks.said()
         arguments = self._events.arguments
@@ -265,7 +265,7 @@ class _Trace:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether content is packets of a trace, as far as it goes."""
+    """Whether content begins with the packets of a trace."""
     return is_trace(head)
 
 

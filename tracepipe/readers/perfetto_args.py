@@ -1,7 +1,7 @@
-"""What a TrackEvent says of itself: debug annotations, and the few typed arguments that are everybody's.
+"""Reads the arguments of a TrackEvent: debug annotations, and the few typed arguments that all programs use.
 
     DebugAnnotation   1 name_iid  10 name  2 bool  3 uint  4 int  5 double  6 string  7 pointer  9 JSON
-                      17 string_iid  8 nested value, of old  11 dictionary entries…  12 array values…
+                      17 string_iid  8 nested value, old  11 dictionary entries…  12 array values…
     SourceLocation    2 file  3 function  4 line
     Frame             2 function_name_id  4 rel_pc  5 source_path_iid  6 line      Callstack   2 frame_ids…
 
@@ -38,11 +38,11 @@ _NAME_IID, _NAME = 1 << 3, 10 << 3 | 2
 _BOOL, _UINT, _INT, _POINTER, _DOUBLE = 2 << 3, 3 << 3, 4 << 3, 7 << 3, 5 << 3 | 1
 _STRING, _JSON, _STRING_IID = 6 << 3 | 2, 9 << 3 | 2, 17 << 3
 _NESTED, _ENTRIES, _VALUES = 8 << 3 | 2, 11 << 3 | 2, 12 << 3 | 2
-# Of old: NestedValue.
+# Old form: NestedValue.
 _DICT_KEYS, _DICT_VALUES, _ARRAY_VALUES = 2 << 3 | 2, 3 << 3 | 2, 4 << 3 | 2
 _OLD_INT, _OLD_DOUBLE, _OLD_BOOL, _OLD_STRING = 5 << 3, 6 << 3 | 1, 7 << 3, 8 << 3 | 2
 _DEPTH_MAX: Final = 32
-# Of an event: values, and bytes of texts, as a number of few bytes may stand for a long text.
+# The most values of an event, and bytes of its texts: a number of few bytes may refer to a long text.
 _VALUES_MAX: Final = 1 << 12
 _TEXT_BYTES_MAX: Final = 1 << 20
 _FRAMES_MAX: Final = 256
@@ -59,12 +59,12 @@ def _text(data: bytes) -> str:
 
 
 def number_or_text(value: float) -> float | str:
-    """A double, as text where it is none of JSON's."""
+    """A double, as text where JSON has no such number."""
     return value if math.isfinite(value) else str(value)
 
 
 class Arguments:
-    """Reads arguments; what was not there or did not fit is counted."""
+    """Reads arguments. Those that are missing or do not fit are counted."""
 
     def __init__(self) -> None:
         self.left_out = self.unnamed = 0
@@ -85,7 +85,7 @@ class Arguments:
     def of(
         self, sequence: Sequence, annotations: Iterable[tuple[int, Any]], fields: dict[int, Any]
     ) -> dict[str, Any]:
-        """The arguments of an event: its annotations, and what it has of `fields`. Raises WireError."""
+        """The arguments of an event: its annotations and its typed `fields`. Raises WireError."""
         self._sequence, self._values, self._bytes = sequence, 0, 0
         args: dict[str, Any] = {}
         for tag in fields:
@@ -113,7 +113,7 @@ class Arguments:
         return _text(entry) if self._fits(len(entry)) else None
 
     def _annotation(self, data: bytes, depth: int) -> tuple[str, Any]:
-        """The name and the value of a DebugAnnotation, None where it has none that can be shown."""
+        """The name and the value of a DebugAnnotation; None for a value that cannot be shown."""
         name, value = "", None
         many: list[tuple[int, bytes]] = []
         if not self._fits(len(data)):
@@ -223,7 +223,7 @@ class Arguments:
         ]
 
     def _callstack(self, iid: int) -> list[str] | None:
-        """The frames of one by its number, innermost first."""
+        """The frames of a callstack by its number, innermost first."""
         data = self._sequence.name(CALLSTACKS, iid)
         if data is None:
             self.unnamed += 1

@@ -1,11 +1,11 @@
-"""Clocks of a Perfetto trace, related by snapshots: a time goes from one clock to the trace's as the trace
-processor takes it there, from the last snapshot at or before it and with no drift after that.
+"""Clocks of a Perfetto trace, which are related by snapshots. A time is put on the trace's clock as the trace
+processor does it: by the last snapshot at or before it, without drift after that.
 
     ClockSnapshot   1 clocks… {1 id  2 timestamp  3 is_incremental  4 unit_multiplier_ns}
                     2 primary_trace_clock
 
-Clocks 64 to 127 are of one packet sequence; on an incremental one a time is added to the one before it.
-Clocks that no snapshot has both of are related over others. Source:
+Clocks 64 to 127 belong to one packet sequence. On an incremental clock, a time is added to the one before it.
+Clocks that are never in the same snapshot are related by way of others. Source:
 protos/perfetto/trace/clock_snapshot.proto, protos/perfetto/common/builtin_clock.proto, and what the trace
 processor of v52 does.
 """
@@ -21,7 +21,7 @@ from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.readers.wire_fields import signed, tagged
 
 Clock = tuple[int, int]
-"""The packet sequence that it is of, 0 for a clock of all, and its id."""
+"""The packet sequence of a clock, 0 for a global clock, and its id."""
 HOST_CLOCKS: Final = {1: "realtime", 3: "monotonic", 6: "boottime"}
 MONOTONIC: Final[Clock] = (0, 3)
 BOOTTIME: Final[Clock] = (0, 6)
@@ -29,21 +29,23 @@ _OF_SEQUENCE: Final = range(64, 128)
 _CLOCKS, _PRIMARY = 1 << 3 | 2, 2 << 3
 _ID, _TIME, _IS_INCREMENTAL, _UNIT = 1 << 3, 2 << 3, 3 << 3, 4 << 3
 _HOPS_MAX: Final = 4
-# Clocks, those of a snapshot, and readings of all: where there are more, the later half of those of a set of
-# clocks stays.
+# The most clocks, clocks of a snapshot, and readings in all. If there are more readings, the later half of
+# those of a set of clocks is kept.
 _CLOCKS_MAX: Final = 1 << 12
 _AT_ONCE_MAX: Final = 16
 _READINGS_MAX: Final = 1 << 17
 
 
 def clock_of(id: int, sequence: int) -> Clock:
-    """A clock by its id, as a packet of a sequence means it."""
+    """The clock that an id refers to in a packet of a sequence."""
     return (sequence if id in _OF_SEQUENCE else 0, id)
 
 
 @dataclass(slots=True)
 class _Domain:
-    """One clock: what an incremental one showed last, and by the clocks of a snapshot its times in those."""
+    """One clock: the last reading if it is incremental, and its times in snapshots, by the clocks of
+    these.
+    """
 
     unit_ns: int = 1
     is_incremental: bool = False
@@ -64,7 +66,7 @@ class PerfettoClocks:
     def __init__(self) -> None:
         self.trace = BOOTTIME
         self.start: dict[str, int] = {}
-        """The first instant that host clocks were read at, by their names."""
+        """The first instant at which several host clocks were read, by their names."""
         self.left_out = 0
         self._domains: dict[Clock, _Domain] = {}
         self._paths: dict[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]] | None] = {}
@@ -73,7 +75,7 @@ class PerfettoClocks:
 
     @property
     def name(self) -> str:
-        """The trace's clock: one of the host's, or its own where nothing says which it is."""
+        """The trace's clock: one of the host's, or its own where it is not known to be one."""
         name = HOST_CLOCKS.get(self.trace[1], "")
         return name if f"{name}_ns" in self.start else "trace"
 
@@ -90,7 +92,7 @@ class PerfettoClocks:
             shown = {
                 f"{name}_ns": ns for name, ns in host.items() if ns is not None and 0 <= ns <= TIME_LIMIT_NS
             }
-            # One alone may be anything: who has no clock of the host writes CLOCK_BOOTTIME.
+            # A single clock may be any: programs without a clock of the host write CLOCK_BOOTTIME.
             self.start = shown if len(shown) > 1 else {}
         if len(found) > 1 and not self._is_back(found):
             self._keep(found)
@@ -113,7 +115,7 @@ class PerfettoClocks:
         self._readings += len(found)
 
     def _reading(self, fields: dict[int, int], sequence: int, found: dict[Clock, int]) -> None:
-        """What one clock of a snapshot showed."""
+        """Take the reading of one clock of a snapshot."""
         clock = clock_of(fields.get(_ID, 0), sequence)
         is_full = len(found) >= _AT_ONCE_MAX or len(self._domains) >= _CLOCKS_MAX
         if clock not in self._domains and is_full:
@@ -125,12 +127,12 @@ class PerfettoClocks:
         domain.last_ns = found[clock] = signed(fields.get(_TIME, 0)) * domain.unit_ns
 
     def _is_back(self, found: dict[Clock, int]) -> bool:
-        """Whether the trace's clock stands before what the last snapshot of the same clocks says."""
+        """Whether the trace's clock is before its reading in the last snapshot of the same clocks."""
         times = self._domains[self.trace].times.get(tuple(sorted(found))) if self.trace in found else None
         return bool(times) and found[self.trace] < (times or [0])[-1]
 
     def trace_ns(self, value: int, clock: Clock) -> int | None:
-        """A packet's time on the trace's clock; None where no snapshots lead there."""
+        """A packet's time on the trace's clock; None where no snapshots relate it."""
         self._is_used = True
         if clock == self.trace:
             return value
@@ -150,7 +152,7 @@ class PerfettoClocks:
         return ns
 
     def _path(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
-        """The fewest snapshots that lead from a clock to the trace's."""
+        """The shortest chain of snapshots from a clock to the trace's."""
         paths = deque[tuple[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]]]]([(clock, [])])
         met = {clock}
         while paths:

@@ -1,10 +1,10 @@
-"""TrackEvents into rows, which are put in the order of their times later.
+"""Turns TrackEvents into rows, which are sorted by time later.
 
     TrackEvent   9 type (1 begin  2 end  3 instant  4 counter)  11 track  10 name_iid  23 name
                  3, 22 categories  4 debug_annotations  30, 44 value of a counter
                  31, 12 and 45, 46 tracks and values of further counters
-                 47 flow_ids  48 terminating_flow_ids (36, 42 of old)
-                 1, 16 times in µs, of old  6 legacy_event
+                 47 flow_ids  48 terminating_flow_ids (36, 42 in old traces)
+                 1, 16 times in µs, old  6 legacy_event
     LegacyEvent  1 name_iid  2 phase  3 duration_us  6, 10, 11 id  7 id_scope
 
 Source: protos/perfetto/trace/track_event/track_event.proto.
@@ -30,7 +30,7 @@ from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged
 
 BEGIN, END, INSTANT, COUNTER, WHOLE = "B", "E", "I", "C", "X"
 FLOW, LAST_FLOW, INSTANT_FLOW = "s", "f", "Is"
-"""Phases of rows. A flow of an instant is a row of its own, in place of the instant's."""
+"""Phases of rows. The flow of an instant is a separate row, in place of the instant's."""
 NO_NAME: Final = "no name"
 _TYPE, _TRACK, _NAME_IID, _NAME, _LEGACY = 9 << 3, 11 << 3, 10 << 3, 23 << 3 | BYTES, 6 << 3 | BYTES
 _PHASES: Final = {1: BEGIN, 2: END, 3: INSTANT, 4: COUNTER}
@@ -59,7 +59,7 @@ _Many = dict[int, list[tuple[int, Any]]]
 
 
 class TrackEvents:
-    """Takes events. `rows` are all that they say; `counted` is what was not read, by what it is."""
+    """Takes events and adds their `rows`. `counted` counts what was not read, by kind."""
 
     def __init__(self, tracks: Tracks, clocks: PerfettoClocks, rows: SortedRows) -> None:
         self._tracks, self._clocks, self._rows = tracks, clocks, rows
@@ -89,7 +89,7 @@ class TrackEvents:
         elif _LEGACY in one:
             self._legacy(track, ts_ns, one, many, sequence)
         elif not many.keys() & {_VALUES, _DOUBLE_VALUES}:
-            self.counted["events of no type that is read"] += 1
+            self.counted["events of types that are not read"] += 1
         if _VALUES in many or _DOUBLE_VALUES in many:
             self._more_values(ts_ns, many, sequence)
 
@@ -120,9 +120,9 @@ class TrackEvents:
 
     def _may_stand(self, track: int, ts_ns: int) -> bool:
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
-            self.counted["events at a time that a trace cannot hold"] += 1
+            self.counted["events at a time that a trace cannot have"] += 1
         elif not self._tracks.use(track):
-            self.counted["events on tracks beyond those that can be kept"] += 1
+            self.counted["events on more tracks than can be kept"] += 1
         else:
             return True
         return False
@@ -175,7 +175,7 @@ class TrackEvents:
             for tag, value in many.get(old_field, ()):
                 found += [(phase, id) for id in numbers(tag, value)]
         if len(found) > _FLOWS_MAX:
-            self.counted["flows beyond those that an event can have"] += len(found) - _FLOWS_MAX
+            self.counted["more flows than an event can have"] += len(found) - _FLOWS_MAX
         return [
             (phase, id if id <= FLOW_LIMIT else flow_number("flow", id)) for phase, id in found[:_FLOWS_MAX]
         ]
@@ -191,7 +191,7 @@ class TrackEvents:
         """Take a value of a counter."""
         counter = self._tracks.counter(track)
         if value is None or counter is None:
-            self.counted["values of no counter"] += 1
+            self.counted["values without a counter"] += 1
             return
         if counter.of_thread:
             self.counted["values of a thread's time"] += 1
@@ -200,7 +200,7 @@ class TrackEvents:
             return
         value = _absolute(value, track, counter, sequence)
         if isinstance(value, float) and not math.isfinite(value):
-            self.counted["values that are no number"] += 1
+            self.counted["values that are not numbers"] += 1
             return
         self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": value}))
 
@@ -219,14 +219,14 @@ class TrackEvents:
                     values += [double(one.to_bytes(8, "little")) for one in _fixed(tag, value)]
             named = [uuid for tag, value in many.get(tracks_field, ()) for uuid in numbers(tag, value)]
             tracks = named or standard
-            self.counted["values of no counter"] += max(0, len(values) - min(len(tracks), _COUNTERS_MAX))
+            self.counted["values without a counter"] += max(0, len(values) - min(len(tracks), _COUNTERS_MAX))
             for uuid, number in list(zip(tracks, values, strict=False))[:_COUNTERS_MAX]:
                 self._value(uuid, ts_ns, number, sequence)
 
     # Of old ---------------------------------------------------------------------------------------------
 
     def _legacy(self, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence) -> None:
-        """Take an event that says what it is in a LegacyEvent."""
+        """Take an event that is described by a LegacyEvent."""
         of = dict(tagged(one[_LEGACY]))
         code = of.get(_OLD_PHASE, 0)
         letter = chr(code) if 0 < code < 128 else ""
@@ -234,7 +234,7 @@ class TrackEvents:
             one[_NAME_IID] = of[_OLD_NAME]
         phase = _SPANS.get(letter) or _ASYNCHRONOUS.get(letter)
         if phase is None:
-            self.counted["events of no type that is read"] += 1
+            self.counted["events of types that are not read"] += 1
             return
         dur_ns = 0
         if phase == WHOLE:
@@ -246,11 +246,11 @@ class TrackEvents:
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
 
     def _asynchronous(self, track: int, of: dict[int, Any], many: _Many, sequence: Sequence) -> int:
-        """The track of the events that have an id in common."""
+        """The track of the events that share an id."""
         ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
         category = self._category(many, sequence)
         scope = of.get(_SCOPE, b"").decode("utf-8", "replace")
-        # Without a process the number is that of all processes.
+        # Without a process, the id is global.
         local = track if any(tag == _OLD_IDS[1] for tag, _ in ids) else GLOBAL
         number = flow_number("asynchronous", category, scope, local, *ids)
         return self._tracks.asynchronous(number, track, category or scope or "asynchronous")

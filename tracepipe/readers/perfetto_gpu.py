@@ -1,4 +1,4 @@
-"""Stages of GPUs in a Perfetto trace: kernels, or stages of graphics, on the queues that they ran on.
+"""Reads GPU stages of a Perfetto trace: kernels, or stages of graphics, on the queues on which they ran.
 
     GpuRenderStageEvent   2 duration  13 hw_queue_iid  14 stage_iid (3, 4 by number)  11 gpu_id  5 context
                           10 submission_id  17 name  20 name_iid  19 kernel_iid
@@ -7,7 +7,7 @@
     InternedData          23 contexts {2 pid}  24 specifications {2 name}  1000 compute_kernels {2 name
                           3 demangled name}
 
-A queue is a stream, by its number or else in the order in which queues are met. Source:
+A queue becomes a stream, by its number or else in the order of the queues' first stages. Source:
 protos/perfetto/trace/gpu/gpu_render_stage_event.proto.
 """
 
@@ -38,7 +38,7 @@ def _text(data: bytes) -> str:
 
 
 class GpuStages:
-    """Takes stages. `counted` is what was not read, by what it is."""
+    """Takes stages. `counted` counts what was not read, by kind."""
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
@@ -58,7 +58,7 @@ class GpuStages:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
         if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - min(dur_ns, TIME_LIMIT_NS):
-            self.counted["stages are of a GPU or at a time that cannot be"] += 1
+            self.counted["stages have an impossible GPU or time"] += 1
             return
         queue, stage = (
             self._named(of, sequence, _QUEUE_IID, _QUEUE),
@@ -98,7 +98,7 @@ class GpuStages:
         return (names[at] if 0 <= at < len(names) else "") or f"{what}({at})"
 
     def _name(self, of: dict[int, Any], sequence: Sequence) -> str:
-        """The name of what ran, where it has one of its own."""
+        """The name of a stage, where it has its own."""
         if _KERNEL_IID in of and (entry := sequence.name(GPU_KERNELS, of[_KERNEL_IID])):
             kernel = dict(tagged(entry))
             if name := _text(kernel.get(_THREE, b"") or kernel.get(_TWO, b"")):
@@ -116,7 +116,7 @@ class GpuStages:
         return self._streams.get(key, 0)
 
     def _of_context(self, of: dict[int, Any], sequence: Sequence) -> dict[str, int]:
-        """The process that asked for it, where its context says it."""
+        """The process of a stage, where its context states it."""
         entry = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
         pid = 0 if entry is None else signed(dict(tagged(entry)).get(2 << 3, 0))
         return {"pid": pid} if 0 < pid <= ID_LIMIT else {}

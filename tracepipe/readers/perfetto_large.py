@@ -1,7 +1,7 @@
-"""Packets of a Perfetto trace that are too large to be at hand: they lie in a file without a name, and their
+"""Reads packets of a Perfetto trace that are too large for memory: they are in a temporary file, and their
 fields are read some at a time.
 
-    1 ftrace_events {2 event…}        messages with some of what is repeated in each; the first has all else
+    1 ftrace_events {2 event…}        messages with some of the repeated fields each; the first has all others
     2 process_tree {1, 2…}
     12 interned_data {…}
     50 compressed_packets             bytes, some at a time
@@ -20,12 +20,12 @@ _PART_BYTES: Final = 1 << 18
 _CHUNK_BYTES: Final = 1 << 16
 _FTRACE, _TREE, _INTERNED, _COMPRESSED = 1, 2, 12, 50
 _REPEATED: Final = {_FTRACE: range(2, 3), _TREE: range(1, 3), _INTERNED: range(1, 1 << 29)}
-# What a bundle of ftrace says of the events before it, which its first part says.
+# The field of a ftrace bundle for events that were lost before it. Only its first part has it.
 _LOST_EVENTS: Final = 3
 
 
 class LargePacket:
-    """A packet of so many bytes at the start of a file. `left_out` are the fields that do not fit."""
+    """A packet of `size_bytes` at the start of a file. `left_out` is how many of its fields do not fit."""
 
     def __init__(self, file: BinaryIO, size_bytes: int) -> None:
         self._wire = WireFile(file)
@@ -37,7 +37,7 @@ class LargePacket:
         return self._wire.read(0, len(start)) == start
 
     def compressed(self) -> Iterator[Iterator[bytes]]:
-        """What each field of packed packets holds, some at a time. Raises WireError."""
+        """The content of each field of compressed packets, some bytes at a time. Raises WireError."""
         for field in self._wire.fields(0, self.size_bytes):
             if (field.number, field.wire_type) == (_COMPRESSED, BYTES):
                 yield self._chunks(field)
@@ -80,7 +80,7 @@ class LargePacket:
         yield b"".join(held)
 
     def _not_repeated(self, of: Place, repeated: range) -> tuple[bytes, bytes]:
-        """The other fields that fit, and the numbers among them that each part has."""
+        """The other fields that fit, and those of them that are numbers, which each part has."""
         first, again = bytearray(), bytearray()
         for field, at in self._inside(of):
             if field.number in repeated:
@@ -95,7 +95,7 @@ class LargePacket:
         return bytes(first), bytes(again)
 
     def _inside(self, of: Place) -> Iterator[tuple[Place, int]]:
-        """The fields of one, and where each begins."""
+        """The fields of a field, and where each begins."""
         at = of.start
         for field in self._wire.fields(of.start, of.end):
             yield field, at
@@ -107,7 +107,7 @@ class LargePacket:
 
 
 class Parts:
-    """A large field of a packet, as messages of which each has a part of it."""
+    """A large field of a packet, as messages that each have a part of it."""
 
     def __init__(self, packet: LargePacket, field: Place) -> None:
         self._packet, self._field = packet, field
@@ -117,5 +117,5 @@ class Parts:
 
 
 def parts_of(value: Any) -> Iterable[bytes]:
-    """The messages that a field of a packet is: one, if it is at hand."""
+    """The messages of a packet's field: a single one, if it is in memory."""
     return (value,) if type(value) is bytes else value

@@ -1,10 +1,10 @@
-"""What a Perfetto trace says that it lacks.
+"""Reads the losses that a Perfetto trace states.
 
     TraceStats    1 buffer_stats… {3 chunks_overwritten  18 chunks_discarded  19 trace_writer_packet_loss}
     FtraceStats   1 phase (1 start, 2 end of the trace)  2 cpu_stats… {1 cpu  3 overrun  8 dropped_events}
 
-Both are counts of a whole trace, the last of which counts. Source: protos/perfetto/common/trace_stats.proto,
-protos/perfetto/trace/ftrace/ftrace_stats.proto.
+Both are counts of a whole trace, of which the last one is used. Source:
+protos/perfetto/common/trace_stats.proto, protos/perfetto/trace/ftrace/ftrace_stats.proto.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _LISTED_MAX: Final = 1 << 12
 
 
 class Losses:
-    """Takes what was lost: at a time as rows, and of the whole trace as records without one."""
+    """Takes losses: those with a time become rows, and those of the whole trace records without a time."""
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
         self._buffers: list[dict[int, int]] = []
         self._ftrace: dict[int, dict[int, tuple[int, int]]] = {}
-        """By phase and processor the counts of FtraceStats."""
+        """By phase and processor: the counts of FtraceStats."""
 
     def add(self, from_ns: int, to_ns: int, reason: str, cpu: int | None = None) -> None:
         """Add a loss between two times."""

@@ -1,12 +1,12 @@
-"""What a packet sequence of a Perfetto trace remembers: names by their numbers, defaults, its thread.
+"""The state of a packet sequence of a Perfetto trace: names by their numbers, defaults, its thread.
 
     TracePacket           12 interned_data  13 sequence_flags  42 previous_packet_dropped
                           59 trace_packet_defaults
     InternedData          FIELD entries {1 iid  2 text}…
     TracePacketDefaults   58 timestamp_clock_id  11 track_event_defaults {11 track  31, 45 tracks of counters}
 
-A packet whose flags say that the state is cleared begins anew. After one that was lost, packets that need the
-state are unusable until then. Source: protos/perfetto/trace/interned_data/interned_data.proto,
+A packet whose flags clear the state starts a new state. After a lost packet, packets that need the state
+cannot be used until then. Source: protos/perfetto/trace/interned_data/interned_data.proto,
 trace_packet_defaults.proto.
 """
 
@@ -32,7 +32,7 @@ _TEXT: Final = 2 << 3 | BYTES
 _DEFAULT_CLOCK: Final = 58 << 3
 _EVENT_DEFAULTS: Final = 11 << 3 | BYTES
 _TRACK: Final = 11 << 3
-# Of all sequences, with what an entry takes beyond its text.
+# The most bytes of all sequences, and what an entry takes in addition to its text.
 _NAMES_BYTES_MAX: Final = 8 << 20
 _ENTRY_BYTES: Final = 300
 _SEQUENCES_MAX: Final = 1 << 14
@@ -40,7 +40,7 @@ _SEQUENCES_MAX: Final = 1 << 14
 
 @dataclass(slots=True)
 class Defaults:
-    """What a packet has that does not say otherwise."""
+    """The values of fields that a packet does not have."""
 
     clock: int = 0
     track: int | None = None
@@ -50,7 +50,9 @@ class Defaults:
 
 @dataclass(slots=True)
 class Sequence:
-    """One packet sequence. `thread` is the track of the thread that writes it, where it says so itself."""
+    """One packet sequence. `thread` is the track of the thread that writes it, where the sequence
+    states it.
+    """
 
     id: int
     defaults: Defaults = field(default_factory=Defaults)
@@ -59,15 +61,15 @@ class Sequence:
     is_begun: bool = False
     thread: int | None = None
     time_ns: int | None = None
-    """The last of times that are differences, ns."""
+    """The last time, for times that are differences, ns."""
     last_ns: int = 0
     """The time of its last packet that has one."""
     totals: dict[int, int | float] = field(default_factory=dict)
-    """Of counters whose values are differences, by their tracks."""
+    """The totals of counters whose values are differences, by track."""
     names_bytes: int = 0
 
     def name(self, table: int, iid: int) -> bytes | None:
-        """The entry of a table, whole; of one of texts `text_of` has it."""
+        """The whole entry of a table. For tables of texts, use `text_of`."""
         return self.names.get((table, iid))
 
     def text_of(self, table: int, iid: int) -> str | None:
@@ -76,7 +78,7 @@ class Sequence:
         return None if entry is None else entry.decode("utf-8", "replace")
 
 
-# Tables of texts; the entries of the others are messages, and are kept as these.
+# Tables of texts. The entries of the other tables are kept as messages.
 _TEXTS: Final = frozenset(
     {CATEGORIES, EVENT_NAMES, ARG_NAMES, FUNCTIONS, SOURCE_PATHS, BODIES, STRINGS, CORRELATIONS}
 )
@@ -91,7 +93,7 @@ class Sequences:
         self._bytes = 0
 
     def of(self, id: int) -> Sequence:
-        """A sequence by its id; where there are too many, one that remembers nothing."""
+        """A sequence by its id. If there are too many, it is one that is not kept."""
         found = self._all.get(id)
         if found is None:
             found = Sequence(id)
@@ -102,13 +104,13 @@ class Sequences:
         return found
 
     def forget(self) -> None:
-        """All packets were read: names are not needed any more."""
+        """Forget all names, when all packets were read."""
         for sequence in self._all.values():
             sequence.names.clear()
         self._all.clear()
 
     def clear(self, sequence: Sequence) -> None:
-        """Begin a sequence anew."""
+        """Clear the state of a sequence."""
         self._bytes -= sequence.names_bytes
         sequence.names, sequence.names_bytes = {}, 0
         sequence.defaults, sequence.totals = Defaults(), {}

@@ -1,7 +1,7 @@
-"""Rows of a Perfetto trace, in the order of their times, as those of events here.
+"""Turns sorted rows of a Perfetto trace into rows of events.
 
-An end closes what began last on its track, of its name and category where it has these, and all that is
-inside of that; a flow starts where its number comes first.
+An end closes the slice that began last on its track, with its name and category if it has these, and all
+slices inside. A flow starts where its number comes first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tracepipe.readers.perfetto_tracks import Tracks
 from tracepipe.readers.sorted_rows import Rows, SortedRow, rows_of
 
 _OPEN_MAX: Final = 1 << 17
-# Open slices of a track that an end may be of. The trace processor keeps no more.
+# The most open slices of a track among which an end is matched. The trace processor keeps no more.
 _LOOKED_AT_MAX: Final = 512
 _FLOWS_MAX: Final = 1 << 16
 _Key = tuple[str, int, str, str]
@@ -41,26 +41,27 @@ _Row = tuple[int, int, int, bytes, bytes]
 
 
 class Ordered:
-    """Takes rows in the order of time. `counted` is what could not be."""
+    """Takes rows in the order of time. `counted` counts what could not be used."""
 
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks
         self.counted: Counts[str] = Counts()
         self._open: dict[int, list[tuple[str, str]]] = {}
-        """By track the names and categories of its slices."""
+        """By track: the names and categories of its open slices."""
         self._opened = 0
         self._deeper: Counts[int] = Counts()
         self._begun_ns: dict[int, int] = {}
         self._flows: dict[int, tuple[int, bool]] = {}
-        """By its number how often a flow ended, and whether it has begun since. The last used come last."""
+        """By the number of a flow: how often it ended, and whether it has begun again. The last used are at
+        the end."""
         self.threads = ThreadsInOrder(tracks)
         self.losses: list[Record] = []
-        """Those at the times of the rows that were taken."""
+        """The losses among the rows that were taken."""
         self._keys = Known[bytes, _Key | Record]()
         self._records = Known[tuple[str, int, str], bytes]()
 
     def events(self, rows: Rows) -> Rows:
-        """The rows of events that these stand for."""
+        """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
             key = self._keys.get(first) or self._meet(first)
@@ -96,12 +97,12 @@ class Ordered:
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
 
     def _meet(self, first: bytes) -> _Key | Record:
-        """What the text of a row says: that of a track, or a record."""
+        """Parse the text of a row: the key of a track's row, or a record."""
         said = orjson.loads(first)
         return self._keys.keep(first, said if isinstance(said, dict) else tuple(said), len(first))
 
     def _ready(self, of: Record, ts_ns: int, dur_ns: int, first: bytes, second: bytes) -> list[_Row]:
-        """The rows of a record, which knows its thread or its stream itself."""
+        """The rows of a record, which has its thread or stream."""
         if of["type"] == "loss":
             self.losses.append({**of, "ts_ns": ts_ns})
             return []
@@ -111,17 +112,19 @@ class Ordered:
         return [] if event is None else [(ts_ns, 0, 0, *event)]
 
     def _begin(self, track: int, name: str, category: str) -> bool:
-        """Open a slice; whether there is room for it."""
+        """Open a slice. Return whether there is room for it."""
         if self._opened >= _OPEN_MAX:
             self._deeper[track] += 1
-            self.counted["begins beyond those that can be open at a time"] += 1
+            self.counted["more begins than can be open at a time"] += 1
             return False
         self._opened += 1
         self._open.setdefault(track, []).append((name, category))
         return True
 
     def _end(self, track: int, name: str, category: str) -> str | None:
-        """Close a slice; its name, or that of an end where nothing is open. None for one that is left out."""
+        """Close a slice and return its name, or that of the end where nothing is open. None for an end that
+        is left out.
+        """
         if self._deeper[track]:
             self._deeper[track] -= 1
             return None
@@ -134,11 +137,11 @@ class Ordered:
                 self._opened -= len(opened) - at
                 del opened[at:]
                 return called
-        self.counted["ends are of no slice that is open"] += 1
+        self.counted["ends without an open slice"] += 1
         return None
 
     def _flow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
-        """An end of a flow, and the instant that it is of."""
+        """The rows for an end of a flow, and for its instant."""
         phase, track, name, category = key
         is_instant = phase.startswith(INSTANT_FLOW)
         if is_instant:
@@ -146,8 +149,8 @@ class Ordered:
             second = self._with_category(track, category, second)
         instant = (ts_ns, 0, 0, self._record(INSTANT, track, name), second)
         if self._tracks.place(track).stream is not None and self._begun_ns.get(track) != ts_ns:
-            # An end of a flow that is of no slice would be an instant, which no report has of a stream.
-            self.counted["flows are of no slice of their stream"] += 1
+            # Without a slice, the end of a flow would be an instant, and reports have no instants on streams.
+            self.counted["flows without a slice on their stream"] += 1
             return [instant] if is_instant else []
         flow = self._goes_on(phase, number)
         if flow is None:
@@ -155,18 +158,18 @@ class Ordered:
         phase, number = flow
         record = self._record(phase, track, name)
         if is_instant and self._begun_ns.get(track) == ts_ns:
-            # The flow will be of the slice that begins there: the instant stands for itself.
+            # The flow will belong to the slice that begins there, so the instant is a separate row.
             return [instant, (ts_ns, 0, number, record, b"")]
         return [(ts_ns, 0, number, record, second)]
 
     def _goes_on(self, phase: str, number: int) -> tuple[str, int] | None:
-        """Whether a flow starts, goes on or ends, and its number: one that is used again gets another. None
-        where it ends and has not begun.
+        """The phase of a flow (it starts, continues or ends) and its number. A number that is used again is
+        replaced by another. None where the flow ends and has not begun.
         """
         times, is_open = self._flows.pop(number, (0, False))
         ends = phase == LAST_FLOW
         if ends and not is_open:
-            self.counted["flows end that have not begun"] += 1
+            self.counted["flows end without a begin"] += 1
             return None
         if len(self._flows) >= _FLOWS_MAX:
             del self._flows[next(iter(self._flows))]
@@ -191,9 +194,9 @@ class Ordered:
         return record
 
     def _with_category(self, track: int, category: str, second: bytes) -> bytes:
-        """Arguments with the category, where the layer does not say it."""
+        """Arguments with the category, where the layer is not named after it."""
         if not category or category == self._tracks.place(track).layer:
             return second
-        # What orjson gives keeps room for 4 KB: a copy has its own size.
+        # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
         said = bytes(memoryview(orjson.dumps({"cat": category})))
         return said[:-1] + b"," + second[1:] if second else said

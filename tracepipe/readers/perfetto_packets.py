@@ -1,8 +1,8 @@
-"""The packets of a Perfetto trace, one after the other, of which one at a time is at hand: a large one in a
+"""Reads the packets of a Perfetto trace one after the other. One is in memory at a time; a large one is in a
 file.
 
-    Trace         1 packet…               a file is one, and so are several behind each other
-    TracePacket   50 compressed_packets   a Trace, packed with zlib
+    Trace         1 packet…               a file is one, and so are several files joined
+    TracePacket   50 compressed_packets   a Trace, compressed with zlib
 
 Source: protos/perfetto/trace/trace.proto, trace_packet.proto.
 """
@@ -25,9 +25,9 @@ _PACKET: Final = 1 << 3 | BYTES
 _PACKET_HEAD_BYTES: Final = 4
 _COMPRESSED: Final = bytes([0x92, 0x03])  # 50 << 3 | BYTES, as a varint
 _COMPRESSED_TAG: Final = 50 << 3 | BYTES
-# What is packed may hold what is packed again; nobody writes more.
+# Compressed packets may contain compressed packets. No program nests them deeper.
 _DEPTH_MAX: Final = 2
-# What tells a packet from other content: its fields are below a number, and of these types.
+# How a packet is recognized: its fields are below a number, and have these types.
 _PACKETS_SNIFFED: Final = 4
 _FIELDS_END: Final = 1024
 _VARINTS: Final = frozenset({3, 8, 10, 13, 41, 42, 58, 79, 87, 98})
@@ -44,11 +44,11 @@ class _Forward:
 
     @property
     def place(self) -> int:
-        """How many bytes were taken."""
+        """How many bytes were consumed."""
         return self._passed + self._at
 
     def has(self, size: int) -> bool:
-        """Whether so many more bytes come; they are at hand then."""
+        """Whether `size` more bytes follow. They are in the buffer then."""
         missing = size - (len(self._data) - self._at)
         if missing <= 0:
             return True
@@ -61,8 +61,8 @@ class _Forward:
         return missing <= 0
 
     def packets(self) -> Iterator[tuple[int, bytes]]:
-        """The next packets that are whole at hand, and where each stands, as long as their lengths have three
-        bytes at most: the fast way, for millions of them.
+        """The next packets that are whole in the buffer, and the place of each, while their lengths have at
+        most three bytes. This is the fast way, for millions of packets.
         """
         data, at = self._data, self._at
         last = len(data) - _PACKET_HEAD_BYTES
@@ -80,21 +80,21 @@ class _Forward:
             at = end
 
     def head(self) -> bytes:
-        """The next bytes, as many as two numbers have, without taking them."""
+        """The next bytes, as many as two numbers can have, without consuming them."""
         self.has(_HEAD_BYTES)
         return self._data[self._at : self._at + _HEAD_BYTES]
 
     def take(self, size: int) -> bytes:
-        """Take so many bytes, which are at hand."""
+        """Consume `size` bytes, which are in the buffer."""
         self._at += size
         return self._data[self._at - size : self._at]
 
     def skip(self, size: int) -> bool:
-        """Pass over so many bytes; whether there were as many."""
+        """Skip `size` bytes. Return whether there were as many."""
         return self.copy(size, None)
 
     def copy(self, size: int, to: BinaryIO | None) -> bool:
-        """Write so many bytes to a file, if there is one; whether there were as many."""
+        """Write `size` bytes to a file, if there is one. Return whether there were as many."""
         while size > 0:
             part = min(size, _CHUNK_BYTES)
             if not self.has(part):
@@ -108,19 +108,19 @@ class _Forward:
 
 
 class PacketStream:
-    """Reads the packets of a stream. `say` is called with what is wrong, and where."""
+    """Reads the packets of a stream. `say` is called with each fault and its place."""
 
     def __init__(self, stream: BinaryIO, say: Say) -> None:
         self._from, self._say = _Forward(stream.read), say
 
     @property
     def offset_bytes(self) -> int:
-        """How far into the stream the packets go that were given."""
+        """How far into the stream the packets so far reach."""
         return self._from.place
 
     def packets(self) -> Iterator[tuple[int, bytes | LargePacket]]:
-        """Each packet, and at which byte it stands, or what it was packed in. A large one is there until the
-        next is asked for. Raises OutputError.
+        """Each packet, and the byte at which it, or the compressed packet around it, begins. A large one is
+        valid until the next one is requested. Raises OutputError.
         """
         yield from self._unpacked(self._from, None, 0)
 
@@ -133,13 +133,13 @@ class PacketStream:
                 if packed is None:
                     yield at, data
                 elif depth >= _DEPTH_MAX:
-                    self._say(f"the packet at byte {at} is packed over and over, and is not read")
+                    self._say(f"the packet at byte {at} is compressed too many times, and is not read")
                 else:
                     for chunks in packed:
                         yield from self._unpacked(_Forward(_unpacking(chunks)), at, depth + 1)
         except WireError as e:
-            inside = "" if within is None else f" of what is packed at byte {within}"
-            self._say(f"{e}{inside}: what stands behind it is not read")
+            inside = "" if within is None else f" of the compressed data at byte {within}"
+            self._say(f"{e}{inside}: what follows is not read")
 
     def _packets(self, source: _Forward, within: int | None) -> Iterator[tuple[int, bytes | LargePacket]]:
         while True:
@@ -156,7 +156,7 @@ class PacketStream:
             except WireError:
                 raise WireError("a number does not end", start) from None
             if tag < 8 or wire_type not in (VARINT, BYTES, *_SIZES):
-                raise WireError("no packet stands", start)
+                raise WireError("there is no packet", start)
             source.skip(used)
             at = start if within is None else within
             size = _SIZES.get(wire_type, size if wire_type == BYTES else 0)
@@ -175,9 +175,7 @@ class PacketStream:
 
 
 def _compressed(data: bytes | LargePacket) -> Iterable[Iterator[bytes]] | None:
-    """What is packed in a packet, each some bytes at a time; None where it is a packet itself. Raises
-    WireError.
-    """
+    """The compressed data in a packet, some bytes at a time; None where it has none. Raises WireError."""
     if not data.startswith(_COMPRESSED):
         return None
     if isinstance(data, LargePacket):
@@ -186,7 +184,7 @@ def _compressed(data: bytes | LargePacket) -> Iterable[Iterator[bytes]] | None:
 
 
 def _unpacking(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
-    """A function that gives what is packed, so many bytes at a time."""
+    """A function that reads the decompressed data, some bytes at a time."""
     unpacker, left = zlib.decompressobj(), b""
 
     def read(size: int) -> bytes:
@@ -196,7 +194,7 @@ def _unpacking(chunks: Iterator[bytes]) -> Callable[[int], bytes]:
             try:
                 made = unpacker.decompress(left, size)
             except zlib.error as e:
-                raise WireError(f"packed data cannot be read ({e})", 0) from None
+                raise WireError(f"compressed data cannot be read ({e})", 0) from None
             left = unpacker.unconsumed_tail
         return made or (b"" if unpacker.eof else unpacker.flush(size))
 

@@ -1,4 +1,4 @@
-"""When threads run and who wakes them, in a Perfetto trace: ftrace's events, and states of tasks.
+"""Reads when threads run and who wakes them from a Perfetto trace: ftrace's events, and task states.
 
     FtraceEventBundle   1 cpu  2 event…  3 lost_events  4 compact_sched  5 clock  6 time on it
                         7 CLOCK_BOOTTIME  10 end of the bundle before
@@ -9,7 +9,7 @@
                         4 next_prio  6 next name;  7 times of wakings  8 pid  9 target_cpu
     GenericKernelTaskStateEvent   1 cpu  2 comm  3 tid  4 state
 
-A compact switch does not say which thread leaves: it is the one that came before on that processor. Source:
+A compact switch does not state which thread leaves: it is the one that ran before on that processor. Source:
 protos/perfetto/trace/ftrace/ftrace_event_bundle.proto, sched.proto, generic_kernel/generic_task_state.proto.
 """
 
@@ -29,7 +29,7 @@ from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, varints
 
 LEAVES, WOKEN, BEGINS = range(3)
-"""The order of what happens at one time."""
+"""The order of events at the same time."""
 _CPU, _EVENT, _LOST, _COMPACT, _FTRACE_CLOCK = 1 << 3, 2 << 3 | BYTES, 3 << 3, 4 << 3 | BYTES, 5 << 3
 _FTRACE_TIME, _BOOT_TIME, _LAST_END = 6 << 3, 7 << 3, 10 << 3
 _TIME, _BY = 1 << 3, 2 << 3
@@ -37,39 +37,39 @@ _SWITCH, _WAKEUP, _WAKING, _WAKEUP_NEW = (field << 3 | BYTES for field in (4, 17
 _TID, _TARGET = 2 << 3, 5 << 3
 _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 << 3
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
-"""Phases of rows that are to be understood in the order of time."""
+"""Phases of rows whose meaning depends on the rows before them in time."""
 _CPUS_MAX: Final = 1 << 12
 _Bundle = tuple[int, int]
 """The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
 
 
 class Scheduling:
-    """Takes bundles and states. `counted` is what was not read, by what it is."""
+    """Takes bundles and states. `counted` counts what was not read, by kind."""
 
     def __init__(self, rows: SortedRows, on_trace: Callable[[int], int | None]) -> None:
         self._rows, self._on_trace = rows, on_trace
         self.counted: Counts[str] = Counts()
         self._running: dict[int, int] = {}
-        """By processor the thread that runs there."""
+        """By processor: the thread that runs there."""
         self._end_ns: dict[int, int] = {}
         self._firsts = Known[tuple[Any, ...], bytes]()
 
     # ftrace ---------------------------------------------------------------------------------------------
 
     def take(self, data: bytes) -> tuple[int, int, int] | None:
-        """Take an FtraceEventBundle. Where events before it were lost: between which times, and of which
+        """Take an FtraceEventBundle. If events before it were lost, return between which times, and on which
         processor. Raises WireError.
         """
         fields = tagged(data)
         of = dict(fields)
         cpu = of.get(_CPU, 0)
         if cpu >= _CPUS_MAX:
-            self.counted["bundles of ftrace are of a processor that cannot be"] += 1
+            self.counted["bundles of ftrace have an impossible processor"] += 1
             return None
         ahead_ns = 0
         if of.get(_FTRACE_CLOCK, 0):
             if _FTRACE_TIME not in of or _BOOT_TIME not in of:
-                self.counted["bundles of ftrace are on a clock that nothing relates"] += 1
+                self.counted["bundles of ftrace are on a clock that is not related"] += 1
                 return None
             ahead_ns = signed(of[_BOOT_TIME]) - signed(of[_FTRACE_TIME])
         first_ns, before_ns = TIME_LIMIT_NS, self._end_ns.get(cpu, of.get(_LAST_END, 0))
@@ -83,7 +83,7 @@ class Scheduling:
         return min(first_ns, max(0, first_ns if start_ns is None else start_ns)), first_ns, cpu
 
     def _events(self, fields: list[tuple[int, Any]], bundle: _Bundle) -> Iterator[int]:
-        """Take the events of a bundle; the times of those that are read."""
+        """Take the events of a bundle, and yield the times of those that are read."""
         for tag, value in fields:
             if tag == _COMPACT:
                 yield from self._compact(value, bundle)
@@ -101,7 +101,7 @@ class Scheduling:
         return placed
 
     def _event(self, of: dict[int, Any], ts_ns: int, cpu: int) -> bool:
-        """Take an event; whether it is read."""
+        """Take an event. Return whether its kind is read."""
         if _SWITCH in of:
             switch = dict(tagged(of[_SWITCH]))
             self._running[cpu] = signed(switch.get(_TID, 0))
@@ -122,7 +122,7 @@ class Scheduling:
         return False
 
     def _compact(self, data: bytes, bundle: _Bundle) -> Iterator[int]:
-        """Take the columns of a CompactSched; the times of its events."""
+        """Take the columns of a CompactSched, and yield the times of its events."""
         columns: dict[int, list[int]] = {}
         names: list[str] = []
         for tag, value in tagged(data):
@@ -145,7 +145,7 @@ class Scheduling:
                 yield ts_ns
 
     def _switch(self, ts_ns: int, cpu: int, prev_state: int, tid: int, prio: int, comm: str) -> None:
-        """One thread leaves a processor, and another gets it."""
+        """Add a context switch: one thread leaves a processor, and another gets it."""
         prev = self._running.get(cpu)
         if prev:
             self._add(ts_ns, LEAVES, prev, cpu, "E", RUNNING, {"prev_state": state_text(max(0, prev_state))})
@@ -161,7 +161,7 @@ class Scheduling:
         comm = of.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
         cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))
         if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
-            self.counted["states of threads are of a processor or a time that cannot be"] += 1
+            self.counted["states of threads have an impossible processor or time"] += 1
             return
         self._add(ts_ns, WOKEN, tid, cpu, STATE, RUNNING, {"state": of.get(4 << 3, 0)}, comm)
 
@@ -172,7 +172,7 @@ class Scheduling:
         comm: str = "",
     ) -> None:  # fmt: skip
         if not 0 < tid <= ID_LIMIT:
-            self.counted["events of the scheduler are of threads that cannot be"] += 1
+            self.counted["events of the scheduler have an impossible thread"] += 1
             return
         key = (tid, cpu, phase, name, comm)
         first = self._firsts.get(key)

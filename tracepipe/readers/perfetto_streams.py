@@ -1,10 +1,10 @@
-"""Streams of a GPU in traces that tracepipe wrote: their slices are kernels and copies again.
+"""Recognizes the streams of GPUs in traces that tracepipe wrote, whose slices become kernels and copies
+again.
 
-A trace of tracepipe has a group `tracepipe` with the track `capture`. A GPU is a group `GPU N NAME`, whose
-own slices are a summary of what is on its streams, as are those of a group `SM N` in it of its warps, and the
-counter of how busy it is; so is the `CPU use` of a process of when its threads run. `stream N` is a track in
-a GPU. `stream N (overlap M)` has those that overlap others: it becomes a stream of its own, so that each ends
-where it did.
+A trace of tracepipe has a group `tracepipe` with the track `capture`. A GPU is a group `GPU N NAME`. The
+slices on that group, those on a group `SM N` in it, the counter of how busy the GPU is, and the `CPU use` of
+a process are summaries of other tracks. `stream N` is a track in a GPU. `stream N (overlap M)` is an overlap
+track: it becomes a separate stream, so that each slice keeps its end.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _GPU = re.compile(r"GPU (\d{1,4})( .*)?")
 _STREAM = re.compile(r"stream (\d{1,18})(?: \(overlap (\d{1,4})\))?")
 _SM = re.compile(r"SM \d{1,18}")
 _COPY = re.compile(r"[HDAP]to[HDAP]|memset|set|default")
-# Streams of what overlaps stand so far above those that there are.
+# This is added to the numbers of streams for their overlap tracks.
 _OVERLAPS_APART: Final = 1_000_000
 
 
 class Stream(NamedTuple):
-    """A stream, by the number of its GPU and its own; a number of -1 stands for a summary."""
+    """A stream, by the number of its GPU and its own. The number of a summary is -1."""
 
     gpu: int
     number: int
 
     @property
     def is_summary(self) -> bool:
-        """Whether what is there is on other tracks too."""
+        """Whether it only summarizes other tracks."""
         return self.number < 0
 
 
 def stream_of(names: tuple[str, ...]) -> Stream | None:
-    """The stream that tracks of these names are, the topmost first; None where they are none."""
+    """The stream of a track with these names from the top down; None where it is not a stream."""
     gpu = _GPU.fullmatch(names[0]) if 0 < len(names) < 3 else None
     if gpu is None:
         return None
@@ -55,18 +55,18 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
 
 
 def is_cpu_use(name: str, unit: str) -> bool:
-    """Whether a counter says how much of processors a process takes."""
+    """Whether a counter is the processor time of a process."""
     return name == CPU_USE and unit == CPU_USE_UNIT
 
 
 def kernel_name(name: str, second: bytes) -> str:
-    """The whole name of what a slice of a stream is, which its arguments have where its own is shorter."""
+    """The whole name of a slice of a stream, which is in its arguments if its own is shorter."""
     whole = orjson.loads(second).get("kernel") if b'"kernel":' in second else None
     return cut_text(whole) if type(whole) is str and whole else name
 
 
 def begun(fields: Record, second: bytes) -> tuple[bytes, bytes]:
-    """The record of a slice of a stream with these fields, and its arguments without what the record says."""
+    """The record of a slice of a stream with these fields, and its arguments without those in the record."""
     args: dict[str, Any] = orjson.loads(second) if second else {}
     record = {**fields, "type": kind_of(fields["name"])}
     args.pop("kernel", None)

@@ -1,5 +1,5 @@
-"""Rows of the scheduler, in the order of their times, as records of events: who woke whom, and what a state
-of a thread says after the one before.
+"""Turns sorted rows of the scheduler into records of events: who woke whom, and what a state of a thread
+means after the one before.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _THREADS_MAX: Final = 1 << 16
 
 
 class ThreadsInOrder:
-    """Takes rows of `Scheduling`. `counted` is what says nothing."""
+    """Takes rows of `Scheduling`. `counted` counts those without a meaning."""
 
     def __init__(self, tracks: Tracks) -> None:
         self._tracks = tracks
         self.counted: Counts[str] = Counts()
         self._on: dict[int, int] = {}
-        """By processor the thread that runs there."""
+        """By processor: the thread that runs there."""
         self._runs: dict[int, int] = {}
-        """By thread the processor that it runs on."""
+        """By thread: the processor on which it runs."""
         self._is_woken = False
         self._records = Known[bytes, bytes]()
 
     def event(self, of: dict[str, Any], second: bytes) -> tuple[bytes, bytes] | None:
-        """The record of a row and its arguments; None where it says nothing new."""
+        """The record of a row and its arguments; None where it changes nothing."""
         tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
         args: dict[str, Any] | None = None
         if phase == STATE:
@@ -47,7 +47,7 @@ class ThreadsInOrder:
         elif phase == BY_WHO_RUNS:
             phase, args = "I", {"by_tid": self._on.get(cpu, 0), **orjson.loads(second)}
         elif phase == AGAIN:
-            # It says that the thread is on a queue, after sched_waking said who woke it.
+            # The thread is on a queue now. sched_waking has shown who woke it.
             if self._is_woken:
                 return None
             phase = "I"
@@ -58,7 +58,7 @@ class ThreadsInOrder:
         elif of["phase"] != AGAIN:
             self._is_woken = True
         if args is not None:
-            # What orjson gives keeps room for 4 KB: a copy has its own size.
+            # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
             second = bytes(memoryview(orjson.dumps(args))) if args else b""
         return self._record({**of, "phase": phase}), second
 
@@ -68,14 +68,14 @@ class ThreadsInOrder:
         self._on[cpu], self._runs[tid] = tid, cpu
 
     def _state(self, tid: int, state: int) -> tuple[str, str, dict[str, Any]] | None:
-        """The phase, the name and the arguments of what a state says."""
+        """The phase, the name and the arguments for a state."""
         if state == _RUNNING and tid not in self._runs:
             return "B", RUNNING, {}
         if state == _RUNNABLE and tid not in self._runs:
             return "I", WAKEUP, {}
-        if state in _LEFT:  # of a thread that is not known to run it says that its begin is not recorded
+        if state in _LEFT:  # if the thread is not known to run, its begin was not recorded
             return "E", RUNNING, {"prev_state": _LEFT[state]}
-        self.counted["states of threads say nothing that a timeline shows"] += 1
+        self.counted["states of threads change nothing in a timeline"] += 1
         return None
 
     def _record(self, of: dict[str, Any]) -> bytes:

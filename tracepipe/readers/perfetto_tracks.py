@@ -1,19 +1,20 @@
-"""Tracks of a Perfetto trace, and where each stands here.
+"""Places the tracks of a Perfetto trace in processes, threads and layers.
 
     TrackDescriptor     1 uuid  5 parent  2 name (10 static, 13 atrace)  3 process  4 thread  8 counter
                         11 child_ordering  12 sibling_order_rank
     ProcessDescriptor   1 pid  2 cmdline…  6 name      ThreadDescriptor   1 pid  2 tid  5 name
     CounterDescriptor   1 type  3 unit  4 unit_multiplier  5 is_incremental  6 unit_name
 
-a track that is         is here
+a track that is         becomes
 of a thread             the layer `events` of that thread
 under a thread's        a layer by its name, and those of the tracks between
 under a process's       a thread of that process by the name of the first, a layer by those of the others
 under none              a process by the name of the first, a thread by that of the second, and so on
 
-A counter is of its process, by the names of the tracks between. Processes and threads that are none have
-numbers that the system does not give. Source: protos/perfetto/trace/track_event/track_descriptor.proto,
-process_descriptor.proto, thread_descriptor.proto, counter_descriptor.proto.
+A counter belongs to its process, with the names of the tracks between. Groups that are not processes or
+threads get numbers that the system does not use. Source:
+protos/perfetto/trace/track_event/track_descriptor.proto, process_descriptor.proto, thread_descriptor.proto,
+counter_descriptor.proto.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from tracepipe.readers.perfetto_streams import OWN, Stream, is_cpu_use, stream_o
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
 
 EVENTS: Final = "events"
-"""The layer of what is on the track of a thread itself."""
+"""The layer of events on the track of a thread itself."""
 GLOBAL: Final = 0
-"""The track of events that name none."""
+"""The track of events that name no track."""
 _UUID, _PARENT, _ORDERING, _RANK = 1 << 3, 5 << 3, 11 << 3, 12 << 3
 _NAMES: Final = (2 << 3 | BYTES, 10 << 3 | BYTES, 13 << 3 | BYTES)
 _PROCESS, _THREAD, _COUNTER = 3 << 3 | BYTES, 4 << 3 | BYTES, 8 << 3 | BYTES
@@ -43,13 +44,13 @@ _THREAD_COUNTERS: Final = (1, 2)
 _EXPLICIT: Final = 3
 _TRACKS_MAX: Final = 1 << 17
 _THREADS_MAX: Final = 1 << 16
-# A trace may say that a track is its own ancestor.
+# In a damaged trace, a track may be its own ancestor.
 _ANCESTORS_MAX: Final = 32
 
 
 @dataclass(slots=True)
 class Counter:
-    """What the values of a counter mean. `of_thread`: how long a thread ran, or how many instructions."""
+    """How to read the values of a counter. `of_thread`: they are a thread's time or instructions."""
 
     unit: str = ""
     multiplier: int = 1
@@ -59,7 +60,7 @@ class Counter:
 
 @dataclass(slots=True)
 class Descriptor:
-    """A track: of a thread, a process, or of neither. `parent` is 0 where it has none."""
+    """A track of a thread, of a process, or of neither. `parent` is 0 where it has none."""
 
     name: str = ""
     parent: int = 0
@@ -68,11 +69,11 @@ class Descriptor:
     counter: Counter | None = None
     rank: int = 0
     is_ordered: bool = False
-    """Whether its children stand by their ranks."""
+    """Whether its children are ordered by their ranks."""
 
 
 class Place(NamedTuple):
-    """Where the events of a track stand, and the name of a counter."""
+    """The process, thread and layer of a track's events, and the name of a counter."""
 
     pid: int
     tid: int | None
@@ -82,7 +83,7 @@ class Place(NamedTuple):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same as fields of a record."""
+        """The place as fields of a record."""
         if self.stream is not None:
             return {"type": "gpu_kernel", "gpu": self.stream.gpu, "stream": self.stream.number}
         thread = {} if self.tid is None else {"tid": self.tid}
@@ -91,8 +92,8 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Tracks:
-    """Takes descriptors, and then says where their tracks stand. `used` are those that have events, in the
-    order of their first.
+    """Takes descriptors, and then gives the places of their tracks. `used` are the tracks that have events,
+    in the order of their first ones.
     """
 
     used: dict[int, None] = field(default_factory=dict)
@@ -172,24 +173,24 @@ class Tracks:
         self._threads[pid, tid] = name or self._threads.get((pid, tid), "")
 
     def thread(self, pid: int, tid: int) -> int:
-        """The track of a thread for which there is no descriptor: no other has its number."""
+        """The track of a thread without a descriptor. No other track has its number."""
         uuid = -1 - (tid & 0xFFFFFFFF)
         self._keep(uuid, Descriptor(pid=pid, tid=tid))
         return uuid
 
     def asynchronous(self, number: int, parent: int, name: str) -> int:
-        """The track of events that are of one kind and id: `number` is above those of threads."""
+        """The track of events with the same kind and id. `number` is above those of threads."""
         uuid = -(1 << 33) - number
         self._keep(uuid, Descriptor(name, parent))
         return uuid
 
     def counter(self, uuid: int) -> Counter | None:
-        """What the values on a track mean; None where it is not known as a counter's."""
+        """The counter of a track; None where it is not known to be one."""
         found = self._all.get(uuid)
         return None if found is None else found.counter
 
     def use(self, uuid: int) -> bool:
-        """Take note of an event of a track; whether it has one."""
+        """Note that a track has events. Return whether there is room for it."""
         if uuid not in self.used:
             if len(self.used) >= _TRACKS_MAX:
                 return False
@@ -199,10 +200,10 @@ class Tracks:
     # Places ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Give the tracks that are used their places: nothing is taken any more."""
+        """Decide the places of the used tracks. No descriptors are taken any more."""
         self._is_own = any(self._path(self._chain(uuid)) == OWN for uuid in self.used)
         self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
-        # A number that is given later is lower, and stands before the others.
+        # A number that is given later is lower, and comes before the others.
         for uuid in sorted(self.used, key=self._order, reverse=True):
             stream = self._stream_of(uuid)
             if stream is None:
@@ -215,11 +216,11 @@ class Tracks:
         self._taken.clear()
 
     def _path(self, chain: list[int]) -> tuple[str, ...]:
-        """The names of tracks that are of no process, the topmost first; nothing of those that are."""
+        """The names of tracks without a process from the top down; empty for those with a process."""
         return () if self._of(chain[-1]).pid is not None else tuple(self._of(one).name for one in chain[::-1])
 
     def _stream_of(self, uuid: int) -> Stream | None:
-        """The stream that a track of tracepipe's is."""
+        """The stream of a track, in a trace that tracepipe wrote."""
         if not self._is_own:
             return None
         counter = self._of(uuid).counter
@@ -231,7 +232,7 @@ class Tracks:
         return stream
 
     def _chain(self, uuid: int) -> list[int]:
-        """A track and those that it stands under, up to a thread or a process."""
+        """A track and its ancestors, up to a thread or a process."""
         chain: list[int] = []
         while len(chain) < _ANCESTORS_MAX and uuid not in chain:
             chain.append(uuid)
@@ -251,7 +252,7 @@ class Tracks:
         return self._of(uuid).name or "track"
 
     def _order(self, uuid: int) -> tuple[int, str, int, str]:
-        """What puts a track in order: rank and name of the topmost that it stands under, and of the next."""
+        """The key for the order of tracks: rank and name of the topmost ancestor, and of the next one."""
         chain = self._chain(uuid)
         top, second = self._of(chain[-1]), self._of(chain[max(0, len(chain) - 2)])
         return 0, top.name, second.rank if top.is_ordered else 0, second.name
@@ -262,7 +263,7 @@ class Tracks:
         below = chain[-2::-1]
         if root.tid is not None:
             thread = self.thread_fields(root.pid or 0, root.tid)
-            # Tracks of a thread stand in a group that has its name, so that it holds them together.
+            # The tracks of a thread are in a group with its name.
             if len(below) > 1 and self._name(below[0]) == root.name:
                 below = below[1:]
             return thread["pid"], thread["tid"], [self._name(one) for one in below]
@@ -281,7 +282,7 @@ class Tracks:
         return pid, tid, [self._name(one) for one in below[1:]]
 
     def _made_up(self, key: tuple[Any, ...], name: str, pid: int | None = None) -> int:
-        """The number of a process, or of a thread of `pid`, that is none."""
+        """The number for a group that is shown as a process, or as a thread of `pid`."""
         number = self._ids.of(str(key))
         of = (number, None) if pid is None else (pid, number)
         if of not in self._names and len(self._names) < _TRACKS_MAX:
@@ -308,7 +309,7 @@ class Tracks:
         return name if count == 1 else f"{name} ({count})"
 
     def place(self, uuid: int) -> Place:
-        """Where the events of a track stand that is used."""
+        """The place of the events of a used track."""
         return self._places[uuid]
 
     def thread_fields(self, pid: int, tid: int) -> dict[str, int]:
@@ -320,7 +321,7 @@ class Tracks:
         return self._process_of.get(tid)
 
     def said(self) -> Iterator[Problem]:
-        """What there is to say of processes and threads that are none."""
+        """The problems of groups that are shown as processes and threads."""
         return self._ids.said()
 
     def name_records(self) -> list[Record]:

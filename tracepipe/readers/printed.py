@@ -1,4 +1,4 @@
-"""Text between events that a script or the traced program printed: it is counted and named once."""
+"""Counts text between events that a script or the traced program printed, and reports it once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TEXTS_SHOWN: Final = 3
 
 
 class Printed:
-    """The lines of one input that are such text."""
+    """The printed lines of one input."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -28,7 +28,7 @@ class Printed:
             self._texts[text] = self._texts.get(text, 0) + 1
 
     def said(self) -> Iterator[SourceBatch]:
-        """A batch that says what there is to say of them; none where there are none."""
+        """A batch with the problem that counts them; none where there are none."""
         if not self._count:
             return
         texts = [
@@ -36,5 +36,5 @@ class Printed:
         ]
         named = ", ".join(texts) + (", …" if sum(self._texts.values()) < self._count else "")
         lines = "1 line is" if self._count == 1 else f"{self._count} lines are"
-        message = f"{lines} what the script or the traced program printed, and no events: {named}"
+        message = f"{lines} text that the script or the traced program printed, not events: {named}"
         yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])

@@ -1,12 +1,12 @@
-"""Reads what Triton's Proton recorded inside of kernels, which is Chrome's trace JSON of a form of its own.
+"""Reads what Triton's Proton recorded inside of kernels, in its own form of Chrome's trace JSON.
 
     {"traceEvents": [{"ph":"X","name":"load","cat":"matmul","pid":"matmul Core7 CTA2","tid":"warp 3 (line 0)",
                               scope          kernel        kernel, SM, block         warp
         "ts":1.234,"dur":0.5,"args":{"Frequency (MHz)":1000.0,"Init Time (ns)":…,"call_stack":[…]}}, …]}
 
-A block's times are its SM's cycles, as if each took 1 ns, after the time of %globaltimer at which it began.
-Without `Frequency (MHz)` they are %globaltimer's. Lines are for viewers: a warp's scopes are its ranges. The
-events stand block by block, and the same block may stand there again: of another launch of the kernel.
+The times of a block are cycles of its SM, as if each took 1 ns, after the time of %globaltimer at which the
+block began. Without `Frequency (MHz)` they are those of %globaltimer. Lines are for viewers: a warp's scopes
+are its ranges. Events come block by block. The same block may come again, from another launch of the kernel.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SNIFFED = re.compile(
     rb'"pid"\s*:\s*"(?:[^"\\]|\\.)* Core\d+ CTA\d+"\s*,\s*"tid"\s*:\s*"warp \d+ \(line \d+\)"'
 )
 _TREE = re.compile(rb'\s*\[\s*\{\s*"children"\s*:.*"frame"\s*:\s*\{', re.DOTALL)
-# What a block may have before it is put away, with what follows as another life of its warps.
+# The most that a block may have. What follows is taken for another life of its warps.
 _EVENTS_MAX: Final = 1 << 16
 _NAMES_MAX: Final = 1 << 21
 _KERNELS_MAX: Final = 1 << 12
-# A batch has so many warps at most, and so much text of their scopes, which take many times that as numbers.
+# The most warps of a batch, and the most text of their scopes, which take many times that much as numbers.
 _WARPS_AT_ONCE: Final = 1 << 10
 _BATCH_BYTES: Final = 1 << 18
 _THREADS: Final = 32
@@ -63,18 +63,18 @@ class _Block:
 
     @property
     def is_full(self) -> bool:
-        """Whether it has as much as a block may have."""
+        """Whether the block has the most that it may have."""
         return self.count >= _EVENTS_MAX or self.names_length >= _NAMES_MAX
 
 
 class _Trace:
-    """One trace on its way into batches of warps, in the order of time."""
+    """Turns one trace into batches of warps, in the order of time."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._rows = sorted_rows()
         self._block: _Block | None = None
         self._warps_of: dict[str, int] = {}
-        """By kernel, how many warps its blocks have, as far as was seen."""
+        """By kernel: how many warps its blocks have, as far as was seen."""
         self._problems = FirstProblems()
         self._flows = self._first_ns = 0
         self.is_of_cycles = False
@@ -97,7 +97,7 @@ class _Trace:
         self._problems.add(*map(batch.problem, sorted(faults)))
 
     def _event(self, event: dict[str, Any], text: bytes) -> str:
-        """Take one; what is wrong with it."""
+        """Take an event. Return what is wrong with it, or ""."""
         if event.get("ph") == "M":
             return ""
         if event.get("ph") != "X":
@@ -109,22 +109,22 @@ class _Trace:
             return "tid: is not a warp"
         ts_ns, dur_ns = (ns_of(event.get(key), key, text) for key in ("ts", "dur"))
         if ts_ns is None or dur_ns is None or not 0 <= dur_ns <= _YEAR_NS:
-            return f"{'ts' if ts_ns is None else 'dur'}: is no time that a trace can hold"
+            return f"{'ts' if ts_ns is None else 'dur'}: is not a time that a trace can have"
         if not isinstance(event.get("name"), str):
-            return "name: is missing, or is no text"
+            return "name: is missing, or is not a string"
         self._add(event, block, int(warp[1]), (ts_ns, dur_ns, cut_text(event["name"])))
         return ""
 
     def _add(
         self, event: dict[str, Any], found: re.Match[str], warp: int, scope: tuple[int, int, str]
     ) -> None:
-        """Add a scope to its block, which is another one where what is said of it is not the same."""
+        """Add a scope to its block. If the block's arguments differ, it is a new block."""
         args = event.get("args")
         args = args if type(args) is dict else {}
         self.is_of_cycles |= _FREQUENCY in args
         self._flows += event.get("flow_out") is True
         block = self._block
-        # What is asynchronous stands behind the block's warps, without its times.
+        # Asynchronous events follow the block's warps, and do not have its times.
         is_of_block = event.get("cat") in ("async", "flow") and _BEGAN not in args and _ENDED not in args
         key = (found[0], args.get(_BEGAN), args.get(_ENDED))
         is_same = block is not None and (
@@ -141,7 +141,7 @@ class _Trace:
         self._first_ns = min(self._first_ns, scope[0])
 
     def _put_away(self) -> None:
-        """Put the block's warps where they wait for their time."""
+        """Add the warps of the block to the rows that are sorted."""
         block, self._block = self._block, None
         if block is None:
             return
@@ -162,7 +162,7 @@ class _Trace:
     # Batches --------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[SourceBatch]:
-        """Warps, as many of one kernel as follow each other, and what there is to say."""
+        """Batches of consecutive warps of one kernel, with the problems."""
         problems = [*self._problems.take(), *self._said()]
         for rows in self._rows.in_order():
             at = 0
@@ -208,19 +208,19 @@ class _Trace:
             yield Problem(
                 0,
                 "ts",
-                "times are cycles of an SM, drawn as if each took 1 ns: a clock says only when blocks began",
+                "times are cycles of an SM, drawn as if each took 1 ns: a clock shows only when blocks began",
                 skipped=False,
             )
         if self._first_ns:
-            words = f"times begin {-self._first_ns} ns before 0: that is added to each of them"
+            words = f"times begin {-self._first_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
         if self._flows:
             yield Problem(0, "flow_out", f"{self._flows} flows between warps are not drawn", skipped=False)
-        yield from self._problems.rest("objects are no good events")
+        yield from self._problems.rest("objects are not valid events")
 
 
 def _end_of_batch(rows: Rows, at: int) -> int:
-    """Where the warps end that make a batch with the one at a place: those of its kernel that fit."""
+    """Where the batch ends that begins at a place: it has warps of one kernel, as many as fit."""
     end, size_bytes = at + 1, len(rows.second[at])
     while end < min(len(rows), at + _WARPS_AT_ONCE) and rows.first[end] == rows.first[at]:
         size_bytes += len(rows.second[end])
@@ -236,7 +236,7 @@ def sniff(head: bytes) -> bool:
 
 
 def is_tree(head: bytes) -> bool:
-    """Whether content is Proton's other form, the tree of Hatchet."""
+    """Whether content is Proton's other form, Hatchet's tree."""
     return _TREE.match(head) is not None
 
 

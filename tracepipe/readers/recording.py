@@ -1,4 +1,4 @@
-"""What a reader is, and what it gives: the seam between input formats and the rest."""
+"""The interface between input formats and the rest: what a reader is, and what it returns."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
 from tracepipe.readers.lines import BOM, OTHERS, chunks_of_lines
 
-# So many problems are kept with their text until the events come.
+# This many problems are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
 
 
 @dataclass(slots=True)
 class Recording:
-    """An opened input: its header, made up from what the format tells where it has none, its batches, and the
-    tables that their numbers are of.
+    """An opened input: its header, which is made from what the format has, its batches, and the tables for
+    their numbers.
     """
 
     header: Header
@@ -39,7 +39,9 @@ class Recording:
 
 @dataclass(slots=True)
 class Batch:
-    """What some thousands of lines say: good records in file order, and the rest as in `SourceBatch`."""
+    """The content of some thousands of lines: good records in file order, and the rest as in
+    `SourceBatch`.
+    """
 
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Batch:
     printed: list[tuple[int, bytes]] = field(default_factory=list)
 
     def in_columns(self, tables: Tables) -> SourceBatch:
-        """The same as columns."""
+        """The batch as columns."""
         others: list[Record | Warps] = []
         rows = [row_of(record, tables, others) for record in self.records]
         events = event_columns(rows)
@@ -59,10 +61,12 @@ _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
 
 
 def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
-    """The row of a good record among the columns of events; what is no event is added to `others`."""
+    """The row of a good record in the columns of events. A record that is not an event is added to
+    `others`.
+    """
     kind = record["type"]
     if kind in OTHERS:
-        # Of the others no `ts_ns` is looked at, and it may be anything.
+        # The `ts_ns` of others is not checked, and may be anything.
         ts_ns = record.get("ts_ns", UNDATED_NS) if kind in _DATED else UNDATED_NS
         others.append(warps_of(record) if kind == "gpu_warp" else record)
         return ts_ns, SPECIAL, len(others) - 1, 0, 0, None, NONE
@@ -78,7 +82,7 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
 
 
 class FirstProblems:
-    """The first problems of an input since they were taken, and how many more there are."""
+    """The first problems of an input since the last `take`, and how many more there are."""
 
     def __init__(self) -> None:
         self._kept: list[Problem] = []
@@ -91,18 +95,18 @@ class FirstProblems:
         self._more += len(problems[room:])
 
     def take(self) -> list[Problem]:
-        """Those that are kept, which are given once."""
+        """Take out the problems that are kept."""
         kept, self._kept = self._kept, []
         return kept
 
     def rest(self, words: str) -> Iterator[Problem]:
-        """A problem that counts the others, in these words."""
+        """A problem that counts the others, with these words."""
         if self._more:
             yield Problem(0, "", f"{self._more} more {words}")
 
 
 def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:
-    """`batches`, the first of which has these problems too."""
+    """The batches, with these problems in the first one."""
     for batch in batches:
         batch.problems[:0], problems = problems, []
         yield batch
@@ -111,13 +115,13 @@ def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[
 
 
 class LineReader(Protocol):
-    """Understands a format line by line, and remembers what decides the next ones."""
+    """Reads a format line by line, with the state that its next lines depend on."""
 
     def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Put what line `number` says into `batch`. A `cut` line has no newline, as the input ended."""
+        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
 
     def at_end(self, batch: Batch) -> None:
-        """Put what there is to say of the whole input into `batch`."""
+        """Add the problems of the whole input to `batch`."""
 
 
 def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Recording:
@@ -127,7 +131,7 @@ def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_byte
 
 
 def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables) -> Iterator[SourceBatch]:
-    """What `lines` reads in a stream, a batch for each chunk and one for what is said at the end."""
+    """The batches that `lines` reads in a stream: one for each chunk, and one for the end."""
     offset_bytes = 0
     for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):
         batch = Batch(offset_bytes=offset_bytes)

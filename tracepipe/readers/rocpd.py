@@ -1,8 +1,8 @@
 """Reads the databases of rocprofv3 and the other tools of ROCm, `rocpd`.
 
-Each recording in a database has tables of its own, whose names end with its number. Times are nanoseconds of
-CLOCK_BOOTTIME: columns of a row, or rows of a table that it names, as is its thread, GPU and stream in
-`rocpd_track`.
+Each recording in a database has its own tables, whose names end with its number. Times are nanoseconds of
+CLOCK_BOOTTIME. They are in columns of a row, or in another table to which it refers; thread, GPU and stream
+may be in `rocpd_track` in the same way.
 """
 
 from __future__ import annotations

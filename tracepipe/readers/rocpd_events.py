@@ -1,4 +1,4 @@
-"""Which rows of a rocpd database become which events.
+"""Makes events of the rows of a rocpd database.
 
 rocpd_kernel_dispatch    gpu_kernel X     launch, grid (in blocks), block, stream
 rocpd_memory_copy        transfer X       HtoD, …: gpu, stream, size, launch
@@ -43,7 +43,7 @@ class Events:
         self._rows, self._session, self._launches = rows, session, launches
 
     def streams(self) -> Iterator[tuple[str, Iterator[Values], Take]]:
-        """Its tables, their rows in the order of time, and what takes one."""
+        """The tables, with their rows in the order of time, and the function that takes a row."""
         session = self._session
         takes: tuple[tuple[str, tuple[str, ...], str, Take], ...] = (
             ("region", ("name_id",), "start", self._region),
@@ -88,11 +88,11 @@ class Events:
     def _args(self, event: Any) -> Args:
         try:
             return self._session.args(event)
-        except BROKEN:  # a text among them that is too long; the call itself is kept
+        except BROKEN:  # one of the texts is too long; the call itself is kept
             return {"arguments": "cannot be read"}
 
     def _message(self, said: Any) -> str | None:
-        """What a marker says."""
+        """The text of a marker."""
         try:
             value = orjson.loads(said) if isinstance(said, str) else None
         except orjson.JSONDecodeError:
@@ -176,7 +176,7 @@ class Events:
         args |= {"address": address} if type(address) is int else {}
         args |= {"level": level.lower()} if type(level) is str else {}
         dur_ns = self._rows.length(at, start, end, args)
-        # Only real memory counts as allocated, not address space that is reserved.
+        # Only real memory counts as allocated, not reserved address space.
         effect = _EFFECTS.get(kind) if level == "REAL" else None
         shape = Shape(
             "memory", effect or self._text(name), "X", self._session.pid(pid), self._session.tid(tid),
@@ -192,7 +192,7 @@ class Events:
 
 
 def _blocks(sizes: list[Any]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Threads of a block, and blocks: rocpd counts the threads of the grid."""
+    """The blocks of a grid, and the threads of a block. rocpd has the threads of the grid."""
     if not all(type(size) is int and 0 < size <= INDEX_LIMIT for size in sizes):
         return None, None
     block = tuple(sizes[:3])

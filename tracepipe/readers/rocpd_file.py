@@ -22,7 +22,7 @@ _SESSIONS_MAX: Final = 64
 
 
 class RocpdFile:
-    """One file, as it is read; `problems` are said first. It closes the database."""
+    """Reads one file. `problems` come first. It closes the database."""
 
     def __init__(self, database: Database, problems: list[Problem]) -> None:
         self._database = database
@@ -77,7 +77,7 @@ class RocpdFile:
         yield from self._rows.steps(streams, lambda first_ns: None)
 
     def _say_unread(self) -> None:
-        """Say which tables have rows that no event is made of."""
+        """Add a problem for each table with rows that are not read."""
         known = tuple(f"rocpd_{kind}" for kind in (*_ABOUT, *TABLES))
         for table in self._database.tables:
             if not table.startswith("rocpd_") or table.startswith(known):

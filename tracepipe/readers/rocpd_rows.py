@@ -1,4 +1,4 @@
-"""One recording of a rocpd database: what its numbers mean, and its rows with what other tables say."""
+"""Reads one recording of a rocpd database: its rows, joined with the tables to which they refer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracepipe.readers.event_rows import Values
 from tracepipe.readers.sqlite_tables import Database, Strings, quoted
 
 _FEW_MAX: Final = 1 << 14
-# What every row has besides its own columns, in this order, after its number.
+# The columns that every row has in addition to its own, in this order, after its number.
 COMMON: Final = (
     "start", "end", "pid", "tid", "agent_id", "queue_id", "stream_id", "stack_id", "category_id", "extdata",
     "event_id",
@@ -20,7 +20,7 @@ _OF_EVENTS: Final = ("stack_id", "category_id", "extdata")
 
 
 class Session:
-    """Looks up what a recording's numbers mean. `ending` is that of its tables' names."""
+    """Looks up the numbers of a recording. `ending` is the end of its tables' names."""
 
     def __init__(self, database: Database, ending: str, problems: list[Problem]) -> None:
         self._database, self._ending, self._problems = database, ending, problems
@@ -55,7 +55,7 @@ class Session:
         return self._database.texts(self.table(kind), columns, _FEW_MAX, self._problems)
 
     def _meet_agents(self) -> None:
-        """GPUs count from 0 in the order in which the machine has them."""
+        """Number the GPUs from 0, in the order of the machine."""
         agents = self._texts("info_agent", "id", "type", "type_index", "product_name", "name")
         for at, kind, index, product, name in agents:
             if kind == "GPU" and _is_id(index):
@@ -64,7 +64,7 @@ class Session:
                 self.gpus.append({"index": index, "name": known})
 
     def about(self) -> dict[str, str]:
-        """What the recording says of its form."""
+        """The metadata of the recording."""
         rows = self._texts("metadata", "tag", "value")
         return {tag: value for tag, value in rows if _is_text(tag) and _is_text(value)}
 
@@ -83,11 +83,11 @@ class Session:
         return name.removesuffix(".kd")
 
     def pid(self, value: Any) -> int | None:
-        """A process by what a row says of it: a row of processes, or its id."""
+        """The process for a row's value, which is a row of processes, or an id."""
         return self._pids.get(value, value if _is_id(value) else None)
 
     def tid(self, value: Any) -> int | None:
-        """A thread, likewise."""
+        """The thread for a row's value, which is a row of threads, or an id."""
         return self._tids.get(value, value if _is_id(value) else None)
 
     def gpu(self, agent: Any) -> int | None:
@@ -123,7 +123,7 @@ class Session:
             return iter(())
         sql = self._statement(table, columns, time)
         if sql is None:
-            problems.append(Problem(0, table, "names rows of tables that have no key: it is not read"))
+            problems.append(Problem(0, table, "refers to tables that have no key: it is not read"))
             return iter(())
         return self._database.dated(table, sql, problems)
 

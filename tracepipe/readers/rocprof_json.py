@@ -1,9 +1,9 @@
-"""Reads the JSON of rocprofv3, which is put into tables as those of rocpd, and read from there in order.
+"""Reads the JSON of rocprofv3. It is put into tables like those of rocpd, and read from there in order.
 
     {"rocprofiler-sdk-tool": [{"metadata": …, "agents": […], "strings": …, "kernel_symbols": […], …
         "callback_records": …, "buffer_records": {"kernel_dispatch": […], "hip_api": […], …}}]}
 
-Records come kind by kind, each in an order of its own. The tables are in a temporary file.
+Records come kind by kind, each kind in a different order. The tables are in a temporary file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TABLES: Final = {
     ),
 }  # fmt: skip
 _EFFECTS: Final = (("ALLOCATE", "ALLOC"), ("FREE", "FREE"))
-# Rows between two commits, each of which empties what SQLite holds in memory.
+# Rows between two commits. Each commit frees the memory of SQLite.
 _ROWS_AT_ONCE: Final = 1 << 14
 
 
@@ -79,7 +79,7 @@ def _until_closed(batches: Any, stack: ExitStack) -> Iterator[SourceBatch]:
 
 
 def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
-    """Put all records into the tables of a new database. What could not be read is said."""
+    """Put all records into the tables of a new database. Return the problems of those that cannot be read."""
     connection = sqlite3.connect(path, isolation_level=None)
     problems: list[Problem] = []
     try:
@@ -94,11 +94,11 @@ def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
                 for number, _ in enumerate(walk.elements()):
                     _Process(connection, f"_{number}", problems).read(walk)
         except WalkError as e:
-            problems.append(Problem(0, "", f"{e}: what stands behind is not read"))
+            problems.append(Problem(0, "", f"{e}: what follows is not read"))
         connection.execute("COMMIT")
     except sqlite3.Error as e:
         raise InputError(
-            f"its records cannot be put in order: {e}",
+            f"its records cannot be sorted: {e}",
             f"they are copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR",
         ) from e
     finally:
@@ -107,7 +107,7 @@ def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
 
 
 class _Process:
-    """One element: what a process recorded."""
+    """Reads one element: the recording of a process."""
 
     def __init__(self, connection: sqlite3.Connection, ending: str, problems: list[Problem]) -> None:
         self._connection, self._problems = connection, problems
@@ -233,7 +233,7 @@ class _Process:
         return self._pid, _whole(record.get("thread_id")), *span, self._events
 
     def _operation(self, record: dict[str, Any]) -> int:
-        """The name of what was done, by its number among the texts."""
+        """The number of an operation's name among the texts."""
         kind, operation = _whole(record.get("kind")), _whole(record.get("operation"))
         known = self._operations[kind] if kind is not None and 0 <= kind < len(self._operations) else []
         is_known = operation is not None and 0 <= operation < len(known)

@@ -1,7 +1,8 @@
-"""Events that are met in no order of their times, as columns in that order. `sorted_rows.py` keeps them, in
-files without names where they are many.
+"""Sorts events that are not in the order of their times, and makes columns of them. `sorted_rows.py` keeps
+them, in temporary files without names if there are many.
 
-A row's first text is the event's record without its time, its length and its arguments, which are the second.
+A row's first text is the event's record without its time, its length and its arguments. The second text is
+the arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TEXTS = ("name", "comm", "layer", "domain")
 
 
 class RowColumns:
-    """Makes columns of rows. `tables` has what their numbers mean."""
+    """Makes columns of rows. `tables` has the shapes and arguments for their numbers."""
 
     def __init__(self) -> None:
         self.tables = new_tables()
@@ -44,7 +45,7 @@ class RowColumns:
         self._rounds = 0
 
     def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
-        """Rows, whose times are these, as columns of events."""
+        """Columns of events for rows, with these times."""
         tables = self.tables
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
@@ -80,7 +81,9 @@ class SortedEvents:
         launch: int | None = None,
         flow: int = 0,
     ) -> None:
-        """Take an event; `rank` orders those of one time; `flow` is its number, of the end of one."""
+        """Take an event. `rank` orders events at the same time. `flow` is the number of a flow, for an end of
+        one.
+        """
         kept = {key: cut_text(value) if key in _TEXTS else value for key, value in record.items()}
         if dur_ns is not None:
             kept["dur_ns"] = 0
@@ -93,7 +96,9 @@ class SortedEvents:
 def batches_of(
     columns: Iterable[EventColumns], others: list[Any], problems: list[Problem], said: Iterable[Problem]
 ) -> Iterator[SourceBatch]:
-    """Batches of columns, the first with these others and problems, and one for what is `said` behind all."""
+    """Batches of columns, the first with these others and problems, and a last one with the problems of
+    `said`.
+    """
     for some in columns:
         yield SourceBatch(with_others(some, others), others, problems)
         others, problems = [], []
@@ -101,7 +106,7 @@ def batches_of(
 
 
 def with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:
-    """Columns with rows of what is no event, the first of a batch's others, behind them."""
+    """Columns with rows for the first of a batch's others, which are not events, after those of events."""
     if not others:
         return columns
     rows: list[Row] = [

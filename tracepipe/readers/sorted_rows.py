@@ -1,5 +1,5 @@
-"""Rows in the order of their times, however many and in whatever order they come: what is more than fits lies
-in a file without a name, in runs that are in order, and is merged. The native core has the same in
+"""Sorts rows by time, any number of them, in limited memory. If there are many, they are written to a
+temporary file without a name, as sorted runs that are merged later. The native core does the same in
 `sorted_rows.c`.
 """
 
@@ -16,25 +16,27 @@ import numpy as np
 from tracepipe.event.columns import Int32s, Int64s, Texts
 from tracepipe.readers.unnamed_file import naming_the_folder, unnamed_file
 
-# Rows and bytes of a run in memory; rows, or bytes, of each run that are looked at while they are merged; and
-# runs that are merged at a time.
+# Rows and bytes of a run in memory; rows, or bytes, of each run in memory while runs are merged; and runs
+# that are merged at a time.
 RUN_ROWS: Final = 1 << 11
 RUN_BYTES: Final = 1 << 19
 BLOCK_ROWS: Final = 1 << 6
 BLOCK_BYTES: Final = 1 << 14
 FAN_IN: Final = 1 << 5
-# Rows, different first texts of rows, and bytes of texts, that are given at a time.
+# Rows, different first texts of rows, and bytes of texts that are returned at a time.
 GIVEN_ROWS: Final = 1 << 12
 GIVEN_FIRSTS: Final = 1 << 10
 GIVEN_BYTES: Final = 1 << 19
 
 SLICE, MARK, FLOW = range(3)
-"""Ranks of rows of one time: a flow is of a slice that begins there."""
+"""Ranks of rows at the same time: a flow comes after the slice to which it belongs."""
 _SIZE_BYTES: Final = 8
 
 
 class SortedRow(NamedTuple):
-    """`rank` orders rows of one time, and of one rank the longer comes first; the others say what it is."""
+    """A row. `rank` orders rows at the same time; at the same rank, the longer row comes first. The other
+    fields describe its event.
+    """
 
     ts_ns: int
     rank: int
@@ -46,8 +48,8 @@ class SortedRow(NamedTuple):
 
 @dataclass(slots=True)
 class Rows:
-    """Rows as columns: times, ranks, lengths and numbers, and two texts of each. Of the first ones many are
-    the same: `first` has their places among the different ones, which are `firsts`.
+    """Rows as columns: times, ranks, lengths and numbers, of the shape `(rows,)` each, and two texts of each
+    row. Many first texts are the same: `first` has their places in `firsts`, the different ones.
     """
 
     ts_ns: Int64s
@@ -77,7 +79,7 @@ def rows_of(some: list[SortedRow]) -> Rows:
 
 @dataclass(slots=True)
 class Run:
-    """Where a run lies in the file."""
+    """The place of a run in the file."""
 
     start: int
     end: int
@@ -85,14 +87,14 @@ class Run:
 
 @dataclass(slots=True)
 class RunFile:
-    """A file without a name, and where the next run goes."""
+    """A file without a name, and the place for the next run."""
 
     file: BinaryIO = field(default_factory=lambda: unnamed_file())
     end: int = 0
 
 
 class SortedRows:
-    """Takes rows in any order, and gives them in order; those that are alike as they came."""
+    """Takes rows in any order, and returns them in order. The sort is stable."""
 
     fan_in = FAN_IN
 
@@ -101,7 +103,7 @@ class SortedRows:
         self._bytes = 0
         self._file: RunFile | None = None
         self._levels: list[list[Run]] = []
-        """Runs, and runs that were made of `fan_in` of those, and so on."""
+        """By level: runs, then runs that were made of `fan_in` of those, and so on."""
 
     def add(self, row: SortedRow) -> None:
         """Take a row. Raises OutputError."""
@@ -111,7 +113,7 @@ class SortedRows:
             self._put_away()
 
     def in_order(self) -> Iterator[Rows]:
-        """All rows in order, some at a time. No more are taken then. Raises OutputError."""
+        """All rows in order, some at a time. No more may be added then. Raises OutputError."""
         if self._file is None:
             yield from self._at_hand()
             return
@@ -123,30 +125,30 @@ class SortedRows:
             self._file.file.close()
 
     def _put_away(self) -> None:
-        """Make a run of what is at hand."""
+        """Make a run of the rows in memory."""
         with naming_the_folder():
             if self._file is None:
                 self._file = RunFile()
             self._keep(0, self._run(self._file), self._file)
 
     def _keep(self, level: int, run: Run, file: RunFile) -> None:
-        """Keep a run; where there are many, make one of them."""
+        """Keep a run. If there are many, merge them into one."""
         if level == len(self._levels):
             self._levels.append([])
         self._levels[level].append(run)
         if len(self._levels[level]) >= self.fan_in:
             runs, self._levels[level] = self._levels[level], []
-            # What is written last is read last: the new run goes behind the others.
+            # The order of runs must be kept: the new run is written after the others.
             self._keep(level + 1, self._folded(file, runs), file)
 
     # What the core has too ------------------------------------------------------------------------------
 
     def _count(self) -> int:
-        """How many rows are at hand."""
+        """How many rows are in memory."""
         return len(self._waiting)
 
     def _at_hand(self) -> Iterator[Rows]:
-        """Those at hand, in order."""
+        """The rows in memory, in order."""
         yield from _given(iter(self._taken()))
 
     def _taken(self) -> list[SortedRow]:
@@ -155,11 +157,11 @@ class SortedRows:
         return rows
 
     def _run(self, file: RunFile) -> Run:
-        """Write those at hand, in order. Raises OSError."""
+        """Write the rows in memory as a sorted run. Raises OSError."""
         return _written(file, iter(self._taken()))
 
     def _folded(self, file: RunFile, runs: list[Run]) -> Run:
-        """One run of several. Raises OSError."""
+        """Merge several runs into one. Raises OSError."""
         return _written(file, _together(file, runs))
 
     def _merged(self, file: RunFile, runs: list[Run]) -> Iterator[Rows]:
@@ -188,16 +190,16 @@ def _given(rows: Iterator[SortedRow]) -> Iterator[Rows]:
 
 
 def _together(file: RunFile, runs: list[Run]) -> Iterator[SortedRow]:
-    """The rows of runs in order; of those that are alike those of the earlier run first. Raises OSError."""
+    """The rows of runs in order; equal rows in the order of the runs. Raises OSError."""
     return merge(*(_rows(file, run) for run in runs), key=_order)
 
 
 def _written(file: RunFile, rows: Iterator[SortedRow]) -> Run:
-    """Write rows behind what is there, a block with its size in front after the other. Raises OSError."""
+    """Append rows to the file as blocks, each after its size. Raises OSError."""
     run = Run(file.end, file.end)
     for some in _blocks(rows):
         block = marshal.dumps(some)
-        # Others may have read in between.
+        # Other runs may have been read meanwhile.
         file.file.seek(run.end)
         run.end += file.file.write(len(block).to_bytes(_SIZE_BYTES, "little") + block)
     file.end = run.end
@@ -205,7 +207,7 @@ def _written(file: RunFile, rows: Iterator[SortedRow]) -> Run:
 
 
 def _blocks(rows: Iterator[SortedRow]) -> Iterator[list[tuple[Any, ...]]]:
-    """So many rows, or bytes of them, each."""
+    """Blocks of BLOCK_ROWS rows, or of BLOCK_BYTES."""
     some: list[tuple[Any, ...]] = []
     size_bytes = 0
     for row in rows:
@@ -219,7 +221,7 @@ def _blocks(rows: Iterator[SortedRow]) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _rows(file: RunFile, run: Run) -> Iterator[SortedRow]:
-    """The rows of a run, a block at hand. Raises OSError."""
+    """The rows of a run, of which one block is in memory. Raises OSError."""
     at = run.start
     while at < run.end:
         file.file.seek(at)

@@ -1,7 +1,7 @@
-"""Tables of a SQLite database that somebody else made: read only, in order, in little memory.
+"""Reads tables of foreign SQLite databases in order, in little memory.
 
-A database may be hostile: its schema is code. Views, triggers, virtual tables and computed columns are never
-asked, no extension can be loaded, and a statement may do nothing but read plain columns of plain tables.
+A database may be hostile, as its schema is code. Views, triggers, virtual tables and computed columns are
+never used, no extension can be loaded, and a statement can only read plain columns of plain tables.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tracepipe.errors import InputError
 from tracepipe.event.model import Problem
 from tracepipe.readers.event_rows import Values
 
-# What is wrong may be said in words of the database's that are no text, and lengths may be any.
+# Errors may quote bytes of the database that are not text, and lengths in it may be of any size.
 BROKEN: Final = (sqlite3.Error, UnicodeError, MemoryError)
-"""What reading raises where a database is broken."""
+"""The exceptions that reading a broken database may raise."""
 
 _CACHE_KIB: Final = 512
-# A text that is longer costs its table: none of a profiler is, and one may have a gigabyte.
+# A table with a longer text cannot be read on. Profilers write none, but a text may have a gigabyte.
 _LONGEST_BYTES: Final = 1 << 20
 # A recording has some hundred tables of some dozen columns.
 _TABLES_MAX, _COLUMNS_MAX = 4096, 512
-# Steps of SQLite's machine between two looks at signals: some tens of milliseconds.
+# Steps of SQLite's machine between two checks for signals: some tens of milliseconds.
 _STEPS: Final = 1 << 20
-# Texts remembered, and how long one may be for that: 4 MB at most, some hundred KB as a rule.
+# The most texts that are remembered, and the longest: at most 4 MB, usually some hundred KB.
 _STRINGS_MAX: Final = 1 << 12
 _STRING_LENGTH_MAX: Final = 1 << 10
 _READS: Final = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ})
@@ -37,11 +37,11 @@ _FUNCTIONS: Final = frozenset({"count"})
 class Database:
     """The plain tables of a database. Raises InputError where it cannot be opened, or has no schema.
 
-    `tables` has the columns of each: of those alone that are stored, not computed.
+    `tables` has the stored columns of each table, not the computed ones.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
-        # A name, as SQLite looks for the name behind /proc/self/fd itself.
+        # The name is resolved here, as SQLite would resolve /proc/self/fd itself.
         name = Path(f"/proc/self/fd/{stream.fileno()}").resolve()
         self._connection = sqlite3.connect(
             f"file:{quote(str(name))}?mode=ro&immutable=1", uri=True, check_same_thread=False
@@ -92,14 +92,14 @@ class Database:
         return tables
 
     def _may(self, action: int, of: str | None, name: str | None, _: Any, within: str | None) -> int:
-        """Whether a part of a statement may be, which SQLite asks when it compiles one."""
+        """Whether a part of a statement is allowed. SQLite calls this when it compiles a statement."""
         is_read = action in _READS and within is None
         if is_read or (action == sqlite3.SQLITE_FUNCTION and name in _FUNCTIONS):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
     def is_key(self, table: str, column: str) -> bool:
-        """Whether a column of whole numbers is the key that rows are found by."""
+        """Whether an integer column is the key of the rows."""
         if table not in self.tables:
             return False
         found = self._asked(f"table_xinfo({quoted(table)})")
@@ -107,7 +107,7 @@ class Database:
         return [(name, str(kind).upper()) for name, kind in keys] == [(column, "INTEGER")]
 
     def is_indexed(self, table: str, column: str) -> bool:
-        """Whether an index finds rows by a column."""
+        """Whether there is an index for a column."""
         if table not in self.tables:
             return False
         names = [row[1] for row in self._asked(f"index_list({quoted(table)})")]
@@ -129,7 +129,9 @@ class Database:
     def select(
         self, table: str, columns: Sequence[str], rest: str = "", values: Sequence[Any] = ()
     ) -> Iterator[Values]:
-        """Rows of a table, columns that it lacks as None; `rest` follows FROM. Raises sqlite3.Error."""
+        """Rows of a table, with None for columns that it lacks. `rest` is the SQL after FROM. Raises
+        sqlite3.Error.
+        """
         return self._connection.execute(
             f"SELECT {', '.join(self._columns(table, columns))} FROM {quoted(table)} {rest}", values
         )
@@ -146,10 +148,11 @@ class Database:
         order: Sequence[str] = ("start", "end DESC"),
         where: str = "",
     ) -> Iterator[Values]:
-        """Rows of a table by time: the row's number, and the columns. A row whose first column, its time, is
-        no whole number is left out, and named in `problems`, as is a table that cannot be read on.
+        """Rows of a table by time: the number of the row, and the columns. A row whose time, the first
+        column, is not an integer is left out, with a problem. A table that cannot be read on gets a problem
+        too.
 
-        SQLite sorts in files of its own: no index of a stranger's is relied on.
+        SQLite sorts in its own files, as indexes of a foreign database cannot be trusted.
         """
         here = {name.lower() for name in self.tables[table]}
         by = [one for one in order if one.split()[0].lower() in here]
@@ -160,13 +163,13 @@ class Database:
         return self.dated(table, sql, problems)
 
     def dated(self, table: str, sql: str, problems: list[Problem]) -> Iterator[Values]:
-        """Rows of a statement, as `in_order` gives those of a table."""
+        """Rows of a statement, as `in_order` returns those of a table."""
         try:
             for row in self._connection.execute(sql):
                 if type(row[1]) is int:
                     yield row
                 else:
-                    problems.append(Problem(0, f"{table} row {row[0]}", "its time is no whole number"))
+                    problems.append(Problem(0, f"{table} row {row[0]}", "its time is not an integer"))
         except BROKEN as e:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
 
@@ -198,14 +201,14 @@ def quoted(name: str) -> str:
 
 
 def unreadable(error: Exception) -> str:
-    """What is wrong with a table. Raises KeyboardInterrupt where a signal ended the reading."""
+    """The message for an error of a table. Raises KeyboardInterrupt where a signal ended the reading."""
     text = str(error) if isinstance(error, sqlite3.Error) else "the database is broken"
-    if text == "interrupted":  # by the handler of a signal, which runs while SQLite works
+    if text == "interrupted":  # the handler of a signal did this while SQLite was working
         raise KeyboardInterrupt from error
     if "full" in text:
         raise InputError(
             "its tables cannot be sorted: no room for temporary files",
-            "free some space in /var/tmp, or set SQLITE_TMPDIR to a folder that has some",
+            "free some space in /var/tmp, or set SQLITE_TMPDIR to a folder with space",
         ) from error
     return text
 
@@ -220,7 +223,7 @@ class Strings:
         self._known: dict[int, str | None] = {}
         self._is_keyed = database.is_key(table, key)
         if table in database.tables and not self._is_keyed:
-            # Each look would go through the whole table.
+            # Each lookup would read the whole table.
             rows = database.texts(table, (key, value), _STRINGS_MAX, problems)
             self._known = {number: text for number, text in rows if type(number) is int and type(text) is str}
 
@@ -235,7 +238,7 @@ class Strings:
         text = self._look(number)
         if len(self._known) >= _STRINGS_MAX:
             self._known.clear()
-        # A longer one is looked up each time.
+        # A longer text is looked up each time.
         if text is None or len(text) <= _STRING_LENGTH_MAX:
             self._known[number] = text
         return text

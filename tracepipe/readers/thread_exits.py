@@ -1,4 +1,4 @@
-"""Threads of a GPU in text formats: where they stand in a line, and exits as events."""
+"""Threads of a GPU in text formats: the fields of a line that identify them, and exits as events."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Record, ThreadExit
 
 THREAD_EXIT: Final = "gpu_thread_exit"
-"""The type of a line that is one thread's exit; `gpu_thread` is the type of what it is read as."""
+"""The type of a line that is the exit of a thread. It is read as a `gpu_thread`."""
 UNNAMED_KERNEL: Final = "kernel"
-"""What a kernel is called whose name the input does not tell."""
+"""The name of a kernel whose name is not in the input."""
 
 
 def event_of_exit(record: Record) -> Record:
-    """The `gpu_thread` that a good record of a thread's exit is."""
+    """The `gpu_thread` for a good record of a thread's exit."""
     known = {name: value for name, value in record.items() if name in ThreadExit.__annotations__}
     args = {**record.get("args", {}), "event": "exit"}
     return {"name": UNNAMED_KERNEL, **known, "type": "gpu_thread", "phase": "I", "args": args}
 
 
 def place_of(line: Record) -> Record | Fault:
-    """`gpu`, `block` and `thread` as an event has them, of a line that may have `device`, `block` and
-    `thread`: three numbers each, or that of x alone.
+    """The fields `gpu`, `block` and `thread` of an event, from a line that may have `device`, `block` and
+    `thread`. The latter two are three numbers, or only x.
     """
     place: Record = {}
     for name in ("block", "thread"):

@@ -1,7 +1,7 @@
 """Reads `tracepipe/1`, the event file of `model.py`.
 
-Lines go to columns by `line_columns`, or by the native core where that is compiled. What neither takes, each
-broken line among it, is read here, one by one.
+`line_columns`, or the native core where it is loaded, makes columns of lines. Lines that they cannot read,
+among them all broken lines, are read here one by one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from tracepipe.readers.native_lines import NativeLines, NativeTables
 from tracepipe.readers.recording import Recording, row_of, saying
 from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 
-# Some thousand lines: what is done once a batch must cost little.
+# Some thousand lines, so that the cost for each batch is small.
 CHUNK_BYTES = 1 << 18
 _HEADER_BYTES_MAX = 1 << 20
 STACK = "stack"
-# Stands for one that is in the tables: parsed, they take thirty times their text.
+# This takes the place of a record whose stack is in the tables, as parsed stacks take thirty times their
+# text.
 _A_STACK: Record = {"type": STACK}
 _NEEDED = {"type", "schema", "clock", "clocks"}
-"""Fields of a header without which no event can be understood."""
+"""Fields of a header that are necessary to understand events."""
 _NO_ROW: Row = (0, FOREIGN, 0, 0, 0, None, NONE)
 
 
@@ -58,7 +59,7 @@ class _Parser:
         problems: list[Problem] = []
 
         def read_one(at: int, line: bytes) -> Row:
-            """The row of a line that stands by itself."""
+            """The row of a line that is read separately."""
             record = self._record(first + at, line, problems)
             if record is None:
                 return _NO_ROW
@@ -71,17 +72,17 @@ class _Parser:
         return SourceBatch(events, others, problems), lines
 
     def _find_stacks(self, events: EventColumns, places: Int64s, first: int, problems: list[Problem]) -> None:
-        """Put the numbers of stacks in the place of their ids."""
+        """Replace the ids of stacks by their numbers."""
         ids = events.stack
         assert ids is not None
         events.stack, unknown = self.tables.stacks.numbers(ids, places + first)
         for at in np.flatnonzero(unknown).tolist():
-            said = f"names stack {int(ids[at])}, which no line before has"
+            said = f"refers to stack {int(ids[at])}, which no line before has"
             problems.append(Problem(first + int(places[at]), "stack", said, skipped=False))
         problems.sort(key=lambda problem: problem.line)
 
     def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:
-        """The record of a line; None where it is blank or bad, which is said then."""
+        """The record of a line; None where it is blank, or bad, with a problem."""
         if not text.strip():
             return None
         try:
@@ -96,7 +97,7 @@ class _Parser:
         if kept and kept[0]["type"] == STACK:
             if self.tables.stacks.add(kept[0], line):
                 return _A_STACK
-            problems.append(Problem(line, "id", "is that of another stack, which stays"))
+            problems.append(Problem(line, "id", "is that of an earlier stack, which is kept"))
             return None
         if kept and kept[0]["type"] == THREAD_EXIT:
             return event_of_exit(kept[0])
@@ -104,7 +105,7 @@ class _Parser:
 
 
 def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
-    """The header, and what was read beyond it. Its bad fields are left out and named in `problems`."""
+    """The header, and the bytes that were read after it. Bad fields are left out, with problems."""
     text = stream.read(CHUNK_BYTES)
     while b"\n" not in text and (more := stream.read(CHUNK_BYTES)):
         text += more
@@ -121,7 +122,7 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
         raise InputError(TOO_DEEP, "a tracepipe/1 file starts with its header", line=1)
     if isinstance(record, dict) and record.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise FormatError(
-            f"the file is {record['schema']!r}, and this program reads {SCHEMA_VERSION}",
+            f"the file is {record['schema']!r}, but this program reads {SCHEMA_VERSION}",
             "use the version of tracepipe that wrote it, or a newer one",
         )
     if isinstance(record, dict) and record.get("type") == "header":
@@ -134,7 +135,9 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
 
 
 def _leave_out_faults(header: Record, problems: list[Problem]) -> None:
-    """What describes the capture must not cost its events; what says how to read them must be right."""
+    """Leave out bad fields that only describe the capture. Fields that are necessary to read events must be
+    valid.
+    """
     while fault := first_fault(header):
         field = re.split(r"[.[]", fault[0])[0]
         if field in _NEEDED or field not in header:
@@ -149,7 +152,7 @@ def _batches(stream: BinaryIO, parser: _Parser) -> Iterator[SourceBatch]:
         batch, lines = parser.parse(first, text)
         batch.offset_bytes, batch.text_bytes = offset_bytes, len(text)
         if cut and batch.problems and batch.problems[0].message.startswith("is not JSON"):
-            # Half a line at the very end is what an interrupted writer leaves, and says so.
+            # Half a line at the very end was left by an interrupted writer.
             batch.problems[0] = Problem(first, "", "was cut off in the middle of the line")
         first += lines
         yield batch

@@ -1,4 +1,4 @@
-"""Files without a name, in which readers keep what is more than fits in memory."""
+"""Files without a name, in which readers keep data that does not fit in memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tracepipe.errors import OutputError
 
 
 def unnamed_file() -> BinaryIO:
-    """A file that is gone with this process however that ends. Raises OSError."""
+    """Open a file that is removed when this process ends in any way. Raises OSError."""
     with tempfile.TemporaryFile(prefix="tracepipe-") as file:
         return os.fdopen(os.dup(file.fileno()), "r+b")
 
 
 @contextmanager
 def naming_the_folder() -> Iterator[None]:
-    """Raises an OSError of such a file as OutputError."""
+    """Turn an OSError of such a file into an OutputError."""
     try:
         yield
     except OSError as e:

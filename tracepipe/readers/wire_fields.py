@@ -1,10 +1,10 @@
-"""Fields of Protobuf messages, without their schema: of bytes at hand, or of a file of any size, of which
-little is at hand at a time. Format: protobuf.dev/programming-guides/encoding.
+"""Reads fields of Protobuf messages without their schema, from bytes in memory, or from a file of any size
+with little memory. Format: protobuf.dev/programming-guides/encoding.
 
     tag            = field number << 3 | wire type
-    wire type 0      a varint: seven bits a byte, the lowest first, the highest bit says that another follows
+    wire type 0      a varint: seven bits a byte, the lowest first, the highest bit is set if another follows
               1, 5   eight and four bytes
-              2      a varint that says how many bytes follow
+              2      a varint with the number of bytes that follow
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _CHUNK_BYTES: Final = 1 << 16
 _VARINT_BYTES_MAX: Final = 10
 _U64: Final = (1 << 64) - 1
 _FIXED: Final = {FIXED64: 8, FIXED32: 4}
-# Of a message, and numbers of a packed field: a field of two bytes takes a hundred here.
+# The most fields of a message, and numbers of a packed field: a field of two bytes takes a hundred here.
 FIELDS_MAX: Final = 1 << 17
 NUMBERS_MAX: Final = 1 << 18
 _WIRE_TYPES: Final = frozenset({VARINT, BYTES, *_FIXED})
 
 
 class WireError(Exception):
-    """Bytes that are not a field; `at` is the place of the first."""
+    """Bytes are not a field. `at` is the place of the first one."""
 
     def __init__(self, message: str, at: int) -> None:
         super().__init__(f"{message} at byte {at}")
@@ -33,7 +33,7 @@ class WireError(Exception):
 
 
 class Field(NamedTuple):
-    """A field of bytes at hand: `value` is a varint's number, or the bytes of any other."""
+    """A field in memory: `value` is the number of a varint, `data` are the bytes of any other field."""
 
     number: int
     wire_type: int
@@ -42,7 +42,7 @@ class Field(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A field of a file: what is not a varint lies from `start` to `end`."""
+    """A field in a file. Its bytes are from `start` to `end` if it is not a varint."""
 
     number: int
     wire_type: int
@@ -63,7 +63,7 @@ def double(data: bytes) -> float:
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at a place, and the place behind it. Raises WireError."""
+    """The varint at a place, and the place after it. Raises WireError."""
     value = shift = 0
     for byte in data[at : at + _VARINT_BYTES_MAX]:
         if byte < 0x80:
@@ -74,7 +74,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields_of(data: bytes) -> Iterator[Field]:
-    """The fields of a message at hand. Raises WireError."""
+    """The fields of a message in memory. Raises WireError."""
     at, size = 0, len(data)
     while at < size:
         tag, start = varint(data, at)
@@ -96,9 +96,9 @@ def fields_of(data: bytes) -> Iterator[Field]:
 
 
 def tagged(data: bytes) -> list[tuple[int, Any]]:
-    """The fields of a message at hand by their tags, with numbers of varints and the bytes of all others: the
-    fast way, for millions of messages. A field of another type than it should be has another tag. Raises
-    WireError.
+    """The fields of a message in memory as pairs of tag and value: the number of a varint, or the bytes of
+    any other field. This is the fast way, for millions of messages. A field with the wrong type has a
+    different tag. Raises WireError.
     """
     fields: list[tuple[int, Any]] = []
     add, size = fields.append, len(data)
@@ -134,7 +134,7 @@ def tagged(data: bytes) -> list[tuple[int, Any]]:
 
 
 def _longer(data: bytes, at: int) -> tuple[int, int]:
-    """The varint of two bytes or more at a place, and the place behind it. Raises WireError, IndexError."""
+    """The varint of two bytes or more at a place, and the place after it. Raises WireError, IndexError."""
     second = data[at + 1]
     if second < 0x80:
         return data[at] & 0x7F | second << 7, at + 2
@@ -161,7 +161,7 @@ class WireFile:
         self.size = file.seek(0, 2)
 
     def read(self, start: int, end: int) -> bytes:
-        """The bytes from one place to another, as far as there are any."""
+        """The bytes from one place to another, fewer at the end of the file."""
         end = min(end, self.size)
         if start < self._chunk_at or end > self._chunk_at + len(self._chunk):
             self._file.seek(start)
@@ -170,8 +170,8 @@ class WireFile:
         return self._chunk[start - self._chunk_at : max(0, end - self._chunk_at)]
 
     def fields(self, start: int, end: int) -> Iterator[Place]:
-        """The fields of a message that lies there. One that goes beyond it, or beyond the file, is given as
-        far as it goes, and WireError follows. Raises WireError.
+        """The fields of a message at a place. A field that extends beyond the message, or the file, is
+        yielded as far as it goes, and then WireError is raised.
         """
         at = start
         while at < min(end, self.size):

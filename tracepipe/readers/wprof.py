@@ -4,8 +4,8 @@
     {"id":42,"frames":["[U] main+0x1a","[K] schedule+0x8e"],"srcs":["main.c:42",""]}      stack_cnt of them
     {"ts":0.500123456,"t":"switch","prev":{…},"next":{…},"cpu":3,…}                       in the order of `ts`
 
-Seconds since the start of the session, on no clock that the header names. As `ts` of a span is its end, they
-are put in the order of their starts, in files without names where they are many.
+Times are seconds since the start of the session, on a clock that the header does not name. `ts` of a slice is
+its end, so events are sorted by their starts, in temporary files without names if there are many.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tracepipe.readers.wprof_events import Unusable, WprofEvents
 
 CLOCK: Final = "trace"
 _CHUNK_BYTES: Final = 1 << 18
-# What is kept of stacks; a session has some thousand of some 2 KB.
+# The most bytes of stacks that are kept. A session has some thousand stacks of some 2 KB.
 _STACK_BYTES_MAX: Final = 4 << 20
 _FRAMES_MAX: Final = 128
 _KEYS: Final = (b'"timer_freq_hz"', b'"stack_cnt"')
 
 
 class _Trace:
-    """One session on its way into batches."""
+    """Turns one session into batches."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -42,7 +42,7 @@ class _Trace:
         self._stack_bytes = self._stacks_left_out = 0
 
     def batches(self) -> Iterator[SourceBatch]:
-        """Problems while lines are read, and then the events in the order of their starts."""
+        """Batches with problems while lines are read, and then the events in the order of their starts."""
         for number, lines, offset_bytes, cut in chunks_of_lines(self._stream, _CHUNK_BYTES):
             problems = [
                 Problem(at, *fault)
@@ -59,7 +59,7 @@ class _Trace:
         yield from batches_of(columns, [*self._names()], [], self._said())
 
     def _line(self, number: int, text: bytes, cut: bool) -> tuple[str, str] | None:
-        """Take a line; the field and what is wrong with it."""
+        """Take a line. Return the field and what is wrong with it, or None."""
         if not text:
             return None
         try:
@@ -105,12 +105,12 @@ class _Trace:
 
     def _said(self) -> Iterator[Problem]:
         said = {
-            "events name a stack that is not there": self._events.without_stack,
+            "events refer to a stack that is missing": self._events.without_stack,
             "stacks are left out: there are more than can be kept": self._stacks_left_out,
             "tasks have a name that is left out: there are more than can be kept": (
                 self._events.names_left_out
             ),
-            "spans began before the session: drawn from its start (args.began_before_ns)": self._events.early,
+            "slices began before the session: drawn from there (args.began_before_ns)": self._events.early,
         }
         for words, count in said.items():
             if count:

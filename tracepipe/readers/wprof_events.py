@@ -1,4 +1,4 @@
-"""What an event of wprof is here, by its type.
+"""Turns events of wprof into records, by their type.
 
 switch                        scheduler: one thread's `running` ends, another's begins
 waking, wakeup_new            scheduler I: `wakeup`
@@ -16,7 +16,8 @@ pytorch_entry, _exit          annotation B, E of the domain `cpu_op`
 utrace_entry, _exit, _instant hook B, E, I, the layer `utrace`
 others                        hook, the layer of that name: X where they have a length, else I
 
-A span's `ts` is its end. An idle task is a processor's: process 0, with the processor's number as thread.
+`ts` of a slice is its end. An idle task belongs to a processor: process 0, with the number of the processor
+as thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tracepipe.readers.sorted_events import SortedEvents
 
 _SECOND_NS: Final = 10**9
 _NAMES_MAX: Final = 1 << 16
-# As a capture writes them.
+# The states as a capture writes them.
 _STATES: Final = {
     "interruptible_sleep": "sleeping",
     "uninterruptible_sleep": "disk",
@@ -62,7 +63,7 @@ _LAYERS: Final = {
     "req_task_event": "requests",
 }
 _CALLS: Final = ("pytrace", "pytorch", "utrace")
-_LEAVES, _IS_WOKEN, _BEGINS = 0, 1, 2  # the order of what happens at one time
+_LEAVES, _IS_WOKEN, _BEGINS = 0, 1, 2  # the order of events at the same time
 _OF_ALL: Final = frozenset({"ts", "t", "task", "cpu", "dur", "start_ts", "name", "args"})
 _OF_SWITCH: Final = _OF_ALL | {"prev", "next", "prev_state", "prev_prio", "next_prio", "pmus"}
 _OF_WAKEUP: Final = _OF_ALL | {"waker", "wakee"}
@@ -71,7 +72,7 @@ _NAMED_BY: Final = ("name", "action", "kind", "desc", "pmu", "filename", "insert
 
 
 class Unusable(Exception):
-    """A field that makes an event unusable, and what is wrong with it."""
+    """An event cannot be used, because of a field and what is wrong with it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -83,7 +84,7 @@ def _whole(value: Any) -> int | None:
 
 
 def ns_of_seconds(value: Any) -> int | None:
-    """Nanoseconds of seconds, which have nine decimals; None where they are none that a trace can hold."""
+    """Nanoseconds of seconds with nine decimals; None where a trace cannot have such a time."""
     if type(value) not in (int, float) or not abs(value) < TIME_LIMIT_NS // _SECOND_NS:
         return None
     ns: int = round(value * _SECOND_NS)
@@ -91,7 +92,7 @@ def ns_of_seconds(value: Any) -> int | None:
 
 
 def _name(event: dict[str, Any], without: str) -> str:
-    """The name of an event, or what it is called where it has none."""
+    """The name of an event, or `without` where it has none."""
     name = event.get("name")
     return name if type(name) is str and name else without
 
@@ -103,7 +104,7 @@ class WprofEvents:
         self.sorted = SortedEvents()
         self.pmus: list[Any] = []
         self.stacks: dict[int, bytes] = {}
-        """Their frames, as JSON."""
+        """The frames of stacks by id, as JSON."""
         self.names: dict[tuple[int, int | None], str] = {}
         self.without_stack = self.early = self.names_left_out = 0
         self._of: dict[str, Callable[[str, dict[str, Any], int], None]] = {
@@ -118,13 +119,13 @@ class WprofEvents:
         }
 
     def take(self, event: dict[str, Any]) -> None:
-        """Take one. Raises Unusable."""
+        """Take an event. Raises Unusable."""
         kind = event.get("t")
         if type(kind) is not str or not kind:
             raise Unusable("t", "is missing, or not a string")
         ts_ns = ns_of_seconds(event.get("ts"))
         if ts_ns is None or ts_ns < 0:
-            raise Unusable("ts", "is missing" if "ts" not in event else "is no time that a trace can hold")
+            raise Unusable("ts", "is missing" if "ts" not in event else "is not a time that a trace can have")
         self._of.get(kind, self._other)(kind, event, ts_ns)
 
     # What many have -------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ class WprofEvents:
         return fields
 
     def _args(self, event: dict[str, Any], known: frozenset[str] = _OF_ALL) -> dict[str, Any]:
-        """All that an event says beyond its fields."""
+        """All members of an event but the known fields."""
         args = {key: value for key, value in event.items() if key not in known}
         if type(event.get("args")) is dict:
             args |= event["args"]
@@ -167,13 +168,13 @@ class WprofEvents:
         return args
 
     def _span(self, event: dict[str, Any], ts_ns: int, args: dict[str, Any]) -> tuple[int, int]:
-        """Start and length of what ended at a time."""
+        """Start and length of a slice that ended at a time."""
         dur_ns = ns_of_seconds(event.get("dur"))
         if dur_ns is None or dur_ns < 0:
             raise Unusable("dur", "is missing" if "dur" not in event else "is not a duration")
         start_ns = ts_ns - dur_ns
         if start_ns < 0:
-            # What began before the session: its length is known, but a trace begins at 0.
+            # It began before the session. Its length is known, but a trace begins at 0.
             args["began_before_ns"] = -start_ns
             self.early += 1
             return 0, ts_ns
@@ -198,7 +199,7 @@ class WprofEvents:
             (parts[1], begun, "B", _BEGINS),
         ):
             if fields["pid"] == 0:
-                continue  # a processor that idles runs nothing
+                continue  # an idle processor runs nothing
             record = {"type": "scheduler", "name": RUNNING, "phase": phase, "cpu": cpu, **fields}
             self.sorted.add(
                 ts_ns, record, {key: value for key, value in args.items() if value is not None}, rank=rank

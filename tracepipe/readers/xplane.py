@@ -1,4 +1,4 @@
-"""Reads what the profiler of XLA writes (JAX, TensorFlow): a Protobuf message XSpace, `NAME.xplane.pb`.
+"""Reads profiles of XLA (JAX, TensorFlow): a Protobuf message XSpace, `NAME.xplane.pb`.
 
     XSpace   1 planes…                      XLine    1 id  2 name  3 timestamp_ns  4 events…  11 display_name
     XPlane   1 id  2 name  3 lines…         XEvent   1 metadata_id  2 offset_ps  3 duration_ps  4 stats…
@@ -7,9 +7,9 @@
              6 stats…                                6 bytes  7 the stat_metadata whose name it is
     XEventMetadata  1 id  2 name  4 display_name  5 stats…        XStatMetadata  1 id  2 name
 
-A plane's lines stand in front of what their numbers mean: it is read twice, from a file. The events are put
-in the order of their times. These count from `profile_start_time` of the plane "Task Environment", or are
-CLOCK_REALTIME's themselves.
+The lines of a plane come before the names for their numbers, so it is read twice, from a file. Events are
+sorted by time. Times count from `profile_start_time` of the plane "Task Environment", or are times of
+CLOCK_REALTIME.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from tracepipe.readers.xplane_events import Line, Meaning, Plane, PlaneEvents, s
 CLOCK: Final = "trace"
 _TASK: Final = "Task Environment"
 _START: Final = "profile_start_time"
-# Of CLOCK_REALTIME's: after 1973. What counts from the start of a profile is below it.
+# Times of CLOCK_REALTIME after 1973 are above this. Times that count from the start of a profile are below
+# it.
 _REALTIME_NS: Final = 10**17
 _MESSAGE_BYTES_MAX: Final = 1 << 20
 _NAMES: Final = (b"/host:", b"/device:", b"/custom:", b"#Chip", _TASK.encode(), b"Host CPUs", b"Syscalls")
 
 
 class _Space:
-    """One XSpace on its way into batches."""
+    """Turns one XSpace into batches."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = WireFile(file)
@@ -61,14 +62,14 @@ class _Space:
         self._problems.add(Problem(0, "", message))
 
     def _fields(self, start: int, end: int, of: str) -> Iterator[Place]:
-        """The fields of a message as far as they are good."""
+        """The fields of a message, up to the first that is broken."""
         try:
             yield from self._file.fields(start, end)
         except WireError as e:
-            self._say(f"{of}: {e}, and what stands behind in it is not read")
+            self._say(f"{of}: {e}, and what follows in it is not read")
 
     def _bytes(self, place: Place) -> bytes:
-        """A message that is not too long."""
+        """The bytes of a message, empty if it is too long."""
         if place.end - place.start > _MESSAGE_BYTES_MAX:
             self._too_long += 1
             return b""
@@ -102,16 +103,16 @@ class _Space:
             self._line(plane, place)
 
     def _begin_at(self, start_ns: Any) -> None:
-        """Take the time from which others count."""
+        """Take the time from which the other times count."""
         if type(start_ns) is int and 0 <= start_ns <= TIME_LIMIT_NS // 2:
             self._start_ns = start_ns
         else:
-            self._say(f"{_TASK}: {_START} is no time that a trace can hold")
+            self._say(f"{_TASK}: {_START} is not a time that a trace can have")
 
     def _line(self, plane: Plane, where: Place) -> None:
         of = f"the line at byte {where.start} of {plane.name}"
         line = Line()
-        with suppress(WireError):  # said when its events are read
+        with suppress(WireError):  # reported when its events are read
             for place in self._file.fields(where.start, where.end):
                 if place.wire_type == VARINT and place.number in (1, 3):
                     if place.number == 1:
@@ -133,7 +134,7 @@ class _Space:
     # Batches --------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[SourceBatch]:
-        """The events in the order of their times, and what there is to say."""
+        """The events in the order of time, and the problems."""
         ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
         in_order = self._events.sorted.rows.in_order()
         columns = (self._in_columns.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
@@ -162,7 +163,7 @@ class _Space:
 
 
 def _meaning(data: bytes, is_event: bool, meaning: Meaning) -> None:
-    """Put an entry of a plane's maps to what its numbers mean. Raises WireError."""
+    """Add an entry of a plane's maps to the meaning of its numbers. Raises WireError."""
     id, value = 0, b""
     for entry in fields_of(data):
         if entry.number == 1:
@@ -176,7 +177,7 @@ def _meaning(data: bytes, is_event: bool, meaning: Meaning) -> None:
 
 
 def sniff(head: bytes) -> bool:
-    """Whether content begins with a plane that is called as XLA calls them."""
+    """Whether content begins with a plane that has one of XLA's names."""
     try:
         if not head.startswith(b"\x0a"):
             return False

@@ -1,4 +1,4 @@
-"""What an event of an XSpace is here, by its plane and line.
+"""Turns events of an XSpace into records, by their plane and line.
 
 /device:GPU:N, Stream #S         gpu_kernel, or transfer or memory by its details: `launch` by correlation_id
                other lines       hook: a layer by the line's name, of a process called as the plane
@@ -24,12 +24,13 @@ from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, double, fields_of, signed
 
 Stats = dict[str, Any]
-# What is kept of what numbers mean in a plane: names of operators, sizes of grids, paths of sources.
+# The most bytes that are kept for the numbers of a plane: names of operators, sizes of grids, paths of
+# sources.
 _TEXT_BYTES_MAX: Final = 12 << 20
-# What a name takes beyond its text, and a list of stats, and a stat in it.
+# The memory of a name in addition to its text, of a list of stats, and of a stat in it.
 _NAME_BYTES, _LIST_BYTES, _ONE_BYTES = 180, 170, 40
 _STAT_BYTES_MAX: Final = 4096
-# Of an event. A stat of four bytes may stand for a text of 4 KB.
+# The most stats of an event. A stat of four bytes may refer to a text of 4 KB.
 _STATS_MAX: Final = 256
 _GPU = re.compile(r"/device:GPU:(\d{1,9})")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
@@ -47,7 +48,7 @@ _DETAILS: Final = {
     "memfree_details": "free",
 }
 _RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_bytes": "size"}
-# What an event made for others, and what another one made for it: a type and a number each.
+# The stats for what an event produced, and for what it consumed: a type and a number each.
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
 _CONTEXTS: Final = (_MADE, _USED)
 _FLOWS_MAX: Final = 1 << 15
@@ -55,13 +56,13 @@ _FLOWS_MAX: Final = 1 << 15
 
 @dataclass(slots=True)
 class Meaning:
-    """What a plane's numbers mean: names and stats of events, and names of stats, as far as there is room.
+    """The meaning of a plane's numbers: names and stats of events, and names of stats, up to a limit.
     `left_out` counts what is not kept.
     """
 
     events: dict[int, str] = field(default_factory=dict)
     stats_of: dict[int, list[bytes]] = field(default_factory=dict)
-    """By the numbers of events that have some."""
+    """By the number of an event that has some."""
     stats: dict[int, str] = field(default_factory=dict)
     left_out: int = 0
     _bytes: int = 0
@@ -100,7 +101,7 @@ class Meaning:
 
 @dataclass(slots=True)
 class Plane:
-    """A plane, but for its lines."""
+    """A plane without its lines."""
 
     name: str = ""
     meaning: Meaning = field(default_factory=Meaning)
@@ -110,7 +111,7 @@ class Plane:
 
 @dataclass(slots=True)
 class Line:
-    """A line, but for its events."""
+    """A line without its events."""
 
     id: int = 0
     name: str = ""
@@ -118,7 +119,7 @@ class Line:
 
 
 def stat_of(data: bytes, meaning: Meaning) -> Stats:
-    """An XStat by its name; nothing where it is no value that can be shown. Raises WireError."""
+    """An XStat by its name; empty where its value cannot be shown. Raises WireError."""
     name, value = "", cast(Any, None)
     for one in fields_of(data):
         if one.number == 1 and one.wire_type == VARINT:
@@ -152,11 +153,11 @@ class PlaneEvents:
         self._is_host = False
 
     def is_after(self, ns: int) -> bool:
-        """Whether there are times, and all are after one."""
+        """Whether there are events, and all of them are after a time."""
         return ns <= self._least_ns < TIME_LIMIT_NS
 
     def begin(self, plane: Plane, line: Line) -> None:
-        """What is taken from here on is of this line."""
+        """Begin with the events of a line."""
         self._plane, self._line = plane, line
         self._is_host = plane.name.startswith(_HOST)
         gpu, stream = _GPU.match(plane.name), _STREAM.match(line.name)
@@ -178,7 +179,7 @@ class PlaneEvents:
         ]
 
     def take(self, data: bytes) -> str:
-        """Take an XEvent; what is wrong with it. Raises WireError."""
+        """Take an XEvent. Return what is wrong with it, or "". Raises WireError."""
         id = offset_ps = dur_ps = 0
         is_aggregate = has_length = False
         raw: list[bytes] = []
@@ -198,11 +199,11 @@ class PlaneEvents:
         if is_aggregate:
             self.aggregates += 1
             return ""
-        # Each end is rounded, so that what nests does so here too.
+        # Begin and end are each rounded, so that events that nest still nest.
         start_ns = self._line.timestamp_ns + (offset_ps + 500) // 1000
         dur_ns = self._line.timestamp_ns + (offset_ps + dur_ps + 500) // 1000 - start_ns
         if not (0 <= start_ns <= TIME_LIMIT_NS // 2 and 0 <= dur_ns <= TIME_LIMIT_NS // 2):
-            return "is at no time that a trace can hold"
+            return "is at a time that a trace cannot have"
         meaning = self._plane.meaning
         name, stats = meaning.events.get(id) or f"event {id}", meaning.stats_of.get(id, ())
         args: Stats = {}
@@ -228,7 +229,7 @@ class PlaneEvents:
             record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
         elif type(args.get("correlation_id")) is int:
             record["type"] = "userspace"
-            # XLA on NVIDIA's GPUs calls a launch by its kernel.
+            # On NVIDIA's GPUs, XLA names a launch after its kernel.
             is_launch = LAUNCHES.search(name) or not _FUNCTION.match(name)
             launch = _launch(args) if is_launch and dur_ns is not None else None
         elif name.startswith("$"):
@@ -240,7 +241,7 @@ class PlaneEvents:
         self.sorted.add(start_ns, record, args, rank=rank, dur_ns=dur_ns, launch=launch)
 
     def _end(self, is_made: bool, context: tuple[Any, ...], start_ns: int) -> None:
-        """Keep an end of a flow until all are known: what one made, many may use."""
+        """Keep an end of a flow until all are known: one producer may have many consumers."""
         if len(self._made) + len(self._used) >= _FLOWS_MAX:
             self.flows_left_out += not is_made
         elif is_made:
@@ -291,7 +292,7 @@ class PlaneEvents:
 
 
 def _launch(args: Stats) -> int | None:
-    """The number of a launch, which calls and their work have; None where it has none."""
+    """The number of a launch, which calls share with their work; None where there is none."""
     number = args.get("correlation_id")
     return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
 
