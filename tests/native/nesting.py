@@ -1,4 +1,4 @@
-"""Begins meet ends: whatever comes, the operations fit their room and each slice ends at most once."""
+"""Matching begins with ends: operations of any input fit their room, and each slice ends at most once."""
 
 from __future__ import annotations
 

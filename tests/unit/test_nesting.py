@@ -1,4 +1,4 @@
-"""Begins meet ends: rows, slices around slices, flows, and the launches of both implementations."""
+"""Matching begins with ends: rows, slices around slices, flows, and launches, of both implementations."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class FirstScreen:
         self._cpu_use: list[str] = []
         """The names of the counters of how busy GPUs are, and of the processor time that processes use."""
 
-    def meet(self, row: int, track: Track) -> None:
+    def add_row(self, row: int, track: Track) -> None:
         """Note the track of a row."""
         self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
         self._first_ns = grown(self._first_ns, row + 1, _NEVER)

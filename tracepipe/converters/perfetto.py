@@ -246,7 +246,7 @@ class PerfettoWriter:
                 packets.set(LINES, line, packets.annotations({PYTHON: str(frames[line])}))
         for row in rows:
             packets.set_row(row, book.tracks[row])
-            self._first_screen.meet(row, book.tracks[row])
+            self._first_screen.add_row(row, book.tracks[row])
         self._first_screen.see(drawn)
         for name in names:
             packets.set(NAMES, name, packets.name(book.names[name]))

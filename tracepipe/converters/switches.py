@@ -83,7 +83,7 @@ class Switches:
         self._tid: Int32s = np.zeros(0, np.int32)
         """By the number of a shape: what its events are, its processor and its thread."""
 
-    def _meet(self, events: TraceColumns, tables: Tables) -> None:
+    def _add_shapes(self, events: TraceColumns, tables: Tables) -> None:
         size = int(events.shape.max()) + 1
         self._kind, self._cpu, self._tid = (grown(one, size, 0) for one in (self._kind, self._cpu, self._tid))
         for at in distinct(events.shape[self._kind[events.shape] == UNKNOWN]).tolist():
@@ -97,7 +97,7 @@ class Switches:
 
     def write(self, events: TraceColumns, tables: Tables) -> bytes:
         """The packets of events, which are in the order of time."""
-        self._meet(events, tables)
+        self._add_shapes(events, tables)
         self._write(events, tables)
         made: bytes = self._stream.take()
         return made

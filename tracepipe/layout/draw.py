@@ -172,7 +172,7 @@ class Layout:
         self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
 
-    def _meet(self, shapes: Int32s) -> None:
+    def _add_shapes(self, shapes: Int32s) -> None:
         """Note the new shapes, in the order in which they come."""
         if len(self._met) < len(self._tables.shapes):
             more = np.zeros(len(self._tables.shapes) - len(self._met), np.bool_)
@@ -182,11 +182,11 @@ class Layout:
             self._met[number] = True
             shape = self._tables.shapes[number]
             assert shape is not None
-            self._rows.meet(number, shape)
-            self._host.meet(number, shape)
-            self._standing.meet(number, shape)
+            self._rows.add_shape(number, shape)
+            self._host.add_shape(number, shape)
+            self._standing.add_shape(number, shape)
             if self._summaries is not None:
-                self._summaries.meet(number, shape)
+                self._summaries.add_shape(number, shape)
 
     def _deal(self, events: TraceColumns, *, last: bool = False) -> Drawn:
         changes: list[WarpChanges] = []
@@ -195,7 +195,7 @@ class Layout:
             self._dealt_ns = int(events.ts_ns[-1])
             self.end_ns = max(self.end_ns, self._dealt_ns)
             if len(self._tables.shapes):
-                self._meet(events.shape)
+                self._add_shapes(events.shape)
                 events = self._within(events)
                 self._standing.take(events)
             self._host.name_threads(events)

@@ -46,7 +46,7 @@ class HostLayout:
         self._of_memory: Bools = np.zeros(0, np.bool_)
         """Whether the events of a shape are of the memory layer, by its number."""
 
-    def meet(self, number: int, shape: Shape) -> None:
+    def add_shape(self, number: int, shape: Shape) -> None:
         """Note a new shape, whose row exists."""
         if number >= len(self._naming):
             self._naming = grown(self._naming, number + 1, 0)

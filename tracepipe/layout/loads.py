@@ -34,7 +34,7 @@ class _Counters:
         self._tracks: dict[int, Track] = {}
         self._shares: dict[int, Share] = {}
 
-    def meet(self, track: Track, at_most: int) -> bool:
+    def add_track(self, track: Track, at_most: int) -> bool:
         """Make a counter for a track. Return whether there is room for it."""
         if track.id not in self._tracks and len(self._tracks) >= at_most:
             return False
@@ -76,7 +76,7 @@ class BusyGpus:
 
     def take(self, ops: OpColumns, order: Int64s) -> None:
         """Take operations, of which `order` has the places in the order of time."""
-        self._meet_rows()
+        self._add_rows()
         row, kind = ops.columns["row"][order], ops.columns["kind"][order]
         places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
         if len(places):
@@ -85,7 +85,7 @@ class BusyGpus:
             gpu, _, begin_ns, end_ns = self._stretches.take(ts_ns, self._gpu[row[places]], delta)
             self._counters.add(gpu, begin_ns, end_ns)
 
-    def _meet_rows(self) -> None:
+    def _add_rows(self) -> None:
         """Note the new rows."""
         if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
             self._gpu = np.append(self._gpu, np.array(new, np.int32))
@@ -95,7 +95,7 @@ class BusyGpus:
         gpu = track.parent
         if track.kind != "slices" or track.category != "gpu" or gpu is None:
             return NONE
-        return gpu.id if self._counters.meet(gpu, BUSY_GPUS_MAX) else NONE
+        return gpu.id if self._counters.add_track(gpu, BUSY_GPUS_MAX) else NONE
 
     def draw(self) -> None:
         """Draw the counters at the end, when nothing is on a stream any more."""
@@ -114,11 +114,11 @@ class CpuUse:
         self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
         self._waiting_count = 0
 
-    def meet(self, thread: Track) -> None:
+    def add_thread(self, thread: Track) -> None:
         """Note a thread that has context switches."""
         process = thread.parent
         self._process = grown(self._process, thread.id + 1, NONE)
-        if process is not None and process.pid and self._counters.meet(process, PROCESSES_MAX):
+        if process is not None and process.pid and self._counters.add_track(process, PROCESSES_MAX):
             self._process[thread.id] = process.id
 
     def add(self, thread: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:

@@ -84,7 +84,7 @@ class Rows:
             self.book.names.append(name)
         return number
 
-    def meet(self, number: int, shape: Shape) -> None:
+    def add_shape(self, number: int, shape: Shape) -> None:
         """Decide where the events of a new shape are drawn."""
         if number >= len(self.drawn):
             self.drawn = grown(self.drawn, number + 1, 0)

@@ -36,7 +36,7 @@ class Standing:
         self._since_ns: Int64s = np.zeros(0, np.int64)
         """By thread: since when it has a processor."""
 
-    def meet(self, number: int, shape: Shape) -> None:
+    def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
         self._thread = grown(self._thread, number + 1, NONE)
         self._kind = grown(self._kind, number + 1, _OTHER)
@@ -50,7 +50,7 @@ class Standing:
         if shape.type == "scheduler" and shape.name == RUNNING:
             self._kind[number] = {"B": _RUNS, "E": _LEAVES}.get(shape.phase, _OTHER)
             if self._cpu_use is not None:
-                self._cpu_use.meet(thread.track)
+                self._cpu_use.add_thread(thread.track)
         size = thread.track.id + 1
         self._launches, self._ran_ns = grown(self._launches, size, 0), grown(self._ran_ns, size, 0)
         self._since_ns = grown(self._since_ns, size, _NEVER)

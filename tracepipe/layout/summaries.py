@@ -42,7 +42,7 @@ class KernelsOfGpus:
         self._ended_ns: dict[int, int] = {}
         """By row: when the last kernel that is shown ends."""
 
-    def meet(self, number: int, shape: Shape) -> None:
+    def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
         self._gpu, self._name = grown(self._gpu, number + 1, NONE), grown(self._name, number + 1, 0)
         self._gpu[number] = NONE
@@ -107,9 +107,9 @@ class Summaries:
     def __init__(self, rows: Rows) -> None:
         self._kernels, self.on_sms = KernelsOfGpus(rows), WarpsOfSms(rows)
 
-    def meet(self, number: int, shape: Shape) -> None:
+    def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
-        self._kernels.meet(number, shape)
+        self._kernels.add_shape(number, shape)
 
     def draw(self, events: TraceColumns | None, ops: OpColumns) -> None:
         """Add the summaries of events and warps to operations."""

@@ -168,7 +168,7 @@ def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterat
     printed = Printed()
     for batch in batches:
         problems = []
-        for lines, count in ((batch.passed_over, None), (batch.printed, printed.add)):
+        for lines, count in ((batch.foreign_lines, None), (batch.printed, printed.add)):
             for number, text in lines:
                 other = next((reader for reader in others if reader.sniff(text)), None)
                 if other:
@@ -177,7 +177,7 @@ def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterat
                     )
                 elif count:
                     count(number, text)
-        batch.passed_over, batch.printed = [], []
+        batch.foreign_lines, batch.printed = [], []
         if problems:
             batch.problems = sorted(batch.problems + problems, key=lambda problem: problem.line)
         yield batch

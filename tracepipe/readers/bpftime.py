@@ -149,7 +149,7 @@ class _Text:
         if _MARK.search(text):
             self._skip(text, "", f"is not a whole line of a bpftime tool: {shown(text)}")
         elif text:
-            batch.passed_over.append((number, text))
+            batch.foreign_lines.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Add a problem if no line was from a bpftime tool."""

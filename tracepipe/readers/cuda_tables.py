@@ -243,7 +243,7 @@ class _Rows:
             broken = "was cut off in the middle of the row" if cut else "is not a whole row of the table"
             self._problem("", f"{broken}: {shown(text)}")
         elif text:
-            batch.passed_over.append((number, text))
+            batch.foreign_lines.append((number, text))
 
     def at_end(self, batch: Batch) -> None:
         """Write the entries that wait for an exit, and add the problems of the whole input."""

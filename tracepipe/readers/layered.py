@@ -106,7 +106,7 @@ class _Text:
             return
         self._in_block = self._in_block or _BLOCK_TITLE.match(text) is not None
         is_own = text.startswith(b"#") or OWN_TEXT.match(text) or self._in_block or not self._seen_json
-        (batch.passed_over if is_own else batch.printed).append((number, text))
+        (batch.foreign_lines if is_own else batch.printed).append((number, text))
 
     def _read_json(self, number: int, line: Record, text: bytes, batch: Batch) -> Fault | None:
         kind = line.get("type")

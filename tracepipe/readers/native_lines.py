@@ -67,10 +67,10 @@ class NativeTables(Tables):
     def _new_shape(self, shape: Shape) -> int:
         # No line has such a text.
         number = self._number(_SHAPES, repr(shape).encode("utf-8", "surrogatepass"))
-        self._meet(number, shape)
+        self._set_shape(number, shape)
         return number
 
-    def _meet(self, number: int, shape: Shape | None) -> None:
+    def _set_shape(self, number: int, shape: Shape | None) -> None:
         assert number == len(self.shapes)
         self.shapes.append(shape)
 
@@ -106,7 +106,7 @@ class NativeTables(Tables):
             if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
                 raise MemoryError
 
-    def meet_shapes(self, check: RecordCheck) -> bool:
+    def parse_shapes(self, check: RecordCheck) -> bool:
         """Parse the new shapes. Return whether any of them is not of an event."""
         bad = False
         for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
@@ -114,7 +114,7 @@ class NativeTables(Tables):
             good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
             good = good and not check.fault(record) and record["type"] not in OTHERS
             good = good and not long_texts(record)  # these are cut, with a problem
-            self._meet(number, shape_of(record) if good else None)
+            self._set_shape(number, shape_of(record) if good else None)
             bad = bad or not good
         return bad
 
@@ -190,7 +190,7 @@ class NativeLines:
         if self._rounds != self._tables.rounds:
             self._rounds = self._tables.rounds
             self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
-        if self._tables.meet_shapes(self._check):
+        if self._tables.parse_shapes(self._check):
             self._bad.update(
                 at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
             )

@@ -64,7 +64,7 @@ class Ordered:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            key = self._keys.get(first) or self._meet(first)
+            key = self._keys.get(first) or self._parsed_row(first)
             if isinstance(key, dict):
                 made += self._ready(key, ts_ns, dur_ns, first, second)
                 continue
@@ -96,7 +96,7 @@ class Ordered:
             made.append((ts_ns, dur_ns, 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
 
-    def _meet(self, first: bytes) -> _Key | Record:
+    def _parsed_row(self, first: bytes) -> _Key | Record:
         """Parse the text of a row: the key of a track's row, or a record."""
         said = orjson.loads(first)
         return self._keys.keep(first, said if isinstance(said, dict) else tuple(said), len(first))

@@ -46,7 +46,7 @@ class Batch:
     records: list[Record] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     offset_bytes: int = 0
-    passed_over: list[tuple[int, bytes]] = field(default_factory=list)
+    foreign_lines: list[tuple[int, bytes]] = field(default_factory=list)
     printed: list[tuple[int, bytes]] = field(default_factory=list)
 
     def in_columns(self, tables: Tables) -> SourceBatch:
@@ -54,7 +54,7 @@ class Batch:
         others: list[Record | Warps] = []
         rows = [row_of(record, tables, others) for record in self.records]
         events = event_columns(rows)
-        return SourceBatch(events, others, self.problems, self.offset_bytes, self.passed_over, self.printed)
+        return SourceBatch(events, others, self.problems, self.offset_bytes, self.foreign_lines, self.printed)
 
 
 _DATED = frozenset({"loss", "window", "gpu_warp", *STALLS})
@@ -142,5 +142,5 @@ def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tabl
         yield batch.in_columns(tables)
     last = Batch(offset_bytes=offset_bytes)
     lines.at_end(last)
-    if last.records or last.problems or last.passed_over or last.printed:
+    if last.records or last.problems or last.foreign_lines or last.printed:
         yield last.in_columns(tables)

@@ -41,7 +41,7 @@ class Session:
         self.host = next((host for _, host in hosts if _is_text(host)), "")
         self._agents: dict[Any, int] = {}
         self.gpus: list[dict[str, Any]] = []
-        self._meet_agents()
+        self._number_agents()
         self._has_args = database.is_indexed(self.table("arg"), "event_id")
         if not self._has_args and database.tables.get(self.table("arg")):
             said = "has no index of events: arguments of calls are not read"
@@ -54,7 +54,7 @@ class Session:
     def _texts(self, kind: str, *columns: str) -> list[Values]:
         return self._database.texts(self.table(kind), columns, _FEW_MAX, self._problems)
 
-    def _meet_agents(self) -> None:
+    def _number_agents(self) -> None:
         """Number the GPUs from 0, in the order of the machine."""
         agents = self._texts("info_agent", "id", "type", "type_index", "product_name", "name")
         for at, kind, index, product, name in agents:

@@ -69,7 +69,7 @@ class Survey:
     """The key of a kernel by process and number of arguments, 0 for arguments without a kernel."""
     _launches_seen: int = 0
 
-    def meet(self, tables: Tables) -> None:
+    def add_shapes(self, tables: Tables) -> None:
         """Note the new shapes."""
         if self._rounds != tables.rounds:
             self._rounds = tables.rounds
@@ -78,7 +78,7 @@ class Survey:
         new = tables.shapes[len(self._flags) :]
         for shape in new:
             if shape is not None:
-                self._meet(shape)
+                self._add_shape(shape)
         if new:
             calls = [_key_of_name(shape) for shape in new]
             flags = [_flags_of(shape, is_call=call > 0) for shape, call in zip(new, calls, strict=True)]
@@ -87,7 +87,7 @@ class Survey:
             self._keys = np.concatenate([self._keys, np.array(keys, np.uint64)])
             self._calls = np.concatenate([self._calls, np.array(calls, np.uint64)])
 
-    def _meet(self, shape: Shape) -> None:
+    def _add_shape(self, shape: Shape) -> None:
         if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
             self.pids.add(shape.pid)
         if shape.gpu is not None or shape.on_stream:
@@ -97,7 +97,7 @@ class Survey:
 
     def take(self, batch: TraceBatch, tables: Tables) -> None:
         """Note the events of a batch."""
-        self.meet(tables)
+        self.add_shapes(tables)
         events = batch.events
         is_event = events.shape >= 0
         if is_event.any():
@@ -248,5 +248,5 @@ def surveyed(opened: OpenRecording, path: str) -> Survey:
     survey, tables = Survey(Seen(opened.source), realtime_ns), opened.recording.tables
     for batch, _ in Reading(opened, path).placed():
         survey.take(batch, tables)
-    survey.meet(tables)
+    survey.add_shapes(tables)
     return survey
