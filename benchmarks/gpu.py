@@ -402,7 +402,7 @@ def tools_here() -> Toolchain:
     """What this machine has, which is described. Exits where there is no GPU."""
     tools = this_toolchain()
     if not tools.driver.gpus:
-        print(f"no GPU: {tools.driver.error or 'the driver names none'}", file=sys.stderr)
+        print(f"no GPU: {tools.driver.error or 'the driver reports none'}", file=sys.stderr)
         raise SystemExit(NO_GPU)
     _describe(tools)
     return tools

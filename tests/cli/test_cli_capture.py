@@ -140,7 +140,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         "note: the recording ended by duration",
         "note: 7 syscall events were left out by the filters",
         "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
-        "--ring-bytes makes more room",
+        "raise --ring-bytes",
         "lost: 1 scheduler events happened and were not recorded",
     ]
 
@@ -159,13 +159,13 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--layers", "gpu_warp", "--gpu", "kernels", "--", "true"], "gpu_warp"),
         (["--layers", "gpu_kernel", "--gpu", "off", "--", "true"], "gpu_kernel"),
         (["--layers", "gpu_warp", "--pid", "4"], "from a program's start"),
-        (["--layers", "gpu_kernel", "--comm", "cat"], "processes by their number"),
+        (["--layers", "gpu_kernel", "--comm", "cat"], "processes given by number"),
         (["--layers", "annotation", "--pid", "4"], "from a program's start"),
         (["--method", "dtrace", "--", "true"], "dtrace"),
         (["--sample", "0", "--", "true"], "--sample"),
         (["--gpu", "kernels", "--blocks", "0-131", "--", "true"], "does not take --blocks"),
         (["--gpu", "off", "--kernel", "x", "--gpu-warps", "9", "--", "true"], "--kernel and --gpu-warps"),
-        (["--kernel", "(", "--", "true"], "no regular expression"),
+        (["--kernel", "(", "--", "true"], "not a regular expression"),
         (["--launches", "0", "--", "true"], "not a range of launches"),
         (["--blocks", "9-3", "--", "true"], "not a range of blocks"),
         (["--gpu-memory", "some", "--", "true"], "not a size"),

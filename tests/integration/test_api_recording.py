@@ -162,7 +162,7 @@ def test_a_program_records_windows_of_itself(tmp_path: Path) -> None:
                     time.sleep(0.001)
             time.sleep(0.001)
         run.begin_window()
-        with pytest.raises(tracepipe.TracepipeError, match="open already"):
+        with pytest.raises(tracepipe.TracepipeError, match="already open"):
             run.begin_window()
     turns = windows_of(run.path)
     assert [(turn.get("name"), turn["phase"], turn["cause"]) for turn in turns] == [

@@ -446,7 +446,7 @@ def test_a_library_that_is_replaced_meanwhile_is_said(capture: Capture, vec_add:
 
     done = capture.run(upgrade)
     assert done.returncode == 0
-    assert f"{library} was replaced meanwhile" in done.stderr
+    assert f"{library} was replaced during the recording" in done.stderr
     first, second = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("calls:"))
     counted = records(capture.output)[-1]["counts"]["userspace"]
     assert 2 * first == counted < 2 * (first + second)

@@ -95,7 +95,7 @@ def test_what_has_no_room_is_counted(folder: Path) -> None:
     assert footer["evicted"]["syscall"] + footer["counts"]["syscall"] >= 1600
     assert footer["losses"] == {}
     assert begin["ts_ns"] >= header["start"]["monotonic_ns"]
-    assert "had no room: --last-size makes more" in said
+    assert "did not fit: raise --last-size" in said
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_a_condition_about_what_is_not_recorded_is_refused_before_the_command_st
     refused = Recorded(folder, "--last", "2s", "--layers", "none", *condition, command=["touch", "made"])
     _, said = refused.process.communicate(timeout=_PATIENCE_S)
     assert refused.process.returncode == 1
-    assert "no function that is recorded has such a name" in said
+    assert "no recorded function has such a name" in said
     assert "Did you mean nanosleep?" in said
     assert not (folder / "run.jsonl").exists()

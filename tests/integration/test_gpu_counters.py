@@ -135,7 +135,7 @@ def test_a_flight_recorder_keeps_the_last_samples(machine: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        ("gap 1000 7", "the hardware gave no sample"),
+        ("gap 1000 7", "the hardware returned no sample"),
         ("overflow 1001 7", "the hardware's buffer was full"),
     ],
 )
@@ -161,7 +161,7 @@ def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, 
     (loss,) = losses(records)
     why = "its sampler ended with signal 9 (SIGKILL)"
     assert (loss["layer"], loss["reason"]) == (GPU_COUNTERS, f"GPU 0: {why}")
-    assert f"GPU 0 is not sampled any more: {why}" in said
+    assert f"GPU 0 is no longer sampled: {why}" in said
     assert loss["ts_ns"] == samples(records)[-1]["ts_ns"] + INTERVAL_NS
     missing_ns = records[-1]["end"]["monotonic_ns"] - loss["ts_ns"]
     assert abs(loss["count"] * INTERVAL_NS - missing_ns) < 500 * INTERVAL_NS
@@ -170,9 +170,9 @@ def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, 
 
 REFUSED: Final = [
     ("fail cuptiPmSamplingEnable 35", "NVreg_RestrictProfilingToAdminUsers=0"),
-    ("fail cuptiPmSamplingEnable 26", "Another profiler has the GPU's hardware"),
+    ("fail cuptiPmSamplingEnable 26", "Another profiler uses the GPU's hardware"),
     ("die 0", "its sampler ended with signal 9 (SIGKILL)"),
-    ("early", "CUPTI's times are not on CLOCK_MONOTONIC"),
+    ("early", "CUPTI's times are not of CLOCK_MONOTONIC"),
     ("unsupported", "profiling switched off"),
 ]
 

@@ -112,18 +112,22 @@ def cases() -> dict[str, Case]:
         "root": Case([]),
         "pid=host": Case(mounted("true")),
         "no user namespace's root": Case(
-            ["unshare", "--user", "--map-root-user"], "Root of a user namespace", "sudo"
+            ["unshare", "--user", "--map-root-user"], "root user of a user namespace", "sudo"
         ),
         "a user": Case(
             ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"], "needs root", "sudo -E"
         ),
-        "Docker's capabilities": Case(only(DOCKER), "its root have|without CAP_SYS_ADMIN", "--privileged"),
+        "Docker's capabilities": Case(
+            only(DOCKER), "denies its root user|without CAP_SYS_ADMIN", "--privileged"
+        ),
         "with CAP_BPF and CAP_PERFMON": Case(only(WITH_BPF), bpftrace="CAP_SYS_ADMIN"),
         "with CAP_SYS_ADMIN": Case(only(f"{DOCKER} sys_admin")),
         "process ids of its own": Case(
-            ["unshare", "--pid", "--fork", "--mount-proc"], bpftrace="process ids of its own"
+            ["unshare", "--pid", "--fork", "--mount-proc"], bpftrace="own process ids"
         ),
-        "the host's /proc": Case(["unshare", "--pid", "--fork"], "other process ids", "mount -t proc"),
+        "the host's /proc": Case(
+            ["unshare", "--pid", "--fork"], "another process id namespace", "mount -t proc"
+        ),
         "no /proc": Case(mounted("mount -t tmpfs none /proc"), "/proc is not mounted", "mount -t proc"),
         "no /sys": Case(mounted("mount -t tmpfs none /sys"), "/sys is not mounted", "mount -t sysfs"),
         "no tracefs": Case(no_tracefs),
@@ -140,7 +144,7 @@ def cases() -> dict[str, Case]:
         "a filter of perf events alone": Case([], "seccomp", "unconfined", refuse(("perf_event_open",), 1)),
         "Docker's default": Case(
             ["unshare", "--pid", "--fork", "--mount-proc", *no_tracefs, *only(DOCKER)],
-            "its root have|without CAP_SYS_ADMIN",
+            "denies its root user|without CAP_SYS_ADMIN",
             "--privileged",
             refuse(both, 1),
         ),
@@ -232,7 +236,7 @@ def test_a_file_system_to_read_needs_a_place_for_both_files(folder: Path) -> Non
     done = run_in(case, folder, *options, "--", "echo", "RAN")
     assert (done.returncode, done.stdout) == (1, "")
     assert "echo was not started" in done.stderr
-    assert "There is no place for temporary files" in done.stderr
+    assert "No temporary file can be made" in done.stderr
     assert "TMPDIR" in done.stderr
 
 
@@ -337,6 +341,6 @@ def test_too_little_memory_is_said_before_the_program_starts(
     done = run_in(case, folder, "capture", *options, "--", "echo", "RAN")
     wait_until(lambda: (group / "cgroup.procs").read_text() == "")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "There is no memory for a map" in done.stderr
+    assert "There is not enough memory for a map" in done.stderr
     assert "echo was not started" in done.stderr
     assert "memory.max" in done.stderr

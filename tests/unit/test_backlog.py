@@ -113,7 +113,7 @@ def test_what_is_in_memory_needs_no_disk(why: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr("tracepipe.room.reserve", full)
     else:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
-        with pytest.raises(OutputError, match="There is no place for temporary files: No such file"):
+        with pytest.raises(OutputError, match="No temporary file can be made: No such file"):
             Backlog()
     Backlog(0).close()
     kept = Backlog(128)
@@ -132,7 +132,7 @@ def test_what_has_room_on_a_disk_leaves_memory() -> None:
 
 @pytest.mark.parametrize(
     ("number", "hint"),
-    [(errno.EFBIG, "ulimit -f unlimited"), (errno.ENOSPC, "Set TMPDIR to a folder with room.")],
+    [(errno.EFBIG, "ulimit -f unlimited"), (errno.ENOSPC, "Set TMPDIR to a folder with free space.")],
 )
 def test_what_cannot_be_kept_is_said(number: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:

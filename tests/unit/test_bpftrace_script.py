@@ -291,7 +291,7 @@ def test_a_clock_that_runs_on_while_the_machine_sleeps(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("shown", "message"),
-    [("bpftrace v0.13.1", "bpftrace 0.13.1 is too old"), ("no such thing", "does not say its version")],
+    [("bpftrace v0.13.1", "bpftrace 0.13.1 is too old"), ("no such thing", "does not show its version")],
 )
 def test_a_bpftrace_that_cannot_do_it_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, message: str

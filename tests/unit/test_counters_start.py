@@ -56,7 +56,7 @@ def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
     starts, said = Starts(monkeypatch, euid=0), list[str]()
     start_counters(REQUEST, None, machine(), said.append).close()
     assert (starts.built, starts.ran) == ([1000, 0], [1000, 0])
-    assert said == ["gpu counters: sampled as root, as the driver lets administrators alone profile"]
+    assert said == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
 
 
 def test_who_is_not_root_is_refused_and_leaves_the_gpus_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

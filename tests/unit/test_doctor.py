@@ -212,7 +212,7 @@ def test_no_tracefs() -> None:
             FileNotFoundError(errno.ENOENT, "No", "/sys/bus/event_source/devices/kprobe/type"),
             "has no kprobes",
         ),
-        (OSError(errno.ENOENT, "No such file or directory"), "no function of that name"),
+        (OSError(errno.ENOENT, "No such file or directory"), "no such function"),
         (OSError(ENOTSUPP, "Unknown error 524"), "first instruction"),
     ],
 )
@@ -350,10 +350,10 @@ def test_what_takes_long_is_said_while_it_is_tried(monkeypatch: pytest.MonkeyPat
             return "1.0"
 
         def attach(self, plan: Plan, notify: Notify) -> None:
-            notify("slow attaches 12 probes, which takes it a while")
+            notify("slow is attaching 12 probes; this takes a while")
             raise CaptureUnavailable("Nothing is attached.", "")
 
     monkeypatch.setattr("tracepipe.capture.ENGINES", {"slow": Slow})
     said: list[str] = []
     examine(GOOD, areas={"methods": AREAS["methods"]}, notify=said.append)
-    assert said == ["methods", "slow attaches 12 probes, which takes it a while"]
+    assert said == ["methods", "slow is attaching 12 probes; this takes a while"]

@@ -97,7 +97,7 @@ def test_other_systems_have_no_rows() -> None:
 def test_counters_that_the_driver_keeps_for_administrators_are_theirs() -> None:
     for euid, state in ((0, "limited"), (1000, "fails")):
         found = rows(GOOD, machine(profiles_for_admins=True, euid=euid))["counters"]
-        assert (found.state, found.detail) == (state, "the driver lets administrators alone profile")
+        assert (found.state, found.detail) == (state, "the driver lets only administrators profile")
         assert ("NVreg_RestrictProfilingToAdminUsers=0" in found.fix) == (euid != 0)
 
 

@@ -263,7 +263,7 @@ def test_a_process_is_recorded_from_the_attachment_to_the_end_of_the_recording(a
 
 def test_one_capture_at_a_time(attached: Attached) -> None:
     attached.enter()
-    with pytest.raises(CaptureUnavailable, match="another capture records its GPU's work"):
+    with pytest.raises(CaptureUnavailable, match="another capture is recording its GPU's work"):
         attached.enter()
     attached.do("launch 2")
     attached.wait_for(2)
@@ -272,7 +272,7 @@ def test_one_capture_at_a_time(attached: Attached) -> None:
 
 def test_another_profiler_keeps_its_records(attached: Attached) -> None:
     assert attached.do("subscribe") == "subscribe"
-    with pytest.raises(CaptureUnavailable, match="another profiler has CUPTI there"):
+    with pytest.raises(CaptureUnavailable, match="uses CUPTI there"):
         attached.enter()
     assert attached.do("asked") == "asked for nothing"
 
@@ -286,7 +286,7 @@ def test_the_gpus_of_a_process_are_recorded_if_an_engine_is_named() -> None:
         CaptureRequest(pids=(1,), gpu="auto", gpu_kernels="attn"),
         CaptureRequest(pids=(1,), layers=("gpu_warp",), gpu="auto"),
     ):
-        with pytest.raises(TracepipeError, match="Warps are recorded from a program's start"):
+        with pytest.raises(TracepipeError, match="Warps can be recorded only from a program's start"):
             choice.check(request)
-    with pytest.raises(TracepipeError, match="of a command or of processes by their number"):
+    with pytest.raises(TracepipeError, match="for a command, or for processes given by number"):
         choice.check(CaptureRequest(comm="python3", gpu="kernels"))

@@ -65,10 +65,10 @@ def test_what_others_can_write_is_not_taken(cache: Cache) -> None:
     for place in (path, cache.folder, cache.folder.parent):
         mode = place.stat().st_mode
         place.chmod(mode | 0o002)
-        with pytest.raises(CaptureUnavailable, match="can be written by others"):
+        with pytest.raises(CaptureUnavailable, match="can be written by other users"):
             cache.find("x.so")
         if place != path:
-            with pytest.raises(CaptureUnavailable, match="can be written by others"):
+            with pytest.raises(CaptureUnavailable, match="can be written by other users"):
                 cache.make("y.so", compiled())
         place.chmod(mode)
     assert cache.find("x.so") == path
@@ -80,7 +80,7 @@ def test_a_group_may_write_where_it_is_roots(tmp_path: Path) -> None:
     file.chmod(0o664)
     check_safe(file, {0})
     os.chown(file, 0, OTHER)
-    with pytest.raises(CaptureUnavailable, match="can be written by others"):
+    with pytest.raises(CaptureUnavailable, match="can be written by other users"):
         check_safe(file, {0})
 
 
@@ -89,7 +89,7 @@ def test_what_another_user_owns_is_not_taken(cache: Cache) -> None:
     path = cache.make("x.so", compiled())
     for place in (path, cache.folder, cache.folder.parent):
         os.chown(place, OTHER, OTHER)
-        with pytest.raises(CaptureUnavailable, match="can be written by others"):
+        with pytest.raises(CaptureUnavailable, match="can be written by other users"):
             cache.find("x.so")
         os.chown(place, 0, 0)
     assert cache.find("x.so") == path
@@ -100,7 +100,7 @@ def test_a_folder_that_is_reached_by_a_link_is_checked_where_it_is(tmp_path: Pat
     put(real / "x.so")
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "cache").symlink_to(real)
-    with pytest.raises(CaptureUnavailable, match=f"{tmp_path}/open can be written by others"):
+    with pytest.raises(CaptureUnavailable, match=f"{tmp_path}/open can be written by other users"):
         check_safe(tmp_path / "cache/x.so", US)
     (tmp_path / "open").chmod(0o755)
     check_safe(tmp_path / "cache/x.so", US)
@@ -112,7 +112,7 @@ def test_a_folder_of_ours_in_a_sticky_one_is_good_and_a_file_there_is_not(tmp_pa
     bare = put(tmp_path / "sticky/x.so")
     (tmp_path / "sticky").chmod(0o1777)
     check_safe(ours, US)
-    with pytest.raises(CaptureUnavailable, match="can be written by others"):
+    with pytest.raises(CaptureUnavailable, match="can be written by other users"):
         check_safe(bare, US)
 
 
@@ -240,7 +240,7 @@ def test_a_build_that_the_caller_put_there_is_not_taken(cache: Cache, caller: Ow
     path = theirs.make("x.so", compiled())
     assert path.stat().st_uid == 0
     os.chown(path, caller.uid, caller.gid)
-    with pytest.raises(CaptureUnavailable, match="can be written by others"):
+    with pytest.raises(CaptureUnavailable, match="can be written by other users"):
         theirs.find("x.so")
 
 
@@ -257,9 +257,9 @@ def test_root_runs_no_compiler_that_others_can_write(tmp_path: Path) -> None:
     says = put(tmp_path / "bin/nvcc", f'#!/bin/sh\ntouch {ran}\necho "release 13.0, V1"\n', runs=True)
     os.chown(says, OTHER, OTHER)
     parts = find_parts({"PATH": str(says.parent)}, [], tmp_path, ME)
-    with pytest.raises(CaptureUnavailable, match=r"not run as root: .* written by others") as refusal:
+    with pytest.raises(CaptureUnavailable, match=r"not run as root: .* written by other users") as refusal:
         chain(nvcc=parts.nvcc).nvcc()
-    assert refusal.value.hint.startswith("Start it with sudo from the user")
+    assert refusal.value.hint.startswith("Use sudo as the user")
     assert not ran.exists()
 
 
@@ -276,7 +276,7 @@ def test_root_links_no_library_that_others_can_write(tmp_path: Path) -> None:
     library = put(tmp_path / "libcupti.so.13")
     os.chown(library, OTHER, OTHER)
     tools = chain(gxx=[Compiler(Path("/g++"), (12, 2), "")], cupti=[Part((tmp_path,), library, (13, 0))])
-    with pytest.raises(CaptureUnavailable, match=f"{library} can be written by others"):
+    with pytest.raises(CaptureUnavailable, match=f"{library} can be written by other users"):
         tools.build_host("a", [put(tmp_path / "a.cpp")], ["cupti"])
 
 

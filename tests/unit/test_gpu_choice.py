@@ -125,7 +125,9 @@ def test_without_a_gpu_nothing_is_said(programs: Callable[..., str]) -> None:
 
 def test_a_selection_that_finds_no_gpu_is_told(programs: Callable[..., str]) -> None:
     told = chosen(request("vec_add", gpu_kernels="x", gpu_warps=5), has_device=False)
-    assert told == Choice("off", "there is no NVIDIA GPU here, so --kernel and --gpu-warps selects nothing")
+    assert told == Choice(
+        "off", "this machine has no NVIDIA GPU, so --kernel and --gpu-warps selects nothing"
+    )
 
 
 def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
@@ -153,12 +155,12 @@ def test_a_selection_means_warps(programs: Callable[..., str], option: str, valu
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"layers": ("syscall",)}, "--layers names no userspace"),
-        ({"layers": ()}, "--layers names no userspace"),
-        ({"only": ("cu*",)}, "--only hold for probes"),
-        ({"exclude": ("cu*",), "libraries": ("/l.so",)}, "--exclude and --library hold for probes"),
-        ({"filters": Filters(min_duration_ns=5)}, "--min-duration hold for probes"),
-        ({"filters": Filters(sample=2)}, "--sample hold for probes"),
+        ({"layers": ("syscall",)}, "--layers leaves out userspace"),
+        ({"layers": ()}, "--layers leaves out userspace"),
+        ({"only": ("cu*",)}, "--only need probes"),
+        ({"exclude": ("cu*",), "libraries": ("/l.so",)}, "--exclude and --library need probes"),
+        ({"filters": Filters(min_duration_ns=5)}, "--min-duration need probes"),
+        ({"filters": Filters(sample=2)}, "--sample need probes"),
     ],
 )
 def test_what_only_probes_can_give_leaves_them_the_calls(
@@ -231,7 +233,7 @@ def test_the_engine_is_started_with_a_budget_and_said(machine: Machine) -> None:
     assert machine.started == [became]
     assert (became.gpu, became.gpu_warps, became.gpu_launches_per_kernel) == ("warps", AUTO_WARPS, 3)
     assert machine.messages == [
-        "gpu warps: every warp of vec_add, of each kernel the first 3 launches, up to 2000000 warps; "
+        "gpu warps: every warp of vec_add, for the first 3 launches of each kernel, up to 2000000 warps; "
         "--gpu kernels costs next to nothing"
     ]
 
@@ -268,7 +270,7 @@ def test_marks_that_the_engine_does_not_record_are_said(
 ) -> None:
     # As nvcc names the variable of the header to CUDA's runtime.
     programs("marked", "\x7fELF _ZN14tracepipe_mark15tracepipe_marksILi1EEE")
-    said = "the program marks what its warps do: --gpu warps records that"
+    said = "the program has marks in its kernels: --gpu warps records them"
     for program, gpu, is_said in (
         ("marked", "kernels", True),
         ("marked", "warps", False),
@@ -291,7 +293,7 @@ def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
     became, _ = machine.start(request("vec_add", gpu_warps=7))
     assert became.gpu_warps == 7
     assert machine.messages == [
-        "gpu warps: by --gpu-warps, of each kernel the first 3 launches, up to 7 warps"
+        "gpu warps: by --gpu-warps, for the first 3 launches of each kernel, up to 7 warps"
     ]
 
 
@@ -328,11 +330,11 @@ def test_the_users_injection_is_left_alone_and_said(
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/x.so")
     assert machine.start(request("vec_add"))[1] is None
     assert machine.messages == [
-        "gpu off: CUDA_INJECTION64_PATH is set; --gpu kernels or warps loads ours instead"
+        "gpu off: CUDA_INJECTION64_PATH is set; --gpu kernels or warps loads tracepipe's library instead"
     ]
     assert machine.start(CaptureRequest(["vec_add"], gpu="kernels"))[1] == "kernels"
     assert machine.messages[1:] == [
-        "CUDA_INJECTION64_PATH is set: the library that it names is not loaded, but ours"
+        "CUDA_INJECTION64_PATH is set: tracepipe's library is loaded instead of the one that it names"
     ]
 
 
@@ -350,7 +352,7 @@ def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> No
     assert (device, became.gpu_warps) == ("warps", AUTO_WARPS)
     assert machine.messages[2:] == [
         "gpu kernels: not here: No kernels here. apt install cupti",
-        "gpu warps: as kernels cannot be had, of each kernel the first 3 launches, up to 2000000 warps",
+        "gpu warps: as kernels is not available, for the first 3 launches of each kernel, up to 2000000 warps",
     ]
 
 
@@ -360,7 +362,7 @@ def test_where_neither_can_work_there_is_none(machine: Machine) -> None:
     assert machine.messages == [
         "gpu warps: not here: No warps here. w",
         "gpu kernels: not here: No kernels here. k",
-        "gpu off: neither engine can be had",
+        "gpu off: neither engine is available",
     ]
     assert machine.children == 1
 
@@ -374,9 +376,7 @@ def test_an_engine_that_was_named_fails_as_it_is(machine: Machine) -> None:
 @pytest.mark.parametrize("engine", ["kernels", "warps"])
 def test_an_engine_that_was_named_fails_where_cuda_sees_no_gpu(machine: Machine, engine: str) -> None:
     machine.driver = Driver(error="libcuda.so.1: cannot open shared object file")
-    with pytest.raises(
-        CaptureUnavailable, match=r"no GPU that CUDA sees: libcuda.so.1: cannot open"
-    ) as refusal:
+    with pytest.raises(CaptureUnavailable, match=r"CUDA sees no GPU: libcuda.so.1: cannot open") as refusal:
         machine.start(CaptureRequest(["vec_add"], gpu=engine))
     assert "nvidia-smi" in refusal.value.hint
     assert machine.started == []
@@ -423,7 +423,7 @@ def test_a_layer_that_the_named_engine_does_not_record_is_an_error(
 
 
 def test_a_layer_of_gpus_needs_a_command(machine: Machine) -> None:
-    with pytest.raises(TracepipeError, match="of a command or of processes by their number"):
+    with pytest.raises(TracepipeError, match="for a command, or for processes given by number"):
         machine.start(CaptureRequest(system=True, layers=("gpu_kernel",), gpu="auto"))
 
 
@@ -447,7 +447,7 @@ def test_the_library_for_a_running_process_is_built_by_its_user(
 def test_a_selection_is_for_warps(machine: Machine, gpu: str) -> None:
     with pytest.raises(TracepipeError, match=f"--gpu {gpu} .* --blocks") as refusal:
         machine.start(CaptureRequest(["vec_add"], gpu=gpu, gpu_blocks="0-5"))
-    assert refusal.value.hint == "--gpu warps takes --blocks."
+    assert refusal.value.hint == "Use --blocks with --gpu warps."
 
 
 def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:

@@ -84,7 +84,7 @@ def test_samples_that_begin_in_a_stretch_are_kept() -> None:
 
 
 def test_a_gap_is_a_loss_as_far_as_it_was_recorded() -> None:
-    reason = "GPU 0: the hardware gave no sample"
+    reason = "GPU 0: the hardware returned no sample"
     sent = whole(sample(0), sample(10))
     kept, losses = taken(sent, recorded(0, 300, 600))
     assert kept == [0, 10]
@@ -97,7 +97,7 @@ def test_an_overflow_is_the_reason_of_the_gap_after_it_alone() -> None:
     _, losses = taken(sent, recorded(0))
     assert [loss.reason for loss in losses] == [
         "GPU 0: the hardware's buffer was full",
-        "GPU 0: the hardware gave no sample",
+        "GPU 0: the hardware returned no sample",
     ]
 
 
@@ -106,7 +106,7 @@ def test_what_a_sampler_did_not_send_is_a_loss() -> None:
     dead.is_over, dead.why = True, "its sampler ended with 1"
     assert taken(silent, recorded(0, 500)) == (
         [0],
-        [Loss(GPU_COUNTERS, 4, 100, 500, "GPU 0: its sampler gave no answer")],
+        [Loss(GPU_COUNTERS, 4, 100, 500, "GPU 0: its sampler did not answer")],
     )
     assert taken(dead, recorded(0, 500))[1] == [
         Loss(GPU_COUNTERS, 4, 100, 500, "GPU 0: its sampler ended with 1")
@@ -233,11 +233,11 @@ def writes(folder: Path, script: str) -> Sampler:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("echo hello there", "its sampler wrote what is no record"),
-        (r"printf '\1\0\0\0\11\0\0\0x'", "its sampler wrote what is no record"),
+        ("echo hello there", "its sampler wrote something that is not a record"),
+        (r"printf '\1\0\0\0\11\0\0\0x'", "its sampler wrote something that is not a record"),
         (
             r"printf '\20\0\0\0\1\0\0\0\377\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'",
-            "its sampler wrote what is no record",
+            "its sampler wrote something that is not a record",
         ),
         ("exit 3", "its sampler ended with 3"),
         ("kill -9 $$", r"its sampler ended with signal 9 \(SIGKILL\)"),

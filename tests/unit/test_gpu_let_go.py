@@ -98,7 +98,7 @@ def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Reco
     assert len(recorded.of("gpu_kernel")) == 3
     (loss,) = recorded.of("loss")
     assert (loss["layer"], loss["count"]) == ("gpu_kernel", 4)
-    assert "another profiler took CUPTI over in process" in loss["reason"]
+    assert "another profiler took over CUPTI in process" in loss["reason"]
     assert "4 launches have no kernel, and later ones could not be seen" in loss["reason"]
     assert recorded.renderer.losses == {"gpu_kernel": 4}
     assert [note for note in recorded.renderer.notes if "another profiler" in note]
@@ -198,7 +198,7 @@ def test_another_profiler_is_given_no_buffers_of_ours(
     lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert sum(line["type"] == "gpu_kernel" for line in lines) == 3, "all until then"
     (loss,) = [line for line in lines if line["type"] == "loss"]
-    assert "another profiler took CUPTI over" in loss["reason"]
+    assert "another profiler took over CUPTI" in loss["reason"]
 
 
 # warps
@@ -357,7 +357,7 @@ def test_a_program_that_ends_while_it_is_let_go_ends(patched: Recorded) -> None:
         ("_Z4attn", []),
         ("float\\*", []),
         ("^atn", ["no kernel fits --kernel '^atn'; near: attn"]),
-        ("nothing", ["no kernel fits --kernel 'nothing'; launched were attn, add<int>"]),
+        ("nothing", ["no kernel fits --kernel 'nothing'; the kernels launched were attn, add<int>"]),
     ],
 )
 def test_kernels_are_selected_by_both_their_names(

@@ -42,7 +42,7 @@ def test_launches_are_counted_from_1() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (WarpOptions(kernels="("), "--kernel '\\(' is no regular expression"),
+        (WarpOptions(kernels="("), "--kernel '\\(' is not a regular expression"),
         (WarpOptions(launches="9-3"), "--launches '9-3'"),
         (WarpOptions(blocks="all"), "--blocks 'all'"),
         (WarpOptions(memory_bytes=0), "--gpu-memory of 0 bytes"),
@@ -52,7 +52,7 @@ def test_launches_are_counted_from_1() -> None:
         (WarpOptions(calls="x"), "Unknown choice of calls: 'x'"),
         (WarpOptions(marks="attn"), "--warp-marks 'attn' names no device function"),
         (WarpOptions(marks="attn::fwd:"), "'attn::fwd:' names no device function"),
-        (WarpOptions(marks="attn:(x"), "--warp-marks '\\(x' is no regular expression"),
+        (WarpOptions(marks="attn:(x"), "--warp-marks '\\(x' is not a regular expression"),
         (WarpOptions("x", marks="attn:f"), "both name kernels"),
     ],
 )

@@ -148,7 +148,7 @@ def test_nvcc_of_the_path_is_found(tmp_path: Path) -> None:
 def test_an_nvcc_that_does_not_run_says_why_and_comes_last(tmp_path: Path) -> None:
     put(tmp_path / "usr/local/cuda/bin/nvcc", "#!/bin/sh\necho no licence >&2; exit 1\n", runs=True)
     tools = Toolchain(H200, look(tmp_path), ME)
-    with pytest.raises(CaptureUnavailable, match=r"nvcc does not tell its version: no licence\.$"):
+    with pytest.raises(CaptureUnavailable, match=r"nvcc does not show its version: no licence\.$"):
         tools.nvcc()
     there = nvcc(tmp_path / "opt/cuda/bin/nvcc", "13.0")
     assert Toolchain(H200, look(tmp_path), ME).nvcc().path == there
@@ -370,9 +370,9 @@ def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path:
     tools = patches_chain(tmp_path, "sm_80 sm_86 sm_90")
     assert tools.build_patches("p", source, ["sm_87"]) == tools.build_patches("p", source, ["sm_86"])
     for wish, said in {
-        "sm_75": "makes no code for sm_75",
+        "sm_75": "generates no code for sm_75",
         "sm_120": "sm_120",
-        "hopper": "not an architecture",
+        "hopper": "not a GPU architecture",
     }.items():
         with pytest.raises(CaptureUnavailable, match=said):
             tools.build_patches("p", source, [wish])
@@ -390,7 +390,7 @@ def test_an_nvcc_that_lists_no_architectures_says_why(
     monkeypatch.setenv("TMPDIR", "/nowhere")
     with pytest.raises(CaptureUnavailable) as refusal:
         tools.build_patches("p", source, ["sm_90"])
-    assert refusal.value.hint == "Set TMPDIR to a folder that can be written to: /nowhere is none."
+    assert refusal.value.hint == "Set TMPDIR to a writable folder, which /nowhere is not."
 
 
 @pytest.mark.parametrize("why", ["No space left on device", "Disk quota exceeded"])
@@ -399,13 +399,13 @@ def test_a_compiler_without_room_says_where(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     bad = put(tmp_path / "g++", f"#!/bin/sh\necho one >&2; echo 'error: x.s: {why}' >&2; exit 1\n", runs=True)
-    with pytest.raises(CaptureUnavailable, match=f"as there is no room: error: x.s: {why}") as refusal:
+    with pytest.raises(CaptureUnavailable, match=f"as the disk is full: error: x.s: {why}") as refusal:
         chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [put(tmp_path / "a.cpp")])
     room, said = (
-        f"Free some space in {tmp_path}, or set TMPDIR to a folder with room.",
+        f"Free some space in {tmp_path}, or set TMPDIR to a folder with free space.",
         f"one | error: x.s: {why}",
     )
-    assert refusal.value.hint == f"{room} It said: {said}"
+    assert refusal.value.hint == f"{room} Its output: {said}"
 
 
 def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Path) -> None:
@@ -420,5 +420,5 @@ def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Pat
     ) as no:
         chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [source])
     assert no.value.hint.startswith(f"Try it: {bad} ")
-    assert no.value.hint.endswith("It said: In file x | a.cpp:1: error: no such thing.")
+    assert no.value.hint.endswith("Its output: In file x | a.cpp:1: error: no such thing.")
     assert list(cache.iterdir()) == []

@@ -203,7 +203,7 @@ def test_lost_warps_are_counted_and_said() -> None:
     assert (loss["type"], loss["layer"], loss["count"], loss["ts_ns"]) == ("loss", "gpu_warp", 500, 77)
     assert loss["reason"] == "launch 3: no memory on the GPU for its records"
     (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(4, 0, 7, 32), 78))
-    assert loss["reason"] == "launch 4: beyond the budget of --gpu-warps"
+    assert loss["reason"] == "launch 4: the budget of --gpu-warps was used up"
     assert renderer.losses == {"gpu_warp": 532}
 
 
@@ -307,7 +307,7 @@ def test_that_no_kernel_was_selected_is_said_with_those_that_were_launched() -> 
     renderer = WarpRenderer({}, wanted="attn.*")
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; no kernel was launched"]
     renderer.render(b"".join(_met(f"void k{number}<int>(int*)") for number in range(5)))
-    first = "no kernel fits --kernel 'attn.*'; launched were k0<int>, k1<int>, k2<int> and 2 more"
+    first = "no kernel fits --kernel 'attn.*'; the kernels launched were k0<int>, k1<int>, k2<int> and 2 more"
     assert renderer.notes == [first]
     renderer.render(_met("flash_Attn_fwd(float*)\x1b[2J"))
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; near: flash_Attn_fwd(float*)�[2J"]

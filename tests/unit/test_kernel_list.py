@@ -110,13 +110,13 @@ def test_ptx_and_what_cannot_be_decompressed_is_said(built: Path, monkeypatch: p
     assert len(list(cubins(str(built / "damaged.fatbin"), notes.append))) < len(
         list(cubins(path, notes.append))
     )
-    assert notes == [
-        f"{built}/damaged.fatbin: 1 cubins are compressed in a way that is not known, or damaged"
-    ]
+    assert notes == [f"{built}/damaged.fatbin: 1 cubins are damaged, or their compression is unknown"]
     monkeypatch.setattr(fatbin, "_CUBIN", 99)
     notes.clear()
     assert list(cubins(path, notes.append)) == []
-    assert notes == [f"{path}: 1 parts are PTX, which is compiled when it runs: their kernels are not listed"]
+    assert notes == [
+        f"{path}: 1 parts are PTX, which the driver compiles at run time: their kernels are not listed"
+    ]
 
 
 def _first_ptx(path: Path) -> tuple[bytes, int]:

@@ -23,7 +23,7 @@ def test_a_libcuda_that_is_not_found_is_told_of(standin: Path, monkeypatch: pyte
     assert (plan.layers, missing) == (("userspace",), {})
     assert said == [
         "no CUDA driver calls: no libcuda.so.1 found: not where the dynamic linker of true looks; "
-        "--library names the file"
+        "name the file with --library"
     ]
     said.clear()
     request = CaptureRequest(["true"], ("userspace",), libraries=(runtime, str(standin / "libcuda.so.1")))

@@ -111,7 +111,7 @@ def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
     assert STACKS_MAX - 200 < said["numbers"] < STACKS_MAX
     (loss,) = channel.losses({})
     assert (loss.layer, loss.count) == ("stack", 66000 - said["numbers"])
-    assert loss.reason == "more stacks of Python than are kept of a process"
+    assert loss.reason == "a process had more Python stacks than are kept"
     assert sum(record.kind == KIND_STACK for record in records(chunk)) == 17000 + said["numbers"]
     channel.close()
 

@@ -211,7 +211,7 @@ def test_a_library_that_the_user_gives(built: Path, tmp_path: Path) -> None:
     assert {probe.place.path for probe in selection.probes if isinstance(probe.place, FilePlace)} == {
         str(other)
     }
-    with pytest.raises(InputError, match="neither its name nor its soname") as caught:
+    with pytest.raises(InputError, match="no hook names its file name or its soname") as caught:
         resolve(read_hooks(["uprobe:libeven.so:*"]), LibrarySearch(given=(str(other),)))
     assert "libeven.so" in caught.value.hint
     with pytest.raises(InputError, match=r"nowhere\.so: cannot be read"):
@@ -303,7 +303,7 @@ def test_cudas_functions_in_a_program_are_cudas(tmp_path: Path) -> None:
 def test_a_path_that_is_not_there_names_the_library_that_is(built: Path) -> None:
     (reason,) = of("uprobe:/lib/*/libodd.so:f", command=[str(built / "shared")]).unresolved.values()
     assert reason.startswith("no /lib/*/libodd.so found: there is no such file")
-    assert reason.endswith(f"; found is {built}/libodd.so.1: write libodd.so alone")
+    assert reason.endswith(f"; {built}/libodd.so.1 was found: write libodd.so alone")
 
 
 @needs_gcc

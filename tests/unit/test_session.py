@@ -102,7 +102,7 @@ def test_a_bug_ends_the_recording_and_not_the_command(moment: str, run: Any) -> 
     at_first = [fails(ValueError("a bug"))]
     said, done, sink = run(ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None})
     assert done.exists()
-    goes_on = "the recording is not complete; sh goes on (Ctrl-C ends it)"
+    goes_on = "the recording is not complete; sh continues (Ctrl-C ends it)"
     assert (said == [goes_on]) == (moment == "collect")
     header, footer = map(json.loads, sink.getvalue().splitlines())
     ended_by = "an error: a bug" if moment == "collect" else "exit 0"
@@ -120,18 +120,18 @@ def test_what_is_left_when_memory_runs_out_is_counted(times: int, unread: Any) -
         return left.pop() if left else b""
 
     summary, said, found = unread(collect=collect)
-    assert said == ["the recording is not complete; sleep goes on (Ctrl-C ends it)"]
+    assert said == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
     assert found[-1]["ended_by"] == "an error: no memory"
     lost = {"scheduler": 2} if times == 1 else {}  # as long as nothing can be collected, nobody knows
     assert (found[-1]["counts"], found[-1]["losses"], summary.losses) == ({}, lost, lost)
-    assert "There is no memory for a capture" in summary.error
+    assert "There is not enough memory for a capture" in summary.error
     assert "ulimit -v" in summary.hint
 
 
 def test_too_many_open_files_end_the_recording_and_not_the_command(unread: Any) -> None:
     summary, _, found = unread(collect=fails(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
     assert found[-1]["ended_by"] == "an error: Too many open files"
-    assert "may not have enough open files for a capture" in summary.error
+    assert "may not open enough files for a capture" in summary.error
 
 
 @pytest.mark.parametrize(
@@ -280,6 +280,6 @@ def test_a_full_disk_of_temporary_files_may_have_room_again(
 def test_what_the_engine_cannot_read_back_ends_the_recording_alone(unread: Any) -> None:
     error = unread_error(OSError(errno.EIO, os.strerror(errno.EIO)))
     summary, said, found = unread(lost=lambda: error)
-    assert said == ["the recording is not complete; sleep goes on (Ctrl-C ends it)"]
+    assert said == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
     assert found[-1]["ended_by"] == "an error: Input/output error"
     assert (summary.exit_code, summary.error, summary.hint) == (0, error.message, error.hint)

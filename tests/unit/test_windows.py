@@ -172,11 +172,11 @@ def test_a_program_begins_so_many_windows_where_that_is_said() -> None:
 
 def test_a_program_is_answered_what_cannot_be_obeyed() -> None:
     course = Course(start_on="api")
-    assert course.say(1, begins=False) == "No window is open that could end."
+    assert course.say(1, begins=False) == "No window is open."
     course.say(2, begins=True)
-    assert course.say(3, begins=True) == "A window is open already."
+    assert course.say(3, begins=True) == "A window is already open."
     course.say(4, begins=False)
-    assert course.say(5, begins=False) == "No window is open that could end."
+    assert course.say(5, begins=False) == "No window is open."
     assert [at for at, *_ in course.attached.did] == [2, 4]
 
 

@@ -66,7 +66,7 @@ def capture(
     asked = [bool(request.command), bool(request.pids), bool(request.comm), request.system]
     if sum(asked) != 1:
         raise TracepipeError(
-            "There is nothing to capture." if not any(asked) else "There are two answers to whose events.",
+            "There is nothing to capture." if not any(asked) else "It is ambiguous what to record.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
     from tracepipe.capture.interrupts import outlived  # here, as --help and convert need none of it
@@ -112,7 +112,7 @@ def _capture(
                     notify(f"{request.command[0]} was not started")
                 raise
             engine, version = NoProbes(), ""
-            why = f"{refusal.message} Recorded is what {device.name} tells; {refusal.hint}"
+            why = f"{refusal.message} Only what {device.name} reports is recorded. {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
         device = annotated(request, over, notify)

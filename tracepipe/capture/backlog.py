@@ -77,8 +77,8 @@ class Backlog:
             self._file = _without_name() if size_bytes is None else _with_room(size_bytes)
         except OSError as error:
             raise OutputError(
-                f"There is no place for temporary files: {error.strerror}.",
-                "Set TMPDIR to a folder with room that can be written to.",
+                f"No temporary file can be made: {error.strerror}.",
+                "Set TMPDIR to a writable folder with free space.",
             ) from error
         self.size_bytes = self._done_bytes = self._given_back_bytes = 0
         self._at_once_bytes = _GIVE_BACK_BYTES
@@ -95,7 +95,9 @@ class Backlog:
                 self.give_back(self._done_bytes)
             raise OutputError(
                 f"The events cannot be kept in {tempfile.gettempdir()}: {error.strerror}.",
-                "ulimit -f unlimited" if error.errno == errno.EFBIG else "Set TMPDIR to a folder with room.",
+                "ulimit -f unlimited"
+                if error.errno == errno.EFBIG
+                else "Set TMPDIR to a folder with free space.",
             ) from error
         self.size_bytes += len(chunk)
         return offset

@@ -91,7 +91,7 @@ def plan_of(
     )
     _check_found(users, selection)
     for message in selection.passed_over:
-        notify(f"passed over: {message}")
+        notify(f"skipped: {message}")
     theirs = {hook.origin for hooks in users for hook in hooks.hooks}
     rule = call_rule(request.calls)
     probes = [
@@ -119,7 +119,7 @@ def plan_of(
     if ANNOTATION in request.layers and ANNOTATION not in told:  # which was said with its reason
         missing[ANNOTATION] = "its library cannot be loaded into the command"
     if "userspace" not in missing and _DRIVER_API in selection.unresolved:
-        notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; --library names the file")
+        notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
     layers = tuple(layer for layer in layers if layer not in missing)
     if not layers and not told:
         if not missing:
@@ -129,8 +129,8 @@ def plan_of(
             )
         reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
         raise CaptureUnavailable(
-            f"None of the layers that were asked for can be recorded: {reasons}.",
-            "tracepipe doctor says what each layer needs.",
+            f"None of the requested layers can be recorded: {reasons}.",
+            "Run tracepipe doctor: it shows what each layer needs.",
         )
     ring_bytes = 1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length()
     values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
@@ -183,7 +183,7 @@ def _trigger_places(
         reason = next(iter(selection.unresolved.values()), "no such function")
         raise TracepipeError(
             f"--{'start' if begins else 'stop'}-on {trigger.text}: {reason}",
-            "Name the library, call:LIBRARY:FUNCTION; tracepipe hooks list shows what there is.",
+            "Name the library, call:LIBRARY:FUNCTION. tracepipe hooks list shows which functions there are.",
         )
     return tuple(TriggerPlace(place, begins) for place in places)
 
@@ -234,7 +234,7 @@ def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> li
     unlikely = set(libraries.find(_RUNTIME)) - set(programs)
     likely = [p for p in probes if not (isinstance(p.place, FilePlace) and p.place.path in unlikely)]
     if len(likely) < len(probes):
-        notify(f"not probed: {', '.join(sorted(unlikely))}, which it does not need; --library names it")
+        notify(f"not probed: {', '.join(sorted(unlikely))}, which it does not need; name it with --library")
     return likely
 
 
@@ -243,7 +243,9 @@ def _check_found(users: list[HookSet], selection: Selection) -> None:
     names = {hooks.name for hooks in users if not hooks.is_shipped}
     for place, reason in selection.unresolved.items():
         if place in names or place.partition(", ")[0] in names:
-            raise TracepipeError(f"{place}: {reason}", "tracepipe hooks list 'PATTERN' shows what there is.")
+            raise TracepipeError(
+                f"{place}: {reason}", "Run tracepipe hooks list 'PATTERN' to see which functions there are."
+            )
 
 
 def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> dict[str, str]:
@@ -254,5 +256,5 @@ def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> 
         reasons = [
             selection.unresolved[name] for name in LAYER_SETS.get(layer, ()) if name in selection.unresolved
         ]
-        missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is wanted"
+        missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is selected"
     return missing

@@ -44,7 +44,7 @@ def check_layers(layers: tuple[str, ...]) -> None:
     """Raise TracepipeError for a name that no layer of a capture has."""
     if unknown := [name for name in layers if name not in LAYER_NAMES]:
         raise TracepipeError(
-            f"No layer that can be recorded is called {unknown[0]!r}.",
+            f"There is no layer {unknown[0]!r} to record.",
             f"Choose from: {', '.join(LAYER_NAMES)}.",
         )
 
@@ -89,8 +89,8 @@ def last_of(
         )
     if windows.are_asked:
         raise TracepipeError(
-            "--last keeps what comes all the while, and windows are begun and ended.",
-            "Give --last, or --delay, --start-on and --stop-on.",
+            "--last records all the time, and cannot be combined with windows.",
+            "Give --last alone, or --delay, --start-on and --stop-on alone.",
         )
     return Last(duration_ns, size_bytes or LAST_BYTES, when)
 
@@ -98,7 +98,7 @@ def last_of(
 def check_stacks(stacks: str) -> None:
     """Raise TracepipeError for a name that is none of STACKS."""
     if stacks not in STACKS:
-        raise TracepipeError(f"There are no stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
+        raise TracepipeError(f"There is no kind of stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Answer:
     hint: str = ""
 
 
-ENDED = Answer("The recording has ended.", "The end of the command, a limit or the last window came first.")
+ENDED = Answer("The recording has ended.", "The command ended, or a limit or the last window was reached.")
 """To an order that comes too late."""
 
 

@@ -56,9 +56,9 @@ def run_session(
         target: Target | None = None
         interrupts = Interrupts(control)
         if by_signal:
-            notify(f"kill -USR2 {os.getpid()} begins a window, and ends it")
+            notify(f"kill -USR2 {os.getpid()} begins a window, and again ends it")
         elif request.last is not None:
-            notify(f"kill -USR2 {os.getpid()} writes what came last")
+            notify(f"kill -USR2 {os.getpid()} writes the last events")
         try:
             if device is not None and request.windows.are_asked:
                 device.expect_windows(window_environment(request))
@@ -100,7 +100,8 @@ def run_session(
                 summary = session.run(notify)
                 for path in files.replaced():
                     notify(
-                        f"{path} was replaced meanwhile: not recorded are programs that loaded the new one"
+                        f"{path} was replaced during the recording: "
+                        "programs that loaded the new file are not recorded"
                     )
                 return summary
             finally:
@@ -110,7 +111,7 @@ def run_session(
                 notify(f"{request.command[0]} was not started")
             elif target is not None and target.poll() is None:
                 # What ended the recording does not end the command, whose work is worth more than ours.
-                notify(f"the recording failed; {request.command[0]} goes on (Ctrl-C ends it)")
+                notify(f"the recording failed; {request.command[0]} continues (Ctrl-C ends it)")
                 interrupts.see_off()
             raise
         finally:
@@ -357,7 +358,7 @@ class _Session:
         state = "complete" if failure is None else "not complete"
         if self.target is not None and self.target.poll() is None:
             self.complete()
-            notify(f"the recording is {state}; {self.request.command[0]} goes on (Ctrl-C ends it)")
+            notify(f"the recording is {state}; {self.request.command[0]} continues (Ctrl-C ends it)")
         elif self._spool is not None and failure is not None:
             notify(f"the recording is {state}")
         if self.target is None:

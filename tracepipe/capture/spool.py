@@ -43,7 +43,7 @@ _PATIENCE_S = 5.0  # how long the disk of temporary files may be full before the
 _FLUSH_STREAM_S = 0.1  # of a stream, which somebody may be looking at
 # What went wrong with the output → what to do.
 _HINTS = {
-    errno.EPIPE: "Whoever reads the recording has to read it to its end.",
+    errno.EPIPE: "Let the program that reads the recording read it to its end.",
     errno.EFBIG: "ulimit -f unlimited",
     errno.ENOSPC: "Free some space, or name a file on another disk with -o.",
     errno.EDQUOT: "Free some space, or name a file on another disk with -o.",

@@ -89,7 +89,7 @@ def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     for recording in summary.recordings:
         yield recording.text
         for layer, count in recording.evicted.items():
-            yield f"note: {count} {layer} events of that time had no room: --last-size makes more"
+            yield f"note: {count} {layer} events of that time did not fit: raise --last-size"
         yield from _lost(recording.losses, recording.cpu_losses)
     if summary.windows is not None and summary.windows.count:
         count, length = summary.windows.count, duration_text(summary.windows.length_ns)
@@ -109,5 +109,5 @@ def _lost(losses: Mapping[str, int], cpu_losses: Mapping[str, Mapping[int, int]]
         if count:
             by_cpu = cpu_losses.get(layer, {})
             where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
-            hint = f" ({where}); --ring-bytes makes more room" if where else ""
+            hint = f" ({where}); raise --ring-bytes" if where else ""
             yield f"lost: {count} {layer} events happened and were not recorded{hint}"

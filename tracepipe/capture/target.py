@@ -68,7 +68,7 @@ class Target:
             self.wait()
             raise TracepipeError(
                 f"{self._command[0]} cannot be executed: {failure.decode(errors='replace')}.",
-                "Is it a program for this machine, readable and executable by the user that it runs as?",
+                "Check that it is a program for this machine, and that the user may read and execute it.",
             )
         self.is_released = True
 
@@ -147,7 +147,7 @@ def _caller() -> struct_passwd | None:
     """Who called sudo, and is to run the command; None where that is root. Raises TracepipeError."""
     ids, user = sudo_ids(), sudo_user()
     if ids and user is None:
-        raise TracepipeError(f"SUDO_UID is {ids.uid}, which is the number of no user here.", AS_ROOT)
+        raise TracepipeError(f"SUDO_UID is {ids.uid}, and no user has that number.", AS_ROOT)
     return user
 
 

@@ -71,7 +71,7 @@ def trigger_of(text: str, option: str) -> Trigger | None:
     kind, colon, name = text.partition(":")
     if kind not in _FORMS:
         hint = did_you_mean(kind, _FORMS) or f"Choose from: {', '.join(TRIGGER_FORMS)}."
-        raise TracepipeError(f"{option} {text}: nothing is called {kind!r} that a window can wait for.", hint)
+        raise TracepipeError(f"{option} {text}: {kind!r} is no kind of trigger.", hint)
     takes_name = _FORMS[kind] != kind
     counted = re.fullmatch(r"(.+)#(\d+)", name, re.DOTALL)
     name, number = (counted[1], int(counted[2])) if counted else (name, 1)
@@ -108,12 +108,13 @@ def check_windows(windows: Windows, limits: Limits) -> None:
     begins, ends = triggers_of(windows)
     if begins is not None and begins.kind == API and windows.delay_ns:
         raise TracepipeError(
-            "begin_window() says when a window begins: there is no delay to wait for.",
+            "begin_window() begins the windows, so a delay has no effect.",
             "Leave out the delay, or start_on.",
         )
     if windows.limit > 1 and ends is None and limits.duration_ns is None:
         raise TracepipeError(
-            f"--repeat {windows.repeat}, and nothing ends the first window.", "Give --duration or --stop-on."
+            f"--repeat {windows.repeat} is given, but nothing ends the first window.",
+            "Give --duration or --stop-on.",
         )
 
 
@@ -123,12 +124,12 @@ def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> N
         "call": "Run it as root.",
         PROFILER: "Run it as root, or with --gpu kernels on a machine with a GPU.",
         "nvtx": "Record the layer annotation, of a command.",
-        "kernel": "Take --gpu kernels, on a machine with a GPU; --launches selects with --gpu warps.",
+        "kernel": "Use --gpu kernels on a machine with a GPU; for --gpu warps, --launches selects launches.",
     }
     for trigger in triggers_of(windows):
         if trigger is None or trigger.kind not in hints or trigger.kind in seen:
             continue
         if not (trigger.is_probed and has_probes):
             raise CaptureUnavailable(
-                f"Nothing that is recorded here sees {trigger.text}.", hints[trigger.kind]
+                f"Nothing in this recording can see {trigger.text}.", hints[trigger.kind]
             )

@@ -134,9 +134,9 @@ class WindowCourse:
     def answer(self, order: WindowOrder) -> Answer:
         """Whether an order can be obeyed, before the step that does."""
         if order.begins and self.is_open:
-            return Answer("A window is open already.", "Call end_window() first.")
+            return Answer("A window is already open.", "Call end_window() first.")
         if not order.begins and not (self.is_open or self._is_ordered):
-            return Answer("No window is open that could end.", "Call begin_window() first.")
+            return Answer("No window is open.", "Call begin_window() first.")
         self._is_ordered = order.begins
         return Answer()
 
@@ -189,11 +189,11 @@ class WindowCourse:
             return f"The recording ended before {delay}: nothing was recorded.", "Give a shorter --delay."
         after = " after --delay" if delay else ""
         hint = {
-            SIGNAL: "kill -USR2 with the number that the capture says begins a window.",
-            PROFILER: "The program has to call torch.cuda.profiler.start(), or cudaProfilerStart.",
-            API: "The program has to call begin_window().",
-        }.get(self._begins_by.kind, "Did the program come so far? `tracepipe hooks test` shows calls.")
-        return f"{self._begins_by.text} never came{after}: nothing was recorded.", hint
+            SIGNAL: "Begin a window with kill -USR2 and the number that the capture shows.",
+            PROFILER: "Let the program call torch.cuda.profiler.start(), or cudaProfilerStart.",
+            API: "Let the program call begin_window().",
+        }.get(self._begins_by.kind, "Check that the program gets there: `tracepipe hooks test` shows calls.")
+        return f"{self._begins_by.text} did not happen{after}: nothing was recorded.", hint
 
     def _is_said(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
         """Whether the capture process itself was sent what `trigger`, which is due next, waits for."""

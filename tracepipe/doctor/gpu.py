@@ -57,13 +57,13 @@ def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
     if row.state != WORKS or not machine.profiles_for_admins:
         return row
     state, fix = (LIMITED, "") if machine.euid == 0 else (FAILS, ADMIN_ONLY_HINT)
-    return replace(row, state=state, detail="the driver lets administrators alone profile", fix=fix)
+    return replace(row, state=state, detail="the driver lets only administrators profile", fix=fix)
 
 
 def _stalls(*, for_admins: bool, uid: int) -> Diagnosis:
     """Whether --gpu-stalls may sample; `uid`: as whom commands run, which do it themselves."""
     if for_admins and uid:
-        detail = f"the driver lets administrators alone profile, and commands run as user {uid}"
+        detail = f"the driver lets only administrators profile, and commands run as user {uid}"
         return Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
     return Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
 

@@ -117,7 +117,7 @@ def attach_triggers(
     links.single += own.single
     if triggers and not (own.multi or own.single):
         raise CaptureUnavailable(
-            "What begins or ends windows cannot be probed: the first instruction of its function.",
+            "The function that begins or ends windows cannot be probed: its first instruction does not allow it.",
             "Name another function with --start-on or --stop-on.",
         )
 

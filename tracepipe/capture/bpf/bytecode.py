@@ -122,7 +122,7 @@ def filled_in(
             if number not in fields:
                 raise CaptureUnavailable(
                     f"The kernel's tracepoint {'/'.join(FIELDS.get(number, ('', str(number))))} has changed.",
-                    "Say which kernel this is: its records are read by name, and one name is gone.",
+                    "Report this kernel's version: a field that tracepipe reads by its name is gone.",
                 )
             place, size_bytes = fields[number]
             if size_bytes:

@@ -69,7 +69,7 @@ def compiled(machine: str) -> dict[str, bytes]:
     except Exception as error:  # BCC raises Exception itself
         raise CaptureUnavailable(
             f"BCC could not compile the probes: {error}.",
-            "Its messages stand above; --method prebuilt takes the bytecode that tracepipe ships.",
+            "Its messages are above. --method prebuilt uses the bytecode that tracepipe ships.",
         ) from error
     finally:
         if previous is None:

@@ -59,8 +59,8 @@ def check_machine() -> None:
     """Raises CaptureUnavailable where no program of ours can be loaded."""
     if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
         raise CaptureUnavailable(
-            f"Capture does not know {platform.system()} on {platform.machine()}.",
-            f"Capture on Linux on {' or '.join(SYSCALLS)}; files are converted anywhere.",
+            f"Capture does not support {platform.system()} on {platform.machine()}.",
+            f"Capture on Linux on {' or '.join(SYSCALLS)}. Recordings can be converted on any machine.",
         )
     release = platform.release()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])

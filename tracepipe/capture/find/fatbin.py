@@ -96,10 +96,10 @@ def _in_fat_binaries(
                 break
         only_ptx += ptx_count > 0 and not cubin_count
     if unknown:
-        notify(f"{path}: {unknown} cubins are compressed in a way that is not known, or damaged")
+        notify(f"{path}: {unknown} cubins are damaged, or their compression is unknown")
     if only_ptx:
         notify(
-            f"{path}: {only_ptx} parts are PTX, which is compiled when it runs: their kernels are not listed"
+            f"{path}: {only_ptx} parts are PTX, which the driver compiles at run time: their kernels are not listed"
         )
 
 

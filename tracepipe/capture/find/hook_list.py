@@ -160,7 +160,7 @@ def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing
     # One function can have several probes, each with its condition.
     rows = {(probe.symbol, probe.place): _hooked_row(probe, sets) for probe in selection.probes}
     listing.rows = sorted(rows.values(), key=lambda row: row.spec)
-    listing.notes += [f"passed over: {message}" for message in selection.passed_over]
+    listing.notes += [f"skipped: {message}" for message in selection.passed_over]
     reasons = [why if name == text else f"{name}: {why}" for name, why in selection.unresolved.items()]
     if rows:
         listing.notes += reasons

@@ -142,7 +142,7 @@ class LibrarySearch:
         """Why `library` was not found, for messages."""
         if "/" in library:
             elsewhere = self.find(Path(library).name) if ".so" in Path(library).name else []
-            found = f"; found is {elsewhere[0]}: write {Path(library).name} alone" if elsewhere else ""
+            found = f"; {elsewhere[0]} was found: write {Path(library).name} alone" if elsewhere else ""
             return f"there is no such file{found}"
         if self._pids:
             pids = ", ".join(map(str, self._pids))

@@ -88,8 +88,8 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
     function have one name. Empty, with a note, where the library cannot be asked.
     """
     if path.startswith("/proc/"):
-        why = "it was deleted or is in another container"
-        notify(f"{path} was not asked for functions that it does not export: {why}")
+        why = "it was deleted, or it is in another container"
+        notify(f"{path} could not be asked for functions that it does not export: {why}")
         return []
     task = {"path": path, "names": sorted(names), "versions": _VERSIONS, "flags": [_DEFAULT, _PER_THREAD]}
     try:
@@ -97,7 +97,7 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
         size_bytes = Path(path).stat().st_size
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         reason = "no answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        notify(f"{path} was not asked for functions that it does not export: {reason}")
+        notify(f"{path} could not be asked for functions that it does not export: {reason}")
         return []
     return _named(answer, set(names), size_bytes)
 
@@ -136,7 +136,7 @@ def _ask(task: dict[str, Any]) -> Any:
     )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise ValueError(lines[-1] if lines else f"the child ended with {done.returncode}")
+        raise ValueError(lines[-1] if lines else f"the child process ended with {done.returncode}")
     return json.loads(done.stdout)
 
 

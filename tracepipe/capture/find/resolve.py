@@ -278,13 +278,14 @@ def _check_given(sets: list[HookSet], libraries: LibrarySearch) -> None:
     for path in libraries.unused(wanted):
         named = ", ".join(name for name in wanted if "/" not in name) or "none"
         hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
-        raise InputError("neither its name nor its soname is a library that a hook names", hint, path=path)
+        raise InputError("no hook names its file name or its soname", hint, path=path)
 
 
 def _check_number(probes: list[Probe]) -> None:
     if len(probes) > MOST_PROBES:
         ((hook, count),) = Counter(hook_text(probe.hook) for probe in probes).most_common(1)
         message = (
-            f"the hooks fit {len(probes)} functions, {hook} alone {count}; at most {MOST_PROBES} are probed"
+            f"the hooks match {len(probes)} functions, {hook} alone {count}; "
+            f"at most {MOST_PROBES} can be probed"
         )
         raise InputError(message, "Give a narrower pattern, or --exclude 'PATTERN'.")

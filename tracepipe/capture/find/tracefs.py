@@ -13,7 +13,7 @@ from tracepipe.seen import is_folder
 
 HOW_TO_MOUNT = (
     "mount -t tracefs none /sys/kernel/tracing   "
-    "(a container needs --privileged, or of its host: -v /sys/kernel/tracing:/sys/kernel/tracing:ro)"
+    "(a container needs --privileged, or its host's: -v /sys/kernel/tracing:/sys/kernel/tracing:ro)"
 )
 _FOLDERS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 # `	field:pid_t prev_pid;	offset:24;	size:4;	signed:1;`, arrays as `char comm[16]`

@@ -68,7 +68,7 @@ def _condition(text: str) -> Condition:
         kind, name = found[1], found[2]
         if kind not in FORMS:
             hint = did_you_mean(kind, FORMS)
-            raise _refused(text, f"nothing is called {kind!r} that can take long", hint)
+            raise _refused(text, f"{kind!r} is no kind of condition", hint)
     if not name:
         raise _refused(text, "there is no name before '>'")
     try:
@@ -79,7 +79,7 @@ def _condition(text: str) -> Condition:
         try:
             re.compile(name)
         except re.error as error:
-            raise _refused(text, f"{name!r} is no regular expression: {error}") from None
+            raise _refused(text, f"{name!r} is not a regular expression: {error}") from None
     return Condition(text.strip(), kind, name, limit_ns)
 
 

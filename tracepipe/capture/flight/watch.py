@@ -98,14 +98,14 @@ def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: 
             raise refused("no system calls are recorded", "Record the layer syscall.")
         if not any(condition.fits(name, SYSCALL) for name in syscalls):
             near = did_you_mean(condition.pattern, syscalls)
-            recorded = f"Recorded are {', '.join(sorted(syscalls))}."
-            raise refused("no system call that is recorded has such a name", near or recorded)
+            recorded = f"These are recorded: {', '.join(sorted(syscalls))}."
+            raise refused("no recorded system call has such a name", near or recorded)
     elif "userspace" not in layers:
         names = {name for probe in plan.probes for name in (probe.name, probe.symbol)}
         if not any(condition.fits(name, CALL) for name in names):
             near = did_you_mean(condition.pattern, names)
             hint = near or "--hook records functions of any library."
-            raise refused("no function that is recorded has such a name", hint)
+            raise refused("no recorded function has such a name", hint)
 
 
 def _is_there(tid: int) -> bool:

@@ -76,7 +76,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Chan
     choice.check(request)
     request, device = _start(replace(request, gpu=choice.named(request)), notify)
     if request.gpu == "kernels" and choice.has_marks(request.command):
-        notify("the program marks what its warps do: --gpu warps records that")
+        notify("the program has marks in its kernels: --gpu warps records them")
     return request, device
 
 
@@ -92,7 +92,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
     from tracepipe.capture.gpu.engines.transport import INJECTION_VARIABLE
 
     if INJECTION_VARIABLE in os.environ and request.command:
-        notify(f"{INJECTION_VARIABLE} is set: the library that it names is not loaded, but ours")
+        notify(f"{INJECTION_VARIABLE} is set: tracepipe's library is loaded instead of the one that it names")
     toolchain = toolchain_for(user_of(request.pids)) if request.pids else this_toolchain()
     toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
     if request.gpu == "off":
@@ -141,7 +141,7 @@ def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOve
 
     if NVTX_VARIABLE in os.environ:
         raise CaptureUnavailable(
-            f"{NVTX_VARIABLE} is set, and NVTX loads one library.",
+            f"{NVTX_VARIABLE} is set, and NVTX loads only one library.",
             f"env -u {NVTX_VARIABLE} tracepipe capture …",
         )
     toolchain = host_toolchain()
@@ -164,7 +164,7 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
     toolchain = this_toolchain()
     if not toolchain.driver.gpus:
         if toolchain.driver.is_broken or choice.of_warps(request):
-            error = toolchain.driver.error or "the driver names none"
+            error = toolchain.driver.error or "the driver reports none"
             notify(f"gpu off: CUDA sees no GPU: {error}; nvidia-smi shows more")
         return off, None
     why, instead = chosen.why, chosen.instead
@@ -173,20 +173,20 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
         try:
             device = GPU_ENGINES[engine](asked, toolchain)
         except CaptureUnavailable as refusal:
-            notify(f"gpu {engine}: not here: {refusal.message} {refusal.hint}")
+            notify(f"gpu {engine}: not available: {refusal.message} {refusal.hint}")
             selected = choice.of_warps(request)
-            why = f"as {engine} cannot be had" + (f", and without {selected}" if selected else "")
+            why = f"as {engine} is not available" + (f", and without {selected}" if selected else "")
             instead = ""
             continue
         _tell(notify, f"gpu {engine}: {why}{_budget(asked)}", instead)
         return asked, device
-    notify("gpu off: neither engine can be had")
+    notify("gpu off: neither engine is available")
     return off, None
 
 
 def _budget(request: CaptureRequest) -> str:
     launches = request.gpu_launches_per_kernel
-    each = f", of each kernel the first {launches} launches" if launches else ""
+    each = f", for the first {launches} launches of each kernel" if launches else ""
     return f"{each}, up to {request.gpu_warps} warps" if request.gpu_warps else ""
 
 

@@ -103,19 +103,19 @@ def check(request: CaptureRequest) -> None:
         beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
         if layer in request.layers and (request.gpu == "off" or beyond_kernels):
             raise TracepipeError(
-                f"--gpu {request.gpu} does not record {layer}, which --layers names.",
-                f"--gpu {GPU_LAYERS[layer]} records it.",
+                f"--gpu {request.gpu} does not record {layer}, which --layers asks for.",
+                f"Use --gpu {GPU_LAYERS[layer]}.",
             )
     if given and request.gpu not in ("auto", "warps"):
         alone = "leaves the GPUs alone" if request.gpu == "off" else "records every kernel"
         raise TracepipeError(
-            f"--gpu {request.gpu} {alone}: it does not take {given}.", f"--gpu warps takes {given}."
+            f"--gpu {request.gpu} {alone}: it does not take {given}.", f"Use {given} with --gpu warps."
         )
     warp_options(request).check()
     interval_ns = request.gpu_counters_ns
     if interval_ns is not None and not COUNTERS_LEAST_NS <= interval_ns <= COUNTERS_MOST_NS:
         raise TracepipeError(
-            f"--gpu-counters takes times from {duration_text(COUNTERS_LEAST_NS)} to "
+            f"--gpu-counters takes intervals from {duration_text(COUNTERS_LEAST_NS)} to "
             f"{duration_text(COUNTERS_MOST_NS)}.",
             "Write --gpu-counters 1ms or 200us.",
         )
@@ -123,17 +123,18 @@ def check(request: CaptureRequest) -> None:
         _check_stalls(request, given)
     if not request.command and ANNOTATION in request.layers:
         raise TracepipeError(
-            "Annotations are recorded from a program's start.", "Give a command after --, or other layers."
+            "Annotations can be recorded only from a program's start.",
+            "Give a command after --, or other layers.",
         )
     if not request.command and (given or named(request) == "warps"):
         raise TracepipeError(
-            "Warps are recorded from a program's start, when its code is loaded.",
+            "Warps can be recorded only from a program's start, when its code is loaded.",
             "Give a command after --; --gpu kernels records the kernels of --pid.",
         )
     if not (request.command or request.pids) and named(request) == "kernels":
         raise TracepipeError(
-            "What GPUs do is recorded of a command or of processes by their number.",
-            "Give a command after --, or --pid, or --gpu off without layers of GPUs.",
+            "GPU work can be recorded only for a command, or for processes given by number.",
+            "Give a command after --, or --pid; or --gpu off without GPU layers.",
         )
 
 
@@ -143,7 +144,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
     by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
     if by:
         raise TracepipeError(
-            f"What warps wait for is sampled by CUPTI, which {by} excludes.",
+            f"CUPTI samples what warps wait for, and cannot be used together with {by}.",
             "Make two recordings: one with --gpu-stalls, and one of the warps.",
         )
     if request.gpu_counters_ns is not None:
@@ -153,7 +154,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
         )
     if not request.command:
         raise TracepipeError(
-            "What warps wait for is sampled from a program's start.",
+            "What warps wait for can be sampled only from a program's start.",
             "Give a command after --.",
         )
 
@@ -164,9 +165,11 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
     if not request.command:
         return Choice("off")
     if not has_device:
-        return Choice("off", f"there is no NVIDIA GPU here, so {given} selects nothing" if given else "")
+        return Choice("off", f"this machine has no NVIDIA GPU, so {given} selects nothing" if given else "")
     if INJECTION_VARIABLE in environment:
-        return Choice("off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads ours instead")
+        return Choice(
+            "off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads tracepipe's library instead"
+        )
     if given:
         return Choice("warps", f"by {given}")
     if wanted := _calls_wanted(request):
@@ -225,8 +228,8 @@ def of_warps(request: CaptureRequest) -> str:
 def _calls_wanted(request: CaptureRequest) -> str:
     """What asks for some of the calls, which probes alone can give; "" where all are wanted."""
     if "userspace" not in request.layers:
-        return "--layers names no userspace"
+        return "--layers leaves out userspace"
     options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]
     options += ["--min-duration"] if request.filters.min_duration_ns else []
     options += ["--sample"] if request.filters.sample > 1 else []
-    return f"{' and '.join(options)} hold for probes" if options else ""
+    return f"{' and '.join(options)} need probes" if options else ""

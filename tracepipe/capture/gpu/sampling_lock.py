@@ -67,12 +67,12 @@ def _taken(uuid: str) -> socket.socket:
         lock.close()
         if error.errno != errno.EADDRINUSE:
             raise CaptureUnavailable(
-                f"The lock of {uuid} cannot be taken: {error.strerror}.",
-                "Are there descriptors left (ulimit -n)?",
+                f"{uuid} cannot be locked: {error.strerror}.",
+                "Check that there are free file descriptors (ulimit -n).",
             ) from None
         raise CaptureUnavailable(
-            f"{uuid} is being sampled by {_holder(uuid)}: a GPU's hardware has one sampler at a time.",
-            "Wait until that has ended, or end it.",
+            f"{uuid} is being sampled by {_holder(uuid)}: a GPU's hardware serves one sampler at a time.",
+            "Wait until it has ended, or end it.",
         ) from None
     return lock
 

@@ -33,9 +33,9 @@ class Operation(Enum):
 
     MAP = "a map"
     PROGRAM = "a program"
-    UPROBES = "probes on functions of a file at once"
+    UPROBES = "a set of probes on functions of a file"
     UPROBE = "a probe on a function of a file"
-    KPROBES = "probes on kernel functions at once"
+    KPROBES = "a set of probes on kernel functions"
     KPROBE = "a probe on a kernel function"
     TRACEPOINT = "a tracepoint"
     TRACEFS = "tracefs"
@@ -107,17 +107,17 @@ def _is_filtered(case: _Case) -> bool:
 _REASONS = (
     _Reason(
         _lacks_memlock,
-        "The memory that this process may lock is too little for {what} on this kernel.",
+        "This process may not lock enough memory for {what} on this kernel.",
         "ulimit -l unlimited",
     ),
     _Reason(
         lambda case: case.is_denial and case.machine.lockdown == "confidentiality" and case.is_root,
-        "The kernel is locked down (confidentiality) and lets nobody trace: {error}.",
+        "The kernel is locked down (confidentiality) and allows no tracing: {error}.",
         "Boot without lockdown=confidentiality (with Secure Boot: mokutil --disable-validation).",
     ),
     _Reason(
         _is_filtered,
-        "A filter of system calls (seccomp) does not let this process have {what}: {error}.",
+        "A system call filter (seccomp) denies this process {what}: {error}.",
         f"Start the container with {_CONTAINER_FLAGS} (or --security-opt seccomp=unconfined).",
     ),
     _Reason(
@@ -133,7 +133,7 @@ _REASONS = (
             and case.machine.has("CAP_BPF")
             and case.machine.has("CAP_PERFMON")
         ),
-        "With CAP_BPF and CAP_PERFMON but without CAP_SYS_ADMIN there is not {what}: {error}.",
+        "CAP_BPF and CAP_PERFMON without CAP_SYS_ADMIN do not allow {what}: {error}.",
         f"{SUDO}   (or Linux 6.6, where functions are probed without perf events)",
     ),
     _Reason(
@@ -143,38 +143,38 @@ _REASONS = (
     ),
     _Reason(
         lambda case: case.is_denial and case.machine.is_initial_user_namespace is False,
-        "Root of a user namespace (a rootless container) does not get {what}: {error}.",
-        f"Be root outside of it: sudo, or sudo podman run {_CONTAINER_FLAGS} …",
+        "The root user of a user namespace (a rootless container) is denied {what}: {error}.",
+        f"Run it as root outside of it: sudo, or sudo podman run {_CONTAINER_FLAGS} …",
     ),
     _Reason(
         lambda case: case.is_denial and case.is_contained and not case.machine.has("CAP_SYS_ADMIN"),
-        "This container does not let its root have {what}: {error}.",
+        "This container denies its root user {what}: {error}.",
         f"Start the container with {_CONTAINER_FLAGS}.",
     ),
     _Reason(
         lambda case: case.is_denial and not case.machine.has("CAP_SYS_ADMIN"),
-        "This process is root without CAP_SYS_ADMIN, and does not get {what}: {error}.",
-        f"Run it with all capabilities; a container with {_CONTAINER_FLAGS}.",
+        "This process is root without CAP_SYS_ADMIN, and is denied {what}: {error}.",
+        f"Run it with all capabilities; start a container with {_CONTAINER_FLAGS}.",
     ),
     _Reason(
         lambda case: case.is_denial,
-        "A security policy of this machine does not let this process have {what}: {error}.",
+        "A security policy of this machine denies this process {what}: {error}.",
         "Look for the denial in the log of SELinux, AppArmor or the container: journalctl -k -g denied",
     ),
     _Reason(
         _is(errno.EMFILE),
-        "This process may not have enough open files for {what}.",
+        "This process may not open enough files for {what}.",
         "ulimit -n 8192",
     ),
     _Reason(_is(errno.ENFILE), "The system has too many open files.", "sysctl fs.file-max=1000000"),
     _Reason(
         _is(errno.ENOMEM),
-        "There is no memory for {what}: {error}.",
-        "Give --ring-bytes a smaller size, or process (ulimit -v) and container (memory.max) a larger one.",
+        "There is not enough memory for {what}: {error}.",
+        "Lower --ring-bytes, or raise the limit of the process (ulimit -v) or the container (memory.max).",
     ),
     _Reason(
         _is(errno.EAGAIN),
-        "There may be no more processes, threads or memory for {what}: {error}.",
+        "A limit of processes, threads or memory was reached for {what}: {error}.",
         "ulimit -u unlimited; ulimit -v unlimited; in a container, raise the cgroup's pids.max.",
     ),
     _Reason(
@@ -194,16 +194,16 @@ _REASONS = (
             case.error.errno == errno.ENOENT and str(case.error.filename or "").endswith("kprobe/type")
         ),
         "This kernel has no kprobes.",
-        "Use a kernel with CONFIG_KPROBES and CONFIG_KPROBE_EVENTS; the other layers work without.",
+        "Use a kernel with CONFIG_KPROBES and CONFIG_KPROBE_EVENTS; the other layers need neither.",
     ),
     _Reason(
         _of(_UPROBE - {Operation.ANY}, errno.ENOENT),
         "The file to probe does not exist here: {error}.",
-        "Check the path; a container's files are others than its host's.",
+        "Check the path; a container's files are not those of its host.",
     ),
     _Reason(
         _of(_KPROBE - {Operation.ANY}, errno.ENOENT, errno.EADDRNOTAVAIL, errno.ESRCH),
-        "The kernel has no function of that name that can be probed: {error}.",
+        "The kernel has no such function that can be probed: {error}.",
         "tracepipe hooks test HOOK   shows which functions there are.",
     ),
     _Reason(
@@ -220,13 +220,13 @@ _REASONS = (
     ),
     _Reason(
         _of(_MULTI, errno.EINVAL, errno.EOPNOTSUPP, errno.E2BIG),
-        "This kernel cannot set {what}; they are set one by one, which detaches slowly.",
+        "This kernel does not support {what}: they are attached one by one, and detach slowly.",
         "Use Linux 6.6 or later (kernel functions: 5.18 with CONFIG_FPROBE).",
     ),
     _Reason(
         _of(frozenset({Operation.UPROBE}), errno.EINVAL),
-        "The place to probe is not in the code of the file: {error}.",
-        "Is the file the one that is loaded? Reinstall the library if it was replaced.",
+        "The place to probe is outside of the file's code: {error}.",
+        "Check that the file is the one that is loaded; reinstall the library if it was replaced.",
     ),
     _Reason(
         _of(frozenset({Operation.PROGRAM}), errno.EINVAL),
@@ -235,7 +235,7 @@ _REASONS = (
     ),
     _Reason(
         _is(errno.EBUSY),
-        "Another tool holds {what}: {error}.",
+        "Another tool already uses {what}: {error}.",
         "End other tracers (perf, bpftrace, ftrace) and try again.",
     ),
 )
@@ -245,7 +245,7 @@ def check_file_systems(machine: Machine) -> None:
     """Raises CaptureUnavailable where the kernel cannot be asked, for want of /proc or /sys."""
     if not machine.has_proc:
         raise CaptureUnavailable(
-            "/proc is not mounted, or has other process ids than this process sees.",
+            "/proc is not mounted, or belongs to another process id namespace.",
             f"mount -t proc proc /proc   (a container needs {_CONTAINER_FLAGS}; unshare: --mount-proc)",
         )
     if not machine.has_sysfs:

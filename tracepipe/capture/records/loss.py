@@ -33,7 +33,7 @@ def unread(count: int, start_ns: int, end_ns: int, error: OSError, *, bound: str
 def unread_error(error: OSError) -> OutputError:
     """The same for the user."""
     found = OutputError(
-        f"Events that were kept in a temporary file cannot be read back: {error.strerror}.",
+        f"Events cannot be read back from a temporary file: {error.strerror}.",
         "Set TMPDIR to a folder on another disk; journalctl -k may say more.",
     )
     found.__cause__ = error

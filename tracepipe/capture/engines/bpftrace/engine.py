@@ -70,8 +70,8 @@ class BpftraceEngine:
         check_machine()
         if own_namespace() is not None:
             raise CaptureUnavailable(
-                "This is a container with process ids of its own, which bpftrace does not see.",
-                "Run the container with --pid=host; the other methods work without.",
+                "This container has its own process ids, which bpftrace does not see.",
+                "Run the container with --pid=host, or choose another --method.",
             )
         program = shutil.which("bpftrace")
         if program is None:
@@ -79,7 +79,7 @@ class BpftraceEngine:
         shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
         found = re.search(r"v?(\d+)\.(\d+)[.\d]*", shown)
         if found is None:
-            raise CaptureUnavailable(f"bpftrace does not say its version: {shown[:60]!r}.", _INSTALL)
+            raise CaptureUnavailable(f"bpftrace does not show its version: {shown[:60]!r}.", _INSTALL)
         version = found[0].lstrip("v")
         if (int(found[1]), int(found[2])) < _OLDEST:
             raise CaptureUnavailable(f"bpftrace {version} is too old for capture.", "Use 0.14 or later.")
@@ -94,8 +94,8 @@ class BpftraceEngine:
         """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
         if plan.windows is not None:
             raise CaptureUnavailable(
-                "Method bpftrace records no windows: it takes seconds or minutes to start and to stop.",
-                "Leave out --delay, --start-on and --repeat, or take another --method.",
+                "Method bpftrace cannot record windows: it takes seconds or minutes to start and to stop.",
+                "Leave out --delay, --start-on and --repeat, or choose another --method.",
             )
         return BpftraceAttachment(plan, notify)
 
@@ -201,7 +201,7 @@ class BpftraceAttachment:
                         1,
                         self._marked_ns or self._start_ns,
                         time.monotonic_ns(),
-                        "bpftrace ended before the recording did: there may be more",
+                        "bpftrace ended before the recording did: more may be lost",
                     )
                 )
         finally:
@@ -352,7 +352,7 @@ def _clock(clock_ns: int, stamps: tuple[int, int, int, int]) -> Clock:
         return Clock(False)
     if boottime_ns <= clock_ns <= boottime_end_ns:
         return Clock(True)
-    raise CaptureUnavailable("bpftrace's times are of no clock that is known.", "--method bcc")
+    raise CaptureUnavailable("bpftrace's times are of an unknown clock.", "--method bcc")
 
 
 def _processors() -> list[int]:
@@ -386,5 +386,5 @@ def _refused(process: Bpftrace) -> CaptureUnavailable:
             "--method prebuilt records the same with CAP_BPF and CAP_PERFMON.",
         )
     return CaptureUnavailable(
-        f"bpftrace could not start: {first or 'it did not say why'}.", "--method bcc records the same."
+        f"bpftrace could not start: {first or 'it gave no reason'}.", "--method bcc records the same."
     )

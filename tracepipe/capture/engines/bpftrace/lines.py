@@ -192,7 +192,7 @@ class Lines:
                 self._lose(sequence, missing, since_ns, end_ns)
         if self.unread:
             shown = self.an_unread_line[:60].decode(errors="replace")
-            reason = f"lines of bpftrace that cannot be read; the first: {shown}"
+            reason = f"bpftrace wrote lines that cannot be read; the first: {shown}"
             self.losses.append(Loss(None, self.unread, start_ns, end_ns, reason))
 
     def _gap(self, event: PrintedLine) -> None:

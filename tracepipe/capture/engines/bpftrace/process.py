@@ -183,7 +183,7 @@ class Progress:
         now_s = time.monotonic()
         if now_s - self._began_s > _SLOW_S and not self._is_told:
             self._is_told = True
-            self._notify(f"bpftrace attaches {self._process.asked_points} probes, which takes it a while")
+            self._notify(f"bpftrace is attaching {self._process.asked_points} probes; this takes a while")
         folder = Path("/proc", str(self._process.pid))
         with suppress(OSError):
             times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]
@@ -192,8 +192,8 @@ class Progress:
                 self._state, self._changed_s = state, now_s
         if now_s - self._changed_s > _STUCK_S:
             raise CaptureUnavailable(
-                "bpftrace does not get on with attaching its probes.",
-                "Is another bpftrace still detaching? Fewer functions: --only.",
+                "bpftrace made no progress while it attached its probes.",
+                "Check whether another bpftrace is still detaching, or choose fewer functions with --only.",
             )
 
 

@@ -75,9 +75,13 @@ def enter(pid: int, library: Path, entry: str, argument: str, meanwhile: Callabl
     limits = {_ENTRY: _PATH, _PATH: _ARGUMENT, _ARGUMENT: _PAGE}
     fields = {at: text.encode(errors="surrogateescape") for at, text in texts.items()}
     if any(len(text) >= limits[at] - at for at, text in fields.items()):
-        raise CaptureUnavailable(f"The path {library} is too long to be loaded.", "Set $XDG_CACHE_HOME.")
+        raise CaptureUnavailable(
+            f"The path {library} is too long for a library to be loaded from it.", "Set $XDG_CACHE_HOME."
+        )
     if " xsave " not in Path("/proc/cpuinfo").read_text():
-        raise CaptureUnavailable("This processor has no xsave.", "Start the program by tracepipe.")
+        raise CaptureUnavailable(
+            "This processor does not support xsave.", "Start the program with tracepipe."
+        )
     process = Process(pid, library)
     return _outcome(pid, library, _begin(process, fields), meanwhile)
 
@@ -167,7 +171,7 @@ def _begin(process: Process, fields: dict[int, bytes]) -> int:
                 return attempt.region
         time.sleep(_PAUSE_S)
     raise CaptureUnavailable(
-        f"No thread of process {process.pid} came to a place where it can be interrupted.", "Try again."
+        f"No thread of process {process.pid} reached a place where it can be interrupted.", "Try again."
     )
 
 
@@ -180,22 +184,26 @@ def _outcome(pid: int, library: Path, data: int, meanwhile: Callable[[], object]
         except OSError:
             fields = b""
         if len(fields) < _ENTRY:
-            raise TracepipeError(f"Process {pid} ended meanwhile.", "Is it the right one?")
+            raise TracepipeError(f"Process {pid} has ended.", "Check its number.")
         state, created, result = _OUTCOME.unpack_from(fields)
         if created > 0:
             raise CaptureUnavailable(
-                f"Process {pid} could not make a thread: {os.strerror(created)}.", "ulimit -u, or memory?"
+                f"Process {pid} could not create a thread: {os.strerror(created)}.",
+                "Check its limit of threads (ulimit -u) and its memory.",
             )
         if state == _LOADED:
             return int(result)
         if state in (_NOT_LOADED, _NO_ENTRY):
             why = printable(fields[_ERROR:].partition(b"\0")[0].decode(errors="replace"))
-            raise CaptureUnavailable(f"Process {pid} cannot load {library}: {why}.", "May its user read it?")
+            raise CaptureUnavailable(
+                f"Process {pid} cannot load {library}: {why}.",
+                "Check that the user of the process may read it.",
+            )
         meanwhile()
         time.sleep(_PAUSE_S)
     raise CaptureUnavailable(
-        f"Process {pid} has not loaded {library} in {_LOAD_S:.0f} s; it goes on, and records nothing.",
-        "Is it stopped, or starting programs?",
+        f"Process {pid} has not loaded {library} in {_LOAD_S:.0f} s. It continues without being recorded.",
+        "Check whether it is stopped, or is starting programs.",
     )
 
 
@@ -203,6 +211,6 @@ def _refused(pid: int, error: Exception) -> Exception:
     if isinstance(error, OSError):
         return CaptureUnavailable(
             f"Process {pid} may not be interrupted: {error.strerror}.",
-            "Its user may where /proc/sys/kernel/yama/ptrace_scope is 0; root, with CAP_SYS_PTRACE.",
+            "Set /proc/sys/kernel/yama/ptrace_scope to 0, or run it as root with CAP_SYS_PTRACE.",
         )
     return error

@@ -37,7 +37,7 @@ _WAITS: Final = {
 }  # fmt: skip
 _FUTEX: Final = 202
 _WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F  # conditions, semaphores, joins; plain FUTEX_WAIT is of locks
-_FROM_START: Final = "Start it by tracepipe: capture --gpu kernels -- COMMAND."
+_FROM_START: Final = "Start it with tracepipe: capture --gpu kernels -- COMMAND."
 # Results of a system call while the kernel has not decided whether the program sees that it was interrupted:
 # ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND of include/linux/errno.h, and EINTR of those that are never
 # made again. The last is of calls with a time limit, which go on by another call.
@@ -73,13 +73,15 @@ def user_of(pids: Sequence[int]) -> Owner:
             raise _refused(pid, error) from None
         users.add((status.st_uid, status.st_gid))
     if len(users) > 1:
-        raise TracepipeError("The processes are of several users.", "Record those of one at a time.")
+        raise TracepipeError(
+            "The processes belong to several users.", "Record the processes of one user at a time."
+        )
     ((user, group),) = users
     try:
         home = Path(pwd.getpwuid(user).pw_dir)
     except KeyError:
         raise CaptureUnavailable(
-            f"User {user}, whose process {pids[0]} is, is not known here.", _FROM_START
+            f"The user {user} of process {pids[0]} is unknown on this machine.", _FROM_START
         ) from None
     return Owner(user, group, home)
 
@@ -92,7 +94,7 @@ class Process:
         self.pid = pid
         if platform.machine() != "x86_64":
             raise CaptureUnavailable(
-                f"A process that runs is recorded on x86-64 alone, and this is {platform.machine()}.",
+                f"A running process can be recorded on x86-64 only, and this is {platform.machine()}.",
                 _FROM_START,
             )
         try:
@@ -162,7 +164,7 @@ class Process:
         )
         state, tracer = status["State"].split()[0], int(status["TracerPid"])
         if state in "ZX":
-            raise TracepipeError(f"Process {self.pid} has ended.", "Is it the right number?")
+            raise TracepipeError(f"Process {self.pid} has ended.", "Check its number.")
         if tracer:
             raise CaptureUnavailable(
                 f"Process {self.pid} is traced by process {tracer}.", "End that one first."
@@ -181,7 +183,7 @@ class Process:
             ours, theirs = (Path(f"/proc/{who}/ns/{namespace}").readlink() for who in ("self", self.pid))
             if ours != theirs:
                 raise CaptureUnavailable(
-                    f"Process {self.pid} is in a container: its namespace of {what} is another one.",
+                    f"Process {self.pid} is in a container: it has another {what} namespace.",
                     "Run tracepipe in that container.",
                 )
         try:
@@ -190,7 +192,7 @@ class Process:
             is_seen = False
         if not is_seen:
             raise CaptureUnavailable(
-                f"Process {self.pid} does not see {library}: it has another root.",
+                f"Process {self.pid} does not see {library}: its root folder is another one.",
                 "Run tracepipe in its container.",
             )
         if not any(mapping.name.startswith(_CUDA) for mapping in self._mappings):
@@ -203,7 +205,7 @@ class Process:
         found = {name: self._address(name) for name in FUNCTIONS}
         if missing := [name for name, address in found.items() if not address]:
             raise CaptureUnavailable(
-                f"Process {self.pid} has no C library of GNU's with {missing[0]}.", _FROM_START
+                f"Process {self.pid} has no GNU C library with {missing[0]}.", _FROM_START
             )
         return found
 
@@ -278,6 +280,6 @@ def _refused(pid: int, error: OSError) -> TracepipeError:
     if isinstance(error, (FileNotFoundError, ProcessLookupError)):
         return TracepipeError(f"No such process: {pid}", "Look for it with ps or pgrep.")
     return CaptureUnavailable(
-        f"Process {pid} may not be looked at: {error.strerror}.",
-        "Its user or root may, with CAP_SYS_PTRACE in a container.",
+        f"Process {pid} may not be inspected: {error.strerror}.",
+        "Run it as the user of the process or as root; a container needs CAP_SYS_PTRACE.",
     )

@@ -148,4 +148,4 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         memory.seek(address)
         if memory.write(data) != len(data):
-            raise OSError(errno.EIO, "not all of it was written")
+            raise OSError(errno.EIO, "only a part of it was written")

@@ -72,7 +72,7 @@ class Cache:
             _make_folder(self.folder)
         except OSError as error:
             raise CaptureUnavailable(
-                f"{self.folder} cannot be made: {error.strerror}.", "May this user write there?"
+                f"{self.folder} cannot be made: {error.strerror}.", "Check that this user may write there."
             ) from None
         check_safe(self.folder, self._trusted)
         unfinished = self.folder / f".{secrets.token_hex(8)}-{name}"
@@ -86,7 +86,8 @@ class Cache:
                 os.link(unfinished, self.folder / name)
         except OSError as error:
             raise CaptureUnavailable(
-                f"{self.folder / name} cannot be written: {error.strerror}.", "Is there room on the disk?"
+                f"{self.folder / name} cannot be written: {error.strerror}.",
+                "Check that the disk has free space.",
             ) from None
         finally:
             with suppress(OSError):
@@ -106,7 +107,7 @@ class Cache:
                 status = os.fstat(made)
                 if not stat.S_ISREG(status.st_mode) or status.st_size > _BUILD_BYTES_MAX:
                     raise CaptureUnavailable(
-                        f"{scratch / 'made'} is no file that a compiler makes.", "Try again without sudo."
+                        f"{scratch / 'made'} is not a file that a compiler makes.", "Try again without sudo."
                     )
                 _copy(made, path)
             finally:
@@ -145,7 +146,7 @@ def _check(status: os.stat_result, place: Path, trusted: set[int], *, in_sticky:
     writable = _is_writable(status) and not (is_folder and status.st_mode & stat.S_ISVTX)
     if status.st_uid not in trusted or writable or not is_good:
         raise CaptureUnavailable(
-            f"{place} can be written by others, and code from it would run in the command.",
+            f"{place} can be written by other users, and code from it would run in the command.",
             f"chmod go-w {place}   or, if it is not yours, rm -r {place}",
         )
 

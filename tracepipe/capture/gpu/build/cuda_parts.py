@@ -31,7 +31,7 @@ _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linu
 _HEADERS = ("include", "extras/CUPTI/include", "compute-sanitizer/include")
 _LIBRARIES = ("lib", "lib64", "extras/CUPTI/lib64", "compute-sanitizer")
 _ASK_TIMEOUT_S = 20
-INSTALL_AS_ROOT = "Start it with sudo from the user who owns it, or install it as root."
+INSTALL_AS_ROOT = "Use sudo as the user who owns it, or install it as root."
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
                 found[Path(path).resolve()] = _refused(path, CaptureUnavailable(unsafe, INSTALL_AS_ROOT))
                 continue
         try:
-            said = ask(Path(path), "--version", user, failure=f"{path} does not tell its version")
+            said = ask(Path(path), "--version", user, failure=f"{path} does not show its version")
         except CaptureUnavailable as refusal:
             found[Path(path).resolve()] = _refused(path, refusal)
             continue

@@ -140,7 +140,7 @@ def ask_driver() -> Driver:
             **owner().run_as,
         )
     except subprocess.TimeoutExpired:
-        return Driver(error=f"libcuda gave no answer in {_TIMEOUT_S} s")
+        return Driver(error=f"libcuda did not answer within {_TIMEOUT_S} s")
     except (OSError, subprocess.SubprocessError) as error:
         return Driver(error=f"libcuda could not be asked: {error}")
     return driver_of(done.returncode, done.stdout, done.stderr)
@@ -162,7 +162,7 @@ def driver_of(returncode: int, answer: bytes, errors: bytes) -> Driver:
         return Driver((told["cuda"] // 1000, told["cuda"] % 1000 // 10), gpus, told["error"])
     except (ValueError, KeyError, TypeError):
         lines = errors.decode(errors="replace").strip().splitlines()
-        return Driver(error=f"libcuda gave no answer: {lines[-1] if lines else 'nothing'}")
+        return Driver(error=f"libcuda did not answer: {lines[-1] if lines else 'nothing'}")
 
 
 def uuid_text(raw: bytes) -> str:

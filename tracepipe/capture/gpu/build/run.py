@@ -40,10 +40,11 @@ def run(
         )
     except subprocess.TimeoutExpired:
         raise CaptureUnavailable(
-            f"{failure}: no end after {timeout_s} s.", "Is the machine busy? Try again."
+            f"{failure}: it did not end within {timeout_s} s.",
+            "Check whether the machine is busy, and try again.",
         ) from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise CaptureUnavailable(f"{failure}: {error}.", f"Does {command[0]} work?") from None
+        raise CaptureUnavailable(f"{failure}: {error}.", f"Check that {command[0]} works.") from None
     if done.returncode:
         raise _refusal(failure, command, done, output)
     return done.stdout
@@ -54,13 +55,13 @@ def _refusal(
 ) -> CaptureUnavailable:
     lines = [line.strip()[:_WORD_MAX] for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()] or lines
-    first = errors[0].rstrip(".") if errors else f"it ended with {done.returncode} and said nothing"
-    said = f" It said: {' | '.join(lines[-_WORDS:])}" if len(lines) > 1 else ""
+    first = errors[0].rstrip(".") if errors else f"it ended with {done.returncode} and wrote nothing"
+    said = f" Its output: {' | '.join(lines[-_WORDS:])}" if len(lines) > 1 else ""
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     if not os.access(temporary, os.W_OK | os.X_OK):
         return CaptureUnavailable(
             f"{failure}: {first}.",
-            f"Set TMPDIR to a folder that can be written to: {temporary} is none.{said}",
+            f"Set TMPDIR to a writable folder, which {temporary} is not.{said}",
         )
     full = [
         folder for folder in (temporary, output.parent if output else None) if folder and _is_full(folder)
@@ -68,10 +69,10 @@ def _refusal(
     if full or _NO_ROOM.search(done.stderr):
         where = " and ".join(map(str, full or [temporary]))
         hint = f"Free some space in {where}" + (
-            ", or set TMPDIR to a folder with room." if temporary in full or not full else "."
+            ", or set TMPDIR to a folder with free space." if temporary in full or not full else "."
         )
-        return CaptureUnavailable(f"{failure}, as there is no room: {first}.", hint + said)
-    return CaptureUnavailable(f"{failure}: {first}.", f"Try it: {' '.join(command)}{said}")
+        return CaptureUnavailable(f"{failure}, as the disk is full: {first}.", hint + said)
+    return CaptureUnavailable(f"{failure}: {first}.", f"Run it to see why: {' '.join(command)}{said}")
 
 
 def _is_full(folder: Path) -> bool:

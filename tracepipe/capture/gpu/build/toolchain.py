@@ -56,13 +56,15 @@ class Toolchain:
     def gxx(self) -> Compiler:
         """The C++ compiler. Raises CaptureUnavailable."""
         if not self.parts.gxx:
-            raise CaptureUnavailable("There is no C++ compiler to build the library with.", INSTALL_GXX)
+            raise CaptureUnavailable(
+                "A C++ compiler is needed to build the library, and none was found.", INSTALL_GXX
+            )
         return _usable(self.parts.gxx[0])
 
     def nvcc(self) -> Compiler:
         """The newest nvcc that the driver takes code of. Raises CaptureUnavailable."""
         if not self.parts.nvcc:
-            raise CaptureUnavailable("There is no nvcc to build the GPU's part with.", INSTALL)
+            raise CaptureUnavailable("nvcc is needed to build the GPU code, and none was found.", INSTALL)
         newest = self.driver.cuda[0]
         # Within a major version, older drivers run newer compilers' machine code.
         fitting = [nvcc for nvcc in self.parts.nvcc if not newest or nvcc.version[0] <= newest]
@@ -91,7 +93,7 @@ class Toolchain:
             if newest == (0, 0) or part.version is None or part.version <= newest:
                 return part
         raise CaptureUnavailable(
-            f"{title} is of CUDA {_text(found[-1].version)}, and the driver of CUDA {_text(newest)}.",
+            f"{title} is for CUDA {_text(found[-1].version)}, and the driver supports CUDA {_text(newest)}.",
             _pip(newest, package),
         )
 
@@ -99,7 +101,7 @@ class Toolchain:
         """Those of the GPUs present. Raises CaptureUnavailable if there are none."""
         if not self.driver.gpus:
             raise CaptureUnavailable(
-                f"There is no GPU that CUDA sees: {self.driver.error or 'the driver names none'}.",
+                f"CUDA sees no GPU: {self.driver.error or 'the driver reports none'}.",
                 "nvidia-smi   shows whether the driver sees one.",
             )
         return self.driver.architectures
@@ -168,7 +170,7 @@ class Toolchain:
 
     def _codes(self, nvcc: Compiler) -> list[str]:
         """The architectures that a compiler makes machine code for: `sm_75`, …"""
-        failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it makes code for"
+        failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
         said = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
         return [word for word in said.split() if word[3:].isdigit()]
 
@@ -204,11 +206,11 @@ def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str
 def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
     """The architecture itself or, of the same major version, the newest before it, whose code it runs."""
     if not wish.startswith("sm_") or not wish[3:].isdigit():
-        raise CaptureUnavailable(f"{wish} is not an architecture of a GPU.", "Name it as sm_90.")
+        raise CaptureUnavailable(f"{wish} is not a GPU architecture.", "Write it as sm_90.")
     number = int(wish[3:])
     fitting = [int(code[3:]) for code in known if number // 10 * 10 <= int(code[3:]) <= number]
     if not fitting:
-        raise CaptureUnavailable(f"nvcc {_text(nvcc.version)} makes no code for {wish}.", INSTALL)
+        raise CaptureUnavailable(f"nvcc {_text(nvcc.version)} generates no code for {wish}.", INSTALL)
     return f"sm_{max(fitting)}"
 
 

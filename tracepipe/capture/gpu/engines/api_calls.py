@@ -138,8 +138,8 @@ def write_table(table: str, folder: Path | None = None) -> Path:
             file.write(table)
     except OSError as error:
         raise CaptureUnavailable(
-            f"The table of CUDA's functions cannot be written: {error}.",
-            f"Is there room in {folder or tempfile.gettempdir()}?",
+            f"The table of CUDA functions cannot be written: {error}.",
+            f"Check that {folder or tempfile.gettempdir()} has free space.",
         ) from None
     return Path(name)
 

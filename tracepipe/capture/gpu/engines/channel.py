@@ -38,8 +38,8 @@ CHANNEL_BYTES: Final = 64 << 20
 WAIT_US: Final = 20_000
 """How long a producer may keep its thread for want of room."""
 FULL: Final = "the channel to the capture process was full"
-TORN: Final = "records in the GPU channel that the traced process did not finish"
-OVERWRITTEN: Final = "the traced process overwrote the GPU channel's counters: nothing more was read"
+TORN: Final = "records that the traced process began in the GPU channel and did not finish"
+OVERWRITTEN: Final = "the traced process overwrote the GPU channel's counters: nothing was read after that"
 
 _MAGIC: Final = int.from_bytes(b"TipeGPU2", "little")
 _HEADER_BYTES: Final = 4096
@@ -60,7 +60,7 @@ _COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
     (KIND_STACK, KIND_FRAME, KIND_STACK_BEYOND), "stack"
 )
 """The layers of kinds of record that come with any engine; stacks are of none, and lost as what they are."""
-_WHY: Final = {KIND_STACK_BEYOND: "more stacks of Python than are kept of a process"}
+_WHY: Final = {KIND_STACK_BEYOND: "a process had more Python stacks than are kept"}
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -267,5 +267,6 @@ class Channel:
 
 def _cannot_be_made(error: OSError | ValueError) -> CaptureUnavailable:
     return CaptureUnavailable(
-        f"The GPU channel cannot be made: {error}.", "Is there memory for it, and a descriptor (ulimit -n)?"
+        f"The GPU channel cannot be created: {error}.",
+        "Check that there is memory for it, and a free file descriptor (ulimit -n).",
     )

@@ -59,7 +59,8 @@ class ChannelEngine(ABC):
         program's start; TracepipeError where there is no such process.
         """
         raise CaptureUnavailable(
-            f"{self.name} cannot record process {pids[0]}, which runs already.", "Give a command after --."
+            f"{self.name} cannot record process {pids[0]}, which is already running.",
+            "Give a command after --.",
         )
 
     def collect(self, *, is_final: bool = False) -> bytes:

@@ -42,8 +42,8 @@ class Connections:
             self._listener.listen(CONNECTIONS_MAX)
         except OSError as error:
             raise CaptureUnavailable(
-                f"The GPU channel's socket cannot be made: {error}.",
-                "Are there descriptors left (ulimit -n)?",
+                f"The GPU channel's socket cannot be created: {error}.",
+                "Check that there are free file descriptors (ulimit -n).",
             ) from None
 
     def accept(self) -> None:

@@ -46,7 +46,7 @@ def start_counters(
             root = Owner(0, 0, Path("/root"))
             own = replace(toolchain, parts=find_parts(user=root), owner=root)
             samplers = _begun(started, request.gpu_counters_ns, gpus, build_sampler(own), root)
-            notify("gpu counters: sampled as root, as the driver lets administrators alone profile")
+            notify("gpu counters: sampled as root, as the driver lets only administrators profile")
         for sampler in samplers:
             taken = {one.counter.name for one in sampler.sampled}
             missing = [counter.name for counter in COUNTERS if counter.name not in taken]
@@ -67,7 +67,7 @@ def build_sampler(toolchain: Toolchain) -> Path:
         raise CaptureUnavailable(
             f"CUPTI of CUDA {cupti.version[0]}.{cupti.version[1]} is too old to sample counters: "
             f"{_FIRST_CUPTI[0]}.{_FIRST_CUPTI[1]} is the first that can.",
-            f"{INSTALL}   with a driver that is not older, or leave --gpu-counters out.",
+            f"{INSTALL}   with a driver at least as new, or leave out --gpu-counters.",
         )
     return toolchain.build_program("pm_sampler", [NATIVE / "pm_sampler.cpp"], ["cupti"])
 

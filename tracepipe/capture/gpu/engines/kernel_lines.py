@@ -217,8 +217,8 @@ class KernelsRenderer(ChannelRenderer):
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
             count = self._process(record.pid).launches.take_waiting()
             counted = f"{count} launches have no kernel, and later ones" if count else "later launches"
-            reason = f"another profiler took CUPTI over in process {record.pid}: {counted} could not be seen"
-            self._note(f"{reason}; to have them, run the program without that profiler")
+            reason = f"another profiler took over CUPTI in process {record.pid}: {counted} could not be seen"
+            self._note(f"{reason}; run the program without that profiler to record them")
             # As many as are known, and one where none is: something was lost.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}

@@ -28,10 +28,10 @@ ENTRY: Final = "tracepipe_attach"
 """What the library has for a process that runs already."""
 # What it returns there, by `Attached` of native/kernels.cpp.
 _NOT_ATTACHED: Final = {
-    1: ("another capture records its GPU's work", "End that one first."),
-    2: ("it could not connect to this capture", "Does its user, or root, capture?"),
-    3: ("another profiler has CUPTI there, torch.profiler or its like", "End that one, or start it later."),
-    4: ("CUPTI refuses", "Start the program by tracepipe: capture --gpu kernels -- COMMAND."),
+    1: ("another capture is recording its GPU's work", "End that one first."),
+    2: ("it could not connect to this capture", "Run the capture as the user of the process, or as root."),
+    3: ("another profiler (such as torch.profiler) uses CUPTI there", "End that one, or start it later."),
+    4: ("CUPTI refused", "Start the program with tracepipe: capture --gpu kernels -- COMMAND."),
 }
 _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
@@ -93,7 +93,10 @@ class KernelsEngine(ChannelEngine):
         for pid in pids:
             result = enter(pid, self._library, ENTRY, text, self._channel.accept)
             if result:
-                why, hint = _NOT_ATTACHED.get(result, (f"answers {result}", "Is it of another version?"))
+                why, hint = _NOT_ATTACHED.get(
+                    result,
+                    (f"answers {result}", "Check whether it has another version of tracepipe's library."),
+                )
                 raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
 
     def close(self) -> None:

@@ -87,7 +87,7 @@ class SampleStream:
         if self._sampler.is_over and not self._is_over:
             self._is_over = True
             if not self._sampler.is_whole:
-                self.news = f"GPU {self._sampler.gpu.index} is not sampled any more: {self._sampler.why}"
+                self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
 
     def _can_be(self, sample: Sample, now_ns: int) -> bool:
         """Whether there can be such a sample: after those before it, and not after now."""
@@ -98,7 +98,7 @@ class SampleStream:
         until_ns = self._until_ns
         if until_ns is not None and sample.start_ns - until_ns > self._interval_ns // 2:
             self._waiting.append(
-                _Gap(until_ns, sample.start_ns, self._reason or "the hardware gave no sample")
+                _Gap(until_ns, sample.start_ns, self._reason or "the hardware returned no sample")
             )
         self._reason = ""
         self._waiting.append(sample)
@@ -107,7 +107,7 @@ class SampleStream:
     def end(self, now_ns: int, stretches: Stretches) -> Iterator[Loss]:
         """Nothing more comes: what a sampler that did not end as it should left out is a loss."""
         if not self._sampler.is_whole:
-            why = self._sampler.why or "its sampler gave no answer"
+            why = self._sampler.why or "its sampler did not answer"
             yield from self._lost(_Gap(self._until_ns or 0, now_ns, why), stretches)
 
     def kept(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:

@@ -42,13 +42,13 @@ _CLOCK_NS: Final = 10 * 10**9  # how far off a sample's time can be that is on C
 # like on virtual machines; those of machines that are set up in ways that have no sampling.
 _PRIVILEGE: Final = frozenset({35, 40})
 ADMIN_ONLY_HINT: Final = (
-    "Start it with sudo, or set the driver's option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
-    "in a file of /etc/modprobe.d, and load the driver again."
+    "Run it with sudo, or set this driver option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
+    "in a file of /etc/modprobe.d, then reload the driver."
 )
 _HINTS: Final = {
     **dict.fromkeys(_PRIVILEGE, ADMIN_ONLY_HINT),
-    26: "Another profiler has the GPU's hardware (Nsight, DCGM's profiling metrics): end it, and try again.",
-    27: "Sampling needs a GPU of compute capability 8.6 or later, and none of MIG's parts.",
+    26: "Another profiler uses the GPU's hardware (Nsight, DCGM's profiling metrics): end it, and try again.",
+    27: "Use a GPU of compute capability 8.6 or later, and not a MIG instance.",
 }
 _HINT: Final = "Leave --gpu-counters out to record the rest."
 
@@ -140,15 +140,15 @@ class Sampler:
         if self._is_ready:
             first = next(self._samples(peek=True), None)
             if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
-                self._refuse("CUPTI's times are not on CLOCK_MONOTONIC")
+                self._refuse("CUPTI's times are not of CLOCK_MONOTONIC")
             return
-        self._refuse(self.why or f"it did not begin within {_BEGIN_S} s")
+        self._refuse(self.why or f"it did not start within {_BEGIN_S} s")
 
     def _refuse(self, why: str) -> None:
         self.close()
         kind = CaptureUnavailable
         if self._failure in _PRIVILEGE:
-            kind, why = NotPermitted, f"the driver lets administrators alone profile ({why})"
+            kind, why = NotPermitted, f"the driver lets only administrators profile ({why})"
         raise kind(
             f"The counters of GPU {self.gpu.index} cannot be sampled: {why}.",
             _HINTS.get(self._failure, _HINT),
@@ -252,7 +252,7 @@ class Sampler:
 
     def _break_off(self) -> None:
         """What it writes is not a record of ours: nothing more of it is read."""
-        self.why = "its sampler wrote what is no record"
+        self.why = "its sampler wrote something that is not a record"
         self._pending.clear()
         self.is_over = True
 

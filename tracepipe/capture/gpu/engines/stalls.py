@@ -26,7 +26,7 @@ class StallsEngine(KernelsEngine):
 
     def enter(self, pids: Sequence[int]) -> None:
         """Raises CaptureUnavailable: sampling begins when a program's context is made."""
-        raise CaptureUnavailable(f"Process {pids[0]} runs already.", "Give a command after --.")
+        raise CaptureUnavailable(f"Process {pids[0]} is already running.", "Give a command after --.")
 
 
 _LIBRARY: Final = "stalls"

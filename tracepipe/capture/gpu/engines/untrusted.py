@@ -15,8 +15,8 @@ from tracepipe.capture.records.bounds import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_N
 
 KEPT_BYTES: Final = 256 << 20
 """Of names, processes, threads and the like, in all that a recording keeps until its end."""
-MALFORMED: Final = "records that the traced process did not write as they should be"
-CROWDED: Final = "records of more processes, threads or names than are kept of a recording"
+MALFORMED: Final = "records that the traced process wrote with invalid contents"
+CROWDED: Final = "the recording had more processes, threads or names than are kept"
 
 
 class Malformed(Exception):

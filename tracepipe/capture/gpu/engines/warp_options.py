@@ -47,7 +47,7 @@ class WarpOptions:
         if self.kernels and kernels:
             raise TracepipeError(
                 f"--kernel {self.kernels!r} and --warp-marks {self.marks!r} both name kernels.",
-                f"Name them once: --warp-marks ':{called}' is for those of --kernel.",
+                f"Name them once: --warp-marks ':{called}' uses those of --kernel.",
             )
         _check_pattern(self.kernels, "--kernel", "attn.*fwd")
         for pattern in (kernels, called):
@@ -59,13 +59,14 @@ class WarpOptions:
         if self.memory_bytes is not None and self.memory_bytes < MEMORY_LEAST_BYTES:
             raise TracepipeError(
                 f"--gpu-memory of {self.memory_bytes} bytes has no room for a launch's records.",
-                "From 1M; without it, the room is chosen by the GPU.",
+                "Give at least 1M, or leave it out: the size is then chosen for the GPU.",
             )
         if self.budget_warps is not None and self.budget_warps < 1:
             raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp to record.", "From 1.")
         if (self.launches_per_kernel or 0) < 0:
             raise TracepipeError(
-                f"--launches-per-kernel {self.launches_per_kernel} leaves no launch.", "From 1, or 0 for all."
+                f"--launches-per-kernel {self.launches_per_kernel} leaves no launch.",
+                "Give 1 or more, or 0 for all.",
             )
         calls_text(self.calls)
 
@@ -77,7 +78,7 @@ class WarpOptions:
         if not colon or not called:
             raise TracepipeError(
                 f"--warp-marks {self.marks!r} names no device function.",
-                "Two regular expressions, KERNEL:FUNCTION: 'attn.*fwd:softmax', or ':softmax' alone.",
+                "Give two regular expressions, KERNEL:FUNCTION: 'attn.*fwd:softmax', or only ':softmax'.",
             )
         return kernels, called
 
@@ -120,7 +121,7 @@ def _check_pattern(pattern: str, option: str, example: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise TracepipeError(
-            f"{option} {pattern!r} is no regular expression: {error}.", f"Example: '{example}'."
+            f"{option} {pattern!r} is not a regular expression: {error}.", f"Example: '{example}'."
         ) from None
 
 
@@ -134,5 +135,5 @@ def read_range(text: str, option: str, what: str, least: int) -> tuple[int, int]
             return first, last
     raise TracepipeError(
         f"{option} {text!r} is not a range of {what}.",
-        f"Counted from {least}, both ends included: {least + 9}, {least + 9}-{least + 19} or {least + 9}-.",
+        f"Count from {least}, both ends included: {least + 9}, {least + 9}-{least + 19} or {least + 9}-.",
     )

@@ -150,9 +150,14 @@ class WarpRenderer(ChannelRenderer):
         self._api, self._thread_exits = api, thread_exits
         self._batches: list[Mapping[str, Any]] = []
         self._calls = CallLines(api, self._kept)
-        self._kernels = NameChoice(wanted, "kernel fits --kernel", "launched were", "no kernel was launched")
+        self._kernels = NameChoice(
+            wanted, "kernel fits --kernel", "the kernels launched were", "no kernel was launched"
+        )
         self._called = NameChoice(
-            called, "function fits --warp-marks", "there are", "the kernels call none, or all are inlined"
+            called,
+            "function fits --warp-marks",
+            "there are",
+            "the kernels call none, or all calls are inlined",
         )
         self._processes: dict[int, _Process] = {}
         self._short: dict[str, str] = {}
