@@ -169,7 +169,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--launches", "0", "--", "true"], "not a range of launches"),
         (["--blocks", "9-3", "--", "true"], "not a range of blocks"),
         (["--gpu-memory", "some", "--", "true"], "not a size"),
-        (["--gpu-memory", "1000", "--", "true"], "From 1M"),
+        (["--gpu-memory", "1000", "--", "true"], "Give at least 1M"),
         (["--gpu-warps", "0", "--", "true"], "--gpu-warps"),
         (["--gpu", "warps", "--pid", "4"], "from a program's start"),
         (["--kernel", "attn", "--pid", "4"], "from a program's start"),

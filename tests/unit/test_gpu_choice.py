@@ -344,14 +344,14 @@ def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> No
     assert device == "kernels"
     assert became == CaptureRequest(["vec_add"], gpu="kernels")
     assert machine.messages == [
-        "gpu warps: not here: No warps here. apt install nvcc",
-        "gpu kernels: as warps cannot be had, and without --kernel and --gpu-memory",
+        "gpu warps: not available: No warps here. apt install nvcc",
+        "gpu kernels: as warps is not available, and without --kernel and --gpu-memory",
     ]
     machine.refusals = {"kernels": "apt install cupti"}
     became, device = machine.start(request("python3"))
     assert (device, became.gpu_warps) == ("warps", AUTO_WARPS)
     assert machine.messages[2:] == [
-        "gpu kernels: not here: No kernels here. apt install cupti",
+        "gpu kernels: not available: No kernels here. apt install cupti",
         "gpu warps: as kernels is not available, for the first 3 launches of each kernel, up to 2000000 warps",
     ]
 
@@ -360,8 +360,8 @@ def test_where_neither_can_work_there_is_none(machine: Machine) -> None:
     machine.refusals = {"kernels": "k", "warps": "w"}
     assert machine.start(request("vec_add")) == (CaptureRequest(["vec_add"], gpu="off"), None)
     assert machine.messages == [
-        "gpu warps: not here: No warps here. w",
-        "gpu kernels: not here: No kernels here. k",
+        "gpu warps: not available: No warps here. w",
+        "gpu kernels: not available: No kernels here. k",
         "gpu off: neither engine is available",
     ]
     assert machine.children == 1
@@ -408,10 +408,10 @@ def test_a_layer_of_gpus_names_the_engine(
 @pytest.mark.parametrize(
     ("gpu", "layer", "hint"),
     [
-        ("off", "gpu_kernel", "--gpu kernels records it."),
-        ("off", "gpu_warp", "--gpu warps records it."),
-        ("kernels", "gpu_warp", "--gpu warps records it."),
-        ("kernels", "gpu_thread", "--gpu warps records it."),
+        ("off", "gpu_kernel", "Use --gpu kernels."),
+        ("off", "gpu_warp", "Use --gpu warps."),
+        ("kernels", "gpu_warp", "Use --gpu warps."),
+        ("kernels", "gpu_thread", "Use --gpu warps."),
     ],
 )
 def test_a_layer_that_the_named_engine_does_not_record_is_an_error(
@@ -459,9 +459,9 @@ def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"gpu": "warps"}, "which --gpu warps excludes"),
-        ({"gpu_kernels": "f"}, "which --kernel excludes"),
-        ({"layers": ("gpu_warp",)}, "which gpu_warp excludes"),
+        ({"gpu": "warps"}, "together with --gpu warps"),
+        ({"gpu_kernels": "f"}, "together with --kernel"),
+        ({"layers": ("gpu_warp",)}, "together with gpu_warp"),
         ({"gpu_counters_ns": 10**6}, "exclude each other"),
         ({"command": [], "pids": (1,)}, "from a program's start"),
     ],

@@ -44,7 +44,7 @@ CASES = {
     "locked down": (Operation.KPROBE, errno.EPERM, LOCKED_DOWN, "locked down", "lockdown="),
     "security module": (Operation.MAP, errno.EACCES, ROOT, "security policy", "journalctl"),
     "memlock of an old kernel": (Operation.MAP, errno.EPERM, LINUX_5, "may not lock", "ulimit -l unlimited"),
-    "files of the process": (Operation.UPROBE, errno.EMFILE, ROOT, "open files", "ulimit -n 8192"),
+    "files of the process": (Operation.UPROBE, errno.EMFILE, ROOT, "open enough files", "ulimit -n 8192"),
     "files of the system": (Operation.UPROBE, errno.ENFILE, ROOT, "system", "fs.file-max"),
     "no memory": (Operation.MAP, errno.ENOMEM, ROOT, "not enough memory", "--ring-bytes"),
     "instruction": (Operation.UPROBES, ENOTSUPP, ROOT, "first instruction", "--exclude"),

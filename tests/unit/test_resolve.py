@@ -373,7 +373,9 @@ def test_why_the_kernel_has_no_such_function(kernel: Path) -> None:
 def test_hooks_that_fit_too_much_are_refused(kernel: Path) -> None:
     lines = (f"ffffffff{number:08x} T function_{number}\n" for number in range(6000))
     (kernel / "kallsyms").write_text("".join(lines))
-    with pytest.raises(InputError, match=r"fit 6000 functions, kprobe:function_\* alone 6000; at most 5000"):
+    with pytest.raises(
+        InputError, match=r"match 6000 functions, kprobe:function_\* alone 6000; at most 5000"
+    ):
         of("kprobe:function_*")
 
 

@@ -53,7 +53,7 @@ def test_a_program_waits_for_no_delay() -> None:
     ],
 )
 def test_what_nothing_sees_is_refused_with_a_hint(windows: Windows, trigger: str) -> None:
-    with pytest.raises(CaptureUnavailable, match=re.escape(f"sees {trigger}.")) as raised:
+    with pytest.raises(CaptureUnavailable, match=re.escape(f"see {trigger}.")) as raised:
         check_seen(windows, (), has_probes=False)
     assert raised.value.hint
     check_seen(windows, {"nvtx", "kernel"}, has_probes=True)

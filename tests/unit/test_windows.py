@@ -401,8 +401,8 @@ def test_a_library_that_has_turned_is_left_alone() -> None:
     ("windows", "said"),
     [
         ({"delay_ns": 50}, "The recording ended before --delay had passed: nothing was recorded."),
-        ({"start_on": "call:f#3"}, "call:f#3 never came: nothing was recorded."),
-        ({"start_on": "signal", "delay_ns": 5}, "signal never came after --delay: nothing was recorded."),
+        ({"start_on": "call:f#3"}, "call:f#3 did not happen: nothing was recorded."),
+        ({"start_on": "signal", "delay_ns": 5}, "signal did not happen after --delay: nothing was recorded."),
     ],
 )
 def test_without_a_window_it_is_said_what_was_waited_for(windows: dict[str, Any], said: str) -> None:

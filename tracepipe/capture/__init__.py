@@ -2,8 +2,8 @@
 
     capture(CaptureRequest(["./vec_add"]), sink, notify=print) → CaptureSummary
 
-Nothing native is imported until an engine starts. Called itself, this room is the library's function of the
-same name: `with tracepipe.capture(["./vec_add"], output="run.jsonl") as run`.
+Nothing native is imported until an engine starts. The package can itself be called, as the library's function
+of the same name: `with tracepipe.capture(["./vec_add"], output="run.jsonl") as run`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "
 
 
 def _engine(place: str) -> Callable[[], Engine]:
-    """The maker of an engine, `module:Class`, which is imported when it is made."""
+    """A function that makes the engine `module:Class`, and imports the module only when it is called."""
 
     def make() -> Engine:
         module, _, name = place.partition(":")
@@ -36,7 +36,7 @@ def _engine(place: str) -> Callable[[], Engine]:
     return make
 
 
-# Method → the maker of its engine, best first: `auto` takes the first that works on this machine.
+# Method → the function that makes its engine. The best is first: `auto` uses the first that works.
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _engine("tracepipe.capture.engines.bcc:BccEngine"),
     "prebuilt": _engine("tracepipe.capture.engines.bcc:PrebuiltEngine"),
@@ -53,14 +53,14 @@ def capture(
     control: Control | None = None,
     complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:
-    """Write a complete `tracepipe/1` file of what the request says to `sink`, or give the records to a store;
-    with `last`, files to outputs.
+    """Record what the request asks for, and write it as a complete `tracepipe/1` file to `sink`. A store gets
+    the records instead; with `last`, outputs get the files.
 
     A command keeps this process's environment, folder and standard streams; under sudo it runs as the user
     who called sudo. Ctrl-C ends the command, and the file is still complete. `notify` gets one-line messages
-    for the user; `watchers` see the records as they come; `control` hears of the start, and may end the
-    recording: a command is interrupted then. `complete` is called when all is written and the command goes
-    on, before it is waited for. Raises TracepipeError (the command cannot be run),
+    for the user. `watchers` get the records as they arrive. `control` is notified of the start, and may end
+    the recording, which interrupts a command. `complete` is called when everything is written and the command
+    is still running, before the command is waited for. Raises TracepipeError (the command cannot be run),
     CaptureUnavailable, OutputError. Call it on the main thread: signals are waited for there.
     """
     asked = [bool(request.command), bool(request.pids), bool(request.comm), request.system]
@@ -69,7 +69,7 @@ def capture(
             "There is nothing to capture." if not any(asked) else "It is ambiguous what to record.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
-    from tracepipe.capture.interrupts import outlived  # here, as --help and convert need none of it
+    from tracepipe.capture.interrupts import outlived  # here, as --help and convert do not need it
     from tracepipe.capture.machine.refusals import shortage_of
 
     try:
@@ -98,8 +98,8 @@ def _capture(
     from tracepipe.capture.triggers import check_seen
 
     if request.command:
-        find_program(request.command)  # before anything is said of how it is recorded
-    Processes(request.pids).close()  # the same of processes
+        find_program(request.command)  # before any message about how it is recorded
+    Processes(request.pids).close()  # raises for a process that has ended
     device: DeviceEngine | None
     request, device = start(request, notify)
     try:
@@ -124,7 +124,7 @@ def _capture(
 
 
 def _needs_probes(request: CaptureRequest) -> bool:
-    """Whether anything is asked for besides what is recorded without them."""
+    """Whether the request asks for anything that only probes can record."""
     from tracepipe.capture.triggers import triggers_of
 
     seen_by_probes = any(trigger and trigger.is_probed for trigger in triggers_of(request.windows))
@@ -132,9 +132,9 @@ def _needs_probes(request: CaptureRequest) -> bool:
 
 
 def choose(method: str) -> tuple[Engine, str, str]:
-    """The engine of a method, its version, and for `auto` why it is that one.
+    """The engine of a method, its version, and for `auto` why it was chosen.
 
-    Raises CaptureUnavailable where it cannot work, TracepipeError for a method that there is none of.
+    Raises CaptureUnavailable where the engine cannot work, TracepipeError for an unknown method.
     """
     if method != "auto":
         if method not in ENGINES:
@@ -158,8 +158,8 @@ def choose(method: str) -> tuple[Engine, str, str]:
 
 
 class _Room(ModuleType):
-    """A module that can be called. The name `tracepipe.capture` is both, and the import system gives it to
-    the module whenever something of it is imported first.
+    """A module that can be called. `tracepipe.capture` names both this package and the library's function,
+    and the import system binds the name to the package when one of its modules is imported first.
     """
 
     def __call__(self, *given: Any, **options: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What was collected and has not become lines yet: bytes on a disk, and the order in which their turn comes.
+"""Collected records that are not rendered to lines yet: bytes in a temporary file, and the queue of them.
 
-However far the lines are behind, memory holds some spans of the files and a block of each of a few of them.
+However large the backlog is, memory holds only a few spans of the files, and one block of each of a few runs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.record import RECORD_BYTES
 from tracepipe.errors import OutputError
 
-_GIVE_BACK_BYTES = 4 << 20  # of a temporary file at once
-_SPAN_BYTES = 4 << 20  # what waits as one span, however many chunks it was
-_RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted at once, in memory
-_BLOCK_BYTES = (1 << 12) * RECORD_BYTES  # of a run that is read again at once
+_GIVE_BACK_BYTES = 4 << 20  # of a temporary file, freed in one call
+_SPAN_BYTES = 4 << 20  # the longest span, however many chunks it joins
+_RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted in memory, in one pass
+_BLOCK_BYTES = (1 << 12) * RECORD_BYTES  # of a run, read back in one call
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A chunk in a temporary file, or several that follow each other."""
+    """A chunk in a temporary file, or several adjacent ones."""
 
     offset: int
     size_bytes: int
@@ -38,20 +38,20 @@ class Span:
 
 
 class Waiting:
-    """Spans and losses in the order in which they came; None is the end."""
+    """A queue of spans and losses in the order of their arrival; None marks the end."""
 
     def __init__(self) -> None:
         self._items: deque[Span | Loss | None] = deque()
         self._changed = threading.Condition()
 
     def put(self, item: Span | Loss | None) -> None:
-        """Add an item. Records that follow the last span lengthen it: hours of them are some spans."""
+        """Add an item. Records that follow the last span extend it, so hours of records are only a few spans."""
         with self._changed:
             last = self._items[-1] if self._items else None
             if (
                 isinstance(item, Span)
                 and isinstance(last, Span)
-                and not item.of_device  # whose chunks are decoded one by one
+                and not item.of_device  # a device's chunks are decoded one by one
                 and not last.of_device
                 and last.size_bytes + item.size_bytes <= _SPAN_BYTES
             ):
@@ -61,7 +61,7 @@ class Waiting:
             self._changed.notify()
 
     def get(self, timeout_s: float | None) -> Span | Loss | None:
-        """The next item. Raises TimeoutError."""
+        """Wait for the next item, and remove it. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._items, timeout_s):
                 raise TimeoutError
@@ -69,10 +69,10 @@ class Waiting:
 
 
 class Backlog:
-    """A temporary file of which nothing is left, however this process ends. Raises OutputError."""
+    """A temporary file that leaves nothing behind, however this process ends. Raises OutputError."""
 
     def __init__(self, size_bytes: int | None = None) -> None:
-        """`size_bytes`: this much comes from memory, and stays there where a disk has no room."""
+        """`size_bytes`: reserve this much; where the disk has no room for it, the file is in memory."""
         try:
             self._file = _without_name() if size_bytes is None else _with_room(size_bytes)
         except OSError as error:
@@ -85,7 +85,7 @@ class Backlog:
         self._giving_back = threading.Lock()
 
     def append(self, chunk: bytes) -> int:
-        """Keep a chunk; where it begins. Raises OutputError."""
+        """Append a chunk, and return its offset. Raises OutputError."""
         offset = self.size_bytes
         try:
             self._write(offset, chunk)
@@ -103,7 +103,7 @@ class Backlog:
         return offset
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Some of it. Raises OSError."""
+        """Read `size_bytes` at an offset. Raises OSError."""
         parts = []
         while size_bytes and (part := os.pread(self._file.fileno(), size_bytes, offset)):
             parts.append(part)
@@ -113,10 +113,10 @@ class Backlog:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def give_back(self, end: int) -> None:
-        """Give back the room of all before `end`: a capture may last for days. Some megabytes at once, or all
-        that there is once the disk was full.
+        """Free the disk space before `end`, as a capture may last for days. It is freed some megabytes at a
+        time, or immediately once the disk was full.
         """
-        end -= end % mmap.PAGESIZE  # of a page that is given back in two parts, nothing is
+        end -= end % mmap.PAGESIZE  # a page that is freed in two parts is not freed at all
         with self._giving_back:
             self._done_bytes = end
             if end - self._given_back_bytes >= self._at_once_bytes:
@@ -129,12 +129,12 @@ class Backlog:
         is_over: Callable[[], bool],
         lose: Callable[[int, OSError], object],
     ) -> Iterator[bytes]:
-        """All records by time, those of one time as they came; `learn` is given all of them before. `lose` is
-        given how many bytes cannot be read back, or written in order, and why.
+        """All records in order of time; records of the same time keep their order. `learn` gets every record
+        first. `lose` gets the number of bytes that cannot be read back or written in order, and the error.
 
-        Runs are sorted where they lie, then merged. Records are out of order by milliseconds, seldom by more:
-        a run is opened when the time has come to its first record, and a few are open at once. When it is
-        over, they come as they lie.
+        Runs are sorted in place, then merged. Records are out of order by milliseconds, rarely by more, so a
+        run is opened only when the merge reaches the time of its first record, and few runs are open
+        together. Once `is_over`, the records are returned unsorted.
         """
         runs: list[_Run] = []
         for offset in range(0, self.size_bytes, _RUN_BYTES):
@@ -155,7 +155,7 @@ class Backlog:
         yield from _merged(runs)
 
     def close(self) -> None:
-        """Give all of it back."""
+        """Free the file."""
         self._file.close()
 
     def _write(self, offset: int, data: bytes) -> None:
@@ -169,7 +169,7 @@ def _without_name() -> BinaryIO:
 
 
 def _with_room(size_bytes: int) -> BinaryIO:
-    """A temporary file that has so much room on its disk, or one in memory. Raises OSError."""
+    """A temporary file with that much space reserved on its disk, or one in memory. Raises OSError."""
     with suppress(OSError):
         file = _without_name()
         try:
@@ -182,7 +182,7 @@ def _with_room(size_bytes: int) -> BinaryIO:
 
 
 class _Run:
-    """Records that are sorted, read a block at a time. `number` says how early it was collected."""
+    """Sorted records, read a block at a time. `number` is the run's place in the order of collection."""
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class _Run:
         self._block = b""
 
     def fill(self) -> bool:
-        """Read on if all that was read is taken; False at the end."""
+        """Read the next block if the last one is used up. Returns False at the end."""
         while self._unread_bytes and not self._block:
             size_bytes = min(_BLOCK_BYTES, self._unread_bytes)
             try:
@@ -210,11 +210,13 @@ class _Run:
         return bool(self._block)
 
     def last(self) -> tuple[int, int]:
-        """Time of the last record that was read, and the run's number, which orders those of one time."""
+        """The time of the last record that was read, and the run's number, which orders records of the same
+        time.
+        """
         return _times(self._block)[-1], self.number
 
     def take(self, until: tuple[int, int]) -> bytes:
-        """What was read up to this place in the order."""
+        """Remove and return the records that were read, up to this place in the order."""
         bisect = bisect_right if self.number <= until[1] else bisect_left
         size_bytes = bisect(_times(self._block), until[0]) * RECORD_BYTES
         taken, self._block = self._block[:size_bytes], self._block[size_bytes:]
@@ -222,7 +224,7 @@ class _Run:
 
 
 def _merged(runs: list[_Run]) -> Iterator[bytes]:
-    """Records in order, of runs that are each in order."""
+    """Merge sorted runs into records in order."""
     unopened = sorted(runs, key=lambda run: (run.first_ns, run.number), reverse=True)
     opened: list[_Run] = []
     while True:
@@ -237,12 +239,12 @@ def _merged(runs: list[_Run]) -> Iterator[bytes]:
 
 
 def _times(records: bytes) -> memoryview:
-    """The time of each: the second word of its eight, behind the ring's own."""
+    """The time of each record: the second of its eight words, after the ring's header."""
     return memoryview(records).cast("Q")[1 :: RECORD_BYTES // 8]
 
 
 def _by_time(records: bytes) -> bytes:
-    """Sorted; records of one time stay as they were."""
+    """The records sorted by time; those of the same time keep their order."""
     times = _times(records).tolist()
     order = sorted(range(len(times)), key=times.__getitem__)
     return b"".join([records[at * RECORD_BYTES : (at + 1) * RECORD_BYTES] for at in order])

@@ -1,4 +1,4 @@
-"""What stands before and after the events of a recording: its header, and its footer."""
+"""The header and the footer of a recording."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
 from tracepipe.event.model import HostInstant, new_header
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# What a header says of the request, where it is not the usual.
+# The options of the request that a header has where they differ from the default.
 _OPTIONS = (
     "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
     "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "gpu_stalls", "gpu_counters_ns", "pids", "comm",
@@ -42,7 +42,7 @@ def header_of(
     device: DeviceEngine | None,
     start: HostInstant,
 ) -> dict[str, Any]:
-    """The header of a recording that starts at `start`; `missing`: layer → why it cannot be had."""
+    """The header of a recording that starts at `start`; `missing`: layer → why it is not recorded."""
     made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
     by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
@@ -77,7 +77,9 @@ def header_of(
 
 
 def _boot() -> dict[str, str]:
-    """The id of this boot of the machine, where the kernel gives it: of one boot is one CLOCK_MONOTONIC."""
+    """The id of this boot of the machine, if the kernel provides it: CLOCK_MONOTONIC is the same within one
+    boot.
+    """
     if clock_ahead_ns():
         return {}
     try:
@@ -94,8 +96,8 @@ def footer_of(
     end: HostInstant,
     evicted: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """The footer of a recording that ended at `end`; layer → events that were left out, by filters and for
-    want of room.
+    """The footer of a recording that ended at `end`. `filtered` and `evicted`: layer → events that were left
+    out by filters, and because they did not fit.
     """
     footer: dict[str, Any] = {
         "type": "footer",

@@ -1,7 +1,7 @@
-"""Signals that a capture gets, taken one by one, and what they mean for the command.
+"""The signals that a capture gets, received one by one, and what they do to the command.
 
-The first one goes on to the command, which has two seconds to end; a second one kills it. Nothing else ends a
-command that runs, and nothing at all a process that is recorded by its number or name.
+The first signal is passed on to the command, which then has two seconds to end; a second one kills it.
+Nothing else ends a running command. A process that is recorded by its number or name is never ended.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tracepipe.capture.target import Target
 from tracepipe.errors import TracepipeError
 
 _GRACE_S = 2.0  # how long an interrupted command may take to end
-_SEEN_S = 0.05  # by when the end of a command is seen that is only waited for
+_SEEN_S = 0.05  # how often a command that is only waited for is looked at
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 _ASKING = signal.SIGUSR2
-_SI_KERNEL = 0x80  # siginfo's code of a Ctrl-C from the terminal, which the command got as well
+_SI_KERNEL = 0x80  # si_code of a Ctrl-C in the terminal, which the command also got
 
 
 @contextmanager
 def blocked(*, asking: bool = False) -> Iterator[set[signal.Signals]]:
-    """Block the signals, as `Interrupts` takes them, and the one that asks for something if it is waited for;
-    gives the mask that a command shall have.
+    """Block the signals that `Interrupts` receives, and with `asking` SIGUSR2 too. Yields the signal mask for
+    the command.
     """
-    # Under nohup, which ignores a closed terminal, a blocked SIGHUP would wait for the loop all the same.
+    # Under nohup SIGHUP is ignored; if it were blocked, it would stay pending and end the capture.
     ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
     taken = _SIGNALS - ignored | ({_ASKING} if asking else set())
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     try:
         yield {signal.Signals(number) for number in mask}
     finally:
-        # An interrupt that came while this one was dealt with means the same.
+        # A second interrupt that arrived while the first was handled has no further effect.
         while signal.sigtimedwait(taken, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -48,8 +48,8 @@ def check_not_interrupted(what: str) -> None:
 
 @contextmanager
 def outlived() -> Iterator[None]:
-    """Let a signal that asks for something before the recording, or after it, not end this process."""
-    before = signal.signal(_ASKING, lambda *_: None)  # which no command inherits, unlike SIG_IGN
+    """Keep SIGUSR2 before or after the recording from ending this process."""
+    before = signal.signal(_ASKING, lambda *_: None)  # a command does not inherit a handler, unlike SIG_IGN
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def outlived() -> Iterator[None]:
 
 
 class Interrupts:
-    """What came since the command was forked; `stopped`: the control ended the recording."""
+    """The signals received since the command was forked; `stopped`: the control ended the recording."""
 
     def __init__(self, control: Control | None) -> None:
         self._control = control
@@ -71,9 +71,9 @@ class Interrupts:
         self._kill_at_s = 0.0
 
     def wait(self, timeout_s: float) -> None:
-        """Wait, take the signals that came, and end what shall end now."""
-        # Not in sigtimedwait: when a stop and a continue (Ctrl-Z, fg) cut its wait short, Python (3.11) gives
-        # a signal that never came.
+        """Wait, receive the signals that arrived, and end the command or the recording if they ask for it."""
+        # Not in sigtimedwait: when a stop and a continue (Ctrl-Z, fg) interrupt its wait, Python (3.11)
+        # returns a signal that was never sent.
         time.sleep(timeout_s)
         while (received := signal.sigtimedwait({*_SIGNALS, _ASKING}, 0)) is not None:
             if received.si_signo == _ASKING:
@@ -95,7 +95,9 @@ class Interrupts:
             self.wait(_SEEN_S)
 
     def _interrupt(self, number: int, *, is_sent: bool = False) -> None:
-        """End the command, a second time without grace; `is_sent`: it got the signal as well."""
+        """Interrupt the command, or kill it at the second signal; `is_sent`: the command itself got the
+        signal.
+        """
         self.count += 1
         if self.target is None:
             return

@@ -1,4 +1,6 @@
-"""The end of a recording, whatever failed before: what was taken is written, and the rest is counted."""
+"""The last steps of a recording, which run whatever failed before: they write what was collected and count
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,14 @@ from tracepipe.capture.engines.engine import Store
 from tracepipe.capture.machine.refusals import shortage_of
 from tracepipe.errors import OutputError, TracepipeError
 
-_SPARE_BYTES: Final = 16 << 20  # as limits count it: no page of it is ever touched
+_SPARE_BYTES: Final = 16 << 20  # counted by limits of address space; no page of it is ever used
 _Given = TypeVar("_Given")
 
 
 class LastSteps:
-    """Takes steps that may fail, and has memory for those that follow: a recording that cannot go on for want
-    of it is ended all the same. What failed first is the error of the store, which only counts from then on.
+    """Runs steps that may fail, and keeps spare memory for the steps after a failure, so that a recording
+    that ran out of memory is still ended properly. The first failure becomes the error of the store, which
+    from then on only counts.
     """
 
     def __init__(self, store: Store) -> None:
@@ -35,7 +38,7 @@ class LastSteps:
             self._spare = None
 
     def attempt(self, step: Callable[[], _Given]) -> _Given | None:
-        """What a step gives; None where it fails."""
+        """The result of a step; None if it fails."""
         try:
             return step()
         except Exception as error:
@@ -45,7 +48,7 @@ class LastSteps:
 
 
 def why(error: Exception) -> str:
-    """What went wrong with a recording, in some words."""
+    """What went wrong with a recording, in a few words."""
     if isinstance(error, MemoryError):
         return "no memory"
     behind = (error.__cause__ if isinstance(error, TracepipeError) else None) or error
@@ -55,8 +58,8 @@ def why(error: Exception) -> str:
 
 
 def said_of(error: Exception | None) -> tuple[str, str]:
-    """What a user is shown of what ended a recording, and the hint. Raises what the capture itself raises: a
-    bug, and what the kernel refused.
+    """The message and the hint for the error that ended a recording. Raises any other error: a bug, or what
+    the kernel refused.
     """
     if error is None:
         return "", ""

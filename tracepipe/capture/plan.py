@@ -1,4 +1,4 @@
-"""From what was asked to what an engine has to attach."""
+"""The plan of a capture: from the request to what an engine attaches."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ LAYER_SETS: dict[str, tuple[str, ...]] = {
 _DRIVER_API = "cuda-driver"
 _RUNTIME = "libcudart.so"
 _SLOW_TO_ATTACH = {"bpftrace"}
-"""Engines that take 10 ms and more a probe to attach, and 0.1 s to detach."""
+"""Engines that take 10 ms or more to attach a probe, and 0.1 s to detach it."""
 _ALWAYS = {"syscall", "scheduler"}
 """Layers that every kernel has tracepoints for."""
 
 
 def layers_here(*, of_command: bool) -> tuple[str, ...]:
-    """All layers of a command or of what runs already, without `kernel` where the driver cannot be probed."""
+    """All layers of a command or of running processes, without `kernel` where the driver cannot be probed."""
     driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
     probed = PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
     return (ANNOTATION, *probed) if of_command else probed
@@ -70,15 +70,16 @@ def plan_of(
 ) -> tuple[Plan, dict[str, str]]:
     """The plan, and the layers that cannot be recorded: layer → why.
 
-    `command_pid` is the held process of the request's command, `told` what is recorded without probes, and
-    `sees` which of what begins and ends windows a library in the command sees. Raises
-    CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
+    `command_pid` is the held process of the request's command, `told` has the layers that are recorded
+    without probes, and `sees` maps the kinds of triggers that a library in the command sees to that library.
+    Raises CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
     nothing.
     """
     scope = _scope(request, command_pid)
     libraries = _libraries(request, scope)
     users = read_hooks(list(request.hooks))
-    # What a hook asks for is recorded whatever the layers are, and what calls did with the calls.
+    # The functions of a hook are recorded whatever layers are requested, and layers of what calls did need
+    # the calls.
     hooked = {hook.layer for hooks in users for hook in hooks.hooks}
     asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
     layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
@@ -116,7 +117,7 @@ def plan_of(
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
-    if ANNOTATION in request.layers and ANNOTATION not in told:  # which was said with its reason
+    if ANNOTATION in request.layers and ANNOTATION not in told:  # a message has stated the reason
         missing[ANNOTATION] = "its library cannot be loaded into the command"
     if "userspace" not in missing and _DRIVER_API in selection.unresolved:
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
@@ -143,8 +144,8 @@ def plan_of(
 def window_plan(
     request: CaptureRequest, libraries: LibrarySearch, sees: Mapping[str, Path]
 ) -> WindowPlan | None:
-    """What begins and ends windows, None where there are none. Raises TracepipeError for functions that are
-    not found, unless a library in the command sees their calls too.
+    """The plan of the windows, None without windows. Raises TracepipeError for functions that are not found,
+    unless a library in the command sees their calls too.
     """
     windows = request.windows
     if not windows.are_asked:
@@ -166,14 +167,14 @@ def window_plan(
 
 
 def _hits(trigger: Trigger | None) -> int:
-    """How often its function is called; a library in the command counts itself."""
+    """The call of the trigger's function that counts; a library in the command counts by itself."""
     return trigger.number if trigger is not None and trigger.is_probed else 1
 
 
 def _trigger_places(
     trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
 ) -> tuple[TriggerPlace, ...]:
-    """The functions that are waited for: the program's own, or that of the library which sees what is."""
+    """The functions of a trigger: those of the program, or that of the library which sees the trigger."""
     if trigger is None or trigger.is_said:
         return ()
     sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
@@ -189,17 +190,19 @@ def _trigger_places(
 
 
 def _is_asked(probe: Probe, layers: tuple[str, ...]) -> bool:
-    """Whether one of the layers needs the probe; those of what calls did need the calls that do so."""
+    """Whether one of the layers needs the probe. The layers `memory` and `transfer` need the calls with that
+    effect.
+    """
     effect = probe.hook.effect
     made = "transfer" if effect == "transfer" else "memory" if effect in MEMORY_EFFECTS else ""
     return probe.layer in layers or made in layers
 
 
 def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:
-    """A probe in the layer that it is recorded under.
+    """The probe, with the layer that its events are recorded in.
 
-    Without the scheduler's layer, the driver's own scheduling is the driver's: it tells what its threads do
-    for whom.
+    Without the layer `scheduler`, the driver's own scheduling belongs to the layer `kernel`: it shows for
+    which process the driver's threads work.
     """
     if probe.layer != "scheduler" or "scheduler" in layers or not isinstance(probe.place, KernelPlace):
         return probe
@@ -224,9 +227,10 @@ def _libraries(request: CaptureRequest, scope: Scope) -> LibrarySearch:
 
 
 def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:
-    """Without a CUDA runtime that is only somewhere on the machine: a program could load it, but hardly does.
+    """The probes without those of a CUDA runtime that is merely installed: the program is unlikely to load
+    it.
 
-    One that Python's packages bring is loaded when they are.
+    A runtime from Python's packages is kept where the program is a Python.
     """
     programs = libraries.programs()
     if libraries.is_loaded(_RUNTIME) or any(python_of(program) for program in programs):
@@ -239,7 +243,7 @@ def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> li
 
 
 def _check_found(users: list[HookSet], selection: Selection) -> None:
-    """A hook of the user's own that names nothing here is a mistake: an error before anything is run."""
+    """Raise TracepipeError for a hook of the user that finds nothing, before anything is run."""
     names = {hooks.name for hooks in users if not hooks.is_shipped}
     for place, reason in selection.unresolved.items():
         if place in names or place.partition(", ")[0] in names:

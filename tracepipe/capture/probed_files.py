@@ -1,4 +1,4 @@
-"""Files whose functions are probed: a probe is on a file, not on its name."""
+"""The files whose functions are probed: a probe belongs to a file, not to its name."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tracepipe.hooks.hook import FilePlace, Probe
 
 
 class ProbedFiles:
-    """The files of some probes, as they are now."""
+    """The files of some probes, and their state when the object was made."""
 
     def __init__(self, probes: Iterable[Probe]) -> None:
         paths = {probe.place.path for probe in probes if isinstance(probe.place, FilePlace)}
         self._states = {path: _state(path) for path in paths}
 
     def replaced(self) -> list[str]:
-        """Names that stand for another file since, or one with another content; not those that are gone."""
+        """The paths that are now another file, or have changed contents; without those that no longer exist."""
         now = {path: _state(path) for path in self._states}
         return sorted(path for path, before in self._states.items() if now[path] not in (None, before))
 

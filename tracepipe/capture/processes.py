@@ -1,4 +1,4 @@
-"""The processes that are recorded by their numbers, of which nothing is asked but whether they are there."""
+"""The processes that are recorded by their number, which are only watched for their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracepipe.errors import TracepipeError
 
 
 class Processes:
-    """A descriptor of each, which tells of its end. Raises TracepipeError where one is gone already."""
+    """A pidfd of each process. Raises TracepipeError where one has already ended."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self._opened: dict[int, int] = {}
@@ -25,14 +25,14 @@ class Processes:
                 raise TracepipeError(f"Process {pid} cannot be recorded: {error.strerror}.") from None
 
     def have_ended(self) -> bool:
-        """Whether there are such processes, and all are gone."""
+        """Whether there are processes, and all have ended."""
         poller = select.poll()
         for descriptor in self._opened.values():
             poller.register(descriptor, select.POLLIN)
         return bool(self._opened) and len(poller.poll(0)) == len(self._opened)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         for descriptor in self._opened.values():
             os.close(descriptor)
         self._opened.clear()

@@ -1,4 +1,4 @@
-"""Takes what is recorded, from the probes and from the library in the command, and hands it on."""
+"""Moves records and losses from the probes and from the library in the command to the store and the watchers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tracepipe.capture.records.record import event_count
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.tick import SHORT_S
 
-_LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library gives a kernel that runs 3 s
+_LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
 
 
 class Pump:
-    """Takes what came at each `step`, and at the end all that is left."""
+    """Moves what has arrived at each `step`, and at the end everything that is left."""
 
     def __init__(
         self,
@@ -33,18 +33,18 @@ class Pump:
         self._store, self._collectors = store, (store, *watchers)
         self._counts_events = counts_events
         self.events = 0
-        """How many came from the probes, where they are counted."""
+        """How many events came from the probes, if `counts_events`."""
 
     def step(self) -> int:
-        """Take what came, if there is room for it; how many bytes that was."""
+        """Move what has arrived, if the store can take it; returns the number of bytes."""
         return self._take_device() + self._take_probes() if self._takes_more() else 0
 
     def last(self, steps: LastSteps) -> None:
-        """When all is stopped, take what is left."""
+        """Move what is left, after everything has stopped."""
         steps.attempt(self._take_last_of_device)
         steps.attempt(self._wait_for_room)
         steps.attempt(lambda: self._take_device(is_final=True))
-        for _ in range(2):  # where it fails for want of memory, there is some the second time
+        for _ in range(2):  # if it fails without memory, the first failure has freed some
             if steps.attempt(self._take_rest):
                 break
 
@@ -52,7 +52,7 @@ class Pump:
         return not isinstance(self._store, Spool) or self._store.takes_more()
 
     def _wait_for_room(self) -> None:
-        """At the end there is time to wait for it."""
+        """Wait until the store can take more."""
         while not self._takes_more():
             self._interrupts.wait(SHORT_S)
 
@@ -86,7 +86,9 @@ class Pump:
         return len(chunk)
 
     def _take_last_of_device(self) -> None:
-        """Take what the target's processes send before they let their GPUs go; a Ctrl-C leaves it out."""
+        """Move the records that the target's processes send before they stop recording; a Ctrl-C ends the
+        wait.
+        """
         ends_s = time.monotonic() + _LAST_RECORDS_S
         before = self._interrupts.count
         while self._device is not None and not self._device.is_over() and time.monotonic() < ends_s:

@@ -1,4 +1,4 @@
-"""What a capture is asked for, and the plan that an engine gets of it."""
+"""The request for a capture, and the plan that is made of it for an engine."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from tracepipe.hooks.calls import call_rule
 from tracepipe.hooks.hook import PROBED_LAYERS, FilePlace, Probe
 
 RING_BYTES = 16 << 20
-"""Default ring: 262 144 events of 64 bytes, a fifth of a second at the highest rate that was measured."""
+"""The default ring: 262 144 events of 64 bytes, a fifth of a second at the highest measured rate."""
 LAST_BYTES = 256 << 20
-"""Default memory of a flight recorder: 4 million records of 64 bytes."""
+"""The default memory of a flight recorder: 4 million records of 64 bytes."""
 AUTO_WARPS = 2_000_000
-"""How many warps `auto` records of a run that nobody bounded: about 120 MB of the file."""
+"""How many warps `auto` records of an unbounded run: about 120 MB of the file."""
 BUDGET_LAUNCHES = 3
-"""How many launches of each kernel a budget of warps is for: else what is launched first takes all of it."""
+"""How many launches of each kernel share a budget of warps: otherwise the first kernels use all of it."""
 ANNOTATION = "annotation"
-"""The layer of what programs say of themselves, through a library that is loaded into them."""
+"""The layer of the annotations that programs make, through a library that is loaded into them."""
 DEFAULT_LAYERS = ("userspace", "syscall", "scheduler")
-"""What every machine that can capture has."""
+"""Layers that every machine which can capture records."""
 CALL_LAYERS = ("memory", "transfer")
-"""What calls did, made of those of `userspace`."""
+"""Layers of what calls did, derived from the calls of `userspace`."""
 GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps"}
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
 RING_LEAST_BYTES = 4096
 """The smallest buffer between the kernel and this process: a page."""
 API = "api"
-"""What begins windows, or ends them: the program that records itself or a command, by the library."""
+"""The trigger of a window for a program that uses the library to record itself or a command."""
 _ANY_NUMBER = 2**31 - 1
 STACKS = ("python", "off")
-"""What is recorded of where calls are made."""
+"""The kinds of stacks that can be recorded with calls."""
 LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
-"""All layers that can be asked for, by the names that the file has."""
+"""All layers that can be recorded, by their names in the file."""
 
 Notify = Callable[[str], None]
 
 
 def check_layers(layers: tuple[str, ...]) -> None:
-    """Raise TracepipeError for a name that no layer of a capture has."""
+    """Raise TracepipeError for a name that is not a layer of a capture."""
     if unknown := [name for name in layers if name not in LAYER_NAMES]:
         raise TracepipeError(
             f"There is no layer {unknown[0]!r} to record.",
@@ -60,9 +60,9 @@ def ring_size(size_bytes: int | None) -> int:
 
 
 def calls_of(calls: str, only: object) -> str:
-    """The choice of calls that holds: functions that `only` names are recorded, also if they only ask.
+    """The choice of calls that applies: the functions that `only` names are recorded, query-only calls too.
 
-    Raises TracepipeError for a name that no rule has.
+    Raises TracepipeError for an unknown rule.
     """
     call_rule(calls)
     return "all" if calls == "default" and only else calls
@@ -75,7 +75,7 @@ def last_of(
     limits: Limits,
     windows: Windows,
 ) -> Last | None:
-    """What a flight recorder is asked to keep; None where there is none. Raises TracepipeError."""
+    """What a flight recorder keeps; None without `--last`. Raises TracepipeError."""
     if duration_ns is None:
         if size_bytes is not None:
             raise TracepipeError("--last-size bounds what --last keeps.", "Give --last 10s too.")
@@ -96,14 +96,14 @@ def last_of(
 
 
 def check_stacks(stacks: str) -> None:
-    """Raise TracepipeError for a name that is none of STACKS."""
+    """Raise TracepipeError for a name that is not in STACKS."""
     if stacks not in STACKS:
         raise TracepipeError(f"There is no kind of stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
 
 
 @dataclass(frozen=True, slots=True)
 class WindowOrder:
-    """A program says that a window begins now, or ends."""
+    """A program's request that a window begins or ends now."""
 
     begins: bool
     name: str = ""
@@ -111,55 +111,56 @@ class WindowOrder:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of an order: done, or why not and what to do, as an error has it."""
+    """The answer to an order: empty if it was obeyed, else the message and hint of an error."""
 
     message: str = ""
     hint: str = ""
 
 
 ENDED = Answer("The recording has ended.", "The command ended, or a limit or the last window was reached.")
-"""To an order that comes too late."""
+"""The answer to an order after the end of the recording."""
 
 
 class Control(Protocol):
-    """Whoever started a capture from another process, and may end it."""
+    """The link to the process that started a capture and may end it."""
 
     asked: int
-    """How often a flight recorder was asked to write, as SIGUSR2 asks it; known after `is_over`."""
+    """How often a flight recorder was asked to write, as by SIGUSR2; up to date after `is_over`."""
 
     def began(self) -> None:
-        """Everything from now on is recorded."""
+        """Called when the recording starts: everything from now on is recorded."""
         ...
 
     def ended(self) -> None:
-        """Nothing is recorded any more, and no window can begin."""
+        """Called when the recording ends: nothing more is recorded, and no window can begin."""
         ...
 
     def order(self) -> WindowOrder | None:
-        """A window that is to begin or to end now, each time another; known after `is_over`."""
+        """The next window that is to begin or to end now; up to date after `is_over`."""
         ...
 
     def answer(self, answer: Answer) -> None:
-        """What became of the last `order`."""
+        """Called with the answer to the last `order`."""
         ...
 
     def is_over(self) -> bool:
-        """Whether the recording shall end; asked every 2 ms."""
+        """Whether the recording is to end; called every 2 ms."""
         ...
 
     def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
-        """A flight recorder wrote what it had been asked for, `asked` times by then; `path` is "" where no
-        file could be made, and `error` says why it is not whole.
+        """Called when a flight recorder has written a recording, after `asked` requests so far. `path` is ""
+        where no file could be made, and `error` states why the file is not complete.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which calls are recorded of those that the probes see; the others are counted as filtered.
+    """Which of the calls that the probes see are recorded; the others are counted as filtered.
 
-    `min_duration_ns` holds for calls of functions and of the kernel; `sample` N records every Nth call of
-    each function on each processor, the first one included. Calls that allocate, free or give names are kept.
+    `min_duration_ns` applies to calls of functions and to system calls. `sample` N records every Nth call of
+    each function on each processor, the first one included. Calls that allocate, free or name something are
+    always recorded.
     """
 
     min_duration_ns: int = 0
@@ -168,7 +169,9 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a recording ends although what is recorded goes on; None: never. `duration_ns` is of a window."""
+    """When a recording ends while its target still runs; None: no limit. `duration_ns` is the length of a
+    window.
+    """
 
     duration_ns: int | None = None
     events: int | None = None
@@ -177,12 +180,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """When is recorded, of all that the recording lasts: all of it, unless one of these is given.
+    """Which stretches of a recording's time are recorded: all of it, unless one of these is given.
 
-    A window begins `delay_ns` after the recording, or the window before it; at `start_on` where that is
-    given, which is looked for from then on. It ends at `stop_on`, after the duration of `Limits`, and with
-    the recording, which goes on to the end of the `repeat`th: the first one unless that is given, or any
-    number where the program begins them by `API`. Both are texts as `trigger_of` takes them.
+    A window begins `delay_ns` after the start of the recording or the end of the last window; where
+    `start_on` is given, at the first such trigger after that. It ends at `stop_on`, after the duration of
+    `Limits`, or with the recording. The recording ends with the `repeat`th window: by default the first one,
+    or no fixed number where the program begins them by `API`. Both triggers are texts as `trigger_of` takes
+    them.
     """
 
     delay_ns: int = 0
@@ -192,20 +196,20 @@ class Windows:
 
     @property
     def are_asked(self) -> bool:
-        """Whether anything is said of windows."""
+        """Whether the request asks for windows."""
         return bool(self.delay_ns or self.start_on or self.stop_on) or self.limit > 1
 
     @property
     def limit(self) -> int:
-        """How many windows there are at most."""
+        """The largest number of windows."""
         return self.repeat or (_ANY_NUMBER if self.start_on == API else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """What a flight recorder keeps: what came in the last `duration_ns`, as far as `size_bytes` hold it.
+    """What a flight recorder keeps: the events of the last `duration_ns`, as many as fit into `size_bytes`.
 
-    It writes that when the recording ends, when it is asked to, and when one of `when` comes true.
+    It writes them when the recording ends, when it is asked to, and when a condition of `when` is met.
     """
 
     duration_ns: int
@@ -215,23 +219,23 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What to record, and of whom: a command that is run, or what runs already.
+    """What to record, and whose events: those of a command that is started, or of running processes.
 
-    `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs. `calls` is which calls
-    of CUDA's are recorded, by a name of CALL_RULES; functions that `hooks` name are in any case. `stacks`,
-    of STACKS, is whether libraries in a command read where in a Python program its calls are made. `hooks`
-    are texts as the command line takes them. `only` and `exclude` are patterns of function names.
-    `gpu` is the engine for what the command's GPUs do, `auto` one that suits it. For `warps`, `gpu_kernels`
-    is a regular expression of kernel names, `gpu_launches` a range of their launches and `gpu_blocks` of
-    blocks in those, `gpu_launches_per_kernel` how many launches of each kernel there are (0: all; None: all,
-    or the first few where there is a budget and no range), `gpu_memory_bytes` the room for records on each
-    GPU, and after `gpu_warps` warps no further launch is recorded; `gpu_thread_exits` writes a line for each
-    thread's exit too, as the layer `gpu_thread` does, and `gpu_warp_marks` are patterns of kernels and of
-    device functions whose calls are recorded. With `gpu_stalls` what warps wait for is sampled, by the engine
-    `kernels` or, where `gpu` is `off`, alone. `gpu_counters_ns` is how often the counters of the GPUs'
-    hardware are sampled, whatever the engine. `libraries` are files to take instead of those that the
-    command would load. With `last`, what came last is kept alone. `ring_bytes` is rounded up to a power of
-    two. The command's standard output is the descriptor `stdout`.
+    `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs. `calls` is a name of
+    CALL_RULES: it selects the recorded CUDA calls. Functions that `hooks` name are always recorded. `stacks`,
+    of STACKS, is whether libraries in a command read the Python stacks of its calls. `hooks` are texts as the
+    command line takes them. `only` and `exclude` are patterns of function names. `gpu` is the engine for the
+    command's GPU work, and `auto` chooses one. For `warps`, `gpu_kernels` is a regular expression of kernel
+    names, `gpu_launches` a range of their launches and `gpu_blocks` of blocks in those,
+    `gpu_launches_per_kernel` how many launches of each kernel are recorded (0: all; None: all, or the first
+    few where there is a budget and no range), and `gpu_memory_bytes` the memory for records on each GPU.
+    After `gpu_warps` warps no further launch is recorded. `gpu_thread_exits` also writes a line for each
+    thread's exit, as the layer `gpu_thread` does. `gpu_warp_marks` are patterns of kernels and of device
+    functions whose calls are recorded. With `gpu_stalls` what warps wait for is sampled, by the engine
+    `kernels` or, where `gpu` is `off`, alone. `gpu_counters_ns` is the interval at which the GPUs' hardware
+    counters are sampled, with any engine. `libraries` are files to probe instead of those that the command
+    would load. With `last`, only the last events are kept. `ring_bytes` is rounded up to a power of two. The
+    command's standard output is the descriptor `stdout`.
     """
 
     command: list[str] = field(default_factory=list)
@@ -272,7 +276,7 @@ class Scope:
 
     `kind` is `command` (process `pids[0]`, held, from its next exec on), `pids` (running processes, all their
     threads), `comm` (every process of that name, running or executed later) or `system` (everything but this
-    process). `children`: what those processes fork is recorded too.
+    process). `children`: the processes that they fork are recorded too.
     """
 
     kind: str
@@ -282,7 +286,7 @@ class Scope:
 
 
 class Cause(IntEnum):
-    """Why a window begins or ends: a place in `WindowPlan.causes`."""
+    """Why a window begins or ends: an index into `WindowPlan.causes`."""
 
     START = 0
     STOP = 1
@@ -300,9 +304,9 @@ class TriggerPlace:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """What begins and ends windows: functions, at the `begin_at`th call and the `end_at`th return. `causes`
-    are the words for each `Cause`. `is_begin_followed`, `is_end_followed`: libraries in the command do not
-    see what does it, so that the call waits for them.
+    """The functions that begin and end windows, at the `begin_at`th call and the `end_at`th return. `causes`
+    has the text for each `Cause`. `is_begin_followed`, `is_end_followed`: libraries in the command do not see
+    the function, so its call waits until they have followed.
     """
 
     places: tuple[TriggerPlace, ...] = ()
@@ -315,11 +319,11 @@ class WindowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an engine has to attach: the probes, and for those of `own` (`syscall`, `scheduler`) the layer's
-    own tracepoints.
+    """What an engine attaches: the probes, and for the layers of `own` (`syscall`, `scheduler`) the layer's
+    tracepoints.
 
-    `values` has the names of the values of the kinds that the probes' signatures use. Without `windows` all
-    is recorded from the start to the end.
+    `values` names the values of the argument kinds in the probes' signatures. Without `windows`, everything
+    from the start to the end is recorded.
     """
 
     layers: tuple[str, ...]

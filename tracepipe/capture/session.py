@@ -1,4 +1,4 @@
-"""One capture from start to end: whose events, probes, what they record, footer."""
+"""One capture from start to end: its target, its probes, what they record, and the footer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def run_session(
     control: Control | None = None,
     complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:
-    """Run and record the request with `engine`, whose check passed. Errors as `capture` states them."""
+    """Run and record the request with `engine`, whose check passed. Raises the errors that `capture`
+    documents.
+    """
     program = find_program(request.command) if request.command else None
     by_signal = SIGNAL in (request.windows.start_on, request.windows.stop_on)
     with blocked(asking=by_signal or request.last is not None) as mask, ExitStack() as precedence:
@@ -67,7 +69,7 @@ def run_session(
                 interrupts.target = target = Target(
                     program, request.command, mask, environment, request.stdout
                 )
-            precedence.enter_context(ended_first())  # not the command, which is forked
+            precedence.enter_context(ended_first())  # this process alone: the command is already forked
             told = device.layers if device else frozenset[str]()
             plan, missing = plan_of(
                 engine, request, target.pid if target else 0, notify, told, device.sees if device else {}
@@ -110,7 +112,8 @@ def run_session(
             if program is not None and (target is None or not target.is_released):
                 notify(f"{request.command[0]} was not started")
             elif target is not None and target.poll() is None:
-                # What ended the recording does not end the command, whose work is worth more than ours.
+                # A failure of the recording does not end the command, whose work is worth more than the
+                # recording.
                 notify(f"the recording failed; {request.command[0]} continues (Ctrl-C ends it)")
                 interrupts.see_off()
             raise
@@ -121,7 +124,7 @@ def run_session(
 
 @dataclass
 class _Session:
-    """A target that is held, or processes that run; probes that are attached; and where the events go."""
+    """A held command or running processes, the attached probes, and the place for the events."""
 
     request: CaptureRequest
     plan: Plan
@@ -146,11 +149,11 @@ class _Session:
         start = instant()
         with closing(Processes(self.request.pids)) as processes:
             if self.target is None and self.device is not None:
-                self.device.enter(self.request.pids)  # what waits for us until then has room
+                self.device.enter(self.request.pids)  # what waits for this until then has room
             self.attachment.start()
             store = self._store(notify)
             if self.target is not None:
-                start = instant()  # it is held until now: a timeline need not begin with the wait for probes
+                start = instant()  # the command was held until now, while probes were attached
             pump = Pump(
                 self.attachment,
                 self.device,
@@ -176,7 +179,7 @@ class _Session:
         return self._summary(footer, store, said_of(failure), exit_code, wall_ns, detach_ns)
 
     def _begin(self, store: Store, start: HostInstant) -> None:
-        """Let the command go, and begin to record."""
+        """Release the command, and begin to record."""
         header = self._header(start)
         for collector in (store, *self.watchers):
             collector.begin(self.plan, start["monotonic_ns"])
@@ -184,11 +187,11 @@ class _Session:
         if self.target is not None:
             check_not_interrupted(f"{self.request.command[0]} was started")
             self.target.release()
-        # Not before, as a program that cannot be run leaves no file.
+        # Not before the release: a program that cannot be run leaves no file.
         self._write(header)
 
     def _stop(self, last: LastSteps) -> tuple[int, int]:
-        """Record no more: when that began, and how long it took."""
+        """Stop recording; returns when that began and how long it took, in ns."""
         if self.control is not None:
             self.control.ended()
         before_ns = time.monotonic_ns()
@@ -199,7 +202,7 @@ class _Session:
         return before_ns, time.monotonic_ns() - before_ns
 
     def _end(self, store: Store, ended_by: str, notify: Notify) -> dict[str, Any]:
-        """Write what was taken, and the footer."""
+        """Write what was collected, and the footer."""
         end = instant()
         if self._recorder is not None:
             self._recorder.end(self._reason(ended_by))
@@ -240,7 +243,7 @@ class _Session:
         )
 
     def _store(self, notify: Notify) -> Store:
-        """Where the records go: lines of a file, memory, or the store that was given instead."""
+        """Where the records go: a file, the memory of a flight recorder, or the caller's own store."""
         if isinstance(self.sink, Store):
             return self.sink
         if isinstance(self.sink, Outputs):
@@ -274,11 +277,11 @@ class _Session:
         return footer_of(store, self.attachment.filtered, renderer, reason, end, evicted)
 
     def _say_notes(self, notify: Notify, *, is_final: bool = False) -> None:
-        """What the library in the target's processes has to say, as it comes."""
+        """Pass on the notes of the library in the target's processes, as they arrive."""
         if self.device is None:
             return
         renderer = self.device.renderer()
-        # A flight recorder says what the renderers of its recordings have to say: this one is given nothing.
+        # A flight recorder reports the notes of its recordings' renderers: this renderer gets no records.
         notes = [] if self._recorder else (renderer.notes if is_final else renderer.news)[self._said :]
         for note in notes:
             notify(f"{self.device.name}: {note}")
@@ -287,7 +290,7 @@ class _Session:
     def _follow(
         self, store: Store, start: HostInstant, pump: Pump, processes: Processes, notify: Notify
     ) -> str:
-        """Empty the ring until what is recorded ends, or the recording; returns why."""
+        """Empty the ring until the target or the recording ends; returns why it ended."""
         if self.control is not None:
             self.control.began()
         self.windows.start(self.attachment, start["monotonic_ns"], self.device)
@@ -305,7 +308,7 @@ class _Session:
                 return ended_by
 
     def _step(self) -> str:
-        """Begin or end the window that is due; why the recording ends by that, "" as long as it does not."""
+        """Begin or end the window that is due; returns why that ends the recording, or ""."""
         order, now_ns = self.control.order() if self.control else None, time.monotonic_ns()
         if self.control is None or order is None:
             return self.windows.step(now_ns, self.interrupts.asked)
@@ -315,14 +318,14 @@ class _Session:
         return over
 
     def _write_last(self, recorder: FlightRecorder) -> None:
-        """Let the recorder go on, and write what it is asked for."""
+        """Let the recorder process what arrived, and write what was requested."""
         if self.interrupts.asked > self._answered:
             self._answered = self.interrupts.asked
             recorder.ask(self.interrupts.asked_by)
         recorder.follow()
 
     def _ended(self, processes: Processes) -> str:
-        """Why there is nothing more to record, "" as long as there is."""
+        """Why there is nothing more to record, or ""."""
         if self.target is not None:
             ending = self.target.poll()
             return ending.text if ending is not None else ""
@@ -341,7 +344,7 @@ class _Session:
         return ""
 
     def _finish(self, store: Store) -> None:
-        """Wait for the lines; a Ctrl-C leaves the rest of them out."""
+        """Wait until the lines are written; a Ctrl-C leaves out the rest of them."""
         for collector in (store, *self.watchers):
             collector.finish()
         while not store.wait(0.05):
@@ -354,7 +357,7 @@ class _Session:
         return "interrupt" if self.interrupts.count else ended_by
 
     def _exit_code(self, failure: Exception | None, notify: Notify) -> int:
-        """The target's; one that goes on without the recording is waited for, untraced."""
+        """The target's exit code; a target that is still running is waited for, without being recorded."""
         state = "complete" if failure is None else "not complete"
         if self.target is not None and self.target.poll() is None:
             self.complete()
@@ -372,5 +375,5 @@ class _Session:
 
 
 def _failure(error: Exception | None) -> str:
-    """Why no more is recorded, "" as long as nothing went wrong."""
+    """The error as a reason for the end of a recording, or "" without an error."""
     return f"an error: {why(error)}" if error is not None else ""

@@ -1,7 +1,7 @@
-"""What was collected, kept on disk and turned into lines on another thread.
+"""Keeps collected records on disk, and renders them to lines on another thread.
 
-The collector only appends bytes to a temporary file, so the kernel's ring is emptied in time whatever the
-writing of lines takes; lines come behind, and after the end as far as they are not done.
+The collector only appends bytes to a temporary file, so the kernel's ring is emptied in time however slow the
+writing of lines is. The lines follow behind, and the rest of them after the recording has ended.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tracepipe.capture.request import Limits, Plan
 from tracepipe.capture.tick import SHORT_S
 from tracepipe.errors import OutputError
 
-_PIECE_BYTES = 64 * 4096  # bytes that become lines at once: 4096 records
-_LEAST_BYTES = 256 * RECORD_BYTES  # that are kept at once where a disk has little room
-_LINE_TO_RECORD = 2.2  # bytes of lines for a byte of records, until it is measured
+_PIECE_BYTES = 64 * 4096  # rendered in one call: 4096 records
+_LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a disk is nearly full
+_LINE_TO_RECORD = 2.2  # bytes of lines per byte of records, until it is measured
 _AT_LEAST = 0.8
 _NO_LIMITS = Limits()
-# Seconds a thread may keep the interpreter while another waits. The default of 5 ms would let the collector
-# wait that long three times a tick while lines are made.
+# The time that a thread may hold the interpreter while another waits. With the default of 5 ms the collector
+# would wait that long three times a tick while lines are rendered.
 _SWITCH_S = 0.0005
-# A part of the output is written when it has this many bytes, or lines this old: what waits is lost with a
-# process that is killed. Larger parts gain nothing where they are compressed: lines shrink to a 20th or 30th
-# in zstd, to a 10th or 21st in gzip.
+# A part of the output is written when it has this many bytes, or lines this old: if the process is killed, it
+# loses what was not written. Larger parts do not compress better: lines shrink to a 20th or 30th with zstd,
+# to a 10th or 21st with gzip.
 PART_BYTES = 1 << 18
 _FLUSH_S = 1.0
 _PATIENCE_S = 5.0  # how long the disk of temporary files may be full before the recording ends
-_FLUSH_STREAM_S = 0.1  # of a stream, which somebody may be looking at
-# What went wrong with the output → what to do.
+_FLUSH_STREAM_S = 0.1  # for a stream, which may be watched live
+# The error of the output → the hint.
 _HINTS = {
     errno.EPIPE: "Let the program that reads the recording read it to its end.",
     errno.EFBIG: "ulimit -f unlimited",
@@ -52,7 +52,7 @@ _ELSE = "Name a file on another disk with -o; journalctl -k may say more."
 
 
 class Spool:
-    """Takes chunks and losses in order, writes their lines to `sink`."""
+    """Takes chunks and losses in order, and writes their lines to `sink`."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class Spool:
         limits: Limits = _NO_LIMITS,
         sizes_bytes: tuple[int, int] | tuple[None, None] = (None, None),
     ) -> None:
-        """`is_unordered`: lines are made when all is collected, in order of time. What is beyond the limits
-        is not written: the recording ends there. `sizes_bytes`: of the records that are in memory and will be
-        put, and of those of a GPU.
+        """`is_unordered`: lines are rendered in order of time, after everything was collected. What exceeds
+        the limits is not written: the recording ends there. `sizes_bytes`: the total size of the records that
+        will be put, and of those of a GPU, where it is known.
         """
         self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
         self._device_renderer = device_renderer
         self._limits = limits
         self._counts: Counter[str] = Counter()
-        self._waiting: Counter[str] = Counter()  # of these, what no part of the output has yet
+        self._waiting: Counter[str] = Counter()  # those of them that are not in a written part yet
         self._waiting_bytes = 0
         self._backlog = Backlog(sizes_bytes[0])
         self._device_backlog = Backlog(sizes_bytes[1]) if device_renderer is not None else self._backlog
         self._size_bytes = 0
         self._unkept: Counter[str | None] = Counter()  # None: records that were not counted by layer
         self._items = Waiting()
-        self._held: deque[tuple[bytes | Loss, bool]] = deque()  # with whether it is of a GPU
+        self._held: deque[tuple[bytes | Loss, bool]] = deque()  # True for a GPU's chunk
         self._full_since_s: float | None = None
         self._abandoned = threading.Event()
         self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
@@ -89,23 +89,24 @@ class Spool:
         self._unwritten: Counter[str | None] = Counter()
         self._rendered_bytes = self._written_bytes = 0
         self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
-        self._flush_at_s: float | None = None  # while lines wait there
+        self._flush_at_s: float | None = None  # None while no lines wait
         self._abandoned_ns = self._last_ns = 0
         self.error: Exception | None = None
-        """Why no more is kept or written, an OutputError or a bug. Events are only counted from then on."""
+        """Why nothing more is kept or written: an OutputError or a bug. From then on events are only counted.
+        """
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """Start to write; the renderer knows the plan."""
+        """Start to write. The renderer already has the plan."""
         sys.setswitchinterval(_SWITCH_S)
         self._last_ns = start_ns
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
-        """Keep a chunk. Where that fails, it is counted."""
+        """Keep a chunk; if that fails, count its events as lost."""
         self._hold(chunk)
 
     def put_device(self, chunk: bytes) -> None:
-        """Keep a chunk of the GPU's records. Where that fails, it is counted."""
+        """Keep a chunk of the GPU's records; if that fails, count its events as lost."""
         self._hold(chunk, of_device=True)
 
     def _hold(self, item: bytes | Loss, *, of_device: bool = False) -> None:
@@ -113,15 +114,15 @@ class Spool:
         self.takes_more()
 
     def takes_more(self) -> bool:
-        """Whether all that was put is kept, or counted as lost. Where the disk of temporary files is full,
-        some waits in memory for a while: nothing should be put until there is room again.
+        """Whether everything that was put is kept, or counted as lost. While the disk of temporary files is
+        full, some of it waits in memory: nothing more should be put until this returns True.
         """
         while self._held and self._is_taken(*self._held[0]):
             self._held.popleft()
         return not self._held
 
     def _is_taken(self, chunk: bytes | Loss, of_device: bool) -> bool:
-        """Whether it is kept, or counted as lost; not if there may be room for it later."""
+        """Whether the chunk is kept, or counted as lost; False if there may be room for it later."""
         if isinstance(chunk, Loss):
             self._items.put(chunk)
             return True
@@ -144,7 +145,9 @@ class Spool:
         return True
 
     def _divide_first(self) -> None:
-        """Let what waits for room be kept in small pieces, which may have some; a GPU's chunks stay whole."""
+        """Divide the first waiting chunk into small pieces, as some of them may fit; a GPU's chunks stay
+        whole.
+        """
         chunk, of_device = self._held[0]
         if not of_device and not isinstance(chunk, Loss) and len(chunk) > _LEAST_BYTES:
             self._held.popleft()
@@ -153,7 +156,7 @@ class Spool:
             self._held.extendleft(reversed(pieces))
 
     def _may_wait(self, error: OutputError | MemoryError) -> bool:
-        """Whether to try again: others give room on a disk back, and so do lines that are made."""
+        """Whether to try again: other programs may free disk space, and rendering lines frees some."""
         if not room.is_full(error.__cause__):
             return False
         if self._full_since_s is None:
@@ -164,12 +167,12 @@ class Spool:
         return self._device_backlog if of_device else self._backlog
 
     def write_record(self, record: Mapping[str, Any]) -> None:
-        """Write a record of the recording itself, while no lines are being made."""
+        """Write the header or the footer, while no lines are being rendered."""
         self._put_out(record_line(record).encode(), {})
         self._flush()
 
     def write_first(self, lines: Lines) -> None:
-        """Write lines before those of anything that is put, before `begin`."""
+        """Write lines before those of all chunks; called before `begin`."""
         self._put_out(lines.encoded(), lines.counts())
 
     def put_loss(self, loss: Loss) -> None:
@@ -177,7 +180,7 @@ class Spool:
         self._hold(loss)
 
     def finish(self) -> None:
-        """No more comes. The thread ends once all is written; `is_done` tells."""
+        """Take no more. The thread ends once everything is written; `is_done` shows that."""
         while not self.takes_more():
             time.sleep(SHORT_S)
         self._items.put(None)
@@ -197,10 +200,10 @@ class Spool:
 
     @property
     def size_bytes(self) -> int:
-        """What the lines of all that was put take at least: an estimate while some are not written."""
+        """The least size of the lines of everything that was put: an estimate while some are not written."""
         behind = self._size_bytes - self._rendered_bytes
         a_line = self._written_bytes / self._rendered_bytes if self._rendered_bytes else _LINE_TO_RECORD
-        # Later lines may be shorter than those so far; what is recorded beyond a limit is cut.
+        # Later lines may be shorter than those so far. What exceeds a limit is cut later.
         return self._written_bytes + int(behind * a_line * _AT_LEAST)
 
     @property
@@ -209,17 +212,17 @@ class Spool:
         return not self._thread.is_alive()
 
     def wait(self, timeout_s: float) -> bool:
-        """`is_done`, after waiting for it for at most `timeout_s`."""
+        """Wait for `is_done` for at most `timeout_s`, and return it."""
         self._thread.join(timeout_s)
         return self.is_done
 
     def abandon(self) -> None:
-        """Write no more lines; a loss record will count what was left."""
+        """Write no more lines; a loss record will count the events that were left."""
         self._abandoned_ns = self._abandoned_ns or time.monotonic_ns()
         self._abandoned.set()
 
     def close(self) -> None:
-        """End the thread and give the temporary file back."""
+        """End the thread, and free the temporary file."""
         self.abandon()
         self.finish()
         if self._thread.ident is not None:
@@ -245,7 +248,7 @@ class Spool:
             self._flush()
             self._write_unwritten()
             self._flush()
-        except Exception as error:  # a bug, which whoever waits for the end raises
+        except Exception as error:  # a bug: raised by the code that waits for the end
             self.error = error
 
     def _write_unwritten(self) -> None:
@@ -257,7 +260,7 @@ class Spool:
             self._write_loss(Loss(layer, count, start_ns, now_ns, bound + reason))
 
     def _next(self) -> Span | Loss | None:
-        """The next item. Lines that wait when it is time go into the file, whether anything comes or not."""
+        """Wait for the next item, and write waiting lines when it is time to, even if no item arrives."""
         while True:
             wait_s = None
             if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
@@ -267,7 +270,7 @@ class Spool:
                 return self._items.get(wait_s)
 
     def _put_out(self, lines: bytes, counts: Mapping[str, int]) -> None:
-        """Lines, and how many events of each layer they are."""
+        """Put out lines, with the number of events of each layer in them."""
         self._counts.update(counts)
         self._waiting.update(counts)
         self._waiting_bytes += len(lines)
@@ -281,7 +284,7 @@ class Spool:
             self._flush()
 
     def _flush(self) -> None:
-        """Write what waits, as a part of the output; where that fails, count it."""
+        """Write the waiting lines as a part of the output; if that fails, count their events."""
         try:
             self._sink.flush()
         except (OSError, MemoryError) as error:
@@ -301,7 +304,7 @@ class Spool:
         self._give_up(said)
 
     def _give_up(self, error: Exception) -> None:
-        """Only count from now on. A bug and want of memory are raised by whoever waits for the end."""
+        """Only count from now on. The code that waits for the end raises a bug or a lack of memory."""
         if self.error is None or not isinstance(error, OutputError):
             self.error = error
         self.abandon()
@@ -322,7 +325,7 @@ class Spool:
                 self._write_piece(self._backlog.read(start, size_bytes))
             except OSError as error:
                 self._lose(size_bytes, error)
-            except Exception as error:  # where memory is short, any line may raise one
+            except Exception as error:  # without memory, any line of code may raise one
                 self._give_up(error)
                 self._unwritten[None] += size_bytes // RECORD_BYTES
             self._backlog.give_back(start + size_bytes)
@@ -364,7 +367,7 @@ class Spool:
         self._written_bytes += len(text)
 
     def _keep_within_limits(self, lines: Lines) -> None:
-        """Cut what there is no room for."""
+        """Cut the lines that exceed the limits."""
         events, size_bytes = self._limits.events, self._limits.size_bytes
         if events is not None or size_bytes is not None:
             lines.cut(
@@ -373,7 +376,7 @@ class Spool:
             )
 
     def _write_device(self, span: Span) -> None:
-        """Write the lines of a chunk of the GPU's records, which is one whole."""
+        """Write the lines of a chunk of the GPU's records, which is decoded as a whole."""
         assert self._device_renderer is not None
         try:
             chunk = self._device_backlog.read(span.offset, span.size_bytes)
@@ -389,7 +392,7 @@ class Spool:
             self._write_more(lines)
 
     def _write_more(self, lines: Lines) -> None:
-        """Write lines that are no chunk's of their own."""
+        """Write lines that do not belong to a single chunk."""
         if self._abandoned.is_set():
             self._unwritten.update(lines.counts())
         else:

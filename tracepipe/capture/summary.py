@@ -1,4 +1,4 @@
-"""What a capture recorded, and the words for it."""
+"""What a capture recorded, as figures and as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tracepipe.units import duration_text
 
 @dataclass(frozen=True, slots=True)
 class RecordedWindows:
-    """How many windows were recorded, and how long they were in all."""
+    """The number of recorded windows, and their total length."""
 
     count: int
     length_ns: int
@@ -20,8 +20,8 @@ class RecordedWindows:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recording that a flight recorder wrote: events by layer, those lost, those that there was no room
-    for, how much time it holds, why it was written, and how long that took.
+    """A recording that a flight recorder wrote: events by layer, lost events, events that did not fit, how
+    much time it holds, why it was written, and how long that took.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Recording:
 
     @property
     def text(self) -> str:
-        """What a person should know of it."""
+        """One line for the user."""
         counts = counts_text(self.counts)
         wrote = f"written in {self.took_ns / 1e9:.2f} s"
         return f"{self.path}: {counts} of the last {self.span_ns / 1e9:.2f} s, by {self.reason}; {wrote}"
@@ -45,11 +45,11 @@ class Recording:
 class CaptureSummary:
     """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
 
-    `cpu_losses` are the losses of a layer by processor, as far as it is known. `exit_code` is the target's as
-    a shell gives it: its own, or 128 + the signal that ended it. `windows` is None of a recording that was
-    asked for none. `recordings` are those of a flight recorder: counts and losses are the last one's then.
-    `error` is "" for a recording that is whole and has the name that was asked for; otherwise what went
-    wrong, and `hint` what to do.
+    `cpu_losses` are the losses of a layer by processor, where the processor is known. `exit_code` is the
+    target's as a shell gives it: its own, or 128 + the signal that ended it. `windows` is None for a
+    recording without windows. `recordings` are those of a flight recorder, whose counts and losses are then
+    those of the last one. `error` is "" for a recording that is complete and has the requested name;
+    otherwise it states what went wrong, and `hint` what to do.
     """
 
     counts: dict[str, int]
@@ -68,18 +68,18 @@ class CaptureSummary:
     recordings: tuple[Recording, ...] = ()
 
     def check(self) -> None:
-        """Raise OutputError for a recording that is not whole, or has another name."""
+        """Raise OutputError for a recording that is not complete, or has another name."""
         if self.error:
             raise OutputError(self.error, self.hint)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """How many events of each layer."""
+    """The number of events of each layer, as text."""
     return ", ".join(f"{counts[layer]} {layer}" for layer in LAYERS if counts.get(layer)) or "no events"
 
 
 def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
-    """What a person should know of a capture, most important last."""
+    """The lines that tell a user about a capture, the most important last."""
     seconds = summary.wall_ns / 1e9
     if not summary.recordings:
         yield f"{path}: {counts_text(summary.counts)} in {seconds:.2f} s, by {summary.engine}"

@@ -16,7 +16,7 @@ from tracepipe.errors import TracepipeError
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended: `exit 0`, `signal 11 (SIGSEGV)`; and the exit code that a shell would show."""
+    """How a process ended, as `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell would show."""
 
     text: str
     exit_code: int
@@ -33,17 +33,17 @@ class Target:
         environment: Mapping[str, str] | None = None,
         stdout: int = 1,
     ) -> None:
-        """Fork it. `mask` is the signal mask that the command shall start with, `environment` what it finds
-        in its environment in addition to ours, `stdout` its standard output. Raises TracepipeError where it
-        cannot become who called sudo.
+        """Fork it. `mask` is the signal mask that the command starts with, `environment` is added to this
+        process's environment, and `stdout` is its standard output. Raises TracepipeError where it cannot run
+        as the user who called sudo.
         """
         user = _caller()
         self._ending: Ending | None = None
         self._command = command
         self._go = self._failure = -1
         self.is_released = False
-        """Whether it executes the command: what it does from then on is not ours to end."""
-        with ExitStack() as opened:  # they are few, and may be too many all the same
+        """Whether it executes the command; from then on `close` does not end it."""
+        with ExitStack() as opened:  # they are few, but the limit may be reached
             go_read, self._go = _pipe(opened)
             self._failure, failure_write = _pipe(
                 opened
@@ -57,7 +57,7 @@ class Target:
         os.close(failure_write)
 
     def release(self) -> None:
-        """Let it exec, and wait until it has. Raises TracepipeError if it could not."""
+        """Let it exec, and wait until it has done so. Raises TracepipeError if it could not."""
         failure = b"it was ended before it began"
         with suppress(BrokenPipeError):
             os.write(self._go, b"x")
@@ -73,7 +73,7 @@ class Target:
         self.is_released = True
 
     def poll(self) -> Ending | None:
-        """How it ended, None while it runs."""
+        """How it ended; None while it runs."""
         if self._ending is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -81,7 +81,7 @@ class Target:
         return self._ending
 
     def wait(self) -> Ending:
-        """Wait for its end."""
+        """Wait until it ends."""
         if self._ending is None:
             self._ending = _ending(os.waitpid(self.pid, 0)[1])
         return self._ending
@@ -92,7 +92,7 @@ class Target:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """End it if it never was released, and give its pipes back. One that was has ended, or goes on."""
+        """Close its pipes, and kill it if it never was released. A released one has ended, or keeps running."""
         if not self.is_released and self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
@@ -126,7 +126,7 @@ def _become(
     """In the child: wait for the release, then turn into the command. Never returns."""
     try:
         if os.read(go, 1):
-            # Python ignores these two, and an exec keeps that; the command shall start as from a shell.
+            # Python ignores these two, and exec would keep them ignored; a shell would not.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -144,7 +144,7 @@ def _become(
 
 
 def _caller() -> struct_passwd | None:
-    """Who called sudo, and is to run the command; None where that is root. Raises TracepipeError."""
+    """The user who called sudo, as whom the command runs; None for root. Raises TracepipeError."""
     ids, user = sudo_ids(), sudo_user()
     if ids and user is None:
         raise TracepipeError(f"SUDO_UID is {ids.uid}, and no user has that number.", AS_ROOT)
@@ -152,8 +152,8 @@ def _caller() -> struct_passwd | None:
 
 
 def _drop_to(user: struct_passwd) -> dict[str, str]:
-    """Become the user who called sudo, with that user's groups; what the environment says of root is said of
-    that user.
+    """Become the user who called sudo, with that user's groups. Returns the variables of the environment that
+    described root, for that user.
     """
     ids = sudo_ids()
     assert ids is not None
@@ -161,12 +161,12 @@ def _drop_to(user: struct_passwd) -> dict[str, str]:
     os.initgroups(user.pw_name, ids.gid)
     os.setgid(ids.gid)
     os.setuid(ids.uid)
-    # With -E sudo leaves the caller's own, which need not be those of the user database.
+    # With -E sudo keeps the caller's values, which may differ from the user database: they are kept too.
     return {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
 
 
 def _names(user: struct_passwd) -> dict[str, str]:
-    """What a login puts into a user's environment."""
+    """The variables that a login sets for a user."""
     return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
 
 

@@ -1,4 +1,4 @@
-"""What begins and ends windows, as the command line says it: `profiler`, `call:FUNCTION#N`, `signal`."""
+"""What begins and ends windows, as the command line writes it: `profiler`, `call:FUNCTION#N`, `signal`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FORMS = {
     API: API,
 }
 TRIGGER_FORMS = tuple(form for kind, form in _FORMS.items() if kind != API)
-"""What the command line takes."""
+"""The forms that the command line accepts."""
 _PAIRED = {PROFILER, "nvtx", SIGNAL, API}
-"""Kinds that have an end of their own: what begins a window ends it, where nothing else is named."""
+"""Kinds that come in pairs: where no other end is given, the counterpart of the begin ends a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What begins or ends a window when it comes for the `number`th time. `name` is what is looked for."""
+    """What begins or ends a window when it happens for the `number`th time. `name` is what it waits for."""
 
     kind: str
     name: str = ""
@@ -36,23 +36,23 @@ class Trigger:
 
     @property
     def text(self) -> str:
-        """As the command line says it."""
+        """The trigger as the command line writes it."""
         named = f"{self.kind}:{self.name}" if self.name else self.kind
         return named if self.number == 1 else f"{named}#{self.number}"
 
     @property
     def is_probed(self) -> bool:
-        """Whether probes of functions see it."""
+        """Whether it is seen by probes on functions."""
         return self.kind in (PROFILER, "call")
 
     @property
     def is_said(self) -> bool:
-        """Whether it comes to the capture process itself."""
+        """Whether it is sent to the capture process itself."""
         return self.kind in (SIGNAL, API)
 
     def hook(self, library: Path | None, *, begins: bool) -> str:
-        """The functions that are waited for, as a hook's text. `library`: that in the command which sees
-        this, if one does.
+        """The functions that it waits for, as a hook's text. `library` is the library in the command that
+        sees this trigger, if there is one.
         """
         if not self.is_probed:
             return f"uprobe:{library}:tracepipe_window_{'begins' if begins else 'ends'}"
@@ -65,7 +65,7 @@ class Trigger:
 
 
 def trigger_of(text: str, option: str) -> Trigger | None:
-    """The trigger that an option names; None where it is not given. Raises TracepipeError."""
+    """The trigger that an option names; None if the option is not given. Raises TracepipeError."""
     if not text:
         return None
     kind, colon, name = text.partition(":")
@@ -81,20 +81,20 @@ def trigger_of(text: str, option: str) -> Trigger | None:
 
 
 def ending(begins: Trigger | None, stop_on: Trigger | None) -> Trigger | None:
-    """What ends a window: what is named, or the counterpart of what begins it."""
+    """What ends a window: the named trigger, or the counterpart of the one that begins it."""
     if stop_on is None and begins is not None and begins.kind in _PAIRED:
         return replace(begins, number=1)
     return stop_on
 
 
 def triggers_of(windows: Windows) -> tuple[Trigger | None, Trigger | None]:
-    """What begins windows, and what ends them. Raises TracepipeError."""
+    """The triggers that begin and end windows. Raises TracepipeError."""
     begins = trigger_of(windows.start_on, "--start-on")
     return begins, ending(begins, trigger_of(windows.stop_on, "--stop-on"))
 
 
 def window_environment(request: CaptureRequest) -> dict[str, str]:
-    """What libraries in the command need to know of its windows: `native/windows.h` reads it."""
+    """The environment that describes the windows to libraries in the command; `native/windows.h` reads it."""
     names = ("TRACEPIPE_WINDOW_BEGIN", "TRACEPIPE_WINDOW_END")
     return {
         name: f"{trigger.number} {trigger.kind} {trigger.name}"
@@ -104,7 +104,7 @@ def window_environment(request: CaptureRequest) -> dict[str, str]:
 
 
 def check_windows(windows: Windows, limits: Limits) -> None:
-    """Raise TracepipeError for windows that cannot be understood, or of which a second cannot come."""
+    """Raise TracepipeError for windows that cannot be understood, and for repeated windows that never end."""
     begins, ends = triggers_of(windows)
     if begins is not None and begins.kind == API and windows.delay_ns:
         raise TracepipeError(
@@ -119,7 +119,9 @@ def check_windows(windows: Windows, limits: Limits) -> None:
 
 
 def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> None:
-    """Raise CaptureUnavailable for what nothing sees; `seen`: what a library in the command does, by kind."""
+    """Raise CaptureUnavailable for a trigger that nothing sees. `seen`: the kinds that a library in the
+    command sees.
+    """
     hints = {
         "call": "Run it as root.",
         PROFILER: "Run it as root, or with --gpu kernels on a machine with a GPU.",

@@ -2,8 +2,8 @@
 
     waits for --delay ──▶ waits for what begins it ──▶ open ──▶ waits …, or the recording ends
 
-Functions that begin and end windows are seen by the engine, in the kernel and at the call; all else is
-decided here, at every look at the ring. A recording without windows is one that is open all the while.
+The engine sees the functions that begin and end windows, in the kernel and at the call. Everything else is
+decided here, at each step of the recording loop. A recording without windows has one that is always open.
 Between windows probes are detached:
 
               _LEAD_NS before a time, or the call that is expected then;
@@ -21,21 +21,23 @@ from tracepipe.capture.summary import RecordedWindows
 from tracepipe.capture.triggers import PROFILER, SIGNAL, Trigger, triggers_of
 
 _ALONE_NS = 5_000_000
-"""When a library has turned its window, which it does at the call that the probes see, or does not."""
+"""How long a library has to begin or end its window itself, at the call that the probes see too."""
 _FOLLOW_NS = 3_000_000
-"""How long libraries in the command may take to follow: CUPTI is asked for each function of CUDA's."""
+"""How long libraries in the command may take to follow: they change CUPTI's setting for each CUDA function.
+"""
 _LEAD_NS = 250_000_000
-"""How long before a window that is expected its probes are attached, which takes some 10 ms, or 100."""
+"""How long before an expected window its probes are attached; attaching takes from 10 to 100 ms."""
 _LINGER_NS = 100_000_000
-"""How long probes stay after a window, for one that follows: as long as it takes to detach one of them."""
+"""How long probes stay attached after a window, in case another follows: the time that detaching one takes.
+"""
 _OFTEN_NS = 1_000_000_000
-"""Where windows follow within that time, probes stay twice as long as it took: to detach all of them takes
-nearly as long, and to attach them meanwhile waits for that.
+"""Where the next window follows within this time, probes stay attached for twice the gap: detaching all of
+them takes nearly that long, and attaching them again has to wait for it.
 """
 
 
 class Pace:
-    """When the Nth call of a function is expected, if they go on to come as the last ones did."""
+    """Predicts when the Nth call of a function happens, from the rate of the last calls."""
 
     def __init__(self, number: int, calls: int) -> None:
         self._number, self._calls = number, calls
@@ -43,7 +45,9 @@ class Pace:
         self._due_ns: int | None = None
 
     def due_ns(self, now_ns: int, calls: int) -> int | None:
-        """After so many calls; None until two have come. Once it is near, it is not put off."""
+        """When the Nth call is due, after `calls` calls; None before the second one. Once it is near, it is
+        not postponed.
+        """
         if calls > self._calls:
             is_near = self._due_ns is not None and self._due_ns - _LEAD_NS <= now_ns
             if self._seen_ns is not None and not is_near:
@@ -63,7 +67,9 @@ class WindowCourse:
     _attachment: WindowedAttachment | None = None
     _device: DeviceEngine | None = None
     _follower: DeviceEngine | None = None
-    """Is asked to turn its windows. `_follower` is the same one, which learns what is recorded anyway."""
+    """The engine that gets every begin and end of a window. `_device` is the same engine where it is asked to
+    begin and end its own windows.
+    """
     _device_due_ns: int | None = None
     _held_until_ns: int | None = None
     _end_held_until_ns: int | None = None
@@ -87,7 +93,7 @@ class WindowCourse:
 
     @property
     def recorded(self) -> RecordedWindows | None:
-        """What there was of windows, None where none were asked for."""
+        """The windows so far; None where none were requested."""
         return RecordedWindows(self.count, self.length_ns) if self.request.windows.are_asked else None
 
     def start(self, attachment: Attachment, now_ns: int, device: DeviceEngine | None = None) -> None:
@@ -100,9 +106,9 @@ class WindowCourse:
             self._attachment, self._device = attachment, device
 
     def step(self, now_ns: int, signals: int, order: WindowOrder | None = None) -> str:
-        """Follow what came since the last look, and begin or end what is due; why the recording ends, "" as
-        long as it does not. `signals` are those that were sent to the capture for its windows so far, `order`
-        is one that can be obeyed.
+        """Process what happened since the last step, and begin or end the window that is due. Returns why the
+        recording ends, or "". `signals` is the number of signals that the capture got for its windows so far,
+        and `order` is an order that can be obeyed.
         """
         came, self._signals = signals - self._signals, signals
         was_open, count = self.is_open, self.count
@@ -117,7 +123,7 @@ class WindowCourse:
             self._look_at_begin(now_ns, is_said, order.name if order else "")
         is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
-            # A call that is held has not come to what the library sees of it.
+            # A call that is held by the probes has not reached the point that the library sees.
             is_alone = self._is_by_library(begins=self.is_open) and not is_held
             self._device_due_ns = now_ns + (_ALONE_NS if is_alone else 0)
         self._turn_device(now_ns)
@@ -132,7 +138,7 @@ class WindowCourse:
         return ended_by
 
     def answer(self, order: WindowOrder) -> Answer:
-        """Whether an order can be obeyed, before the step that does."""
+        """The answer to an order, given before the step that obeys it."""
         if order.begins and self.is_open:
             return Answer("A window is already open.", "Call end_window() first.")
         if not order.begins and not (self.is_open or self._is_ordered):
@@ -141,7 +147,9 @@ class WindowCourse:
         return Answer()
 
     def _let_go(self, attachment: WindowedAttachment, now_ns: int) -> None:
-        """Let the call go on that asked for the window, when all that records is in it, or that ended it."""
+        """Release the call that asked for the window once everything records in it, and the call that ended
+        it.
+        """
         if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
             self._end_held_until_ns = None
             attachment.let_end()
@@ -151,7 +159,7 @@ class WindowCourse:
                 self._close(now_ns, Cause.STOP)
 
     def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
-        """Attach probes for a window that will come, and detach them after one."""
+        """Attach probes before an expected window, and detach them after one."""
         if self.is_open:
             self._pace = None
             attachment.prepare()
@@ -175,7 +183,7 @@ class WindowCourse:
         return self._pace.due_ns(now_ns, hits)
 
     def finish(self, now_ns: int) -> None:
-        """The recording ends, and with it the window that is open."""
+        """Called when the recording ends, which ends an open window."""
         self._take_turns()
         if self.is_open:
             self._close(now_ns, Cause.END)
@@ -183,7 +191,7 @@ class WindowCourse:
             self._device.set_window(is_open=False)
 
     def why_none(self) -> tuple[str, str]:
-        """Why no window began, and what to do: two lines for the user."""
+        """Why no window began, and a hint: two lines for the user."""
         delay = "--delay had passed" if self.request.windows.delay_ns else ""
         if self._begins_by is None or not self._is_armed:
             return f"The recording ended before {delay}: nothing was recorded.", "Give a shorter --delay."
@@ -196,7 +204,7 @@ class WindowCourse:
         return f"{self._begins_by.text} did not happen{after}: nothing was recorded.", hint
 
     def _is_said(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
-        """Whether the capture process itself was sent what `trigger`, which is due next, waits for."""
+        """Whether the capture process itself received what `trigger`, the next one due, waits for."""
         kind = trigger.kind if trigger is not None else ""
         is_ordered = order is not None and order.begins != self.is_open
         return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
@@ -227,7 +235,7 @@ class WindowCourse:
         if asked_ns is not None:
             self._note_begin(attachment.open_window(asked_ns, name=name))
         elif begins_by is not None and not begins_by.is_said and not self._is_armed:
-            # Without a delay, whatever ends one may be followed at once by what begins the next.
+            # Without a delay, the next window may begin immediately after the end of this one.
             left = 1 if windows.delay_ns else windows.limit - self.count
             attachment.arm(left)
             if self._device is not None:
@@ -235,7 +243,9 @@ class WindowCourse:
         self._is_armed = True
 
     def _take_turns(self) -> bool:
-        """Take what functions did, and libraries in the command; whether those did anything."""
+        """Take over the windows that functions and the libraries in the command began and ended; returns
+        whether the libraries did.
+        """
         for ts_ns, begins in self._attachment.turns() if self._attachment else ():
             if begins and not self.is_open:
                 self._note_begin(ts_ns)
@@ -248,7 +258,7 @@ class WindowCourse:
         return bool(turns)
 
     def _follow(self, ts_ns: int, *, begins: bool) -> None:
-        """A process has turned a window. Where probes see that too, that was taken."""
+        """Follow a process that began or ended a window, unless the probes saw that too."""
         if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
             return
         if begins:
@@ -257,12 +267,12 @@ class WindowCourse:
             self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
 
     def _is_by_library(self, *, begins: bool) -> bool:
-        """Whether a library in the command turns its windows itself, by what begins or ends them."""
+        """Whether a library in the command begins or ends its windows itself, as it sees their trigger."""
         trigger = self._begins_by if begins else self._ends_by
         return self._device is not None and trigger is not None and trigger.kind in self._device.sees
 
     def _turn_device(self, now_ns: int) -> None:
-        """Have the libraries in the command follow, unless they have turned their windows themselves."""
+        """Make the libraries in the command follow, unless they have begun or ended their windows themselves."""
         if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
             self._device.set_window(is_open=self.is_open)
             self._device_due_ns = None

@@ -1,1 +1,1 @@
-"""Our BPF program, and the kernel's interfaces to load, attach and read it."""
+"""The BPF programs, and the kernel's interfaces to load, attach and read them."""

@@ -1,8 +1,8 @@
 """Attaches the programs for functions: uprobes on files, kprobes on the kernel.
 
-One link for all functions of a file, or of the kernel, where the kernel can (uprobes from 6.6, kprobes from
-5.18 with CONFIG_FPROBE), one link a probe elsewhere. Which probe fired is the link's cookie: its index in the
-plan.
+There is one link for all functions of a file, or of the kernel, where the kernel supports that (uprobes from
+6.6, kprobes from 5.18 with CONFIG_FPROBE), and one link for each probe elsewhere. The link's cookie
+identifies the probe that fired: its index in the plan.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from tracepipe.capture.request import Cause, TriggerPlace
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 
-# What the kernel answers for a function that it will not probe: blacklisted, ambiguous by name, gone since.
+# The kernel's errors for a function that cannot be probed: blacklisted, ambiguous name, or removed.
 _UNPROBEABLE = {errno.EINVAL, errno.ENOENT, errno.EADDRNOTAVAIL, errno.EILSEQ, bpf.ENOTSUPP}
 
-_DRIVER = "kernel"  # the layer of functions of the kernel, but for a few of the scheduler's
+_DRIVER = "kernel"  # the layer of kernel functions, except for a few of the layer scheduler
 _BEGINS, _ENDS = 1, 2  # enum trigger of probes.bpf.c
 
 
 class Opened:
-    """What one capture has open to attach with: programs, each loaded once, as the verifier takes some
-    milliseconds for each, and files, which are attached to again whatever becomes of their names.
+    """The open descriptors of one capture: programs, each loaded once, as the verifier takes some
+    milliseconds for each, and files, so that probes can be attached again even after a file was renamed or
+    replaced.
     """
 
     def __init__(self) -> None:
@@ -42,24 +43,24 @@ class Opened:
         return self._programs[key]
 
     def path(self, path: str) -> str:
-        """A path of the file that had this one first. Raises OSError."""
+        """A path to the file that had this path at the first call. Raises OSError."""
         if path not in self._files:
             self._files[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
         return f"/proc/self/fd/{self._files[path]}"
 
     def close(self) -> None:
-        """Give all back; links hold the programs that are attached."""
+        """Close all; links hold the programs that are attached."""
         for descriptor in (*self._programs.values(), *self._files.values()):
             os.close(descriptor)
         self._programs, self._files = {}, {}
 
 
 class Links:
-    """What holds probes in place: closing it detaches them. `refused` are the probes that the kernel would
-    not set, `misses` what programs miss of the kernel's own.
+    """The descriptors of attached probes: closing them detaches the probes. `refused` are the probes that the
+    kernel refused, `misses` counts the hits that programs miss.
 
-    `multi` links hold all probes of a file, `single` ones a probe, `events` a tracepoint. Every close waits
-    for the kernel, up to 0.1 s.
+    A link of `multi` holds all probes of a file, one of `single` a probe, and one of `events` a tracepoint.
+    Every close waits for the kernel, up to 0.1 s.
     """
 
     def __init__(self, refused: set[int]) -> None:
@@ -73,11 +74,11 @@ class Links:
 def attach_uprobes(
     links: Links, opened: Opened, probes: Mapping[int, Probe], code: dict[bool, bytes], patient: bytes
 ) -> None:
-    """Attach to those of `probes`, by their numbers, that are in a file. `code` is the program for returns
-    (True) and entries; texts are read by `patient`, that for entries which may sleep, where the kernel has
-    such. Raises OSError.
+    """Attach those of `probes` (number → probe) that are in a file. `code` is the program for returns (True)
+    and for entries. `patient` is the program for entries that may sleep: it reads texts, where the kernel
+    supports such programs. Raises OSError.
 
-    Returns come first: where probes are attached singly, all returns are there before any entry.
+    Returns come first: where probes are attached one by one, all returns are attached before any entry.
     """
     by_path: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, probe in probes.items():
@@ -98,11 +99,11 @@ def attach_uprobes(
 def attach_triggers(
     links: Links, opened: Opened, triggers: Sequence[TriggerPlace], code: bytes, *, holds: bool = False
 ) -> None:
-    """Attach the program `trigger` to functions that begin or end windows, `holds`: one that may sleep.
+    """Attach a trigger's program to the functions that begin or end windows; `holds`: the program may sleep.
     Raises OSError.
 
-    A cookie is what the function does, and above 16 bits its cause: enum trigger of probes.bpf.c. Raises
-    CaptureUnavailable where the kernel lets none of them be probed.
+    A cookie has what the function does in its lower 16 bits (enum trigger of probes.bpf.c), and its cause
+    above them. Raises CaptureUnavailable where none of the functions can be probed.
     """
     own = Links(set())
     for begins in (True, False):
@@ -117,13 +118,15 @@ def attach_triggers(
     links.single += own.single
     if triggers and not (own.multi or own.single):
         raise CaptureUnavailable(
-            "The function that begins or ends windows cannot be probed: its first instruction does not allow it.",
+            "The function that begins or ends windows cannot be probed at its first instruction.",
             "Name another function with --start-on or --stop-on.",
         )
 
 
 def has_sleeping(opened: Opened, code: bytes) -> bool:
-    """Whether the kernel has this program of uprobes that may sleep. Raises OSError for what else fails."""
+    """Whether the kernel accepts this program as one of uprobes that may sleep. Raises OSError for other
+    errors.
+    """
     try:
         opened.program("trigger", code, bpf.PROG_TYPE_KPROBE, bpf.UPROBE_MULTI, bpf.SLEEPABLE)
     except OSError as error:
@@ -140,7 +143,7 @@ def _has_text(probe: Probe) -> bool:
 def attach_kprobes(
     links: Links, opened: Opened, probes: Mapping[int, Probe], code: dict[bool, bytes]
 ) -> None:
-    """Attach to those of `probes` that are in the kernel. The rest as for `attach_uprobes`."""
+    """Attach those of `probes` that are in the kernel. Otherwise as `attach_uprobes`."""
     places = [(index, probe.place) for index, probe in probes.items() if isinstance(probe.place, KernelPlace)]
     for returns in (True, False):
         wanted = [place for place in places if _is_wanted(probes, place[0], returns, links)]
@@ -170,7 +173,7 @@ def _link_kprobes_at_once(
     places: list[tuple[int, KernelPlace]],
     returns: bool,
 ) -> bool:
-    """Whether one link took them all: no, where the kernel has none or refuses one of the functions."""
+    """Attach all with one link; returns False where the kernel has no such links or refuses a function."""
     if not all(place.address for _, place in places):
         return False
     try:
@@ -191,14 +194,14 @@ def _link_kprobes_at_once(
 
 
 class _Uprobes:
-    """One program, for entries or for returns, and the links that it is attached with."""
+    """Attaches one program, for entries or for returns."""
 
     def __init__(self, links: Links, opened: Opened, code: bytes, returns: bool) -> None:
         self._links, self._opened, self._code, self._returns = links, opened, code, returns
-        self._single = False  # the kernel has no multi link: one link a probe
+        self._single = False  # the kernel has no multi links: one link for each probe
 
     def attach(self, path: str, places: list[tuple[int, int]]) -> None:
-        """Attach to (probe, offset) in a file. Raises OSError."""
+        """Attach to places in a file, as (probe, offset). Raises OSError."""
         if not places:
             return
         if not self._single:
@@ -221,7 +224,9 @@ class _Uprobes:
                 self._links.single.append(link)
 
     def attach_sleeping(self, path: str, places: list[tuple[int, int]]) -> bool:
-        """Attach a program that may sleep, by one link; whether the kernel has that. Raises OSError."""
+        """Attach a program that may sleep, with one link; returns whether the kernel supports that. Raises
+        OSError.
+        """
         try:
             self._link(path, places, bpf.SLEEPABLE)
         except OSError as error:
@@ -235,7 +240,9 @@ class _Uprobes:
         return self._opened.program(name, self._code, bpf.PROG_TYPE_KPROBE, attach_type, flags)
 
     def _link(self, path: str, places: list[tuple[int, int]], flags: int = 0) -> None:
-        """One link for `places`; where the kernel refuses one of them, halves, down to the one."""
+        """Attach `places` with one link; where the kernel refuses that, try each half, down to the refused
+        place.
+        """
         offsets, cookies = [offset for _, offset in places], [index for index, _ in places]
         try:
             program = self._program(bpf.UPROBE_MULTI, flags)

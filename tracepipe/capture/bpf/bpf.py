@@ -1,7 +1,8 @@
-"""The kernel's bpf(2) and perf_event_open(2), as far as attaching needs them.
+"""The kernel's bpf(2) and perf_event_open(2), as far as loading and attaching need them.
 
-BCC 0.26 cannot load a program for a multi-uprobe link nor create one, and detaching its probes one by one
-costs 0.1 s each. Attribute layouts from include/uapi/linux/bpf.h and perf_event.h, drawn at each use.
+BCC 0.26 can neither load a program for a multi-uprobe link nor create one, and detaching probes one by one
+costs 0.1 s each. Layouts of attributes are from include/uapi/linux/bpf.h and perf_event.h, and drawn at each
+use.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 """Exists where the kernel has kprobes for perf events (CONFIG_KPROBE_EVENTS)."""
 
 ENOTSUPP = 524
-"""The kernel's own number, in no errno.h: the instruction at the offset cannot be probed."""
+"""The kernel's own number, which errno.h does not define: the instruction at the offset cannot be probed."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
@@ -55,13 +56,13 @@ def _syscall(which: int, *args: object) -> int:
 
 
 def bpf(command: int, attributes: bytes) -> int:
-    """Raw bpf(2). Raises OSError."""
+    """Call bpf(2). Raises OSError."""
     buffer = ctypes.create_string_buffer(attributes, len(attributes))
     return _syscall(0, ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes)))
 
 
 def create_map(name: str, kind: int, key_bytes: int, value_bytes: int, entries: int, flags: int = 0) -> int:
-    """File descriptor of a new map; `entries` of a ring buffer are bytes. Raises OSError."""
+    """Create a map, and return its descriptor; `entries` of a ring buffer are bytes. Raises OSError."""
     #  0 type │ 4 key │ 8 value │ 12 entries │ 16 flags │ 20 inner map │ 24 NUMA node │ 28 name[16]
     return bpf(
         BPF_MAP_CREATE,
@@ -75,9 +76,11 @@ SLEEPABLE = 1 << 4  # BPF_F_SLEEPABLE
 def load_program(
     name: str, instructions: bytes, program_type: int, attach_type: int = 0, flags: int = 0
 ) -> int:
-    """File descriptor of a verified program. Raises OSError; its text ends with the verifier's last line."""
+    """Load a program, and return its descriptor. Raises OSError, whose text ends with the verifier's last
+    lines.
+    """
     code = ctypes.create_string_buffer(instructions, len(instructions))
-    # To the kernel this is compatible with the GPL, so that the program gets all helpers.
+    # The kernel considers this license GPL-compatible, so the program may use all helpers.
     licence = ctypes.create_string_buffer(b"Dual MIT/GPL")
     log = ctypes.create_string_buffer(1 << 20)
 
@@ -104,7 +107,9 @@ def load_program(
 
 
 def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[int], returns: bool) -> int:
-    """One link for uprobes at all `offsets` of a file; kernels before 6.6 answer EINVAL. Raises OSError."""
+    """Create one link for uprobes at all `offsets` of a file; kernels before 6.6 return EINVAL. Raises
+    OSError.
+    """
     count = len(offsets)
     name = ctypes.create_string_buffer(os.fsencode(path))
     places = ctypes.create_string_buffer(struct.pack(f"<{count}Q", *offsets), 8 * count)
@@ -121,13 +126,14 @@ def link_uprobes(program_fd: int, path: str, offsets: list[int], cookies: list[i
 
 
 def link_one_uprobe(program_fd: int, path: str, offset: int, cookie: int, returns: bool) -> int:
-    """A link for one uprobe through a perf event, for kernels from 5.15. Raises OSError."""
+    """Create a link for one uprobe through a perf event, for kernels from 5.15. Raises OSError."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     return _link_probe(program_fd, _UPROBE_PMU, _address(name), offset, cookie, returns)
 
 
 def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], returns: bool) -> int:
-    """One link for kprobes at all `addresses`, which must be traceable entries of functions. Raises OSError.
+    """Create one link for kprobes at all `addresses`, which must be traceable function entries. Raises
+    OSError.
 
     Kernels before 5.18, and those built without CONFIG_FPROBE, refuse it.
     """
@@ -145,7 +151,9 @@ def link_kprobes(program_fd: int, addresses: list[int], cookies: list[int], retu
 
 
 def link_one_kprobe(program_fd: int, symbol: str, address: int, cookie: int, returns: bool) -> int:
-    """A link for one kprobe by perf event: at `address`, or at `symbol` if that is 0. Raises OSError."""
+    """Create a link for one kprobe through a perf event: at `address`, or at `symbol` if that is 0. Raises
+    OSError.
+    """
     name = ctypes.create_string_buffer(symbol.encode())
     where = (0, address) if address else (_address(name), 0)
     return _link_probe(program_fd, KPROBE_PMU, *where, cookie, returns)
@@ -161,7 +169,7 @@ def _link_probe(program_fd: int, pmu: Path, config1: int, config2: int, cookie: 
 
 
 def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
-    """A perf event that runs the program at every hit, on every processor. Raises OSError."""
+    """Create a perf event that runs the program at every hit, on every processor. Raises OSError."""
     event = perf_event(_PERF_TYPE_TRACEPOINT, config=tracepoint_id)
     try:
         fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program_fd)
@@ -173,14 +181,16 @@ def attach_tracepoint(program_fd: int, tracepoint_id: int) -> int:
 
 
 def attach_raw_tracepoint(program_fd: int, name: str) -> int:
-    """A link that runs the program at every hit, with what the kernel is given there. Raises OSError."""
+    """Create a link that runs the program at every hit, with the raw arguments of the tracepoint. Raises
+    OSError.
+    """
     text = ctypes.create_string_buffer(name.encode())
     #  0 name │ 8 program
     return bpf(BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QI", _address(text), program_fd))
 
 
 def perf_event(event_type: int, config: int, config1: int = 0, config2: int = 0) -> int:
-    """perf_event_open(2) for all processes, on processor 0: enough to switch a probe on. Raises OSError."""
+    """Call perf_event_open(2) for all processes, on processor 0: enough to enable a probe. Raises OSError."""
     #  0 type │ 4 size │ 8 config │ 16 period │ 24 sample type │ 32 read format │ 40 flags │ 48 wake-up
     # 52 breakpoint type │ 56 config1 │ 64 config2 │ … 112
     attributes = struct.pack(

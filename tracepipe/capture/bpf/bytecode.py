@@ -1,4 +1,4 @@
-"""The programs of probes.bpf.c as bytecode, and what is written into it when it is loaded.
+"""The bytecode of the programs of probes.bpf.c, and the places in it that are filled in at load time.
 
 One instruction (include/uapi/linux/bpf.h):
 
@@ -7,10 +7,10 @@ One instruction (include/uapi/linux/bpf.h):
     │ code │ dst│src │ offset │ immediate  │      src in the upper four bits
     └──────┴─────────┴────────┴────────────┘
 
-A 64-bit constant takes two of them; the upper half stands in the second's immediate. Three kinds of places
-are filled in: a constant with src 1 names a map by its number in maps.py, one with src 9 a constant by its
-number in `Constant`, and a load from offset 0x4000 on names a field of the tracepoint's record by its number
-in `FIELDS`.
+A 64-bit constant takes two instructions; the immediate of the second has its upper half. Three kinds of
+places are filled in. A constant with src 1 is a map, by its number in maps.py. One with src 9 is a constant,
+by its number in `Constant`. A load from an offset of 0x4000 or more is a field of the tracepoint's record, by
+its number in `FIELDS`.
 """
 
 from __future__ import annotations
@@ -88,21 +88,21 @@ HOOK_FIELDS = range(32, 36)
 _INSTRUCTION = struct.Struct("<BBhi")
 _LOAD_CONSTANT = 0x18  # BPF_LD | BPF_IMM | BPF_DW
 _LOAD, _CLASS = 0x01, 0x07  # BPF_LDX
-_SIZE = 0x18  # the bits of a load's code that say how much
+_SIZE = 0x18  # the bits of a load's code that have its size
 _SIZES = {1: 0x10, 2: 0x08, 4: 0x00, 8: 0x18}
 _PSEUDO_MAP, _PSEUDO_CONSTANT = 1, 9
 _FIELD_BASE, _FIELD_BYTES = 0x4000, 64
 
 Field = tuple[int, int]
-"""Offset in the tracepoint's record and size, bytes; size 0: as the program reads it."""
+"""Offset in the tracepoint's record and size, both in bytes; size 0: the size that the program reads."""
 
 
 def filled_in(
     instructions: bytes, maps: Sequence[int], constants: Mapping[int, int], fields: Mapping[int, Field]
 ) -> bytes:
-    """The bytecode with map descriptors, constants and field offsets in their places.
+    """Return the bytecode with map descriptors, constants and field offsets filled in.
 
-    `maps[n - 1]` is map n. Raises CaptureUnavailable for a place that nothing is given for.
+    `maps[n - 1]` is map n. Raises CaptureUnavailable for a field that is not in `fields`.
     """
     out = bytearray(instructions)
     at = 0

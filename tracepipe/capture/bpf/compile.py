@@ -1,11 +1,11 @@
-"""Compiles probes.bpf.c: with iovisor's BCC, and only that; engines/probes.py loads and attaches.
+"""Compiles probes.bpf.c with iovisor's BCC. This module only compiles; engines/probes.py loads and attaches.
 
-BCC comes from the distribution (python3-bpfcc). It needs no kernel headers here: the program reads no kernel
-structure, and the few headers that BCC's own helpers include are in stub_headers/.
+BCC comes from the distribution (python3-bpfcc). It needs no kernel headers here: the programs read no kernel
+structures, and the few headers that BCC's own helpers include are in stub_headers/.
 
     python -m tracepipe.capture.bpf.compile > tracepipe/capture/bpf/probes.json
 
-writes the bytecode for every architecture, which is shipped for hosts without BCC.
+writes the bytecode for every architecture, which tracepipe ships for hosts without BCC.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INSTALL = (
 
 
 def import_bcc() -> Any:
-    """iovisor's module, also from inside a virtual environment, which does not show the distribution's.
+    """Import iovisor's module, also in a virtual environment, which hides the distribution's packages.
 
     Raises CaptureUnavailable.
     """
@@ -43,7 +43,7 @@ def import_bcc() -> Any:
         sys.path.append(_DISTRIBUTION)
     try:
         with warnings.catch_warnings():
-            # Its regular expressions make newer Pythons complain, each version in another way.
+            # Newer Pythons warn about its regular expressions, each version with another warning.
             warnings.simplefilter("ignore")
             module = importlib.import_module("bcc")
     except ImportError as error:
@@ -56,7 +56,7 @@ def import_bcc() -> Any:
 
 
 def compiled(machine: str) -> dict[str, bytes]:
-    """Bytecode of every program for an architecture of SYSCALLS. Raises CaptureUnavailable."""
+    """Compile every program for an architecture of SYSCALLS. Raises CaptureUnavailable."""
     module = import_bcc()
     previous = os.environ.get("BCC_KERNEL_SOURCE")
     os.environ["BCC_KERNEL_SOURCE"] = str(_HERE / "stub_headers")
@@ -79,7 +79,7 @@ def compiled(machine: str) -> dict[str, bytes]:
 
 
 def source_digest() -> str:
-    """SHA-256 of what the bytecode is made from: the program and the stub headers."""
+    """The SHA-256 of the sources of the bytecode: the program and the stub headers."""
     digest = hashlib.sha256()
     for path in [_SOURCE, *sorted((_HERE / "stub_headers").rglob("*.h"))]:
         digest.update(path.read_bytes())

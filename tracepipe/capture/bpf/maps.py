@@ -1,4 +1,4 @@
-"""The maps of probes.bpf.c: created here, filled and read as memory where the kernel lets them be mapped."""
+"""The maps of probes.bpf.c: created here, and read and written as memory where the kernel can map them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Maps:
     """All maps of one capture, by name; `descriptors` in the order of their numbers in probes.bpf.c."""
 
     def __init__(self, ring_bytes: int, probe_count: int, pairs: bool) -> None:
-        """Create them. `pairs`: returns need what entries knew. Raises OSError."""
+        """Create them. `pairs`: returns need data of their entries. Raises OSError."""
         self.processors = possible_processors()
         counters = len(DROP_LAYERS) * self.processors
         forms = {
@@ -86,7 +86,7 @@ class Maps:
 
     @property
     def descriptors(self) -> list[int]:
-        """Descriptors by number, the first of which is 1."""
+        """The descriptors in the order of the maps' numbers, which start at 1."""
         return list(self._descriptors.values())
 
     def want_syscalls(self, numbers: list[int]) -> None:
@@ -102,17 +102,17 @@ class Maps:
             bpf.map_update(self["specs"], struct.pack("=I", index), spec)
 
     def track(self, tid: int, tgid: int) -> None:
-        """Record a thread that runs already, or not. Raises OSError."""
+        """Record an existing thread, which may be running or not. Raises OSError."""
         #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 their window │ 16 where
         value = struct.pack("=IHBBQQ", tgid, 2, 0, 0, 0, 0)
         bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
 
     def adopt(self, tgid: int) -> None:
-        """Record the threads of a process of this pid namespace when they are met. Raises OSError."""
+        """Record the threads of a process of this pid namespace from their next event on. Raises OSError."""
         bpf.map_update(self["adopted"], struct.pack("=I", tgid), struct.pack("=Q", 1))
 
     def close(self) -> None:
-        """Unmap, and give the descriptors back."""
+        """Unmap the maps, and close their descriptors."""
         for mapped, words in self._mapped:
             words.release()
             mapped.close()
@@ -121,7 +121,7 @@ class Maps:
         self._mapped, self._descriptors = [], {}
 
     def _words(self, name: str, count: int) -> memoryview:
-        """A mappable array of u64 as memory, read and written a word at a time."""
+        """Map an array of u64 as memory, which is read and written a word at a time."""
         size_bytes = -(-8 * count // mmap.PAGESIZE) * mmap.PAGESIZE
         mapped = mmap.mmap(self[name], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         words = memoryview(mapped)[: 8 * count].cast("Q")
@@ -130,6 +130,6 @@ class Maps:
 
 
 def possible_processors() -> int:
-    """Number of the last processor that may ever be online, plus one: numbers may have gaps."""
+    """The number of the last processor that may ever be online, plus one; the numbers may have gaps."""
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return int(text.strip().replace("-", ",").split(",")[-1]) + 1

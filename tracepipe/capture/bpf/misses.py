@@ -1,8 +1,9 @@
-"""Hits at which the kernel did not run a program, as another BPF program was under way on the processor.
+"""Hits at which the kernel did not run a program, as another BPF program was running on the processor.
 
-The kernel counts them for each program (`recursion_misses`; those of tracepoints from Linux 6.7 on), of every
-thread of the machine: as many events may be missing, and none more. Programs of the scheduler's tracepoints
-count by thread themselves (probes.bpf.c), and those of uprobes and raw tracepoints always run.
+The kernel counts them for each program (`recursion_misses`; for tracepoints from Linux 6.7 on), over all
+threads of the machine. The count is therefore an upper bound of the missing events. Programs of the
+scheduler's tracepoints count by thread themselves (probes.bpf.c), and those of uprobes and raw tracepoints
+always run.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tracepipe.capture.bpf import bpf
 
 _INFO_BYTES = 216  # struct bpf_prog_info up to the count, as since Linux 5.12
 _MISSES_AT = 208
-_EVERY_NS = 10**9  # a call of the kernel for each program
+_EVERY_NS = 10**9  # each look takes a system call for each program
 
 
 class Misses:
-    """Programs that are attached, and what they missed so far."""
+    """The attached programs, and how many hits each has missed so far."""
 
     def __init__(self) -> None:
         self._programs: list[tuple[int, str | None]] = []
@@ -27,11 +28,11 @@ class Misses:
         self._look_at_ns = 0
 
     def watch(self, program_fd: int, layer: str | None) -> None:
-        """Count what a program misses as events of a layer; None: as threads that are not followed."""
+        """Count a program's misses as events of a layer; None: as threads that are not followed."""
         self._programs.append((os.dup(program_fd), layer))
 
     def take(self, now_ns: int, *, is_final: bool) -> dict[str | None, int]:
-        """Layer → hits that were missed since the last look, which is taken once a second and at the end."""
+        """Layer → hits that were missed since the last look; it looks once a second and at the end."""
         missed: dict[str | None, int] = {}
         if now_ns < self._look_at_ns and not is_final:
             return missed
@@ -44,7 +45,7 @@ class Misses:
         return missed
 
     def close(self) -> None:
-        """Give the programs back."""
+        """Close the programs."""
         for descriptor, _ in self._programs:
             os.close(descriptor)
         self._programs.clear()

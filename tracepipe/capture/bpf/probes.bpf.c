@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* The kernel side of a capture: every event of the recorded threads as records of fixed size.
+/* The BPF programs of a capture: they write every event of the recorded threads as records of fixed size.
  *
- * Compiled by BCC against the stub headers beside this file; compiled.py ships what it made of it. No kernel
- * structure is read, only tracepoint arguments, registers and helpers. The same bytecode runs everywhere: what
- * differs from capture to capture is written into it when it is loaded (bytecode.py), in these places:
+ * BCC compiles this file against the stub headers next to it; compile.py writes the bytecode to ship. No kernel
+ * structure is read, only tracepoint arguments, registers and the results of helpers. The same bytecode runs on
+ * every kernel. What differs between captures is filled in when it is loaded (bytecode.py), in these places:
  *
  *   MAP(n)       the descriptor of map n (maps.py creates them)
  *   CONFIG(n)    a 64-bit constant
- *   FIELD(t, n)  where a tracepoint's record has field n, as tracefs says
+ *   FIELD(t, n)  field n of a tracepoint's record, at the offset that tracefs shows
  *
- * The compiler is given TRACEPIPE_X86_64 or TRACEPIPE_AARCH64.
+ * The compiler defines TRACEPIPE_X86_64 or TRACEPIPE_AARCH64.
  *
- * struct record, 56 bytes, little-endian; record.py decodes it. With the ring's own 8-byte header each takes
- * 64 bytes of the ring, so a span of it is a plain array.
+ * struct record has 56 bytes, little-endian; record.py decodes it. With the ring's 8-byte header each record takes
+ * 64 bytes of the ring, so a span of the ring is an array of records.
  *
  *    0        8     12     16   20   21     22     24      32      40      48      56
  *    ┌────────┬─────┬──────┬────┬────┬──────┬──────┬───────┬───────┬───────┬───────┐
@@ -39,37 +39,37 @@ enum kind {
     CALL_RETURN = 3,   /* id: probe; a[0]: result; a[1]: what the `out` argument points to */
     SYSCALL_ENTER = 4, /* id: number; a: first four arguments */
     SYSCALL_EXIT = 5,  /* id: number; a[0]: result */
-    SWITCH_OUT = 6,    /* a[0]: prev_state of the tracepoint; a[1]: 1: its switch-in was never reported; 2: it ran
+    SWITCH_OUT = 6,    /* a[0]: prev_state of the tracepoint; a[1]: 1: its switch-in was not reported; 2: it ran
                           when recording began */
-    SWITCH_IN = 7,     /* a[1]: 1: its last switch-out was never reported */
-    WAKEUP = 8,        /* tid: the woken; id: current thread of the waking processor; a[0]: target processor */
-    MIGRATE = 9,       /* tid: the moved; a[0]: from processor; a[1]: to */
-    SERVED = 10,       /* a[0]: tgid<<32|tid for whom the call that follows works */
+    SWITCH_IN = 7,     /* a[1]: 1: its last switch-out was not reported */
+    WAKEUP = 8,        /* tid: the woken thread; id: current thread of the waking processor; a[0]: target processor */
+    MIGRATE = 9,       /* tid: the moved thread; a[0]: its old processor; a[1]: its new one */
+    SERVED = 10,       /* a[0]: tgid<<32|tid of the thread that the following call works for */
     THREAD_NEW = 11,   /* id: creator's tid; a[0..1]: name */
     THREAD_NAME = 12,  /* a[0..1]: name */
     TEXT = 13,         /* id: probe; a: 31 bytes of a `str` argument of the CALL_ENTER or EVENT that follows, and a
-                          NUL; one after the other if there are several */
+                          NUL; several arguments follow each other */
     EVENT = 14,        /* id: probe of a tracepoint; a: its arguments */
     THREAD_IDS = 15,   /* a[0]: tgid<<32|tid in the capture's pid namespace */
-    WINDOW = 16,       /* id: what caused it; a[0]: 1: events are recorded from here on; 0: no more */
-    THREAD_END = 17,   /* where no last SWITCH_OUT says so: the scheduler layer's, in a window */
+    WINDOW = 16,       /* id: its cause; a[0]: 1: events are recorded from here on; 0: up to here */
+    THREAD_END = 17,   /* only where no last SWITCH_OUT, of the scheduler layer in a window, shows the end */
 };
 
-/* Which counter a record is counted under; record.py has the same order. The last but one: threads not followed;
- * the last: wakeups and migrations that the kernel ran no program for. */
+/* The counters of records; record.py has the same order. THREADS counts threads that are not followed,
+ * UNSEEN wakeups and migrations for which the kernel ran no program. */
 enum layer { USERSPACE, SYSCALL, KERNEL, SCHEDULER, MEMORY, TRANSFER, HOOK, THREADS, UNSEEN, LAYERS };
 
 u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define MAP(n) ((uintptr_t)bpf_pseudo_load(1, n)) /* 1: BPF_PSEUDO_MAP_FD */
-#define CONFIG(n) bpf_pseudo_load(9, n)           /* 9: a kind that no kernel knows; the loader replaces it */
+#define CONFIG(n) bpf_pseudo_load(9, n)           /* 9: a kind that no kernel knows; bytecode.py replaces it */
 #define FIELD(type, n) (*(type *)((char *)args + 0x4000 + 64 * (n)))
 #define FIELD_AT(type, n, byte) (*(type *)((char *)args + 0x4000 + 64 * (n) + (byte)))
 
 /* Maps, in the order of maps.py. */
 #define RING MAP(1)     /* records */
-#define TRACKED MAP(2)  /* tid → struct thread: who is recorded */
+#define TRACKED MAP(2)  /* tid → struct thread: the recorded threads */
 #define CONTROL MAP(3)  /* enum control */
-#define DROPS MAP(4)    /* [layer][processor] records that found the ring full */
+#define DROPS MAP(4)    /* [layer][processor] records dropped because the ring was full */
 #define WANTED MAP(5)   /* [number] nonzero: this system call is recorded */
 #define QUEUED MAP(6)   /* struct work → tgid<<32|tid that queued it */
 #define SERVING MAP(7)  /* tid of a worker → struct service */
@@ -77,57 +77,57 @@ u64 bpf_pseudo_load(u64 kind, u64 value) asm("llvm.bpf.pseudo");
 #define OPEN MAP(9)     /* struct frame → struct open: calls in progress */
 #define SAMPLED MAP(10) /* [probe] calls seen on this processor */
 #define FILTERED MAP(11) /* [layer][processor] records that a filter left out */
-#define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: its threads are recorded when they are met */
+#define ADOPTED MAP(12) /* tgid in the capture's pid namespace → nonzero: record its threads from their next event on */
 
 /* Constants, in the order of bytecode.py. */
 #define PROCESSORS CONFIG(0)
 #define WITH_SCHEDULER CONFIG(1)
-#define EVERYONE CONFIG(2)        /* every thread that is created is recorded */
-#define CHILDREN CONFIG(3)        /* so are the processes that recorded ones fork */
+#define EVERYONE CONFIG(2)        /* every new thread is recorded */
+#define CHILDREN CONFIG(3)        /* the processes that recorded ones fork are recorded too */
 #define MIN_DURATION_NS CONFIG(4) /* shorter calls are left out */
-#define SAMPLE CONFIG(5)          /* one call in so many is recorded */
-#define COMM_LOW CONFIG(6)        /* 16 bytes: who executes a program of this name is recorded; 0: nobody */
+#define SAMPLE CONFIG(5)          /* every SAMPLEth call is recorded */
+#define COMM_LOW CONFIG(6)        /* 16 bytes: processes that execute a program of this name are recorded; 0: none */
 #define COMM_HIGH CONFIG(7)
 #define NAMESPACE_DEV CONFIG(8) /* of the capture's pid namespace; inode 0: the initial one */
 #define NAMESPACE_INO CONFIG(9)
-#define PROBE CONFIG(10) /* of a tracepoint's hook, which has no cookie */
+#define PROBE CONFIG(10) /* the probe of a hook on a tracepoint, which has no cookie */
 #define OWN_TGID CONFIG(11)
-#define TEXT_0 CONFIG(12) /* of that hook: enum text_form << 16 | offset of a text's field; 0: no text */
+#define TEXT_0 CONFIG(12) /* a text of that hook: enum text_form << 16 | offset of its field; 0: no text */
 #define TEXT_1 CONFIG(13)
 #define TEXT_2 CONFIG(14)
 #define TEXT_3 CONFIG(15)
-#define MAY_SLEEP CONFIG(16) /* the program may wait for memory that is not there yet */
-#define BEGIN_AT CONFIG(17) /* a window begins at so many hits of what begins windows */
-#define END_AT CONFIG(18)   /* and ends at so many of what ends them */
-#define CLOCK_AHEAD_NS CONFIG(19) /* what the capture's time namespace adds to CLOCK_MONOTONIC */
+#define MAY_SLEEP CONFIG(16) /* the program may sleep until a page is loaded */
+#define BEGIN_AT CONFIG(17) /* a window begins at the hit of this number of what begins windows */
+#define END_AT CONFIG(18)   /* and ends at the hit of this number of what ends them */
+#define CLOCK_AHEAD_NS CONFIG(19) /* the offset of the capture's time namespace to CLOCK_MONOTONIC */
 
 #define HOLD_NS 100000000ull
 #define HOLD_UNSEEN_NS 10000000ull
 #define CLONE_THREAD 0x10000
-#define BPF_RB_NO_WAKEUP 1 /* the consumer polls; waking it would cost the target more than the record */
+#define BPF_RB_NO_WAKEUP 1 /* the consumer polls: waking it would cost the target more than the record does */
 
 enum control {
     ARMED,     /* tid + 1 of the process whose next exec starts the recording */
-    STOPPED,   /* nonzero stops all */
-    WINDOW_NS, /* when the window began that is open; 0: none is, and who is recorded is followed alone */
-    WINDOWS_LEFT, /* so many may begin by a trigger */
-    BEGIN_HITS, /* of what begins windows, since the last one */
-    END_HITS,   /* of what ends them, since the window began */
-    ASKED_NS,   /* when a call asked for a window, for which the capture attaches its probes; 0: none did; | OVER */
+    STOPPED,   /* nonzero: nothing is recorded any more */
+    WINDOW_NS, /* when the open window began; 0: no window is open, and threads are only followed */
+    WINDOWS_LEFT, /* how many windows may still begin by a trigger */
+    BEGIN_HITS, /* hits of what begins windows, since the last one */
+    END_HITS,   /* hits of what ends them, since the window began */
+    ASKED_NS,   /* when a call requested a window, for which the capture attaches its probes; 0: no request; | OVER */
     ASKED_BY,   /* tgid<<32|tid of that call */
     SEEN_NS,    /* the ASKED_NS that the capture has seen */
-    IS_READY,   /* all probes of windows are attached: one can begin at the call */
-    IS_BUSY,    /* the capture attaches probes, and sees afterwards what was asked meanwhile */
-    END_ASKED_NS, /* when the call that ended a window began to wait until libraries in the command end theirs; 0 */
+    IS_READY,   /* all probes of windows are attached: a window can begin at the call */
+    IS_BUSY,    /* the capture is attaching probes, and looks at requests afterwards */
+    END_ASKED_NS, /* when the call that ended a window began to wait for libraries in the command; else 0 */
 };
 
 struct thread {
     u32 tgid;
     u16 running; /* 0 no, 1 yes, 2 not known yet */
-    u8 ids_told; /* its ids in the capture's namespace are in the ring */
-    u8 asleep; /* it left its processor to wait, and no wakeup was seen since */
-    u64 window_ns; /* the window that `running`, `asleep` and `queued_on` are known in */
-    u64 queued_on; /* 1 + the processor that it left or was moved to since; 0: not known */
+    u8 ids_sent; /* its ids in the capture's namespace were sent */
+    u8 asleep; /* it left its processor to wait, and no wakeup was seen since then */
+    u64 window_ns; /* the window in which `running`, `asleep` and `queued_on` are known */
+    u64 queued_on; /* 1 + the processor that it left, or to which it was moved since; 0: not known */
 };
 
 struct spec {
@@ -135,30 +135,30 @@ struct spec {
     u8 high[8]; /* position + 1 of the value in its upper half, 0 for none */
     u8 slots;
     u8 layer;
-    u8 out;       /* position + 1 of the pointer that is followed at the return */
+    u8 out;       /* position + 1 of the pointer whose target is read at the return */
     u8 out_bytes; /* size of what it points to */
     u8 text;      /* position + 1 of the pointer to text */
     u8 flags;
     u8 condition; /* enum condition */
-    u8 condition_at; /* position + 1 of what is compared; for a tracepoint 1 + its index */
+    u8 condition_at; /* position + 1 of the compared value; for a tracepoint 1 + its index */
     u8 condition_bits; /* its width */
     u8 condition_signed;
     u8 zero[6];
     u64 condition_value;
 };
 enum flags {
-    PAIRED = 1,  /* its return needs what its entry knew: struct open */
+    PAIRED = 1,  /* its return needs data of its entry: struct open */
     INSTANT = 2, /* no return is recorded */
     QUEUES = 4,  /* nv_kthread_q_schedule_q_item(queue, item) */
     IN_KERNEL = 8,
-    EVERYWHERE = 16, /* not of recorded threads only */
+    EVERYWHERE = 16, /* of all threads, not only of recorded ones */
     UNFILTERED = 32, /* recorded however short it is */
-    NAMES = 64,      /* gives a handle its name, which launches in a later window have */
+    NAMES = 64,      /* names a handle, which launches in a later window need */
 };
 enum condition { ALWAYS, EQUAL, UNEQUAL, LESS, AT_MOST, MORE_THAN, AT_LEAST, COMMON_BIT };
 
 struct frame {
-    u64 at; /* a function of a program: its stack pointer; of the kernel: probe; a system call: −1 */
+    u64 at; /* for a function of a program its stack pointer; of the kernel its probe; for a system call −1 */
     u64 tid;
 };
 struct open {
@@ -168,7 +168,7 @@ struct open {
     u64 a[8];
 };
 
-/* Queue items of the driver that recorded threads have queued: what a worker will call. */
+/* A queue item of the driver that a recorded thread has queued: what a worker will call. */
 struct work {
     u64 function;
     u64 argument;
@@ -234,7 +234,7 @@ static inline int is_stopped(void)
     return !stopped || *stopped;
 }
 
-/* When the window began that is open, 0 if none is. */
+/* When the open window began; 0 if none is open. */
 static inline u64 window(void)
 {
     u64 *begun_ns = control(WINDOW_NS);
@@ -256,8 +256,8 @@ static inline struct thread *track(u32 tid, u32 tgid, u16 running)
     return bpf_map_lookup_elem_(TRACKED, &tid);
 }
 
-/* The current thread is recorded from now on: it is running already, and no switch will say so. */
-static inline void tell_running(u32 tid, u32 tgid)
+/* Report that the current thread runs: it is recorded from now on, and no switch-in will show that. */
+static inline void send_running(u32 tid, u32 tgid)
 {
     if (!WITH_SCHEDULER || !window())
         return;
@@ -266,13 +266,13 @@ static inline void tell_running(u32 tid, u32 tgid)
         submit(r);
 }
 
-/* The current thread, if it is recorded. In a pid namespace of its own, a capture knows the threads that ran
- * before it by their ids there only: they are met here. */
+/* The current thread, if it is recorded. In its own pid namespace, a capture knows the ids of older threads
+ * only in that namespace: they are found here, at their next event. */
 static inline struct thread *current_thread(u64 ids)
 {
     u32 tid = (u32)ids;
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
-    if (!NAMESPACE_INO || (thread && thread->ids_told))
+    if (!NAMESPACE_INO || (thread && thread->ids_sent))
         return thread;
     struct namespace_ids here = {};
     if (bpf_get_ns_current_pid_tgid(NAMESPACE_DEV, NAMESPACE_INO, (void *)&here, sizeof(here)))
@@ -283,18 +283,18 @@ static inline struct thread *current_thread(u64 ids)
         thread = track(tid, ids >> 32, 1);
         if (!thread)
             return 0;
-        tell_running(tid, ids >> 32);
+        send_running(tid, ids >> 32);
     }
     struct record *r = new_record(THREADS, THREAD_IDS, tid, ids >> 32, 0);
     if (r) {
         r->a[0] = (u64)here.tgid << 32 | here.tid;
         submit(r);
-        thread->ids_told = 1;
+        thread->ids_sent = 1;
     }
     return thread;
 }
 
-static inline void tell_name(u8 kind, u32 tid, u32 tgid, u32 id)
+static inline void send_name(u8 kind, u32 tid, u32 tgid, u32 id)
 {
     struct record *r = new_record(THREADS, kind, tid, tgid, id);
     if (!r)
@@ -303,7 +303,7 @@ static inline void tell_name(u8 kind, u32 tid, u32 tgid, u32 id)
     submit(r);
 }
 
-/* ── calls: entry and return of functions; the attach cookie tells which ── */
+/* ── calls: entry and return of functions; the attach cookie identifies the probe ── */
 
 #if defined(TRACEPIPE_X86_64)
 #define REGISTERS 6
@@ -311,7 +311,7 @@ static inline void tell_name(u8 kind, u32 tid, u32 tgid, u32 id)
 #define SECOND(c) ((c)->si)
 #define RESULT(c) ((c)->ax)
 #define STACK(c) ((c)->sp + 8) /* above the return address */
-/* The return address is gone from the stack when a function has returned. */
+/* A function that has returned has removed the return address from the stack. */
 #define FRAME_AT_ENTRY(c) ((c)->sp + 8)
 #define COPY_REGISTERS(w, c)                                                                                    \
     do {                                                                                                       \
@@ -342,7 +342,7 @@ static inline void tell_name(u8 kind, u32 tid, u32 tgid, u32 id)
     } while (0)
 #endif
 
-/* The arguments of a call: a copy of the registers, which the verifier does not let be chosen among. */
+/* The arguments of a call: a copy of the registers, as the verifier allows no variable index into them. */
 struct words {
     u64 in[8];
     u64 stack;
@@ -363,7 +363,7 @@ static inline u64 word(struct words *words, u32 position_plus_1)
     return value;
 }
 
-static inline int holds(struct spec *spec, u64 value)
+static inline int is_met(struct spec *spec, u64 value)
 {
     u32 unused = 64 - spec->condition_bits;
     u64 want = spec->condition_value;
@@ -376,7 +376,7 @@ static inline int holds(struct spec *spec, u64 value)
     if (op == COMMON_BIT)
         return !!(value & want);
     if (spec->condition_signed) {
-        /* The order of signed numbers is that of unsigned ones with the sign turned over. */
+        /* With the sign bit inverted, signed numbers have the order of unsigned ones. */
         u64 sign = 1ull << ((spec->condition_bits - 1) & 63);
         value ^= sign;
         want ^= sign;
@@ -390,8 +390,8 @@ static inline int holds(struct spec *spec, u64 value)
     return value >= want;
 }
 
-/* Have a page of the program there, though nobody has touched it yet: one of its constants may lie in such a page.
- * Not while a record is reserved, as the ring's reader waits for that. */
+/* Load a page of the program that was not touched before: one of its constants may be in such a page.
+ * Not allowed while a record is reserved, as the ring's reader waits for that record. */
 static inline void fault_in(u64 at)
 {
     char touched;
@@ -399,8 +399,8 @@ static inline void fault_in(u64 at)
         bpf_copy_from_user(&touched, 1, (void *)at);
 }
 
-/* Up to eight records of text; 1 if one of them was lost. */
-static inline int tell_text(u64 text, int in_kernel, u32 tid, u32 tgid, u32 id, u64 ts_ns)
+/* Send up to eight records of text; returns 1 if one of them was lost. */
+static inline int send_text(u64 text, int in_kernel, u32 tid, u32 tgid, u32 id, u64 ts_ns)
 {
     for (int i = 0; i < 8; i++) {
         if (MAY_SLEEP && !in_kernel) {
@@ -419,7 +419,7 @@ static inline int tell_text(u64 text, int in_kernel, u32 tid, u32 tgid, u32 id, 
     return 0;
 }
 
-static inline void tell_entry(struct spec *spec, struct open *call, u64 served, u32 tid, u32 tgid, u32 id)
+static inline void send_entry(struct spec *spec, struct open *call, u64 served, u32 tid, u32 tgid, u32 id)
 {
     u8 torn = 0;
     struct record *r;
@@ -435,7 +435,7 @@ static inline void tell_entry(struct spec *spec, struct open *call, u64 served, 
         torn |= !r;
     }
     if (call->text)
-        torn |= tell_text(call->text, spec->flags & IN_KERNEL, tid, tgid, id, call->ts_ns);
+        torn |= send_text(call->text, spec->flags & IN_KERNEL, tid, tgid, id, call->ts_ns);
     if (served) {
         r = reserve(SERVED, tid, tgid, id, call->ts_ns);
         if (r) {
@@ -457,7 +457,7 @@ static inline void tell_entry(struct spec *spec, struct open *call, u64 served, 
     submit(r);
 }
 
-/* 1 if the filters let this call through. */
+/* 1 if the filters accept this call. */
 static inline int passes(struct spec *spec, u32 id)
 {
     if (SAMPLE > 1 && !(spec->flags & UNFILTERED)) {
@@ -475,8 +475,8 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
         return 0;
     struct words words = {.stack = STACK(ctx), .in_kernel = spec->flags & IN_KERNEL};
     COPY_REGISTERS(&words, ctx);
-    /* What a condition leaves out is not what the hook names: it is nobody's loss, and not counted. */
-    if (spec->condition && !holds(spec, word(&words, spec->condition_at)))
+    /* A call that does not meet the condition is not what the hook names: it is neither lost nor counted. */
+    if (spec->condition && !is_met(spec, word(&words, spec->condition_at)))
         return 0;
     if (!passes(spec, id)) {
         count(FILTERED, spec->layer, spec->flags & INSTANT ? 1 : 2);
@@ -500,9 +500,9 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
             return 0;
         }
         if (MIN_DURATION_NS && !(spec->flags & UNFILTERED))
-            return 0; /* told at the return, if it took so long */
+            return 0; /* sent at the return, if it took that long */
     }
-    tell_entry(spec, &call, served, tid, tgid, id);
+    send_entry(spec, &call, served, tid, tgid, id);
     return 0;
 }
 
@@ -518,9 +518,9 @@ static inline int leave(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
     if (spec->flags & PAIRED) {
         struct open *call = bpf_map_lookup_elem_(OPEN, frame);
         if (!call)
-            return 0; /* its entry was filtered or lost, and counted for both */
+            return 0; /* its entry was filtered or lost, and the return was counted with it */
         if (call->ts_ns < begun_ns && !(spec->flags & NAMES)) {
-            bpf_map_delete_elem_(OPEN, frame); /* of an earlier window, whose call returned outside of any */
+            bpf_map_delete_elem_(OPEN, frame); /* of an earlier window: that call returned between windows */
             return 0;
         }
         if (MIN_DURATION_NS && !(spec->flags & UNFILTERED)) {
@@ -529,7 +529,7 @@ static inline int leave(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
                 bpf_map_delete_elem_(OPEN, frame);
                 return 0;
             }
-            tell_entry(spec, call, served, tid, tgid, id);
+            send_entry(spec, call, served, tid, tgid, id);
         }
         u32 bytes = spec->out_bytes;
         if (call->out && bytes && bytes <= sizeof(value)) {
@@ -582,11 +582,11 @@ int call_return(struct pt_regs *ctx)
 
 /* ── what begins and ends windows: functions of the recorded programs ── */
 
-#define OVER (1ull << 62) /* beside the time: the window that was asked for ended before it was begun */
-enum trigger { BEGINS = 1, ENDS = 2 }; /* of a cookie; above 16 bits WINDOW's id */
+#define OVER (1ull << 62) /* or-ed to the time: the requested window ended before it had begun */
+enum trigger { BEGINS = 1, ENDS = 2 }; /* the lower 16 bits of a cookie; above them is the id of WINDOW */
 
-/* The record stands before all of the window's, and behind them. */
-static inline int tell_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 id)
+/* The record precedes all records of its window, or follows them. */
+static inline int send_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 id)
 {
     struct record *r = reserve(WINDOW, tid, tgid, id, now_ns);
     if (!r) {
@@ -598,7 +598,7 @@ static inline int tell_window(u64 begun_ns, u64 now_ns, u32 tid, u32 tgid, u32 i
     return 1;
 }
 
-/* Whether a window is due at this call of what begins them. */
+/* Count a hit of what begins windows; returns whether a window is due. */
 static inline int is_due(void)
 {
     u64 *left = control(WINDOWS_LEFT), *hits = control(BEGIN_HITS);
@@ -614,22 +614,22 @@ static inline void begin_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
     if (!is_due() || !left || !hits || !end_hits)
         return;
     u64 now_ns = clock_ns();
-    if (!tell_window(now_ns, now_ns, tid, tgid, id))
+    if (!send_window(now_ns, now_ns, tid, tgid, id))
         return;
     *hits = *end_hits = 0;
     *left -= 1;
     *begun_ns = now_ns;
 }
 
-/* 1 as long as the kernel lets a program loop: `may_goto +1`, from Linux 6.9, which no older assembler knows. */
-static inline int may_go_on(void)
+/* 1 as long as the kernel lets a program loop: `may_goto +1`, from Linux 6.9, written as bytes for older assemblers. */
+static inline int may_loop(void)
 {
     int may;
     asm volatile("%0 = 0\n.byte 0xe5, 0, 1, 0, 0, 0, 0, 0\n%0 = 1" : "=r"(may) : : "memory");
     return may;
 }
 
-/* Slowly: on Linux 6.18 a loop of this was seen to end after 65535 rounds. */
+/* Takes some time, as the kernel bounds loops: on Linux 6.18 a loop was seen to end after 65535 rounds. */
 static inline u64 pause(void)
 {
 #pragma unroll
@@ -638,9 +638,9 @@ static inline u64 pause(void)
     return bpf_ktime_get_ns();
 }
 
-/* Ask for a window, and wait until it has begun. No program can sleep until it is woken, so this call spins: for the time
- * that attaching takes, at most HOLD_NS. A capture that has not seen it by HOLD_UNSEEN_NS, and is not known to be at work,
- * may be waiting for this very processor, which most kernels do not take away from a program of theirs. */
+/* Request a window, and wait until it has begun. A BPF program cannot sleep until it is woken, so this call spins: for the time
+ * that attaching takes, at most HOLD_NS. A capture that has not seen the request after HOLD_UNSEEN_NS, and is not busy,
+ * may be waiting for this very processor: most kernels do not preempt a BPF program. */
 static inline void await_window(u64 ids)
 {
     volatile u64 *asked_ns = control(ASKED_NS), *seen_ns = control(SEEN_NS), *is_busy = control(IS_BUSY);
@@ -651,12 +651,12 @@ static inline void await_window(u64 ids)
     *hits = *end_hits = 0;
     *by = ids;
     *asked_ns = began_ns;
-    while (may_go_on() && *asked_ns == began_ns &&
+    while (may_loop() && *asked_ns == began_ns &&
            now_ns - began_ns < (*seen_ns == began_ns || *is_busy ? HOLD_NS : HOLD_UNSEEN_NS))
         now_ns = pause();
 }
 
-/* Wait at the end of a window, in the same way, until libraries in the command have ended it too. */
+/* Wait in the same way at the end of a window, until libraries in the command have ended it too. */
 static inline void await_end(void)
 {
     volatile u64 *asked_ns = control(END_ASKED_NS);
@@ -664,14 +664,14 @@ static inline void await_end(void)
         return;
     u64 began_ns = bpf_ktime_get_ns(), now_ns = began_ns;
     *asked_ns = began_ns;
-    while (may_go_on() && *asked_ns == began_ns && now_ns - began_ns < HOLD_UNSEEN_NS)
+    while (may_loop() && *asked_ns == began_ns && now_ns - began_ns < HOLD_UNSEEN_NS)
         now_ns = pause();
 }
 
 static inline void end_window(u64 *begun_ns, u32 tid, u32 tgid, u32 id)
 {
     *begun_ns = 0;
-    tell_window(0, clock_ns(), tid, tgid, id);
+    send_window(0, clock_ns(), tid, tgid, id);
 }
 
 static inline int turn_window(struct pt_regs *ctx, int holds)
@@ -710,17 +710,17 @@ int trigger(struct pt_regs *ctx)
     return turn_window(ctx, 0);
 }
 
-/* The same where others have to follow: the call that begins a window waits until probes are attached, unless they are, and
- * the one that ends it until libraries in the command record nothing more. */
+/* The same where others have to follow. The call that begins a window waits until probes are attached, unless they are, and
+ * the call that ends it waits until libraries in the command have stopped recording. */
 int trigger_holding(struct pt_regs *ctx)
 {
     return turn_window(ctx, 1);
 }
 
-/* ── functions of the kernel; NVIDIA's driver puts work off to threads of its own ── */
+/* ── functions of the kernel; NVIDIA's driver queues work for its own threads ── */
 
-/* What the item will call, and for whom. NVIDIA's struct nv_kthread_q_item, the same in its open modules 515 to 595
- * (kernel-open/common/inc/nv-kthread-q.h):
+/* Remember what the item will call, and for which thread. NVIDIA's struct nv_kthread_q_item is the same in its open
+ * modules 515 to 595 (kernel-open/common/inc/nv-kthread-q.h):
  *
  *    0             16                24              32
  *    ┌─────────────┬─────────────────┬───────────────┐
@@ -734,7 +734,7 @@ static inline void remember_item(struct pt_regs *ctx, u64 served)
         bpf_map_update_elem_(QUEUED, &work, &served, 0);
 }
 
-/* For which recorded thread another one runs this function, 0 if for none. */
+/* The recorded thread for which the current one runs this function; 0 if there is none. */
 static inline u64 served_on_entry(struct pt_regs *ctx, u32 tid, u32 id)
 {
     struct work work = {};
@@ -755,7 +755,7 @@ static inline u64 served_on_entry(struct pt_regs *ctx, u32 tid, u32 id)
         count(DROPS, KERNEL, 1);
         return 0;
     }
-    tell_name(THREAD_NAME, tid, tid, 0);
+    send_name(THREAD_NAME, tid, tid, 0);
     return started.served;
 }
 
@@ -778,7 +778,7 @@ int driver_enter(struct pt_regs *ctx)
         return 0;
     struct thread *thread = current_thread(ids);
     if (!thread) {
-        /* 0: the idle threads, which share it. Interrupts work there, never a queue's items. */
+        /* 0: the idle threads share this id. Interrupts run on them, but no queue items. */
         served = tid ? served_on_entry(ctx, tid, id) : 0;
         if (!served)
             return 0;
@@ -803,11 +803,11 @@ int driver_return(struct pt_regs *ctx)
     return leave(ctx, &frame, id, tid, ids >> 32, served);
 }
 
-/* ── a tracepoint that a hook names: a copy of this for each ── */
+/* ── a tracepoint that a hook names: each has its own copy of this program ── */
 
 enum text_form { NO_TEXT, IN_FIELD, FROM_START, FROM_FIELD };
 
-/* Where a text is; what says so has an offset in its lower half. */
+/* The address of a text, from one of the TEXT constants. */
 static inline u64 text_of(void *args, u64 where)
 {
     u64 field = (u64)args + (where & 0xffff);
@@ -818,9 +818,9 @@ static inline u64 text_of(void *args, u64 where)
     return (where >> 16 == FROM_START ? (u64)args : field + sizeof(at)) + (at & 0xffff);
 }
 
-#define TELL_TEXT(where)                                                                                       \
+#define SEND_TEXT(where)                                                                                       \
     if (where)                                                                                                 \
-    torn |= tell_text(text_of(args, where), 1, tid, tgid, id, ts_ns)
+    torn |= send_text(text_of(args, where), 1, tid, tgid, id, ts_ns)
 
 int tracepoint_hit(void *args)
 {
@@ -835,7 +835,7 @@ int tracepoint_hit(void *args)
     u64 a[4] = {FIELD(u64, 32), FIELD(u64, 33), FIELD(u64, 34), FIELD(u64, 35)};
     if (spec->condition) {
         u32 at = spec->condition_at;
-        if (!holds(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3]))
+        if (!is_met(spec, at == 1 ? a[0] : at == 2 ? a[1] : at == 3 ? a[2] : a[3]))
             return 0;
     }
     if (SAMPLE > 1) {
@@ -848,10 +848,10 @@ int tracepoint_hit(void *args)
     u32 tid = everywhere ? 0 : (u32)ids, tgid = everywhere ? 0 : ids >> 32;
     u64 ts_ns = clock_ns();
     u8 torn = 0;
-    TELL_TEXT(TEXT_0);
-    TELL_TEXT(TEXT_1);
-    TELL_TEXT(TEXT_2);
-    TELL_TEXT(TEXT_3);
+    SEND_TEXT(TEXT_0);
+    SEND_TEXT(TEXT_1);
+    SEND_TEXT(TEXT_2);
+    SEND_TEXT(TEXT_3);
     struct record *r = reserve(EVENT, tid, tgid, id, ts_ns);
     if (!r) {
         count(DROPS, spec->layer, 1);
@@ -868,7 +868,7 @@ int tracepoint_hit(void *args)
 
 /* ── syscall ── */
 
-/* Numbers above the table include −1 (a call that ptrace or seccomp cancelled) as unsigned. */
+/* Numbers above the table include −1 as unsigned: a call that ptrace or seccomp cancelled. */
 static inline int is_wanted(u64 number)
 {
     u32 key = (u32)number;
@@ -878,7 +878,7 @@ static inline int is_wanted(u64 number)
     return flag && *flag;
 }
 
-static inline void tell_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a)
+static inline void send_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a)
 {
     struct record *r = reserve(SYSCALL_ENTER, (u32)ids, tgid, number, ts_ns);
     if (!r) {
@@ -892,14 +892,14 @@ static inline void tell_syscall(u64 ids, u32 tgid, u32 number, u64 ts_ns, u64 *a
     submit(r);
 }
 
-/* Raw tracepoints hand over the registers, and the number or the result. While a program of another tracepoint
- * runs on a processor, or one of a kprobe, the kernel runs none for a wakeup by an interrupt there; these do not
- * count, and there may be a million of them a second. */
+/* Raw tracepoints pass the registers, and the number or the result. While a program of another kind of tracepoint or
+ * of a kprobe runs on a processor, the kernel runs no program for a wakeup by an interrupt there. Programs of raw
+ * tracepoints do not have this effect, and there may be a million system calls a second. */
 #define REGISTERS_OF(given) (((u64 *)(given))[0])
 #define VALUE_OF(given) (((u64 *)(given))[1])
 
 #if defined(TRACEPIPE_X86_64)
-/* In the order of struct pt_regs: r10 r9 r8 ax cx dx si di. */
+/* The order of struct pt_regs: r10 r9 r8 ax cx dx si di. */
 static inline int read_arguments(u64 registers, u64 *a)
 {
     u64 words[8] = {};
@@ -953,7 +953,7 @@ int syscall_enter(void *given)
             count(DROPS, SYSCALL, 2);
         return 0;
     }
-    tell_syscall(ids, thread->tgid, (u32)number, call.ts_ns, call.a);
+    send_syscall(ids, thread->tgid, (u32)number, call.ts_ns, call.a);
     return 0;
 }
 
@@ -979,7 +979,7 @@ int syscall_exit(void *given)
             count(FILTERED, SYSCALL, 2);
             return 0;
         }
-        tell_syscall(ids, thread->tgid, (u32)number, began_ns, a);
+        send_syscall(ids, thread->tgid, (u32)number, began_ns, a);
     }
     struct record *r = new_record(SYSCALL, SYSCALL_EXIT, (u32)ids, thread->tgid, (u32)number);
     if (!r)
@@ -991,10 +991,10 @@ int syscall_exit(void *given)
 
 /* ── scheduler ── */
 
-#define PREEMPTED 0x100 /* of prev_state: it left, but not to wait */
+#define PREEMPTED 0x100 /* in prev_state: it left its processor, but not to wait */
 
-/* The thread runs again, which takes a wakeup where it waited, and a migration where it does so elsewhere. The
- * kernel runs no program for one in an interrupt of some others, and none in perf's own. */
+/* Count the events that must have happened as the thread runs again: a wakeup if it waited, a migration if it runs
+ * elsewhere. The kernel runs no program for those in interrupts of perf, and of another program. */
 static inline void count_unseen(struct thread *thread)
 {
     u64 here = 1 + bpf_get_smp_processor_id();
@@ -1003,7 +1003,7 @@ static inline void count_unseen(struct thread *thread)
         count(DROPS, UNSEEN, unseen);
 }
 
-/* The tracepoint fires while the one that leaves is still current. */
+/* The tracepoint fires while the leaving thread is still the current one. */
 int sched_switch(void *args)
 {
     u32 prev = FIELD(u32, 4), next = FIELD(u32, 5);
@@ -1076,7 +1076,7 @@ int sched_migrate(void *args)
     return 0;
 }
 
-/* ── threads: met at exec, followed through clone, forgotten at the end ── */
+/* ── threads: found at exec, followed through clone, forgotten at their end ── */
 
 /* Whether this exec is the one that the capture waits for. */
 static inline int is_armed(u64 ids)
@@ -1106,8 +1106,8 @@ static inline int has_the_name(void)
     return comm[0] == COMM_LOW && comm[1] == COMM_HIGH;
 }
 
-/* The thread that had this id is gone, and no switch has said so. */
-static inline void tell_gone(u32 tid, u32 tgid)
+/* Report the end of the thread that had this id, as no switch has shown it. */
+static inline void send_end(u32 tid, u32 tgid)
 {
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
     if (!thread)
@@ -1133,18 +1133,18 @@ int process_exec(void *args)
     int starts = !thread && (is_armed(ids) || has_the_name() || (EVERYONE && ids >> 32 != OWN_TGID));
     if (!thread && !starts)
         return 0;
-    /* Exec from a thread that is not the leader takes over the leader's id; its own is gone. The leader may have
+    /* A thread other than the leader that calls exec takes over the leader's id; its own id is gone. The leader may have
        left its processor after that, under the id that is gone. */
     if (old_tid != tid) {
-        tell_gone(old_tid, ids >> 32);
-        tell_gone(tid, ids >> 32);
+        send_end(old_tid, ids >> 32);
+        send_end(tid, ids >> 32);
     }
     if (starts || old_tid != tid)
         track(tid, ids >> 32, 1);
     current_thread(ids);
-    tell_name(THREAD_NAME, tid, ids >> 32, 0);
+    send_name(THREAD_NAME, tid, ids >> 32, 0);
     if (starts || old_tid != tid)
-        tell_running(tid, ids >> 32);
+        send_running(tid, ids >> 32);
     return 0;
 }
 
@@ -1156,17 +1156,17 @@ int thread_new(void *args)
     if (is_stopped())
         return 0;
     if ((!thread && (!EVERYONE || ids >> 32 == OWN_TGID)) || (!is_thread && !CHILDREN)) {
-        /* One that had this id may have ended unseen, right after a window. */
+        /* A thread that had this id may have ended unseen, right after a window. */
         bpf_map_delete_elem_(TRACKED, &tid);
         return 0;
     }
     u32 tgid = is_thread ? ids >> 32 : tid;
     track(tid, tgid, 0);
-    tell_name(THREAD_NEW, tid, tgid, creator);
+    send_name(THREAD_NEW, tid, tgid, creator);
     return 0;
 }
 
-/* A thread names itself or another of its process; the tracepoint's field is the named one. */
+/* A thread names itself or another thread of its process; the tracepoint's field has the named one. */
 int thread_rename(void *args)
 {
     u32 tid = FIELD(u32, 15);
@@ -1186,15 +1186,15 @@ int thread_rename(void *args)
     return 0;
 }
 
-/* Where the scheduler layer is recorded, the last switch of a thread comes later than this: then it is attached for
- * windows, between which no switches are seen. */
+/* Where the scheduler layer is recorded, the last switch of a thread comes later than this. This program is then attached
+ * only with windows, as no switches are seen between them. */
 int process_exit(void *args)
 {
     u32 tid = (u32)bpf_get_current_pid_tgid();
     struct thread *thread = bpf_map_lookup_elem_(TRACKED, &tid);
     if (!thread || (WITH_SCHEDULER && window()))
         return 0;
-    /* Not counted where there is no room: what is kept of the thread is then kept until its id is used again. */
+    /* Not counted where the ring is full: the thread's state is then kept until its id is used again. */
     struct record *r = reserve(THREAD_END, tid, thread->tgid, 0, clock_ns());
     if (r)
         submit(r);

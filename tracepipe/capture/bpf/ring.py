@@ -1,15 +1,15 @@
 """A BPF ring buffer of fixed-size records, read as memory.
 
-include/uapi/linux/bpf.h and kernel/bpf/ringbuf.c; what a process maps:
+From include/uapi/linux/bpf.h and kernel/bpf/ringbuf.c. A process maps:
 
-    page 0 (read, write)   consumer position, u64: ours
+    page 0 (read, write)   consumer position, u64: written here
     page 1 (read)          producer position, u64
     from page 2 (read)     the data, twice in a row, so that a span never wraps
 
     each record:  len u32 (bit 31: being written, bit 30: discarded) │ page offset u32 │ payload
 
-With a payload of 56 bytes every record takes 64, so whether a span is complete is one slice of its length
-bytes, and the span can be kept as it is. Positions are read and written as one machine word each.
+With a payload of 56 bytes every record takes 64. One slice over the bytes of lengths therefore shows whether
+a span is complete, and the span can be kept unchanged. Each position is read and written as one machine word.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Ring:
 
     @property
     def made(self) -> int:
-        """How many bytes have come into the ring."""
+        """How many bytes have been written into the ring."""
         return self._producer[0] - self._first
 
     def take(self, room_bytes: int) -> bytes:
-        """Records up to the first that is still being written, with their headers; frees their room."""
+        """The records up to the first that is still being written, with their headers; frees their space."""
         position = self._consumer[0]
         size = min(self._producer[0] - position, room_bytes)
         if not size:
             return b""
         start = mmap.PAGESIZE + (position & self._mask)
-        # Look at the marks before copying: a record that is complete now stays so.
+        # Read the busy bits before copying: a record that is complete stays complete.
         marks = self._data[start + _BUSY_BYTE : start + size : RECORD_BYTES]
         ready = len(marks) - len(marks.lstrip(b"\0"))
         span = self._data[start : start + ready * RECORD_BYTES]
@@ -53,7 +53,7 @@ class Ring:
         return span
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the ring."""
         self._consumer.release()
         self._producer.release()
         self._control.close()

@@ -1,4 +1,4 @@
-"""What the kernel side must know of each probe: struct spec of probes.bpf.c.
+"""What the BPF programs must know about each probe: struct spec of probes.bpf.c.
 
     0       8        16      17      18    19          20     21      22          23
     ┌───────┬────────┬───────┬───────┬─────┬───────────┬──────┬───────┬───────────┬──────────────┐
@@ -9,7 +9,7 @@
     │ condition bits │ condition signed  │ zero[6]  │ condition value │
     └────────────────┴───────────────────┴──────────┴─────────────────┘
 
-Positions are written plus one: 0 is none.
+Positions are stored plus one; 0 means none.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
 SPEC_BYTES = _SPEC.size
 _PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED, _NAMES = 1, 2, 4, 8, 16, 32, 64
 WHOLE_EFFECTS = frozenset({"name", "alloc", "free"})
-"""Those that no filter may thin out: a handle's name, and what is allocated at any time."""
+"""The effects that no filter may drop: names of handles, and allocations, whose sum must be right."""
 QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
-"""The driver's function that gives its own threads work."""
+"""The driver's function that queues work for its own threads."""
 # enum condition of probes.bpf.c
 _CONDITIONS = {"==": 1, "!=": 2, "<": 3, "<=": 4, ">": 5, ">=": 6, "&": 7}
 assert set(_CONDITIONS) == set(OPERATORS)
 
 
 def is_paired(probe: Probe, filters: Filters) -> bool:
-    """Whether the return of a call must know of its entry."""
+    """Whether the return of a call needs data of its entry."""
     if isinstance(probe.place, TracepointPlace) or not probe.hook.returns:
         return False
     waits = filters.min_duration_ns > 0 or filters.sample > 1
@@ -54,12 +54,12 @@ def is_paired(probe: Probe, filters: Filters) -> bool:
 
 
 def text_field(argument: Argument) -> int:
-    """Where a tracepoint has a text: TEXT_0 and the like of probes.bpf.c."""
+    """The place of a text in a tracepoint's record, as TEXT_0 and the like of probes.bpf.c have it."""
     return (1 + TEXT_FORMS.index(argument.text_form)) << 16 | argument.position
 
 
 def spec_of(probe: Probe, filters: Filters) -> bytes:
-    """struct spec of one probe."""
+    """The struct spec of one probe."""
     low, high = bytearray(8), bytearray(8)
     arguments = probe.signature.arguments
     is_tracepoint = isinstance(probe.place, TracepointPlace)

@@ -1,1 +1,1 @@
-"""Ways to attach probes. A new one is a file here and a line in `ENGINES` of `capture`."""
+"""The engines that attach probes. A new one is a file here and a line in `ENGINES` of `capture`."""

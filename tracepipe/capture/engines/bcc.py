@@ -1,4 +1,4 @@
-"""The engines `bcc` and `prebuilt`: one source and one loader, compiled here by BCC or ahead by us."""
+"""The engines `bcc` and `prebuilt`: one source and one loader, compiled by BCC here or ahead of time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class BccEngine:
-    """Compiles with BCC when a capture starts."""
+    """Compiles the programs with BCC when a capture starts."""
 
     name = "bcc"
     layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
-        """BCC's version. Raises CaptureUnavailable."""
+        """Return BCC's version. Raises CaptureUnavailable."""
         check_machine()
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
@@ -37,18 +37,18 @@ class BccEngine:
 
 
 class PrebuiltEngine:
-    """Loads the bytecode that was compiled when tracepipe was made: for hosts without BCC."""
+    """Loads the bytecode that tracepipe ships, for hosts without BCC."""
 
     name = "prebuilt"
     layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
-        """The compiler that made the bytecode. Raises CaptureUnavailable."""
+        """Return the compiler that made the bytecode. Raises CaptureUnavailable."""
         check_machine()
         return str(json.loads(SHIPPED.read_text())["compiler"])
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
-        """Attach. Raises CaptureUnavailable."""
+        """Attach the shipped programs. Raises CaptureUnavailable."""
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
         return ProbeAttachment(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
@@ -56,7 +56,7 @@ class PrebuiltEngine:
 
 
 def check_machine() -> None:
-    """Raises CaptureUnavailable where no program of ours can be loaded."""
+    """Raise CaptureUnavailable where the BPF programs cannot be loaded."""
     if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
         raise CaptureUnavailable(
             f"Capture does not support {platform.system()} on {platform.machine()}.",

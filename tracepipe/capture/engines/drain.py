@@ -1,11 +1,11 @@
-"""The ring of a capture, from which a thread takes its content to a file where that is not taken in time.
+"""The ring of a capture, which a thread empties into a file when its content is not collected in time.
 
-    kernel ─▶ ring ───────────────────────────────────▶ chunks, as they are asked for
+    kernel ─▶ ring ───────────────────────────────────▶ chunks, when they are taken
                 └─▶ temporary file without a name ─▶┘
 
-That thread waits for neither interpreter nor processor. Where a program keeps all processors busy, the thread
-that makes lines has the interpreter while it waits for its turn on one, and whoever else needs it waits as
-long. The ring would be full by then.
+That thread waits for neither the interpreter nor a processor. Where a program keeps all processors busy, the
+thread that renders lines holds the interpreter while it waits for a processor, and every other Python thread
+waits as long. Without the file the ring would overflow meanwhile.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from tracepipe.capture.machine.precedence import runs_at_once
 from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.tick import SHORT_S, Tick
 
-_CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # that are taken at once
-_LEAST_BYTES = 1 << 16  # where there is no memory for that
-_GIVE_BACK_BYTES = 4 << 20  # of the file at once
-# Threads that move what is in the ring where none may have priority: of this many one gets its turn in time.
+_CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # taken in one call
+_LEAST_BYTES = 1 << 16  # where memory is short
+_GIVE_BACK_BYTES = 4 << 20  # of the file, freed in one call
+# How many threads empty the ring where none may have priority: one of this many gets a processor in time.
 _THREADS = 8
 
 
 class Unread(NamedTuple):
-    """Records that were moved to the file and cannot be read back, and the time of the last one before."""
+    """Records that were moved to the file and cannot be read back, and the time of the last record before
+    them.
+    """
 
     records: int
     since_ns: int
@@ -41,8 +43,8 @@ class Unread(NamedTuple):
 
 
 class Drain:
-    """Records of the ring behind `map_fd`, in order. Without the native core, or a place for a file, they
-    have the ring's room alone.
+    """The records of the ring behind `map_fd`, in order. Without the native core, or a place for the file,
+    only the ring holds them.
     """
 
     def __init__(self, map_fd: int, ring_bytes: int) -> None:
@@ -54,30 +56,30 @@ class Drain:
         self._last_ns, self._chunk_bytes = 0, _CHUNK_BYTES
         self._unread: Unread | None = None
         if self._core is not None:
-            with suppress(OSError):  # whoever needs a file of its own there says so
+            with suppress(OSError):  # the backlog reports that there is no place for a file
                 self._file = _without_name()
             self._there = self._core.tp_ring_new(map_fd, ring_bytes, self._file) or 0
         self._ring = Ring(map_fd, ring_bytes) if self._core is None or not self._there else None
 
     def start(self) -> None:
-        """From now on keep what is not taken in time."""
+        """From now on keep records that are not taken in time."""
         if self._ring is None and self._file >= 0:
             self._add_thread(self._follow)
 
     def _add_thread(self, follow: Callable[[], None]) -> None:
         thread = threading.Thread(target=follow, name="tracepipe-ring", daemon=True)
-        with suppress(RuntimeError):  # there is no room for another: those that are there must do
+        with suppress(RuntimeError):  # no more threads are allowed: those that exist must be enough
             thread.start()
             self._threads.append(thread)
 
     @property
     def made_bytes(self) -> int:
-        """What has come into the ring so far."""
+        """The size of all records that have come into the ring so far."""
         return self._ring.made if self._ring is not None else int(self._core.tp_ring_made(self._there))
 
     def take(self, until_bytes: int | None = None) -> bytes:
-        """The next whole records, some megabytes at most; b"" if there are none. `until_bytes`: of those that
-        had come when `made_bytes` was that.
+        """The next whole records, at most some megabytes; b"" if there are none. `until_bytes`: only records
+        that had arrived when `made_bytes` had this value.
         """
         try:
             return self._take(until_bytes)
@@ -103,24 +105,27 @@ class Drain:
             there = ctypes.create_string_buffer(room_bytes)
             size_bytes = self._core.tp_ring_copy(self._there, self.taken_bytes, there, room_bytes)
             if size_bytes >= 0:
-                chunk = ctypes.string_at(there, size_bytes)  # may find no memory: they are in the ring yet
+                # If this raises MemoryError, the records are still in the ring.
+                chunk = ctypes.string_at(there, size_bytes)
                 if self._core.tp_ring_leave(self._there, self.taken_bytes, size_bytes):
                     return self._took(chunk)
 
     def unread(self) -> Unread | None:
-        """What could not be read back since the last call."""
+        """The records that could not be read back since the last call."""
         unread, self._unread = self._unread, None
         return unread
 
     def stop(self) -> None:
-        """No more is made: what is left comes with the next calls of `take`. Again: does nothing."""
+        """Stop after the last record: the rest comes with the next calls of `take`. A second call does
+        nothing.
+        """
         if self._threads:
             self._core.tp_ring_end(self._there)
         while self._threads:
             self._threads.pop().join()
 
     def close(self) -> None:
-        """Give the file and the memory back."""
+        """Free the file and the memory."""
         self.stop()
         if self._ring is not None:
             self._ring.close()
@@ -132,12 +137,12 @@ class Drain:
             self._file = -1
 
     def _read_back(self, size_bytes: int) -> bytes:
-        """The next records of the file; where none of them can be read, all are left out."""
+        """The next records of the file; b"" where they cannot be read, and are skipped."""
         try:
             chunk = os.pread(self._file, size_bytes, self.taken_bytes)
             if len(chunk) >= RECORD_BYTES:
                 return chunk[: len(chunk) // RECORD_BYTES * RECORD_BYTES]
-            raise OSError(errno.EIO, os.strerror(errno.EIO))  # somebody has cut it
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # another process has truncated it
         except OSError as error:
             before = self._unread or Unread(0, self._last_ns, error)
             self._unread = before._replace(records=before.records + size_bytes // RECORD_BYTES)
@@ -167,6 +172,6 @@ class Drain:
 
 
 def _without_name() -> int:
-    """A temporary file of which nothing is left, however this process ends. Raises OSError."""
+    """A temporary file that leaves nothing behind, however this process ends. Raises OSError."""
     with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
         return os.dup(file.fileno())

@@ -1,4 +1,4 @@
-"""What an engine must do, and whoever takes what it collects."""
+"""The protocols of an engine, and of the collectors that take what it collects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracepipe.errors import OutputError
 
 
 class Turn(NamedTuple):
-    """A window that began or ended by a function's call, in the order in which the recording tells it."""
+    """The begin or end of a window by a function's call, in the order in which the recording has them."""
 
     ts_ns: int
     begins: bool
@@ -26,7 +26,7 @@ class Collector(Protocol):
     """Takes what a recording collects, in order."""
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """What will come: records of this plan, from `start_ns` on CLOCK_MONOTONIC. Before all else."""
+        """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
         ...
 
     def put(self, chunk: bytes) -> None:
@@ -34,25 +34,25 @@ class Collector(Protocol):
         ...
 
     def put_loss(self, loss: Loss) -> None:
-        """Take a loss, after the records that came before it."""
+        """Take a loss, after the records that precede it."""
         ...
 
     def finish(self) -> None:
-        """No more comes."""
+        """Called at the end: no more records follow."""
         ...
 
 
 @runtime_checkable
 class Store(Collector, Protocol):
-    """A collector that can tell of all that it took, when it is done."""
+    """A collector that reports what it has taken."""
 
     error: Exception | None
-    """Why it takes no more: an OutputError or a bug. What is put from then on is counted as lost."""
+    """Why it takes no more: an OutputError or a bug. Events that are put from then on are counted as lost."""
     cpu_losses: dict[str, dict[int, int]]
 
     @property
     def size_bytes(self) -> int:
-        """What has been written, or will be."""
+        """The size of what has been written, or will be."""
         ...
 
     @property
@@ -66,111 +66,113 @@ class Store(Collector, Protocol):
         ...
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all is done, after waiting for it for at most `timeout_s`."""
+        """Wait for the end of its work for at most `timeout_s`; returns whether it has ended."""
         ...
 
     def abandon(self) -> None:
-        """Leave out what is not done yet, and count it."""
+        """Leave out what is not written yet, and count it as lost."""
         ...
 
     def close(self) -> None:
-        """End it, done or not."""
+        """End it, whether it is complete or not."""
         ...
 
 
 class Decoder(Protocol):
-    """Turns records into lines of an event file."""
+    """Renders records to lines of an event file."""
 
     def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk; chunks come in the order in which they were collected."""
+        """The lines of one chunk; chunks must come in the order in which they were collected."""
         ...
 
     def counts(self, chunk: bytes) -> Mapping[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
+        """Layer → events of the records in a chunk that is not rendered."""
         ...
 
     def carry(self) -> Carry:
-        """What keeps of dropped records what such a decoder needs of them."""
+        """An object that keeps what this kind of decoder needs from evicted records."""
         ...
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
+        """Start after evicted records: returns the lines of what was still open, as beginning at `start_ns`."""
         ...
 
 
 class Renderer(Decoder, Protocol):
-    """The decoder of what a recording collected."""
+    """The decoder of the records of probes."""
 
     def learn(self, chunk: bytes) -> None:
-        """Take from a chunk what lines before it need; for recordings that are unordered."""
+        """Read from a chunk what earlier lines need; for unordered recordings."""
         ...
 
 
 class DeviceRenderer(Decoder, Protocol):
-    """The decoder of what a library in the command collected, whose chunks come whole."""
+    """The decoder of what a library in the command recorded; each chunk is decoded as a whole."""
 
     @property
     def news(self) -> Sequence[str]:
-        """Notes that are known before the recording ends, in order; `notes` begins with them."""
+        """The notes that are known before the recording ends, in order; `notes` begins with them."""
         ...
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know."""
+        """The messages for the user."""
         ...
 
     @property
     def losses(self) -> dict[str, int]:
-        """Layer → losses that it found itself."""
+        """Layer → events lost, as the decoder itself found."""
         ...
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that were met, as a header has them."""
+        """The GPUs of the records so far, in the form of a header."""
         ...
 
     def rest(self) -> Iterator[Lines]:
-        """More lines of the last chunk, some thousand at a time: all at once would take hundreds of MB."""
+        """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
+        MB.
+        """
         ...
 
     def last(self) -> Lines:
-        """Lines of what waited for something that has not come, when no more comes."""
+        """Called after the last chunk: the lines of records that were waiting for others."""
         ...
 
     def spans(self, wanted: Wanted) -> SpanReader:
-        """What finds among such records calls and kernels that took long."""
+        """A reader that finds long calls and kernels in such records."""
         ...
 
     def anew(self) -> DeviceRenderer:
-        """A renderer like this one that has taken nothing."""
+        """A new renderer with the settings of this one."""
         ...
 
 
 class DeviceEngine(Protocol):
-    """A library in the target's processes that tells what their GPUs do."""
+    """A library in the target's processes that records what their GPUs do."""
 
     name: str
     layers: frozenset[str]
-    """What it records; `userspace` among them: its calls are taken, and no probes set for them."""
+    """The layers that it records; with `userspace` it records calls, and no probes are attached for them."""
     clocks: Sequence[str]
-    """Clocks that its times can be on other than CLOCK_MONOTONIC."""
+    """The clocks other than CLOCK_MONOTONIC that its times may be of."""
     gpus: Sequence[Mapping[str, Any]]
-    """The GPUs that there are, as a header has them: index, name, uuid, sm_count."""
+    """The GPUs of this machine, in the form of a header: index, name, uuid, sm_count."""
     counters: Sequence[Mapping[str, Any]]
-    """What is sampled of the GPUs' hardware, as a header has it."""
+    """The sampled counters of the GPUs' hardware, in the form of a header."""
     sees: Mapping[str, Path]
-    """What begins and ends windows, by its kind, that a library in the command sees → the library."""
+    """Kind of a trigger that a library in the command sees → the library."""
 
     def environment(self) -> dict[str, str]:
-        """What the target must find in its environment."""
+        """The variables to add to the target's environment."""
         ...
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Record processes that run already, from now on. Raises CaptureUnavailable, TracepipeError."""
+        """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
         ...
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Records since the last call; never waits. `is_final`: the target has ended."""
+        """The records since the last call; never waits. `is_final`: the target has ended."""
         ...
 
     def lost(self) -> list[Loss]:
@@ -178,81 +180,83 @@ class DeviceEngine(Protocol):
         ...
 
     def renderer(self) -> DeviceRenderer:
-        """The decoder of what `collect` gives; used on another thread."""
+        """The decoder of what `collect` returns; used on another thread."""
         ...
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Before a process begins: events are recorded in windows alone, which begin and end by what the
-        environment says.
+        """Called before a process begins: events are recorded only in windows, whose begin and end the
+        environment describes.
         """
         ...
 
     def arm(self, windows: int) -> None:
-        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        """From now on, processes begin and end windows at their triggers, at most this many."""
         ...
 
     def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the one that is open, unless a process has done that."""
+        """Begin a window, or end the open one, unless a process has already done so."""
         ...
 
     def hits(self) -> int:
-        """How often what begins a window came since `arm`, or since the last one began; of what it sees."""
+        """How often a trigger that the library sees happened since `arm`, or since the last window began."""
         ...
 
     def turns(self) -> list[Turn]:
-        """Windows that processes began and ended since the last call."""
+        """The begins and ends of windows by processes since the last call."""
         ...
 
     def turned(self, turn: Turn) -> None:
-        """A window of the recording began or ended; without windows, the recording. In order of time."""
+        """Called when a window of the recording, or a recording without windows, begins or ends; in order of
+        time.
+        """
         ...
 
     def stop(self) -> None:
-        """Ask the target's processes to record no more, and to be as they were; never waits.
+        """Ask the target's processes to stop recording and to undo what the library did; never waits.
 
-        What they still send is collected until `is_over`.
+        Their last records are collected until `is_over`.
         """
         ...
 
     def is_over(self) -> bool:
-        """Whether every process has sent its last records and let go, or is gone."""
+        """Whether every process has sent its last records and stopped, or has ended."""
         ...
 
     def close(self) -> None:
-        """Give the memory back; what the target still tells is left."""
+        """Free the memory; what the target still sends is not read."""
         ...
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Layers that a recording gets, and why it does not get the others."""
+    """The layers that a recording has, and why it lacks the others."""
 
     got: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
 
 class Attachment(Protocol):
-    """Attached probes that record nothing until they are started; for windows, a `WindowedAttachment`."""
+    """Attached probes, which record nothing before `start`. A `WindowedAttachment` can also record windows."""
 
     coverage: Coverage
     filtered: dict[str, int]
     """Layer → events that a filter left out; complete after `stop`."""
     error: OutputError | None
-    """Why events were lost that had been taken from the kernel: a recording ends by that."""
+    """Why events that were taken from the kernel were lost, which ends a recording."""
 
     @property
     def is_unordered(self) -> bool:
-        """Whether records can stand after later ones, or need what comes after them."""
+        """Whether records can follow later ones, or depend on records after them."""
         ...
 
     def start(self) -> None:
-        """Record what the plan's scope says, from now on; a command from its exec on. Of a plan with windows
-        only who is recorded is followed, until one begins.
+        """Record the plan's scope from now on; a command from its exec on. With windows, only the threads of
+        the scope are followed until the first one begins.
         """
         ...
 
     def collect(self) -> bytes:
-        """Whole records that were not collected yet, or some of them; b"" if there are none. Never waits."""
+        """Whole records that were not collected before, or some of them; b"" if there are none. Never waits."""
         ...
 
     def lost(self) -> list[Loss]:
@@ -260,11 +264,11 @@ class Attachment(Protocol):
         ...
 
     def renderer(self) -> Renderer:
-        """The decoder of what `collect` gives, for a started recording; used on another thread."""
+        """The decoder of what `collect` returns, for a started recording; used on another thread."""
         ...
 
     def stop(self) -> None:
-        """Detach every probe; `collect` and `lost` still give what was recorded before."""
+        """Detach every probe; `collect` and `lost` still return what was recorded before."""
         ...
 
     def close(self) -> None:
@@ -277,10 +281,10 @@ class WindowedAttachment(Attachment, Protocol):
     """Attached probes that can record windows."""
 
     probed: frozenset[bool]
-    """Whether they see what begins windows (True), and what ends them (False)."""
+    """Which triggers the probes see: True for those that begin windows, False for those that end them."""
 
     def prepare(self) -> None:
-        """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
+        """Attach what is recorded in windows, unless it is attached. Raises CaptureUnavailable."""
         ...
 
     def rest(self) -> None:
@@ -288,42 +292,44 @@ class WindowedAttachment(Attachment, Protocol):
         ...
 
     def hits(self) -> int:
-        """How often what begins a window was called since `arm`, or since the last one ended."""
+        """How often the functions that begin a window were called since `arm`, or since the last window
+        ended.
+        """
         ...
 
     def asked(self) -> int | None:
-        """When a call asked for a window, in which it waits until `let_go`; None if none does."""
+        """The time at which a call requested a window; the call waits until `let_go`. None if no call waits."""
         ...
 
     def let_go(self) -> bool:
-        """Let the call that asked for a window go on; whether the window was over before it was begun."""
+        """Release the call that requested a window; returns whether its window was over before it began."""
         ...
 
     def let_end(self) -> None:
-        """Let the call go on that ended a window, where it waits for libraries in the command to follow."""
+        """Release the call that ended a window, where it waits for libraries in the command to follow."""
         ...
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
-        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
-        `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
+        """Begin a window now, or at `at_ns` where it began elsewhere; returns its time on CLOCK_MONOTONIC. It
+        is due at `since_ns`, and begins later where probes must be attached first. Raises CaptureUnavailable.
         """
         ...
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
-        """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
+        """End the open window now, or at `at_ns` where it ended elsewhere; returns the time."""
         ...
 
     def arm(self, windows: int) -> None:
-        """From now on the plan's functions begin windows, so many, and end them."""
+        """From now on the plan's functions begin and end windows, at most this many."""
         ...
 
     def turns(self) -> list[Turn]:
-        """Windows that functions began and ended, in what was collected since the last call."""
+        """The begins and ends of windows by functions, in what was collected since the last call."""
         ...
 
 
 class Engine(Protocol):
-    """A way to attach probes: one file, and one line in `ENGINES`."""
+    """A way to attach probes. Each engine is one file, and one line in `ENGINES`."""
 
     name: str
     layers: frozenset[str]

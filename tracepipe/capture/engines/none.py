@@ -1,4 +1,4 @@
-"""The engine that sets no probes: where eBPF cannot work, and a GPU's library tells what it knows."""
+"""The engine without probes: used where eBPF cannot work and only a library in the command records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracepipe.errors import OutputError
 
 
 class NoProbes:
-    """Records nothing itself, which is all that can be had without privilege."""
+    """Records nothing itself, and needs no privilege."""
 
     name = "none"
     layers: frozenset[str] = frozenset()
@@ -28,7 +28,7 @@ class NoProbes:
 
 
 class NothingRecorded:
-    """A recording without probes: of windows that are begun and ended here, and nothing in them."""
+    """A recording without probes, which has only the begins and ends of windows."""
 
     is_unordered = False
     probed: frozenset[bool] = frozenset()
@@ -65,11 +65,11 @@ class NothingRecorded:
         """No call waits."""
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
-        """Begin a window: its time on CLOCK_MONOTONIC."""
+        """Begin a window; returns its time on CLOCK_MONOTONIC."""
         return self._turn(Cause.START, at_ns, begins=True, name=name)
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
-        """End the window that is open: the time."""
+        """End the open window; returns the time."""
         return self._turn(cause, at_ns, begins=False)
 
     def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool, name: str = "") -> int:
@@ -81,11 +81,11 @@ class NothingRecorded:
         """No function is seen."""
 
     def turns(self) -> list[Turn]:
-        """Of functions none."""
+        """No function begins or ends a window."""
         return []
 
     def collect(self) -> bytes:
-        """Where windows begin and end."""
+        """The records of begins and ends of windows."""
         pending, self._pending = self._pending, b""
         return pending
 
@@ -94,11 +94,11 @@ class NothingRecorded:
         return []
 
     def renderer(self) -> RecordRenderer:
-        """A decoder that is given no events."""
+        """A decoder for records of windows."""
         return RecordRenderer([], {}, {}, causes=self._causes)
 
     def stop(self) -> None:
         """There is nothing to stop."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """There is nothing to free."""

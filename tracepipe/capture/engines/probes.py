@@ -1,6 +1,7 @@
-"""Attaching the programs of probes.bpf.c by a plan, and reading what they record.
+"""Attaches the programs of probes.bpf.c by a plan, and reads what they record.
 
-Whoever compiled them gives bytecode by program; maps, constants and field offsets are filled in here.
+The engine that compiled them provides the bytecode of each program. Maps, constants and field offsets are
+filled in here.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class ProbeAttachment:
         self._names: dict[int, str] = {}
         self._seen_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
-        self._marks: deque[tuple[int, bytes]] = deque()  # how much was made before → the record of a window
+        self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
         self._turns: list[Turn] = []
         self._said_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
@@ -94,7 +95,8 @@ class ProbeAttachment:
         if scope.kind == "command":
             self._maps.control[Control.ARMED] = scope.pids[0] + 1
         elif self._namespace is not None:
-            # Of processes that run already only the ids here are known; the kernel side knows the others.
+            # Of running processes only the ids in this namespace are known here; the BPF programs know the
+            # others.
             for thread in running_threads(scope):
                 self._maps.adopt(thread.pid)
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
@@ -120,22 +122,22 @@ class ProbeAttachment:
         self._maps.control[Control.IS_READY] = self._is_ready
 
     def rest(self) -> None:
-        """Detach what is recorded in windows, where it can be attached again for the next one. It is done at
-        the second call: a function that was called before the first one may have begun a window by then.
+        """Detach what is recorded in windows, where it can be attached again for the next one. The second
+        call detaches: before it, a function that was called before the first one may have begun a window.
         """
         if self._probing is None or not self._probing.is_whole or not self._probing.rests:
             return
         control = self._maps.control
         if control[Control.IS_READY]:
             control[Control.IS_READY] = 0
-        elif control[Control.WINDOW_NS]:  # one has begun, which was not collected yet
+        elif control[Control.WINDOW_NS]:  # a window has begun that was not collected yet
             control[Control.IS_READY] = self._is_ready
         else:
             self._probing.rest()
 
     @property
     def _is_ready(self) -> int:
-        """1 where a call begins a window by itself, which only the probes have to follow."""
+        """1 where a call begins a window immediately, as only the probes have to follow it."""
         return int(self._plan.windows is None or not self._plan.windows.is_begin_followed)
 
     def hits(self) -> int:
@@ -203,11 +205,11 @@ class ProbeAttachment:
         return chunk
 
     def _mark(self, record: bytes) -> None:
-        """Put a record behind all that stands in the ring yet."""
+        """Place a record after everything that is in the ring now."""
         self._marks.append((self._drain.made_bytes, record))
 
     def lost(self) -> list[Loss]:
-        """Records that found the ring full since the last call, by layer and processor."""
+        """The losses since the last call, by layer and processor."""
         now_ns = time.monotonic_ns()
         losses, unseen = list[Loss](), 0
         processors = self._maps.processors
@@ -247,7 +249,7 @@ class ProbeAttachment:
         )
 
     def stop(self) -> None:
-        """Record no more, and detach. Again: does nothing."""
+        """Stop recording, and detach. A second call does nothing."""
         self._is_stopped = True
         self._maps.control[Control.STOPPED] = 1
         self.let_go()
@@ -265,14 +267,14 @@ class ProbeAttachment:
 
     def _detach(self, probing: Probing) -> None:
         quick, slow = probing.take()
-        # First and here: as long as these exist, every process that calls the functions pays for them.
+        # These are closed first, and here: until then every process that calls the functions pays for them.
         for link in quick:
             os.close(link)
         if slow:
             _close_in_background(slow)
 
     def close(self) -> None:
-        """Detach, if that was not done, and give the ring and the maps back."""
+        """Detach, if that was not done, and free the ring and the maps."""
         self.stop()
         if self._probing is not None:
             self._probing.close()
@@ -304,7 +306,7 @@ class ProbeAttachment:
         }
 
     def _code(self, program: str, fields: Mapping[int, Field], own: Mapping[int, int]) -> bytes:
-        """The bytecode with the plan's constants, and those of this copy of it alone."""
+        """The bytecode with the plan's constants, and with `own`, those of this copy alone."""
         constants = {**self._constants, **own}
         return filled_in(self._programs[program], self._maps.descriptors, constants, fields)
 
@@ -318,7 +320,7 @@ class ProbeAttachment:
         self._maps.control[Control.IS_READY] = self._is_ready
 
     def _cover(self) -> None:
-        """Say which layers are recorded, and which functions are not."""
+        """Report which layers are recorded, and which functions are not."""
         refused = self._say_refused()
         for layer in self._plan.layers:
             mine = {index for index, probe in enumerate(self._plan.probes) if probe.layer == layer}
@@ -331,7 +333,7 @@ class ProbeAttachment:
         self.coverage.got.sort(key=RECORDED_LAYERS.index)
 
     def _say_refused(self) -> set[int]:
-        """Say which functions are not recorded, of those that was not said of; all of them."""
+        """Report the functions that cannot be recorded, each once; returns the numbers of all such probes."""
         refused = self._probing.refused if self._probing else set()
         for places, why in (
             (FilePlace, "their first instruction cannot be probed"),
@@ -346,17 +348,20 @@ class ProbeAttachment:
 
 
 def _make_room_for_links() -> None:
-    """Where every probe is a descriptor, libcuda and libcudart have more than the usual limit of 1024."""
+    """Raise the limit of descriptors: where every probe needs one, libcuda and libcudart exceed the usual
+    1024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _close_in_background(descriptors: list[int]) -> None:
-    """Close them here at once, and let a child that may outlive this process be the last to hold them.
+    """Close the descriptors here immediately, while a child that may outlive this process holds them last.
 
     For every tracepoint and every single uprobe, the last holder's close waits 50 to 100 ms in the kernel.
-    Nothing is recorded any more by then, so nobody has to wait for it. Without room for a process, we wait.
+    Nothing is recorded any more by then, so this process need not wait for it. If no process can be forked,
+    it waits.
     """
     try:
         closed, closing = os.pipe()
@@ -370,11 +375,12 @@ def _close_in_background(descriptors: list[int]) -> None:
         child = -1
     if child == 0:
         try:
-            os.setsid()  # no signal of the terminal
-            # All others too: whoever reads this process's output waits for its last holder.
+            os.setsid()  # without signals from the terminal
+            # Close all others too: a reader of this process's output waits until its last holder has closed
+            # it.
             for opened in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
                 if opened not in (*descriptors, closed):
-                    with suppress(OSError):  # the listing's own is closed already
+                    with suppress(OSError):  # the descriptor of the listing itself is closed
                         os.close(opened)
             if os.fork() == 0:
                 os.read(closed, 1)  # ends when the parent has closed its copies

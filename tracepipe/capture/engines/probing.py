@@ -1,7 +1,7 @@
-"""The programs of a capture in their places.
+"""Attaches and detaches the programs of a capture.
 
-What is attached stands for all of the capture, or for its windows alone: between them, those are detached
-where the kernel can attach them again at once (one link for all functions of a file, Linux 6.6).
+A program stays attached for the whole capture, or for its windows only. Between windows the latter are
+detached where the kernel can quickly attach them again (one link for all functions of a file, Linux 6.6).
 
     standing                                   of windows
     ───────────────────────────────────────    ─────────────────────────────────────
@@ -53,8 +53,8 @@ TEXTS = (Constant.TEXT_0, Constant.TEXT_1, Constant.TEXT_2, Constant.TEXT_3)
 
 
 class _Point(NamedTuple):
-    """A tracepoint: its program's name and bytecode, its own id, and the layer of what the program misses;
-    None: threads are not followed then.
+    """A tracepoint: its program's name and bytecode, its id, and the layer in which misses of the program are
+    counted. None: a miss means that a thread is not followed.
     """
 
     name: str
@@ -64,18 +64,18 @@ class _Point(NamedTuple):
 
 
 Code = Callable[[str, Mapping[int, Field], Mapping[int, int]], bytes]
-"""The bytecode of a program with its fields, and with constants of this copy alone."""
+"""Returns the bytecode of a program with its field offsets, and with the constants of this copy."""
 
 
 class Probing:
-    """What a plan has to attach, and what is attached of it."""
+    """What a plan attaches, and which of it is attached."""
 
     def __init__(self, plan: Plan, code: Code) -> None:
-        """Make the programs ready. Raises CaptureUnavailable."""
+        """Prepare the programs. Raises CaptureUnavailable."""
         self.refused: set[int] = set()
-        """Probes that the kernel would not set."""
+        """The probes that the kernel refused."""
         self.is_whole = False
-        """Whether all is attached."""
+        """Whether everything is attached."""
         self._plan, self._code = plan, code
         self._opened = Opened()
         self._standing, self._windowed = Links(self.refused), Links(self.refused)
@@ -97,8 +97,8 @@ class Probing:
 
     @property
     def rests(self) -> bool:
-        """Whether what is of windows can be detached between them: where the kernel attaches it at once, and
-        holds the call that begins a window meanwhile.
+        """Whether the programs of windows can be detached between them: where the kernel attaches them in one
+        call, and can hold the call that begins a window meanwhile.
         """
         windows = self._plan.windows
         if windows is None or self._windowed.single:
@@ -106,12 +106,12 @@ class Probing:
         return self._holds or not any(trigger.begins for trigger in windows.places)
 
     def attach(self) -> None:
-        """Attach all. Raises OSError, CaptureUnavailable."""
+        """Attach everything. Raises OSError, CaptureUnavailable."""
         triggers = self._plan.windows.places if self._plan.windows else ()
-        # Who is followed first, so that nobody is met in the middle of a call without need.
+        # Follow threads first, so that none is found in the middle of a call without need.
         self._load(self._following)
         self._attach_points(self._standing)
-        # What was attached last runs first: the call that begins a window is in it, and the one that ends it.
+        # The program that was attached last runs first, so the calls that begin and end a window are in it.
         ends, begins = [one for one in triggers if not one.begins], [one for one in triggers if one.begins]
         may_hold = bool(triggers) and has_sleeping(self._opened, self._plain("trigger_holding"))
         is_end_held = may_hold and self._plan.windows is not None and self._plan.windows.is_end_followed
@@ -127,7 +127,7 @@ class Probing:
         attach_triggers(self._standing, self._opened, triggers, code, holds=holds)
 
     def complete(self) -> None:
-        """Attach what is of windows, unless it is. Raises OSError."""
+        """Attach the programs of windows, unless they are attached. Raises OSError."""
         if not self.is_whole:
             self._attach_functions(self._windowed, self._functions[1])
             if "syscall" in self._plan.own:
@@ -138,8 +138,8 @@ class Probing:
             self.is_whole = True
 
     def rest(self) -> None:
-        """Detach what is of windows: on threads, as every close waits for the kernel. The probes of a link
-        are gone from the programs when its close begins to wait.
+        """Detach the programs of windows, on threads, as every close waits for the kernel. The probes of a
+        link have stopped firing when its close begins to wait.
         """
         self.is_whole = False
         links, self._windowed = self._windowed, Links(self.refused)
@@ -152,7 +152,9 @@ class Probing:
         self._load(self._of_windows)
 
     def take(self) -> tuple[list[int], list[int]]:
-        """What closes at once, and what is slow: all that holds probes in place is the caller's to close."""
+        """The descriptors that close immediately, and those that are slow to close. The caller closes them,
+        which detaches all probes.
+        """
         self.is_whole = False
         quick, slow = list[int](), list[int]()
         for links in (self._standing, self._windowed):
@@ -169,14 +171,14 @@ class Probing:
         return quick, slow
 
     def missed(self, now_ns: int, *, is_final: bool) -> dict[str | None, int]:
-        """Layer → hits since the last call for which the kernel ran no program; `Misses` says when."""
+        """Layer → hits since the last call for which the kernel ran no program. `Misses` explains when."""
         missed, self._missed = self._missed, Counter()
         for links in (self._standing, self._windowed):
             missed.update(links.misses.take(now_ns, is_final=is_final))
         return missed
 
     def close(self) -> None:
-        """Give back what counts misses."""
+        """Close the descriptors that count misses."""
         self._standing.misses.close()
         self._windowed.misses.close()
 
@@ -191,8 +193,8 @@ class Probing:
         attach_kprobes(links, self._opened, probes, self._driver)
 
     def _load(self, points: list[_Point]) -> None:
-        """Make programs of tracepoints ready: each for one time, as none can be attached while the event
-        that it was attached to is being detached.
+        """Load programs of tracepoints, each for one use: a program cannot be attached again while its last
+        event is being detached.
         """
         for point in points:
             loaded = bpf.load_program(point.name, point.code, bpf.PROG_TYPE_TRACEPOINT)
@@ -202,7 +204,7 @@ class Probing:
         while self._ready:
             loaded, point = self._ready[0]
             links.events.append(bpf.attach_tracepoint(loaded, point.identifier))
-            if point.name not in _SCHEDULER:  # whose programs count by thread
+            if point.name not in _SCHEDULER:  # those count misses themselves, by thread
                 links.misses.watch(loaded, point.missed)
             os.close(loaded)  # the event holds it
             del self._ready[0]
@@ -236,12 +238,12 @@ class Probing:
 
 
 def _names(probe: Probe) -> bool:
-    """Whether it gives a handle its name, which launches in a later window have."""
+    """Whether it names a handle, which launches in a later window need."""
     return probe.hook.effect == "name" and isinstance(probe.place, FilePlace)
 
 
 def _close_all(waiting: list[int]) -> None:
-    """Close one after the other, as long as nobody else takes them."""
+    """Close one after the other, until another thread has taken the rest."""
     with suppress(IndexError):
         while True:
             os.close(waiting.pop(0))

@@ -99,7 +99,8 @@ def _in_fat_binaries(
         notify(f"{path}: {unknown} cubins are damaged, or their compression is unknown")
     if only_ptx:
         notify(
-            f"{path}: {only_ptx} parts are PTX, which the driver compiles at run time: their kernels are not listed"
+            f"{path}: {only_ptx} parts are PTX, which the driver compiles at run time: "
+            "their kernels are not listed"
         )
 
 

@@ -1,23 +1,23 @@
-"""What `--gpu auto` takes for a command, and why; and which options go with which engine.
+"""Which engine `--gpu auto` chooses for a command, and why; and which options each engine takes.
 
     --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
     --gpu-stalls                                          kernels, likewise
-    no NVIDIA GPU, or no command                          off, and nothing is said: a library is loaded into
+    no NVIDIA GPU, or no command                          off, without a message: a library is loaded into
                                                           a process of --pid only if an engine is named
     another library is injected                           off
     --kernel, --launches, --launches-per-kernel,
     --blocks, --gpu-memory, --gpu-warps,
     --thread-exits, --warp-marks                          warps
-    windows: --delay, --start-on, --stop-on, --repeat     off: they are of the host alone
+    windows: --delay, --start-on, --stop-on, --repeat     off: they concern only the host
     only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
     --last                                                kernels
     windows: --delay, --start-on, --repeat                kernels
     --duration of up to 10 s                              warps
-    an interpreter, or what starts programs               kernels: thousands of them, near no cost
+    an interpreter, or what starts programs               kernels: at almost no cost
     any other program                                     warps
 
-The first row that fits holds. Warps have a budget then, as nobody said how long the run is; a budget
-without a range of launches is for the first few of each kernel.
+The first row that fits applies. Warps then have a budget, as the length of the run is unknown; a budget
+without a range of launches covers the first few launches of each kernel.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_text
 
 CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
-"""What every program opens that uses one of NVIDIA's GPUs."""
+"""The file that every program which uses an NVIDIA GPU opens."""
 SHORT_NS: Final = 10 * 10**9
 COUNTERS_LEAST_NS: Final = 100_000
-"""To take samples apart takes a processor of the host's a good part of that."""
+"""Decoding one sample takes a host processor a good part of this time."""
 COUNTERS_MOST_NS: Final = 10**9
 
-# What only the warps engine knows, and only probes do: field of a request → option.
+# The options of the warps engine alone, and of probes alone: field of a request → option.
 _OF_WARPS: Final = {
     "gpu_kernels": "--kernel",
     "gpu_launches": "--launches",
@@ -61,7 +61,7 @@ _CHEAPER: Final = "--gpu kernels costs next to nothing"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine or `off`, why it is that one, and what one may want instead; "" for nothing to tell."""
+    """An engine or `off`, why it was chosen, and what the user may want instead; "" for no message."""
 
     engine: str
     why: str = ""
@@ -69,7 +69,7 @@ class Choice:
 
 
 def warp_options(request: CaptureRequest) -> WarpOptions:
-    """What the request says to the warps engine."""
+    """The request's options for the warps engine."""
     return WarpOptions(
         request.gpu_kernels,
         request.gpu_launches,
@@ -85,7 +85,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
 
 
 def named(request: CaptureRequest) -> str:
-    """The engine that the request names, by its layers too; `auto` where it names none."""
+    """The engine that the request asks for, also by its layers; `auto` where it asks for none."""
     if request.gpu != "auto":
         return request.gpu
     if request.gpu_stalls:
@@ -97,7 +97,7 @@ def named(request: CaptureRequest) -> str:
 
 
 def check(request: CaptureRequest) -> None:
-    """Raise TracepipeError where the options for GPUs do not go together, or cannot be used."""
+    """Raise TracepipeError where the options for GPUs cannot be combined, or cannot be used."""
     given = of_warps(request)
     for layer in GPU_LAYERS:
         beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
@@ -139,7 +139,7 @@ def check(request: CaptureRequest) -> None:
 
 
 def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
-    """Raise TracepipeError where what warps wait for cannot be sampled with the other options."""
+    """Raise TracepipeError where stalls cannot be sampled with the other options."""
     of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
     by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
     if by:
@@ -160,7 +160,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
 
 
 def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_device: bool) -> Choice:
-    """The engine for a request with `auto`. Raises TracepipeError if its command is no program."""
+    """The engine for a request with `auto`. Raises TracepipeError if its command is not a program."""
     given = of_warps(request)
     if not request.command:
         return Choice("off")
@@ -190,9 +190,9 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
 
 
 def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
-    """A request with `auto` as it is with an engine or `off`: warps get a budget, others no selection."""
+    """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no selection."""
     if engine == "warps":
-        # A line for each thread is 32 times as many.
+        # With a line for each thread there are 32 times as many lines.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
         return fair(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
     usual = CaptureRequest()
@@ -200,8 +200,8 @@ def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
 
 
 def fair(request: CaptureRequest) -> CaptureRequest:
-    """The request with its budget of warps, if any, for the first launches of each kernel, unless it says
-    which launches are recorded.
+    """The request, whose budget of warps is restricted to the first launches of each kernel, unless it
+    selects launches itself.
     """
     if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
         return request
@@ -209,7 +209,7 @@ def fair(request: CaptureRequest) -> CaptureRequest:
 
 
 def has_marks(command: list[str]) -> bool:
-    """Whether the command's program was built with `tracepipe/mark.h`, as its file alone says."""
+    """Whether the command's program was built with `tracepipe/mark.h`, as far as its own file shows that."""
     path = shutil.which(command[0]) if command else None
     try:
         with Path(path or "").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
@@ -219,14 +219,14 @@ def has_marks(command: list[str]) -> bool:
 
 
 def of_warps(request: CaptureRequest) -> str:
-    """The options that only the warps engine knows, as they are written."""
+    """The given options that only the warps engine takes, as text."""
     usual = CaptureRequest()
     given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]
     return " and ".join(_OF_WARPS[name] for name in given)
 
 
 def _calls_wanted(request: CaptureRequest) -> str:
-    """What asks for some of the calls, which probes alone can give; "" where all are wanted."""
+    """The option that selects calls, which only probes can do; "" where all calls are recorded."""
     if "userspace" not in request.layers:
         return "--layers leaves out userspace"
     options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]

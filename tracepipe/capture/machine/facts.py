@@ -1,7 +1,6 @@
-"""What this machine lets a process do, as far as it tells without being tried.
+"""What this machine allows a process to do, as far as that can be read without trying it.
 
-Every field is None, "" or empty where the system does not say: on other systems than Linux, or where a file
-cannot be read.
+A field is None, "" or empty where it is unknown: on systems other than Linux, or where a file cannot be read.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
-# The one thing that each of these leaves in a container; cgroup paths are hidden from it since cgroup 2.
+# A file that each of these puts into a container; since cgroup 2, cgroup paths do not show it.
 _CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
 NVIDIA_MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 
@@ -25,10 +24,10 @@ class Machine:
     """The facts that decide what can be captured.
 
     `release` is the kernel's. `capabilities` are those of CAPABILITIES that are effective. `seccomp`: 0 none,
-    2 a filter. `has_proc`: /proc is there, with the process ids that this process sees. `files_max` and
+    2 a filter. `has_proc`: /proc is mounted, with the process ids that this process sees. `files_max` and
     `memlock_bytes` are soft limits, −1 unlimited. `uprobe_pmu` and `kprobe_pmu`: the kernel has them for perf
-    events. `nvidia` is the driver's version, "" if it is not loaded; `profiles_for_admins`: it lets
-    administrators alone profile.
+    events. `nvidia` is the driver's version, "" if it is not loaded; `profiles_for_admins`: it lets only
+    administrators profile.
     """
 
     system: str
@@ -64,7 +63,7 @@ class Machine:
         return (int(digits[0]), int(digits[1])) if len(digits) == 2 and all(digits) else (0, 0)
 
     def has(self, capability: str) -> bool:
-        """Whether the capability is effective; root is taken to have what is not known."""
+        """Whether the capability is effective; where that is unknown, root is assumed to have it."""
         if self.capabilities is None:
             return self.euid == 0
         return capability in self.capabilities
@@ -108,7 +107,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
 
 
 def _exists(path: Path) -> bool:
-    """Whether it is there to be seen: a folder above may be root's."""
+    """Whether it exists and can be seen: only root may be able to read a folder above it."""
     try:
         return path.exists()
     except OSError:
@@ -135,7 +134,9 @@ def _is_initial(root: Path) -> bool | None:
 
 
 def _maps_all_users(root: Path) -> bool | None:
-    """Inside of a user namespace, root is root of that only. `         0          0 4294967295` maps all."""
+    """Whether this is the initial user namespace; inside of another one, root is root of that one only. `
+    0          0 4294967295` maps all.
+    """
     words = _read(root / "proc/self/uid_map").split()
     return words == ["0", "0", "4294967295"] if words else None
 
@@ -144,7 +145,7 @@ def _container(root: Path) -> str:
     for mark, name in _CONTAINER_MARKS.items():
         if _exists(root / mark[1:]):
             return name
-    # systemd's word for it, set by podman, lxc and systemd-nspawn on the first process
+    # systemd's convention, followed by podman, lxc and systemd-nspawn for the first process
     environment = _read(root / "proc/1/environ").split("\0")
     return next((entry[10:] for entry in environment if entry.startswith("container=")), "")
 

@@ -1,4 +1,4 @@
-"""Who goes first: who empties the ring where processors are few, the recorded program where memory is."""
+"""Priorities: the thread that empties the ring gets processors first, the recorded program keeps its memory."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 #   size u32 │ policy u32 │ flags u64 │ nice i32 │ priority u32 │ runtime_ns u64 │ deadline u64 │ period u64
 _ATTRIBUTES = struct.Struct("<IIQiIQQQ")
 _SCHED_OTHER = 0
-_RESET_ON_FORK = 1  # threads and processes that come later have nice 0
+_RESET_ON_FORK = 1  # threads and processes that it starts have nice 0
 _NICE = -5
 _SLICE_NS = 100_000
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
-_ENDED_FIRST = "1000"  # more than any share of the memory counts; proc_pid_oom_score_adj(5)
+_ENDED_FIRST = "1000"  # outweighs any use of memory; proc_pid_oom_score_adj(5)
 
 
 def runs_first() -> None:
-    """Let this thread, which collects what is recorded, go before the programs that make it, as far as that
-    is allowed, but not those that it starts: they make lines, for which there is time.
+    """Let this thread, which collects records, run before the recorded programs, as far as that is allowed.
+    The threads that it starts do not get this priority: they render lines, which can wait.
 
-    It runs soon for its turns are short (from Linux 6.12 on), rather than for its weight: the kernel spreads
-    threads over processors by weight, and would put two of a program on one to leave the other to a thread
-    that weighs as much as nine and sleeps most of the time.
+    It runs soon because its time slice is short (from Linux 6.12 on), rather than because of its weight. The
+    kernel spreads threads over processors by weight: it would put two threads of a program on one processor
+    to leave another to a thread that weighs as much as nine and sleeps most of the time.
     """
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, _RESET_ON_FORK, _NICE, 0, _SLICE_NS, 0, 0)
     number = _SCHED_SETATTR.get(platform.machine())
@@ -37,10 +37,11 @@ def runs_first() -> None:
 
 
 def runs_at_once() -> bool:
-    """Let this thread, which does little but often, run when it wakes, before all without a real-time
-    priority: SCHED_FIFO; whether that is allowed. If not, as `runs_first` has it.
+    """Let this thread, which does little work but often, run as soon as it wakes, before all threads without
+    a real-time priority (SCHED_FIFO). Returns whether that is allowed; otherwise it does what `runs_first`
+    does.
 
-    Where 64 threads wait for two processors, a turn of `runs_first` comes up to 0.8 s late.
+    Where 64 threads compete for two processors, a thread with `runs_first` waits up to 0.8 s for its turn.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
@@ -52,9 +53,10 @@ def runs_at_once() -> bool:
 
 @contextmanager
 def ended_first() -> Iterator[None]:
-    """When memory runs out, the kernel ends this process and what it starts from now on before all others.
+    """Make the kernel end this process, and those that it starts from now on, before all others when memory
+    runs out.
 
-    Else it would end the largest: the program that is recorded.
+    Otherwise it would end the largest one: the recorded program.
     """
     before = ""
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Why the kernel refused something that capture asked for, and how to fix it: the one place that reads errno.
+"""Why the kernel refused a request of the capture, and how to fix it: the one place that interprets errno.
 
     operation ──┐
     errno ──────┼──▶ first fitting line of _REASONS ──▶ what happened, what to do
@@ -20,16 +20,16 @@ from tracepipe.capture.machine.facts import Machine, this_machine
 from tracepipe.errors import CaptureUnavailable
 
 ENOTSUPP = 524
-"""The kernel's own number, in no errno.h."""
+"""The kernel's own number, which errno.h does not define."""
 _CONTAINER_FLAGS = "--privileged"
 SUDO = 'sudo -E env "PATH=$PATH" tracepipe …'
-"""Finds tracepipe and the command in a virtual environment too; sudo alone has a search path of its own."""
+"""Also finds tracepipe and the command in a virtual environment, as sudo alone uses its own search path."""
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class Operation(Enum):
-    """What was asked for; ANY where the caller does not know which probe."""
+    """What was requested; ANY where the caller does not know which kind of probe it was."""
 
     MAP = "a map"
     PROGRAM = "a program"
@@ -70,7 +70,7 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class _Reason:
-    """If `fits`: what happened, with {what} and {error} filled in, and what to do."""
+    """A cause: if `fits`, the message, with places for {what} and {error}, and the hint."""
 
     fits: Callable[[_Case], bool]
     happened: str
@@ -86,7 +86,7 @@ def _of(operations: frozenset[Operation], *numbers: int) -> Callable[[_Case], bo
 
 
 def _lacks_memlock(case: _Case) -> bool:
-    """Before 5.11 maps counted against RLIMIT_MEMLOCK, and too little of it was EPERM."""
+    """Whether RLIMIT_MEMLOCK is the cause: before 5.11 maps counted against it, and exceeding it gave EPERM."""
     limit = case.machine.memlock_bytes
     return (
         case.error.errno in (errno.EPERM, errno.ENOMEM)
@@ -103,7 +103,7 @@ def _is_filtered(case: _Case) -> bool:
     return bool(case.machine.seccomp) and (case.error.errno == errno.ENOSYS or (case.is_denial and may))
 
 
-# The first that fits holds: particular ones before general ones.
+# The first that fits applies, so particular causes are before general ones.
 _REASONS = (
     _Reason(
         _lacks_memlock,
@@ -242,7 +242,7 @@ _REASONS = (
 
 
 def check_file_systems(machine: Machine) -> None:
-    """Raises CaptureUnavailable where the kernel cannot be asked, for want of /proc or /sys."""
+    """Raise CaptureUnavailable where /proc or /sys is missing."""
     if not machine.has_proc:
         raise CaptureUnavailable(
             "/proc is not mounted, or belongs to another process id namespace.",
@@ -255,7 +255,7 @@ def check_file_systems(machine: Machine) -> None:
 
 
 def explain(operation: Operation, error: OSError, machine: Machine | None = None) -> CaptureUnavailable:
-    """What the kernel's answer to `operation` means on this machine, and the one thing that fixes it."""
+    """The meaning of the kernel's answer to `operation` on this machine, and how to fix it."""
     case = _Case(operation, error, machine or this_machine())
     words = {"what": operation.value, "error": _text(error), "release": case.machine.release}
     for reason in _REASONS:
@@ -268,14 +268,15 @@ def explain(operation: Operation, error: OSError, machine: Machine | None = None
 
 
 def shortage_of(error: BaseException) -> CaptureUnavailable | None:
-    """What this process has too little of, as an error of the capture; None where `error` is something else.
+    """The error of the capture for a shortage of memory, files or threads; None where `error` is something
+    else.
 
-    The system calls that may fail so are too many to name.
+    Too many system calls can fail like this to handle each of them.
     """
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError):
         number = errno.ENOMEM
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):  # Python's word for EAGAIN
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):  # Python's message for EAGAIN
         number = errno.EAGAIN
     if number not in _SHORTAGES:
         return None
@@ -283,7 +284,7 @@ def shortage_of(error: BaseException) -> CaptureUnavailable | None:
 
 
 def _text(error: OSError) -> str:
-    """`Operation not permitted (EPERM)`, with the verifier's words where there are any."""
+    """`Operation not permitted (EPERM)`, with the verifier's message where there is one."""
     number = error.errno or 0
     name = "ENOTSUPP" if number == ENOTSUPP else errno.errorcode.get(number, str(number))
     said = error.strerror or os.strerror(number)

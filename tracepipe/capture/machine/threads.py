@@ -1,4 +1,4 @@
-"""The threads that run already, as /proc shows them, and the namespaces that this process is in."""
+"""The running threads, as /proc shows them, and the namespaces of this process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO of include/linux/proc_n
 
 
 class Thread(NamedTuple):
-    """A thread and its process."""
+    """The ids of a thread and its process."""
 
     tid: int
     pid: int
 
 
 def own_namespace() -> tuple[int, int] | None:
-    """Device and inode of this process's pid namespace; None for the initial one, whose ids are the
-    kernel's.
+    """Device and inode of this process's pid namespace; None for the initial one, whose ids are those of the
+    kernel.
     """
     status = (_PROC / "self/ns/pid").stat()
     return None if status.st_ino == _INITIAL_PID_NAMESPACE else (status.st_dev, status.st_ino)
 
 
 def clock_ahead_ns() -> int:
-    """What this process's time namespace adds to the kernel's CLOCK_MONOTONIC, which BPF programs read."""
-    with suppress(OSError):  # Linux before 5.6 has none
+    """The offset that this process's time namespace adds to the kernel's CLOCK_MONOTONIC, which BPF programs
+    read.
+    """
+    with suppress(OSError):  # Linux before 5.6 has no time namespaces
         for line in (_PROC / "self/timens_offsets").read_text().splitlines():
             clock, seconds, nanoseconds = line.split()
             if clock == "monotonic":
@@ -40,7 +42,7 @@ def clock_ahead_ns() -> int:
 
 
 def running_threads(scope: Scope) -> Iterator[Thread]:
-    """Threads that a scope means and that run already; none of this process."""
+    """The running threads of a scope, without those of this process."""
     for pid in scope.pids if scope.kind == "pids" else _processes():
         if pid == os.getpid() or (scope.kind == "comm" and comm_of(pid) != scope.comm[:15]):
             continue
@@ -52,7 +54,7 @@ def running_threads(scope: Scope) -> Iterator[Thread]:
 
 
 def comm_of(pid: int, tid: int = 0) -> str:
-    """Name of a thread, of a process's first one if none is given; "" if it ended."""
+    """The name of a thread, or of the process's first thread without a `tid`; "" if it has ended."""
     try:
         return (_PROC / f"{pid}/task/{tid or pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:

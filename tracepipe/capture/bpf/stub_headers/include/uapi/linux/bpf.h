@@ -1,3 +1,3 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* BCC carries the bpf(2) definitions that match its own helpers; take those, not some kernel's. */
+/* BCC has the bpf(2) definitions that match its own helpers; use those, not a kernel's. */
 #include <bcc/bpf.h>

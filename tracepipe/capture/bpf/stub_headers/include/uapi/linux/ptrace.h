@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
-/* Registers as a uprobe's program sees them: part of the kernel's stable interface to tracing programs.
- * The first argument registers of the C calling convention, the result and the stack pointer are used. */
+/* The registers that a uprobe's program gets, a part of the kernel's stable interface to tracing programs.
+ * The programs use the argument registers of the C calling convention, the result and the stack pointer. */
 #ifndef TRACEPIPE_STUB_PTRACE_H
 #define TRACEPIPE_STUB_PTRACE_H
 #if defined(TRACEPIPE_X86_64)
