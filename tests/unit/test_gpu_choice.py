@@ -352,7 +352,8 @@ def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> No
     assert (device, became.gpu_warps) == ("warps", AUTO_WARPS)
     assert machine.messages[2:] == [
         "gpu kernels: not available: No kernels here. apt install cupti",
-        "gpu warps: as kernels is not available, for the first 3 launches of each kernel, up to 2000000 warps",
+        "gpu warps: as kernels is not available, "
+        "for the first 3 launches of each kernel, up to 2000000 warps",
     ]
 
 

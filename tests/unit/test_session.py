@@ -251,7 +251,7 @@ def test_lines_that_cannot_be_made_are_a_loss_and_the_rest_is_kept(
         }.items()
     )
     assert (found[-1]["counts"], found[-1]["losses"]) == ({"scheduler": 4}, {"unknown": 2})
-    assert "cannot be read back: Input/output error." in summary.error
+    assert "cannot be read back from a temporary file: Input/output error." in summary.error
     assert "TMPDIR" in summary.hint
 
 

@@ -45,7 +45,9 @@ class Waiting:
         self._changed = threading.Condition()
 
     def put(self, item: Span | Loss | None) -> None:
-        """Add an item. Records that follow the last span extend it, so hours of records are only a few spans."""
+        """Add an item. Records that follow the last span extend it, so hours of records are only a
+        few spans.
+        """
         with self._changed:
             last = self._items[-1] if self._items else None
             if (

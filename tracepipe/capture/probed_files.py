@@ -16,7 +16,9 @@ class ProbedFiles:
         self._states = {path: _state(path) for path in paths}
 
     def replaced(self) -> list[str]:
-        """The paths that are now another file, or have changed contents; without those that no longer exist."""
+        """The paths that are now another file, or have changed contents; without those that no longer
+        exist.
+        """
         now = {path: _state(path) for path in self._states}
         return sorted(path for path, before in self._states.items() if now[path] not in (None, before))
 

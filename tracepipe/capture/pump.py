@@ -1,4 +1,6 @@
-"""Moves records and losses from the probes and from the library in the command to the store and the watchers."""
+"""Moves records and losses from the probes and from the library in the command to the store and the
+watchers.
+"""
 
 from __future__ import annotations
 

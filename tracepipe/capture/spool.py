@@ -344,7 +344,7 @@ class Spool:
             self._unwritten.update(self._count(piece, of_device=False))
 
     def _write_lines_of(self, chunk: bytes, renderer: Decoder) -> bool:
-        """Whether lines were made of a chunk: none are after an error."""
+        """Render a chunk and write its lines; returns False where it was not rendered, as after an error."""
         if self._abandoned.is_set():
             return False
         try:
@@ -358,7 +358,7 @@ class Spool:
         return True
 
     def _encoded(self, lines: Lines) -> bytes:
-        """Lines as far as the limits let them be written."""
+        """The lines as bytes, without those that exceed the limits."""
         self._keep_within_limits(lines)
         return lines.encoded()
 

@@ -16,7 +16,9 @@ from tracepipe.errors import TracepipeError
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a process ended, as `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell would show."""
+    """How a process ended, as `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell would
+    show.
+    """
 
     text: str
     exit_code: int
@@ -92,7 +94,9 @@ class Target:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Close its pipes, and kill it if it never was released. A released one has ended, or keeps running."""
+        """Close its pipes, and kill it if it never was released. A released one has ended, or keeps
+        running.
+        """
         if not self.is_released and self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()

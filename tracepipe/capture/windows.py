@@ -272,7 +272,9 @@ class WindowCourse:
         return self._device is not None and trigger is not None and trigger.kind in self._device.sees
 
     def _turn_device(self, now_ns: int) -> None:
-        """Make the libraries in the command follow, unless they have begun or ended their windows themselves."""
+        """Make the libraries in the command follow, unless they have begun or ended their windows
+        themselves.
+        """
         if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
             self._device.set_window(is_open=self.is_open)
             self._device_due_ns = None

@@ -94,7 +94,9 @@ class Decoder(Protocol):
         ...
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Start after evicted records: returns the lines of what was still open, as beginning at `start_ns`."""
+        """Start after evicted records: returns the lines of what was still open, as beginning at
+        `start_ns`.
+        """
         ...
 
 
@@ -236,7 +238,9 @@ class Coverage:
 
 
 class Attachment(Protocol):
-    """Attached probes, which record nothing before `start`. A `WindowedAttachment` can also record windows."""
+    """Attached probes, which record nothing before `start`. A `WindowedAttachment` can also record
+    windows.
+    """
 
     coverage: Coverage
     filtered: dict[str, int]
@@ -256,7 +260,9 @@ class Attachment(Protocol):
         ...
 
     def collect(self) -> bytes:
-        """Whole records that were not collected before, or some of them; b"" if there are none. Never waits."""
+        """Whole records that were not collected before, or some of them; b"" if there are none. Never
+        waits.
+        """
         ...
 
     def lost(self) -> list[Loss]:
@@ -298,7 +304,9 @@ class WindowedAttachment(Attachment, Protocol):
         ...
 
     def asked(self) -> int | None:
-        """The time at which a call requested a window; the call waits until `let_go`. None if no call waits."""
+        """The time at which a call requested a window; the call waits until `let_go`. None if no call
+        waits.
+        """
         ...
 
     def let_go(self) -> bool:

@@ -190,7 +190,9 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
 
 
 def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
-    """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no selection."""
+    """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no
+    selection.
+    """
     if engine == "warps":
         # With a line for each thread there are 32 times as many lines.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS

@@ -1,4 +1,6 @@
-"""Priorities: the thread that empties the ring gets processors first, the recorded program keeps its memory."""
+"""Priorities: the thread that empties the ring gets processors first, the recorded program keeps its
+memory.
+"""
 
 from __future__ import annotations
 

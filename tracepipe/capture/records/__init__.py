@@ -1,1 +1,1 @@
-"""Records of the probes as lines of an event file."""
+"""Renders the records of probes as lines of an event file."""

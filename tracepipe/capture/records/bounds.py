@@ -1,4 +1,4 @@
-"""The greatest values that an event file takes, for what a traced process claims."""
+"""The greatest values that an event file accepts, which bound what a traced process may claim."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Records of calls as text: names, arguments, results, and what a call did to memory.
+"""Renders records of calls as text: names, arguments, results, and what a call did to memory.
 
-Everything of a probe that does not change is put together once. What belongs to an entry and did not fit into
-its record (`more`, `texts`, `served`) stands before it, and is kept here by thread until then.
+The constant text of a probe is made once. Data of an entry that did not fit into its record (`more`, `texts`,
+`served`) comes before it, and is kept here by thread until then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HANDLE, _SYMBOL, _FUNCTION = "handle", "symbol", "function"
 
 
 class Calls:
-    """What is written of each probe's records; one for a recording, as it keeps what threads are in."""
+    """Renders the records of all probes. It keeps the state of threads, so each recording has its own."""
 
     def __init__(self, probes: Sequence[Probe], values: Mapping[str, Mapping[int, str]]) -> None:
         self.more: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -36,15 +36,15 @@ class Calls:
             self.add(probe)
 
     def __len__(self) -> int:
-        """How many probes there are."""
+        """The number of probes."""
         return len(self._texts_of)
 
     def layer(self, number: int) -> str:
-        """The layer that a probe's records are of."""
+        """The layer of a probe's records."""
         return self._texts_of[number].probe.layer
 
     def add(self, probe: Probe) -> int:
-        """Take in a probe that was met later; its number."""
+        """Add a probe that was found later; returns its number."""
         number = len(self._texts_of)
         self._texts_of.append(_ProbeTexts(probe, self._values))
         if probe.hook.effect not in ("", "name"):
@@ -54,8 +54,8 @@ class Calls:
     def enter(
         self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int, kernel: str = ""
     ) -> tuple[Head, str]:
-        """Head, and members of `args`, of an entry; `first` are its first four slots, `kernel` the name of
-        the kernel that it launches where the record itself tells.
+        """The head and the members of `args` of an entry. `first` has its first four slots, and `kernel` the
+        name of the launched kernel where the record itself has it.
         """
         probe = self._texts_of[number]
         words: Sequence[int] = first
@@ -72,7 +72,7 @@ class Calls:
         return probe.enter, joined(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
 
     def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
-        """Head, and members of `args`, of a return."""
+        """The head and the members of `args` of a return."""
         probe = self._texts_of[number]
         if torn:
             self.forget(tid)
@@ -86,7 +86,7 @@ class Calls:
         return probe.leave, joined(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
     def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
-        """Head, and members of `args`, of a tracepoint's event; `by` as `teller` gives it."""
+        """The head and the members of `args` of a tracepoint's event; `by` is the key of `teller`."""
         probe = self._texts_of[number]
         members = probe.arguments(probe.packed(values))
         if not probe.texts:
@@ -102,7 +102,9 @@ class Calls:
     def effect(
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
     ) -> None:
-        """Add the line of what a call that returned did, unless it did nothing or another line says it."""
+        """Add the line of the effect of a call that returned, unless it had none or another line
+        reports it.
+        """
         done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
         if done is not None:
             done.add_to(lines, where)
@@ -117,11 +119,11 @@ class Calls:
         torn: int,
         kernel: str,
     ) -> list[str]:
-        """What an entry's own record does not hold."""
+        """The members of an entry that its own record does not hold."""
         members = []
         text = self.texts.pop(tid, None) if probe.text else None
         shown = _joined(text) if text is not None else ""
-        if shown:  # it is empty if it could not be read: its page was not there yet
+        if shown:  # it is empty if its page was not loaded, and could not be read
             members.append(f"{json.dumps(probe.text)}:{json.dumps(shown)}")
             if probe.names:
                 self._naming[tid, number] = shown, probe.handle(words)
@@ -132,7 +134,7 @@ class Calls:
             name = self.kernels.get(tgid, words[probe.function])
         if name:
             members.append(f'"kernel":{json.dumps(name)}')
-            if probe.names:  # of a handle that the call gives for another
+            if probe.names:  # of a handle that the call returns for another one
                 self._naming[tid, number] = name, probe.handle(words)
         members.append(self._for_whom(tid))
         if torn:
@@ -144,17 +146,17 @@ class Calls:
         return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
 
     def leave_all(self) -> None:
-        """What follows is of a later window: nobody is in a call that was seen."""
+        """Called between windows: no thread is in a call that was seen."""
         self._effects.forget()
 
     def forget(self, tid: int) -> None:
-        """What is kept for a thread may be another call's, or the thread has ended."""
+        """Drop what is kept for a thread: it may belong to another call, or the thread has ended."""
         for kept in (self.more, self.texts, self.served):
             kept.pop(tid, None)
 
 
 class _ProbeTexts:
-    """What is written of one probe."""
+    """Renders the records of one probe."""
 
     def __init__(self, probe: Probe, values: Mapping[str, Mapping[int, str]]) -> None:
         self.probe = probe
@@ -169,7 +171,7 @@ class _ProbeTexts:
         self.texts = [argument for argument in arguments if argument.kind == "str"]
         self.text = self.texts[0].name if self.texts else ""
         self.out = next((argument for argument in arguments if argument.out), None)
-        # Made once: the formatter is generated code.
+        # Made once, as the formatter is generated code.
         alone = self.out and Signature((Argument(self.out.name, 0, self.out.kind),))
         self._out = argument_text(alone, values) if alone else None
         self.function = _slot_named(_FUNCTION, arguments, self._slots)
@@ -180,7 +182,7 @@ class _ProbeTexts:
         self._results: dict[int, str] = {}
 
     def result(self, register: int) -> str:
-        """Members of a return: results repeat."""
+        """The members of a return; texts are cached, as results repeat."""
         text = self._results.get(register)
         if text is None:
             text = self._result(register)
@@ -189,15 +191,15 @@ class _ProbeTexts:
         return text
 
     def out_text(self, value: int) -> str:
-        """The member that the `out` argument becomes."""
+        """The member for the `out` argument."""
         return self._out((value,)) if self._out else ""
 
     def handle(self, words: Sequence[int]) -> int:
-        """The handle that gets a name, 0 where it is known at the return only."""
+        """The handle that gets a name; 0 where it is known only at the return."""
         return words[self._handle] if self._handle >= 0 else 0
 
     def packed(self, values: Sequence[int]) -> list[int]:
-        """A tracepoint's arguments, each in a word, as the slots of its signature."""
+        """A tracepoint's arguments, each in its own word, packed into the slots of its signature."""
         at = {argument.position: value for argument, value in zip(self._recorded, values, strict=False)}
         return [
             at[slot.low] if slot.high is None else at[slot.low] & 0xFFFFFFFF | at[slot.high] << 32
@@ -210,7 +212,7 @@ class _ProbeTexts:
 
 
 def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]) -> int:
-    """Index of the slot of the argument `name`, −1 if it has none."""
+    """The index of the slot of the argument `name`; −1 without such a slot."""
     for argument in arguments:
         if argument.name == name and not argument.out and argument.kind != "str":
             return next((i for i, slot in enumerate(places) if slot.low == argument.position), -1)
@@ -232,12 +234,12 @@ def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable
 
 
 def teller(tid: int, cpu: int) -> int:
-    """Whose records belong together: a thread's, or a processor's where there is no thread."""
+    """The key of records that belong together: the thread, or the processor where there is no thread."""
     return tid or ~cpu
 
 
 def _divided(chunks: Sequence[bytes]) -> list[bytes]:
-    """The texts of TEXT records: one ends with a record that is not full, or as it may be no longer."""
+    """The texts of TEXT records: a text ends with a record that is not full, or at its greatest length."""
     texts, parts = [], list[bytes]()
     for chunk in chunks:
         part = chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0]
@@ -253,5 +255,5 @@ def _text_of(argument: Argument, text: bytes) -> str:
 
 
 def _joined(chunks: Sequence[bytes]) -> str:
-    """Text of TEXT records: every one but the last is full."""
+    """The text of TEXT records, of which every one but the last is full."""
     return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")

@@ -1,8 +1,9 @@
-"""What records that are kept need of those before them, which are not: names, ids, what is under way.
+"""What the kept records need from evicted records before them: names, ids, and what was still open.
 
-It is kept as records, as they came: a decoder that takes them first stands where one that had all would.
+It is kept as unchanged records: a decoder that takes them first has the same state as one that took all
+records.
 
-    dropped:  THREAD_NAME  TEXT CALL_ENTER  SYSCALL_ENTER SYSCALL_EXIT  CALL_ENTER CALL_RETURN │ kept: …
+    evicted:  THREAD_NAME  TEXT CALL_ENTER  SYSCALL_ENTER SYSCALL_EXIT  CALL_ENTER CALL_RETURN │ kept: …
     carried:  THREAD_NAME  TEXT CALL_ENTER                                                     │
 """
 
@@ -36,39 +37,40 @@ from tracepipe.capture.records.sieve import Sieve
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
 THREADS_MAX = 1 << 16
-"""Threads whose names and ids are carried; those met first are forgotten first, as not every end is seen."""
-_WORDS = RECORD_BYTES // 4  # of a record, as u32: what is where, record.py draws
+"""The most threads whose names and ids are carried; the oldest are forgotten first, as not every end is seen.
+"""
+_WORDS = RECORD_BYTES // 4  # of a record, as u32; record.py draws its layout
 _TID_AT, _NUMBER_AT, _KIND_AT, _CPU_AT, _A0_AT = 4, 6, 28, 30, 32
-_OF_THREADS = (THREAD_IDS, THREAD_NEW, THREAD_NAME)  # in the order in which a decoder takes them
-_PARTS = frozenset({MORE, TEXT, SERVED})  # stand before the record that they belong to
+_OF_THREADS = (THREAD_IDS, THREAD_NEW, THREAD_NAME)  # in the order in which a decoder needs them
+_PARTS = frozenset({MORE, TEXT, SERVED})  # precede the record that they belong to
 _UNDER_WAY = {CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_IN, SWITCH_OUT, EVENT, THREAD_END}
 
 
 class Carried(NamedTuple):
-    """Records for a decoder to begin with."""
+    """The records that a decoder begins with."""
 
     known: bytes = b""
-    """Those that make no line: what names and ids stand for."""
+    """Records that make no line: names and ids."""
     under_way: bytes = b""
-    """Those of what has begun and not ended, in the order in which it began."""
+    """Records of what has begun and not ended, in the order in which it began."""
 
 
 class Carry(Protocol):
-    """Takes records that are dropped, and has of them what the next ones need.
+    """Takes evicted records, and keeps what the following ones need.
 
-    Another one that takes what this one carried, the known first, carries the same.
+    Another carry that takes what this one carried, the known records first, carries the same.
     """
 
     def take(self, chunk: bytes) -> None:
-        """Take whole records that are dropped, after those that were taken before."""
+        """Take whole evicted records, in their order."""
         ...
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk from before an instant, and the others."""
+        """The records of a chunk before `start_ns`, and the others."""
         ...
 
     def carried(self) -> Carried:
-        """What is needed now."""
+        """The records that are needed now."""
         ...
 
 
@@ -92,7 +94,7 @@ class RecordCarry:
         self._parts: dict[int, list[bytes]] = {}
 
     def take(self, chunk: bytes) -> None:
-        """Take whole records that are dropped, after those that were taken before."""
+        """Take whole evicted records, in their order."""
         chunk = self._sieve.needed(chunk)
         words = memoryview(chunk).cast("I")
         places = range(0, len(chunk), RECORD_BYTES)
@@ -130,16 +132,18 @@ class RecordCarry:
         self._deep.clear()
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk from before an instant, and the others."""
+        """The records of a chunk before `start_ns`, and the others."""
         times = memoryview(chunk).cast("Q")[1 :: RECORD_BYTES // 8].tolist()
         if min(times, default=start_ns) >= start_ns:
             return b"", chunk
         return _joined(chunk, times, start_ns, True), _joined(chunk, times, start_ns, False)
 
     def carried(self) -> Carried:
-        """Known are calls that gave names, then threads: what a thread is called stands on its first line.
+        """The known records are calls that named handles, then names and ids of threads, as a thread's first
+        line has its name.
 
-        Under way are calls, system calls, time on processors, and parts of a record that did not come yet.
+        The others are open calls, open system calls, running threads, and parts of records that are still to
+        come.
         """
         threads = (kept[kind] for kept in self._threads.values() for kind in _OF_THREADS if kind in kept)
         calls = (entry for entries in self._calls.values() for _, entry in entries)
@@ -168,14 +172,14 @@ class RecordCarry:
         if place < 0:
             return
         entry = entries[place][1]
-        del entries[place:]  # those inside it have lost their returns
+        del entries[place:]  # calls inside it have lost their returns
         if not entries:
             del self._calls[tid]
         if number in self._naming and not RECORD.unpack(record)[7] & 0xFFFFFFFF:
             self._name(entry, record)
 
     def _name(self, entry: bytes, leave: bytes) -> None:
-        """Keep the call that gave a handle its name, in the place of an older one that gave it another."""
+        """Keep the call that named a handle, instead of an older call that named it."""
         _, _, tgid, number, _, _, _, *words = RECORD.unpack_from(entry, len(entry) - RECORD_BYTES)
         key = (tgid, number, *words, leave[_A0_AT:])
         self._named.pop(key, None)

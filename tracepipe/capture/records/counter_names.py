@@ -1,4 +1,4 @@
-"""What samples of GPUs' hardware are called in an event file."""
+"""The names of GPU counters in an event file."""
 
 from __future__ import annotations
 

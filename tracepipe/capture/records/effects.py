@@ -1,6 +1,6 @@
-"""What calls did to memory: `memory` and `transfer` events, made when a call has returned and succeeded.
+"""The effects of calls on memory: `memory` and `transfer` events, made when a call has returned successfully.
 
-    cudaMalloc ─────────────────────┐   one allocation: the innermost call that succeeded tells it, and those
+    cudaMalloc ─────────────────────┐   one allocation: the innermost successful call reports it, and those
       cuMemAlloc_v2 ────────────┐   │   around it on the same thread with the same effect do not
                                 ▼   ▼
                               alloc  (nothing)
@@ -11,8 +11,9 @@
     a direction (HtoD, …), else copy   X over the call; I at its     size, direction, from, to, stream, call
                                        return if it is …Async
 
-A size is `size_bytes`, or a row of `width_bytes`, or elements (`count` or `width`) as wide as `value`; a row
-is taken `height` times. Where a copy's own direction is not known, that of the copy around it holds.
+A size is `size_bytes`, or a row of `width_bytes`, or elements (`count` or `width`) as wide as `value`; the
+size of a row is multiplied by `height`. Where a copy's own direction is unknown, it has that of the copy
+around it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Probe
 from tracepipe.hooks.slots import ValueNames, argument_text, values
 
 OPEN_CALLS_MAX = 64
-"""Calls of one thread that wait for their returns; calls of these kinds nest two or three deep. What is more
-lost its return, and the oldest are forgotten."""
+"""The most open calls of one thread; calls of these kinds nest two or three deep. Beyond that their returns
+were lost, and the oldest are forgotten.
+"""
 THREADS_MAX = 16384
-"""Threads of which something is kept; those met first are forgotten first."""
+"""The most threads with open calls; the oldest are forgotten first."""
 
 _TRANSFER, _SET, _FREEING = "transfer", "set", ("free", "free_host")
-_UNDECIDED = "default"  # cudaMemcpyDefault: the driver finds the direction out from the addresses
+_UNDECIDED = "default"  # cudaMemcpyDefault: the driver derives the direction from the addresses
 _SHOWN = {_TRANSFER: ("from", "to", "stream"), _SET: ("value", "stream")}
 _SHOWN_OF_MEMORY = ("stream",)
 
@@ -41,9 +43,9 @@ Words = Sequence[int]
 
 
 class Effects:
-    """Follows the calls of probes with an effect, of all threads of a recording.
+    """Follows the calls of all probes with an effect, in all threads of a recording.
 
-    `value_names` are those of the plan: they name the directions.
+    `value_names` are those of the plan, and name the directions.
     """
 
     def __init__(self, value_names: ValueNames | None = None) -> None:
@@ -52,11 +54,11 @@ class Effects:
         self._threads: dict[int, _Thread] = {}
 
     def forget(self) -> None:
-        """What threads are in is not known any more."""
+        """Forget the open calls of all threads."""
         self._threads.clear()
 
     def enter(self, tid: int, probe: Probe, ts_ns: int, words: Words) -> None:
-        """A thread enters a call; `words` are those of its slots."""
+        """Called when a thread enters a call; `words` are the values of its slots."""
         thread = self._threads.get(tid)
         if thread is None:
             if len(self._threads) >= THREADS_MAX:
@@ -67,10 +69,10 @@ class Effects:
         thread.open.append((self._effect_of(probe), ts_ns, words))
 
     def leave(self, tid: int, probe: Probe, ts_ns: int, result: int, out: int) -> Done | None:
-        """What the call did, unless it did nothing or a call inside it has reported it.
+        """The effect of a call that returns; None if it had none, or a call inside it has reported it.
 
-        `result` is the register, `out` what the `out` argument points to now. A call whose entry is not known
-        is passed over; those inside it have lost their returns.
+        `result` is the register, `out` the present value of the `out` argument's target. A call whose entry
+        is unknown is ignored. Calls inside this one that are still open have lost their returns.
         """
         thread = self._threads.get(tid)
         if thread is None:
@@ -82,7 +84,7 @@ class Effects:
             return None
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
-        # Entries can come as late as the returns (a filter by duration): the times say what was inside.
+        # With a filter by duration, entries come with the returns: times show which call was inside.
         if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
             return None
         thread.told_ns[effect.kind] = ts_ns
@@ -94,12 +96,12 @@ class Effects:
             return Done(effect, entered_ns, ts_ns, words, size_bytes, direction=direction)
         address = effect.address(words, out)
         is_nothing = not address if effect.kind in _FREEING else size_bytes is not None and size_bytes <= 0
-        if is_nothing:  # to free it, and to allocate it, is allowed everywhere
+        if is_nothing:  # to free 0, and to allocate 0 bytes, is allowed everywhere
             return None
         return Done(effect, entered_ns, ts_ns, words, size_bytes, address)
 
     def _effect_of(self, probe: Probe) -> _Effect:
-        # By identity: to hash a probe is to hash all that its hook says. The effect keeps it alive.
+        # By identity, as hashing a probe would hash all of its hook. The effect keeps the probe alive.
         effect = self._effects.get(id(probe))
         if effect is None:
             effect = self._effects[id(probe)] = _Effect(probe, self._names)
@@ -108,7 +110,9 @@ class Effects:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a call did that has returned: to so many bytes, if it says to how many."""
+    """The effect of a call that has returned; `size_bytes` is None where its arguments do not show
+    the size.
+    """
 
     effect: _Effect
     entered_ns: int
@@ -120,21 +124,21 @@ class Done:
 
     @property
     def name(self) -> str:
-        """What it did: that of its event."""
+        """The name of its event."""
         return self.effect.kind if self.effect.kind != _TRANSFER else self.direction or "copy"
 
     @property
     def is_copy(self) -> bool:
-        """Whether it copied something."""
+        """Whether it is a copy."""
         return self.effect.kind == _TRANSFER
 
     def add_to(self, lines: Lines, where: Where) -> None:
-        """Add its line."""
+        """Add the line of the effect."""
         (self.effect.add_transfer if self.is_copy else self.effect.add_memory)(lines, self, where)
 
 
 class _Thread:
-    """Calls that a thread is in, outermost first, and when it last reported each kind of effect."""
+    """The open calls of a thread, outermost first, and when it last reported each kind of effect."""
 
     __slots__ = ("open", "told_ns")
 
@@ -143,7 +147,7 @@ class _Thread:
         self.told_ns: dict[str, int] = {}
 
     def direction_around(self) -> str:
-        """The direction of the innermost copy that the thread is in, as far as one says it."""
+        """The direction of the innermost open copy that has one; "" if none has."""
         for effect, _, words in reversed(self.open):
             if effect.kind == _TRANSFER and (direction := effect.direction(words)):
                 return direction
@@ -151,7 +155,7 @@ class _Thread:
 
 
 class _Effect:
-    """What one probe's calls do, and how it is read from their words."""
+    """The effect of one probe's calls, and how it is read from their words."""
 
     def __init__(self, probe: Probe, value_names: ValueNames) -> None:
         hook = probe.hook
@@ -171,11 +175,11 @@ class _Effect:
         self._result_mask = (1 << _bits(probe.signature.result)) - 1 if probe.signature.result else 0
 
     def succeeded(self, result: int) -> bool:
-        """Whether the result is 0, which is success everywhere, or there is none."""
+        """Whether the result is 0, which is success in every API, or the function has no result."""
         return not result & self._result_mask
 
     def direction(self, words: Words) -> str:
-        """The way that a copy went, "" if the call does not say."""
+        """The direction of a copy; "" if the call does not show it."""
         if self._fixed_direction or self._chosen_direction is None:
             return self._fixed_direction
         name = direction_named(self._directions.get(self._chosen_direction(words), ""))
@@ -194,7 +198,7 @@ class _Effect:
     def add_memory(self, lines: Lines, done: Done, where: Where) -> None:
         """Add the line of an allocation, a free or a fill."""
         members = "" if done.size_bytes is None else f',"size":{done.size_bytes}'
-        if done.address:  # 0 is what an allocation has whose address could not be read
+        if done.address:  # an allocation whose address could not be read has 0
             members += f',"address":{done.address}'
         members += self._members(done.words)
         lines.event(done.ts_ns, self._head(done.name), *where, members[1:])
@@ -212,7 +216,9 @@ class _Effect:
         return f",{shown},{self._call}" if shown else f",{self._call}"
 
     def _address_reader(self) -> Callable[[Words, int], int]:
-        """A reader of the address that a call is about, from its words or what it put out; 0 if not known."""
+        """A function that reads the address of a call, from its words or its `out` argument; 0 if it is
+        unknown.
+        """
         passed = self._values.get("address")
         if passed is not None:
             read = passed.reader()
@@ -224,7 +230,9 @@ class _Effect:
         return lambda words, out: 0
 
     def _size_reader(self) -> Callable[[Words], int | None]:
-        """A reader of the bytes that a call is about; it gives None if the arguments do not say."""
+        """A function that reads the size of a call in bytes; it returns None if the arguments do not
+        show it.
+        """
         found = self._values
         known = ("size_bytes", "width_bytes", "count", "width")
         base = next((found[name] for name in known if name in found), None)

@@ -1,11 +1,11 @@
-"""Lines of an event file: the one place of a capture that knows the fields of an event and their order.
+"""Lines of an event file: the only module of a capture that knows the fields of an event and their order.
 
     {"ts_ns":1000,"type":"userspace","name":"cuInit","phase":"B","pid":11,"tid":12,"cpu":3,"args":{…}}
      time         head                                           where                     more, args
 
-They are put together from ready pieces: to encode a dict for each would alone take twice as long as all that
-is done for a line (benchmarks/records.py). The time comes first: the rest of a line then repeats, and readers
-parse it once.
+Lines are joined from prepared pieces: encoding a dict for each would alone take twice the time that a whole
+line takes now (benchmarks/records.py). The time is the first field, as the rest of a line then repeats, and
+readers parse a repeated rest once.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any, Final
 from tracepipe.event.model import LAYERS, PHASES
 
 COMM: Final = ',"comm":%s'
-"""More of an event: its thread's name, as JSON text."""
+"""A further field of an event: its thread's name, as JSON text."""
 LAUNCH: Final = ',"launch":%d'
-"""More of an event: the launch that it asks for."""
+"""A further field of an event: the launch that the call makes."""
 STACK: Final = ',"stack":%d'
-"""More of an event, its last: where in a Python program it was made."""
+"""The last further field of an event: the Python stack of the call."""
 
 BEGAN_BEFORE: Final = '"began":"before the recording"'
-"""An argument of what was under way when the recording began, and begins with it."""
+"""An argument of slices that were open when the recording began, and begin with it."""
 BEGAN_AT: Final = f'{BEGAN_BEFORE},"began_ns":%d'
-"""The same where it is known when it did."""
+"""The same, with the time at which it really began."""
 
 Where = tuple[int, int, int]
-"""Of an event: pid, tid and cpu, as they are written; pid 0 where there is no process to name."""
+"""pid, tid and cpu of an event, as they are written; pid 0 where no process is known."""
 
 
 class Head:
-    """What a line says an event is; `text` is the part of the line. Made once for all lines of a kind.
-    `own` is the name of a hook's own layer.
+    """Layer, name and phase of an event; `text` is that part of the line. It is made once for all lines of a
+    kind. `own` is the name of a hook's own layer.
     """
 
     __slots__ = ("layer", "name", "own", "phase", "text")
@@ -47,23 +47,23 @@ class Head:
         self.text = f'"type":"{layer}"{named},"name":{json.dumps(name)},"phase":"{phase}"'
 
     def begun(self) -> Head:
-        """The begin of what this ends."""
+        """The head of the begin of what this ends."""
         return Head(self.layer, self.name, "B", self.own)
 
     def ended(self) -> Head:
-        """The end of what this begins."""
+        """The head of the end of what this begins."""
         return Head(self.layer, self.name, "E", self.own)
 
 
 def joined(*members: str) -> str:
-    """Members of arguments, those that there are."""
+    """Join the members that are not empty."""
     return ",".join(member for member in members if member)
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """The line of a record that is at hand field by field.
+    """The line of a record that is given as a mapping.
 
-    Arguments and paths need not be UTF-8: of a byte that is not, the line has what Python shows, `\\udcff`.
+    Arguments and paths need not be UTF-8: a byte that is not becomes an escape as Python shows it, `\\udcff`.
     """
     try:
         return _json_of(record)
@@ -75,7 +75,7 @@ def _json_of(record: Mapping[str, Any]) -> str:
     """Raises TypeError or UnicodeEncodeError for text that is not UTF-8."""
     try:
         import orjson
-    except ImportError:  # to record takes the standard library alone; with warps this is much slower
+    except ImportError:  # recording needs only the standard library, but with warps this is much slower
         text = json.dumps(record, separators=(",", ":"), ensure_ascii=False) + "\n"
         return text.encode().decode()
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
@@ -98,13 +98,13 @@ class Lines:
         self.texts: list[str] = []
         self.layers: list[str] = []
         self._text, self._layer = self.texts.append, self.layers.append
-        self._events: dict[int, int] = {}  # of lines with more than one, by their place
+        self._events: dict[int, int] = {}  # index of a line with more than one event → its events
 
     def event(
         self, ts_ns: int, head: Head, pid: int, tid: int, cpu: int, args: str = "", more: str = ""
     ) -> None:
         """Add an event; `args` are members of its arguments as JSON text, `more` is COMM, LAUNCH or STACK."""
-        if pid and args:  # most of them: in one piece it takes half the time
+        if pid and args:  # most events: one f-string takes half the time
             self._text(
                 f'{{"ts_ns":{ts_ns},{head.text},"pid":{pid},"tid":{tid},"cpu":{cpu}{more},"args":{{{args}}}}}\n'
             )
@@ -118,18 +118,18 @@ class Lines:
         self._layer(head.layer)
 
     def threads(self, texts: list[str]) -> None:
-        """Add lines that are each an event of a GPU's thread."""
+        """Add lines of which each is an event of a GPU's thread."""
         self.texts += texts
         self.layers += ["gpu_thread"] * len(texts)
 
     def extend(self, others: Lines) -> None:
-        """Add all lines of others."""
+        """Add all lines of another object."""
         self._events |= {len(self.texts) + at: events for at, events in others._events.items()}
         self.texts += others.texts
         self.layers += others.layers
 
     def record(self, record: Mapping[str, Any], events: int = 1) -> None:
-        """Add a record field by field, which stands for so many events if it is one of a layer."""
+        """Add a record that is given as a mapping. It counts as `events` events if its type is a layer."""
         if events != 1:
             self._events[len(self.texts)] = events
         self._text(record_line(record))
@@ -143,7 +143,7 @@ class Lines:
         return {layer: count for layer, count in counts.items() if layer and count}
 
     def cut(self, lines: int, size_bytes: int) -> None:
-        """Leave out what is beyond so many lines of events, or so many bytes."""
+        """Cut everything after `lines` lines of events, or after `size_bytes`."""
         if len(self.texts) <= lines and len(self.encoded()) <= size_bytes:
             return
         for place, (text, layer) in enumerate(zip(self.texts, self.layers, strict=True)):
@@ -155,7 +155,7 @@ class Lines:
                 return
 
     def encoded(self) -> bytes:
-        """All lines."""
+        """All lines as bytes."""
         return "".join(self.texts).encode()
 
 

@@ -1,4 +1,4 @@
-"""Losses: what was recorded nowhere is said in the file, with where and when."""
+"""Losses: the file states how many events are missing, where and when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tracepipe.errors import OutputError
 class Loss:
     """Events of a layer (None: of any) on a processor (None: unknown) that were lost between two instants.
 
-    Times on CLOCK_MONOTONIC.
+    Times are of CLOCK_MONOTONIC.
     """
 
     layer: str | None
@@ -23,15 +23,15 @@ class Loss:
 
 
 def unread(count: int, start_ns: int, end_ns: int, error: OSError, *, bound: str = "at most") -> Loss:
-    """Records that were kept in a temporary file and cannot be read back: of which layer, nobody knows, nor
-    which of them were events.
+    """The loss of records that cannot be read back from a temporary file: their layers are unknown, and how
+    many of them were events.
     """
     reason = f"{bound}: not read back from a temporary file: {error.strerror}"
     return Loss(None, count, start_ns, end_ns, reason)
 
 
 def unread_error(error: OSError) -> OutputError:
-    """The same for the user."""
+    """The error about records that cannot be read back, for the user."""
     found = OutputError(
         f"Events cannot be read back from a temporary file: {error.strerror}.",
         "Set TMPDIR to a folder on another disk; journalctl -k may say more.",

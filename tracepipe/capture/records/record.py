@@ -1,6 +1,6 @@
 """Records of probes.bpf.c.
 
-One record, little-endian, bytes from the start; the first eight are the ring's own header:
+One record, little-endian, with offsets in bytes; the first eight bytes are the ring's own header:
 
     0       8        16     20     24   28   29     30    32      40      48      56      64
     ┌───────┬────────┬──────┬──────┬────┬────┬──────┬─────┬───────┬───────┬───────┬───────┐
@@ -15,7 +15,7 @@ import struct
 RECORD = struct.Struct("<8xQIIIBBHQQQQ")
 RECORD_BYTES = RECORD.size
 NUMBER_AND_KIND = struct.Struct("<24xIB35x")
-"""Of a record only its id and kind."""
+"""Only the id and the kind of a record."""
 
 (
     CALL_ENTER,
@@ -37,8 +37,8 @@ NUMBER_AND_KIND = struct.Struct("<24xIB35x")
     THREAD_END,
 ) = range(1, 18)
 
-# Order of the counters of losses. The last but one counts threads that were not followed: their events are of
-# any layer. The last counts wakeups and migrations for which the kernel ran no program.
+# The order of the counters of losses. The last but one counts threads that were not followed, whose events
+# may be of any layer. The last counts wakeups and migrations for which the kernel ran no program.
 DROP_LAYERS: tuple[str | None, ...] = (
     "userspace",
     "syscall",
@@ -52,7 +52,7 @@ DROP_LAYERS: tuple[str | None, ...] = (
 )
 UNSEEN = len(DROP_LAYERS) - 1
 FUNCTION_KINDS = frozenset({CALL_ENTER, CALL_RETURN, EVENT})
-"""Kinds of a probe's records, whose layer is the probe's."""
+"""The kinds of a probe's records, which belong to the probe's layer."""
 LAYER_OF_KIND = {
     SYSCALL_ENTER: "syscall",
     SYSCALL_EXIT: "syscall",
@@ -61,21 +61,21 @@ LAYER_OF_KIND = {
     WAKEUP: "scheduler",
     MIGRATE: "scheduler",
 }
-"""The other kinds that become events."""
+"""The other kinds that become events, and their layer."""
 UNREPORTED, MET_RUNNING = 1, 2  # a[1] of a switch
 _KIND_AT = 28
 _NO_EVENTS = bytes({MORE, SERVED, THREAD_NEW, THREAD_NAME, TEXT, THREAD_IDS, WINDOW, THREAD_END})
 _WINDOW = bytes({WINDOW})
 _TEXT_BYTES = 32
 OF_WINDOWS = 0xFFFF
-"""The processor of TEXTs that name a window: no thread made them."""
+"""The processor number of TEXT records that name a window, as no thread made them."""
 
 
 def window_record(
     ts_ns: int, number: int, *, begins: bool, by: int = 0, waited_ns: int = 0, name: str = ""
 ) -> bytes:
-    """A WINDOW as the kernel side writes it; `by`: tgid<<32|tid of the call that did this. In a[1] is how
-    long one that begins was waited for, and its name are the TEXTs before it.
+    """A WINDOW record as the BPF programs write it; `by` is tgid<<32|tid of the call that caused it. a[1] has
+    how long the call waited for the window to begin. TEXT records before it have the window's name.
     """
     text = name.encode(errors="replace")
     parts = (text[at : at + _TEXT_BYTES].ljust(_TEXT_BYTES, b"\0") for at in range(0, len(text), _TEXT_BYTES))
@@ -85,7 +85,7 @@ def window_record(
 
 
 def windows_in(chunk: bytes) -> list[tuple[int, bool]]:
-    """When windows began (True) or ended, by the records of WINDOW in `chunk`."""
+    """When windows began (True) or ended (False), from the WINDOW records in `chunk`."""
     kinds = chunk[_KIND_AT::RECORD_BYTES]
     found, at = [], kinds.find(_WINDOW)
     while at >= 0:
@@ -96,5 +96,5 @@ def windows_in(chunk: bytes) -> list[tuple[int, bool]]:
 
 
 def event_count(chunk: bytes) -> int:
-    """Records in `chunk` that become a line."""
+    """How many records in `chunk` become a line."""
     return len(chunk[_KIND_AT::RECORD_BYTES].translate(None, _NO_EVENTS))

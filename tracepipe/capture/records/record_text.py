@@ -1,4 +1,4 @@
-"""What system calls and the scheduler say, as JSON text: the members of `args`."""
+"""The members of `args` of system calls and of the scheduler's events, as JSON text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tracepipe.hooks.ioctl import decode_command
 
 _STATE_BITS = {text: bit for bit, text in LEFT_STATES.items()}
 ENDED = 0x10 | 0x20
-"""Of these, those in which a thread never runs again."""
-_LAST_ERROR = 4095  # results from −4095 to −1 are errors, in the kernel's convention
+"""The bits of prev_state with which a thread never runs again."""
+_LAST_ERROR = 4095  # by the kernel's convention, results from −4095 to −1 are errors
 
 Arguments = Callable[[int, int, int, int], str]
-"""Members of the `args` of a call, from its first four argument registers; "" for none."""
+"""A function that returns the members of a call's `args`, from its first four argument registers; "" for
+none.
+"""
 
 
 def signed32(value: int) -> int:
@@ -26,7 +28,7 @@ def signed32(value: int) -> int:
 
 
 def syscall_arguments(name: str) -> Arguments:
-    """A formatter of the arguments of a system call."""
+    """A function that renders the arguments of a system call."""
     if name == "ioctl":
         return _ioctl_arguments()
     if name == "futex":
@@ -64,14 +66,14 @@ def syscall_result(register: int) -> str:
     """Members of the `args` of a system call's end."""
     if register >> 63 and register >= (1 << 64) - _LAST_ERROR:
         code = (1 << 64) - register
-        # Codes from 512 are the kernel's own (a call that a signal interrupts and restarts).
+        # Codes from 512 are internal to the kernel (a call that is restarted after a signal).
         name = errno.errorcode.get(code, "restarted" if code >= 512 else "")
         return f'"result":-{code},"error":"{name}"'
     return f'"result":{register}'
 
 
 def state_of_text(text: object) -> int:
-    """The prev_state that `state_text` gives this text for; one that sleeps where it gives none such."""
+    """The prev_state whose `state_text` is this text; a sleeping state if there is none."""
     if text == RUNNABLE:
         return 0
     if isinstance(text, str) and text.isdecimal():

@@ -1,4 +1,4 @@
-"""Records of probes.bpf.c as lines of an event file."""
+"""Renders records of probes.bpf.c as lines of an event file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL
 _BEGAN_BEFORE = '"began":"before the window"'
 _ENDED_AFTER = '"ended":"after the window"'
 _OPEN_CALLS_MAX = 512
-"""Of a thread: deeper ones were left by a jump, and did not return."""
+"""The most open calls of a thread; deeper ones were left by a jump (longjmp), and did not return."""
 _NOT_REPORTED = '"prev_state":"not reported"'
 _BEGIN_NOT_REPORTED = '"began":"not reported"'
 
@@ -52,9 +52,10 @@ _BEGIN_NOT_REPORTED = '"began":"not reported"'
 class RecordRenderer:
     """Writes records as JSON lines: probes by index, system calls by number.
 
-    `start_ns`: when recording began, which is when what was under way then is said to begin. `names` are
-    those of the threads that ran before, by their ids in the capture's pid namespace. With `causes`, of
-    windows, events are written of windows alone, and what is under way at the end of one ends there.
+    `start_ns` is when the recording began: what was open then begins at that time in the file. `names` are
+    those of the threads that ran before, by their ids in the capture's pid namespace. `causes` are those of
+    windows: with them, only events in windows are written, and what is open at the end of a window ends
+    there.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RecordRenderer:
         self._ids: dict[int, tuple[int, int]] = {}
 
     def learn(self, chunk: bytes) -> None:
-        """Take from a chunk what lines before it need: the ids of threads in the capture's pid namespace."""
+        """Read from a chunk what earlier lines need: the ids of threads in the capture's pid namespace."""
         for _, tid, _, _, kind, _, _, ids, _, _, _ in RECORD.iter_unpack(chunk):
             if kind == THREAD_IDS:
                 shown_tid = ids & 0xFFFFFFFF
@@ -97,17 +98,17 @@ class RecordRenderer:
                     self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
 
     def carry(self) -> RecordCarry:
-        """What keeps of dropped records what a renderer like this one needs of them."""
+        """An object that keeps what a renderer like this one needs from evicted records."""
         return RecordCarry(self._probes)
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Begin where records were dropped before: the lines of what is under way, which begins at `start_ns`
-        and says when it began.
+        """Start after evicted records: returns the lines of what is open, which begins at `start_ns` and has
+        an argument with its true begin.
         """
         names = dict(self._unwritten_names)
         self.learn(carried.known)
         self.render(carried.known)
-        for tid, name in names.items():  # which the lines that nobody sees have taken
+        for tid, name in names.items():  # the lines above, which are not written, have taken them
             self._unwritten_names.setdefault(tid, name)
         if self._start_ns:
             self._start_ns = start_ns
@@ -130,7 +131,7 @@ class RecordRenderer:
         return lines
 
     def render(self, chunk: bytes) -> Lines:
-        """Lines of the records in `chunk`, which is a whole number of them."""
+        """The lines of the records in `chunk`, which has only whole records."""
         lines = Lines()
         add, calls, ids, unwritten = lines.event, self._calls, self._ids, self._unwritten_names
         for ts_ns, tid, tgid, number, kind, torn, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
@@ -149,7 +150,7 @@ class RecordRenderer:
                 if a1 == UNREPORTED:
                     args = f"{args},{_BEGIN_NOT_REPORTED}"
             elif kind == WAKEUP:
-                # Who is outside of the namespace is 0 there, as the kernel shows it.
+                # A thread outside of the namespace is 0, as the kernel shows it too.
                 by_tid = ids.get(number, (0, 0))[1] if ids else number
                 head, args = self._wakeup, f'"by_tid":{by_tid},"target_cpu":{a0}'
             elif kind == MIGRATE:
@@ -193,8 +194,8 @@ class RecordRenderer:
     def _continue(
         self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where
     ) -> None:
-        """Before a record that does not follow from the thread's last one: what is known of the time
-        between.
+        """Follow what threads are in, and before a record that does not fit that, add the missing begin or
+        end.
         """
         if kind == CALL_ENTER:
             if head.phase == "B":
@@ -228,7 +229,7 @@ class RecordRenderer:
         lines.event(self._start_ns, head.begun(), *where, before)
 
     def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, waited_ns: int, where: Where) -> None:
-        """A window begins or ends. Two programs may begin one at the same time: it is one then."""
+        """Begin or end a window. If two programs begin one at the same time, it is a single window."""
         if bool(begins) == self._is_open:
             return
         self._is_open = bool(begins)
@@ -237,7 +238,7 @@ class RecordRenderer:
             text = b"".join(self._calls.texts.pop(teller(0, OF_WINDOWS), ())).rstrip(b"\0").decode()
             self._window_name = {"name": text} if text else {}
             self._start_ns = ts_ns
-            self._in_syscall.clear()  # threads may be in one since they were met
+            self._in_syscall.clear()  # threads may have entered one since they were found
         else:
             self._end_all(lines, ts_ns)
         record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
@@ -247,7 +248,7 @@ class RecordRenderer:
         lines.record(record | self._window_name | by | {"cause": self._causes[cause]} | waited)
 
     def _end_all(self, lines: Lines, ts_ns: int) -> None:
-        """What is under way when a window ends, ends with it, the inner before the outer."""
+        """End everything that is open at the end of a window, the inner slices before the outer ones."""
         for entered in self._in_syscall.values():
             if entered is not None:
                 lines.event(ts_ns, entered[0].ended(), *entered[1], _ENDED_AFTER)
@@ -262,7 +263,7 @@ class RecordRenderer:
         self._calls.leave_all()
 
     def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
-        """Keep what belongs to a record that follows."""
+        """Keep a record that belongs to a later one."""
         if kind in (THREAD_NEW, THREAD_NAME):
             name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
             if self._names.get(tid) != name:
@@ -279,7 +280,7 @@ class RecordRenderer:
             self._calls.served[tid] = a[0]
 
     def _forget(self, tid: int) -> None:
-        """A capture may last for days, in which millions of threads end."""
+        """Forget a thread that has ended: in a capture of days, millions of threads end."""
         for kept in (self._in_calls, self._names, self._unwritten_names, self._in_syscall, self._running):
             kept.pop(tid, None)
         self._calls.forget(tid)

@@ -1,9 +1,9 @@
-"""Records that cancel each other, left out of a chunk by the native core before Python looks at the rest.
+"""Removes records that cancel each other from a chunk, in the native core, before Python reads the rest.
 
     ENTER a  ENTER b  RETURN b  RETURN a  SWITCH_IN  SWITCH_OUT  SWITCH_IN  ENTER c   →   SWITCH_IN  ENTER c
 
-Whoever follows what is under way gets the same of the rest as of all of them. Without the core there is
-nothing left out: a record then takes 0.25 µs instead of 0.01 µs.
+The remaining records lead to the same open calls as all of them. Without the core nothing is removed: a
+record then takes 0.25 µs instead of 0.01 µs.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tracepipe.hooks.hook import Probe, TracepointPlace
 from tracepipe.native import library
 
 NEVER: Final = (1 << 63) - 1
-"""No call takes so many nanoseconds."""
+"""A limit that no call exceeds."""
 _IGNORED, _MOMENTARY, _NAMING = 1, 2, 4  # of records.c
 _KINDS: Final = 32
 _SYSCALLS: Final = 512
 
 
 class Sieve:
-    """Leaves out what is not needed of records of these kinds.
+    """Keeps the records of some kinds, as far as they are needed.
 
-    Calls of the functions in `limits_ns` are needed where they took longer, and those of others never are;
-    None: calls matter as far as they are under way. So for system calls, by their numbers.
+    Calls of the functions in `limits_ns` are needed if they took longer than that; calls of other functions
+    never are. None: only open calls are needed. The same holds for system calls, by their numbers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Sieve:
         ).tobytes()
 
     def needed(self, chunk: bytes) -> bytes:
-        """The records of a chunk that are needed, in order."""
+        """The needed records of a chunk, in order."""
         count = len(chunk) // RECORD_BYTES
         if self._core is None or not count:
             return chunk
@@ -64,7 +64,7 @@ class Sieve:
             _SYSCALLS,
             places.buffer_info()[0],
         )
-        if not 0 <= found < count:  # no memory; or all of them
+        if not 0 <= found < count:  # without memory, or if all are needed
             return chunk
         return b"".join(
             [chunk[place * RECORD_BYTES : (place + 1) * RECORD_BYTES] for place in places[:found]]
@@ -72,7 +72,7 @@ class Sieve:
 
 
 def kinds_and_functions(chunk: bytes, functions: int) -> tuple[Sequence[int], Sequence[int]]:
-    """How many records there are of each kind, and of each function: entries, returns and hits."""
+    """The number of records of each kind, and of each function (its entries, returns and hits)."""
     core, kinds = library(), chunk[28::RECORD_BYTES]
     by_kind, by_function = array("q", bytes(8 * _KINDS)), array("q", bytes(8 * functions))
     if core is not None:

@@ -1,4 +1,4 @@
-"""How long calls took, seen in records as they come: nothing else is made of them."""
+"""Finds long calls in records as they arrive, without rendering the records."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class Span(NamedTuple):
 
 
 class Wanted(Protocol):
-    """What is looked for."""
+    """The calls and kernels that are looked for."""
 
     @property
     def kinds(self) -> Collection[str]:
-        """The kinds of it: others need not be looked at."""
+        """The kinds that are looked for; others can be ignored."""
         ...
 
     def limit_ns(self, name: str, kind: str) -> int | None:
-        """How long what has this name must take to be of interest; None: it never is."""
+        """The duration beyond which a span with this name is reported; None: it never is."""
         ...
 
 
 class SpanReader(Protocol):
-    """Finds what took long among the records of a recording, from the first one on."""
+    """Finds long spans among the records of a recording, from its first record on."""
 
     def take(self, chunk: bytes) -> Iterator[Span]:
-        """What ended in a chunk and took longer than is wanted of it."""
+        """The spans that ended in a chunk and exceed their limit."""
         ...
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """What has not ended and lasts longer than is wanted of it, each once."""
+        """The open spans that exceed their limit, each reported once."""
         ...
 
 
 class RecordSpans:
-    """Finds calls and system calls among records of probes.bpf.c. `names` has those of the functions that are
-    looked at.
+    """Finds long calls and system calls among records of probes.bpf.c. `names` has the names of the functions
+    that it looks for.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RecordSpans:
         syscalls: Mapping[int, str],
         is_there: Callable[[int], bool],
     ) -> None:
-        """`is_there`: whether a thread has not ended, which records need not say."""
+        """`is_there`: whether a thread still exists, which records do not always show."""
         self.names: set[str] = set()
         self._probes, self._syscalls, self._is_there = probes, syscalls, is_there
         self._limits_ns: dict[int, int] = {}
@@ -92,7 +92,7 @@ class RecordSpans:
         self._deep: set[int] = set()
 
     def take(self, chunk: bytes) -> Iterator[Span]:
-        """What ended in a chunk and took longer than is wanted of it."""
+        """The spans that ended in a chunk and exceed their limit."""
         if self._sieve is None:
             return
         chunk = self._sieve.needed(chunk)
@@ -126,7 +126,7 @@ class RecordSpans:
         self._deep.clear()
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """What has not ended and lasts longer than is wanted of it, each once."""
+        """The open spans that exceed their limit, each reported once."""
         gone = set()
         for tid, number, began_ns, is_call in self._begun():
             limit_ns = (self._limits_ns if is_call else self._syscall_limits_ns).get(number)
@@ -176,7 +176,7 @@ class RecordSpans:
         return Span(self._syscalls[number], ts_ns - began_ns, SYSCALL)
 
     def _end(self, tid: int) -> None:
-        """The thread has ended, and what it was in does not go on."""
+        """Forget the open calls of a thread that has ended."""
         number, began_ns = self._in_syscall.pop(tid, (0, 0))
         self._reported.discard((tid, ~number, began_ns))
         self._forget(tid, self._open.pop(tid, []), slice(None))

@@ -1,4 +1,4 @@
-"""The system calls that are recorded: ioctl, and those that block or change mappings.
+"""The recorded system calls: ioctl, and those that block or change mappings.
 
 Numbers by architecture. Source: arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h
 (aarch64). The calls that aarch64 lacks (poll, select, epoll_wait) are their p-variants there.
@@ -6,8 +6,8 @@ Numbers by architecture. Source: arch/x86/entry/syscalls/syscall_64.tbl and incl
 
 from __future__ import annotations
 
-# 335 (uretprobe, since 6.11) and 336 (uprobe) must stay out: they are the kernel's own way out of a probed
-# function, in the target's stream but not calls that the target made.
+# 335 (uretprobe, since 6.11) and 336 (uprobe) must stay out: the kernel uses them at probes, so they appear
+# among the target's system calls, but the target did not call them.
 _X86_64 = {
     0: "read",
     1: "write",
@@ -71,7 +71,7 @@ _AARCH64 = {
 }
 SYSCALLS: dict[str, dict[int, str]] = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
-# Arguments that are kept, by position; others are addresses and flags that say little in a timeline.
+# The recorded arguments, by position; the others are addresses and flags, which tell little in a timeline.
 SYSCALL_ARGUMENTS: dict[str, tuple[tuple[str, int], ...]] = {
     "read": (("fd", 0), ("count_bytes", 2)),
     "write": (("fd", 0), ("count_bytes", 2)),

@@ -1,1 +1,1 @@
-"""The engine `bpftrace`: a script that is written for the plan, and its output read as records."""
+"""The engine `bpftrace`: it writes a script for the plan, and reads its output as records."""

@@ -1,4 +1,4 @@
-"""The bpftrace script's blocks for functions: what is recorded of a call at its entry and return."""
+"""The bpftrace script's blocks for functions: what they record at the entry and at the return of a call."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class FunctionProbe:
         self.is_whole = probe.hook.effect in WHOLE_EFFECTS
         self.waits = language.defers and self.paired and not self.is_whole
         architecture = language.architecture
-        # A call is found again by its thread and stack; in the kernel by its thread and function.
+        # The key of a call is its thread and stack pointer; in the kernel its thread and function.
         frame = f'(uint64)reg("sp") + {architecture.frame_bytes}'
         self.frame = (
             (f"(uint64){index}", f"(uint64){index}") if self.in_kernel else (frame, '(uint64)reg("sp")')
         )
 
     def blocks(self) -> Iterator[tuple[str, list[str]]]:
-        """Attach point and statements of each."""
+        """The attach point and the statements of each block."""
         place = self.probe.place
         if isinstance(place, FilePlace):
             target = f'probe:"{quoted(place.path)}":"{quoted(self.probe.symbol)}"'
@@ -62,7 +62,7 @@ class FunctionProbe:
         if self.paired:
             parts = ["(uint64)nsecs", self._word(self.out.position) if self.out else "(uint64)0"]
             if language.defers:
-                # One map has values of one shape.
+                # All values of a map have the same type.
                 parts += [text, *words, *["(uint64)0"] * (language.widest - len(words))]
             kept = f"@o[{self.frame[0]}, (uint64)tid] = ({', '.join(parts)});"
         told = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
@@ -73,7 +73,7 @@ class FunctionProbe:
         condition = self.probe.hook.condition
         if condition is not None:
             test = comparison(condition, self._word(condition.argument.position))
-            statement = f"if ({test}) {{ {statement} }}"  # what it leaves out is not what the hook names
+            statement = f"if ({test}) {{ {statement} }}"  # other calls are not counted
         return statement
 
     def _leave(self) -> str:
@@ -97,11 +97,11 @@ class FunctionProbe:
                 f"if ((uint64)nsecs - $o.0 < {language.filters.min_duration_ns}) "
                 f"{{ {language.filtered(self.layer, 2)} }} else {{ {first} {told} }}"
             )
-        # Its entry may have been filtered, and was counted for both then.
+        # Its entry may have been filtered, which counted the return too.
         return f"$o = {key}; $out = $o.1; delete({key}); if ($o.0 != 0) {{ {told} }}"
 
     def _tell(self, words: list[str], text: str, began: str) -> str:
-        """Statements that print an entry: its text in two pieces, then the line."""
+        """The statements that print an entry: its text in two pieces, then the line."""
         language = self.language
         statements = []
         if self.string is not None:
@@ -119,10 +119,11 @@ class FunctionProbe:
         return " ".join(statements)
 
     def _driver_entry(self) -> list[str]:
-        """For whom a worker of the driver runs this, from the queue's items, as in probes.bpf.c.
+        """Find the thread for which a worker of the driver runs this, from the queue's items, as in
+        probes.bpf.c.
 
-        @q: function, argument → who queued it. By worker: @u who is served, @ui from which function on, @ud
-        how deep it is in that function.
+        @q: function, argument → the thread that queued it. By worker: @u the served thread, @ui the function
+        that began to serve it, @ud how deeply that function is nested.
         """
         assert isinstance(self.probe.place, KernelPlace)
         architecture, index = self.language.architecture, self.index + 1

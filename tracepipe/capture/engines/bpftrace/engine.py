@@ -1,12 +1,11 @@
-"""The engine `bpftrace`: the same records by a bpftrace script, at lower rates.
+"""The engine `bpftrace`: the same records from a bpftrace script, at lower rates.
 
     this process ──function call──▶ control probe ─┐
     target ───────────────────────▶ probes ────────┴▶ a buffer a processor ─▶ bpftrace ─▶ pipe ─▶ Lines
 
-bpftrace is a child that is killed in the end: its own way out takes 0.1 s a probe, in which it prints
-nothing. The kernel then detaches the probes behind it, as long as that takes, and nobody has to wait. Before
-that, everything that was printed has come: each processor's buffer keeps its order, and the last thing that
-is put into each is a mark of ours.
+bpftrace is a child process that is killed at the end: its own exit takes 0.1 s for each probe, in which it
+prints nothing. The kernel then detaches the probes in the background. Everything that was printed is read
+before that: each processor's buffer keeps its order, and a mark is put into each as its last line.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _OLDEST = (0, 14)
 _INSTALL = "apt install bpftrace"
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
 _ONLINE = Path("/sys/devices/system/cpu/online")
-_BEHIND_NS = 50_000_000  # what a processor may be behind before a mark is put into its buffer
-_QUIET_S = 10.0  # bpftrace printed nothing for so long while something was waited for
-_AGAIN_S = 0.2  # a mark may be lost as any line
-# bpftrace gives up at the first probe that the kernel refuses.
+_BEHIND_NS = 50_000_000  # how far a processor may lag before a mark is put into its buffer
+_QUIET_S = 10.0  # the longest wait for output of bpftrace
+_AGAIN_S = 0.2  # then a mark is sent again, as it may be lost like any line
+# bpftrace ends at the first probe that the kernel refuses.
 _REFUSED = re.compile(r"Error attaching probe: '?(?:u|uret|k|kret)probe:([^'\n]*)")
 _START_MARK = 1
 _SOFTWARE, _BPF_OUTPUT = 1, 10  # perf_event_attr: a buffer that a program prints to
@@ -60,13 +59,13 @@ _TRIALS: dict[Operation, Callable[[], int]] = {
 
 
 class BpftraceEngine:
-    """Runs bpftrace."""
+    """Attaches probes by running bpftrace."""
 
     name = "bpftrace"
     layers = frozenset(RECORDED_LAYERS)
 
     def check(self) -> str:
-        """bpftrace's version. Raises CaptureUnavailable."""
+        """Return bpftrace's version. Raises CaptureUnavailable."""
         check_machine()
         if own_namespace() is not None:
             raise CaptureUnavailable(
@@ -136,7 +135,7 @@ class BpftraceAttachment:
 
     @property
     def is_unordered(self) -> bool:
-        """Whether records can stand after later ones: entries that wait for their return do."""
+        """Whether records can follow later ones: entries that are printed at their return do."""
         return self._plan.filters.min_duration_ns > 0
 
     def start(self) -> None:
@@ -155,7 +154,9 @@ class BpftraceAttachment:
                 self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def collect(self) -> bytes:
-        """Records of the lines that are complete in time: those of the last 50 ms may still miss some."""
+        """The records of the lines up to a time at which none are missing; of the last 50 ms some may be
+        missing.
+        """
         if self._stopped:
             records, self._collected = self._collected, b""
             return records
@@ -171,7 +172,7 @@ class BpftraceAttachment:
         return self._lines.take(min(self._lines.seen_ns.get(cpu, 0) for cpu in self._processors))
 
     def lost(self) -> list[Loss]:
-        """Losses since the last call, exact by layer: gaps in what a thread printed."""
+        """The losses since the last call, exact for each layer: gaps in the sequence numbers of a thread."""
         losses, self._lines.losses = self._lines.losses, []
         return losses
 
@@ -181,7 +182,9 @@ class BpftraceAttachment:
         return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
 
     def stop(self) -> None:
-        """Wait for what has been printed, a tenth of a second, and kill bpftrace. Again: does nothing."""
+        """Wait for the last output, about a tenth of a second, and kill bpftrace. A second call does
+        nothing.
+        """
         if self._stopped:
             return
         stopped_ns = time.monotonic_ns()
@@ -233,7 +236,9 @@ class BpftraceAttachment:
         )
 
     def _attached(self, refused: set[int]) -> bool:
-        """Wait until all is attached. True: it was refused for a probe that is in `refused` now."""
+        """Wait until everything is attached. Returns True where a probe was refused, which is then in
+        `refused`.
+        """
         stamps: dict[int, tuple[int, int, int, int]] = {}
         progress = Progress(self._process, self._notify)
         while True:
@@ -277,7 +282,7 @@ class BpftraceAttachment:
         return None
 
     def _cover(self, refused: set[int]) -> None:
-        """Say which layers are recorded, and which functions are not."""
+        """Report which layers are recorded, and which functions are not."""
         plan = self._plan
         names = sorted({plan.probes[index].symbol for index in refused})
         if names:
@@ -302,18 +307,18 @@ class BpftraceAttachment:
         ]
         self._word += 1
         unreached = self._control.say_on(behind, Order.MARK, self._word)
-        # Gone offline, or not for this process: what is printed there is taken as it comes.
+        # These are offline, or not allowed for this process: their lines are taken as they arrive.
         self._processors = [cpu for cpu in self._processors if cpu not in unreached]
         self._lines.marks.clear()
 
     def _said(self, order: Order) -> bool:
-        """Give an order and wait until bpftrace has done it. False if it has ended."""
+        """Give an order and wait until bpftrace has obeyed it. Returns False if it has ended."""
         return self._wait([None], order)
 
     def _drained(self) -> bool:
-        """Wait for a mark in every processor's buffer. False if bpftrace has ended."""
+        """Wait for a mark in every processor's buffer. Returns False if bpftrace has ended."""
         self._processors = _processors()
-        # bpftrace looks at all buffers in turn: after two rounds it has also seen those that take no mark.
+        # bpftrace reads all buffers in turn: after two rounds it has also read those that accept no mark.
         return self._wait(self._processors, Order.MARK) and self._wait(self._processors, Order.MARK)
 
     def _wait(self, places: list[int] | list[None], order: Order) -> bool:
@@ -346,7 +351,9 @@ class BpftraceAttachment:
 
 
 def _clock(clock_ns: int, stamps: tuple[int, int, int, int]) -> Clock:
-    """The clock of a mark that was made between the stamps: monotonic and boot time before, both after."""
+    """The clock of a mark that was printed between the stamps: monotonic and boot time before it, and both
+    after it.
+    """
     monotonic_ns, boottime_ns, monotonic_end_ns, boottime_end_ns = stamps
     if monotonic_ns <= clock_ns <= monotonic_end_ns:
         return Clock(False)
@@ -356,7 +363,7 @@ def _clock(clock_ns: int, stamps: tuple[int, int, int, int]) -> Clock:
 
 
 def _processors() -> list[int]:
-    """Those that are online: `0-3,8`."""
+    """The processors that are online, from a text such as `0-3,8`."""
     found: list[int] = []
     for part in _ONLINE.read_text().strip().split(","):
         first, _, last = part.partition("-")
@@ -365,7 +372,7 @@ def _processors() -> list[int]:
 
 
 def _field_names(probe: Probe) -> list[str]:
-    """Names of the fields that a tracepoint's arguments are, by their offsets."""
+    """The names of the fields of a tracepoint's arguments, found by their offsets."""
     assert isinstance(probe.place, TracepointPlace)
     offsets = field_offsets(tracing_folder(), probe.place.point)
     names = {offset: name for name, offset in offsets.items()}
@@ -375,7 +382,7 @@ def _field_names(probe: Probe) -> list[str]:
 def _refused(process: Bpftrace) -> CaptureUnavailable:
     told = [line for line in process.errors().splitlines() if line and "RLIMIT_MEMLOCK" not in line]
     first = next((line for line in told if "ERROR" in line), told[0] if told else process.ending())
-    for operation, trial in _TRIALS.items():  # what it says of them itself is of their consequences
+    for operation, trial in _TRIALS.items():  # bpftrace reports only their consequences
         try:
             os.close(trial())
         except OSError as error:

@@ -1,8 +1,8 @@
-"""What bpftrace prints, as records: lines parsed, put in order, and their gaps counted as losses.
+"""Turns bpftrace's output into records: lines are parsed and sorted, and their gaps counted as losses.
 
-bpftrace empties one processor's buffer after the other, so lines of two processors come in any order, and a
-thread that moved has lines in both. Those of one processor keep theirs. A line is given out when something
-later was seen from every processor.
+bpftrace empties one processor's buffer after the other, so lines of two processors arrive in any order, and a
+thread that moved has lines in both. Lines of one processor keep their order. A line is released when a later
+one was seen from every processor.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tracepipe.capture.records.record import DROP_LAYERS, RECORD
 from tracepipe.hooks.hook import KernelPlace, Probe
 from tracepipe.hooks.slots import slots
 
-# An interrupt's line can stand before one whose time was read before it. Nothing takes a probe so long.
+# An interrupt's line can precede a line with an earlier time. No probe takes longer than this.
 _SLACK_NS = 1_000_000
-_SUSPENDED_NS = 1_000_000  # by what two clocks part at least while the machine sleeps
+_SUSPENDED_NS = 1_000_000  # the least by which the two clocks differ after a suspend
 _TEXT_RECORD_BYTES = 31
 _COUNTED = "bpftrace's buffers were full"
 
 
 class Mark(NamedTuple):
-    """A mark that was printed: by which control probe, on which processor, and when."""
+    """A printed mark: its control probe, its word, its processor, and its time."""
 
     which: int
     word: int
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
 
 
 class PrintedLine(NamedTuple):
-    """A line: when it was printed, its records, and where it stands in its thread's sequence of a layer."""
+    """A line: when it was printed, its records, and its number in the sequence of its thread and layer."""
 
     printed_ns: int
     records: bytes
@@ -55,26 +55,27 @@ class PrintedLine(NamedTuple):
 class Clock:
     """bpftrace's `nsecs` as CLOCK_MONOTONIC.
 
-    It is CLOCK_BOOTTIME in some versions, which runs on while the machine sleeps.
+    In some versions it is CLOCK_BOOTTIME, which continues while the machine is suspended.
     """
 
     def __init__(self, is_boottime: bool) -> None:
         self._is_boottime = is_boottime
         self._seen_ns = time.monotonic_ns()
         self._ahead_ns = [self._now_ahead_ns()]
-        self._from_ns: list[int] = []  # in `nsecs`: when the second and further of these came to hold
+        self._from_ns: list[int] = []  # in `nsecs`: from when the second and later offsets apply
 
     def follow(self) -> None:
-        """Look whether the machine slept since the last call."""
+        """Check whether the machine was suspended since the last call."""
         now_ns, ahead_ns = time.monotonic_ns(), self._now_ahead_ns()
         if ahead_ns - self._ahead_ns[-1] > _SUSPENDED_NS:
-            # It woke up after the last look, which is as long ago as the machine was awake since.
+            # It resumed after the last call. The time since then on CLOCK_MONOTONIC is the time that it was
+            # awake.
             self._from_ns.append(self._seen_ns + ahead_ns)
             self._ahead_ns.append(ahead_ns)
         self._seen_ns = now_ns
 
     def monotonic_ns(self, clock_ns: int) -> int:
-        """The time on CLOCK_MONOTONIC."""
+        """Convert a time of `nsecs` to CLOCK_MONOTONIC."""
         for from_ns, ahead_ns in zip(reversed(self._from_ns), reversed(self._ahead_ns), strict=False):
             if clock_ns >= from_ns:
                 return clock_ns - ahead_ns
@@ -93,15 +94,15 @@ def _boottime_ahead_ns() -> int:
 
 
 class Lines:
-    """Takes what bpftrace prints, gives records and losses."""
+    """Takes bpftrace's output, and returns records and losses."""
 
     def __init__(self, probes: Sequence[Probe], text_end: str, *, defers: bool) -> None:
-        """`defers`: entries have the time at which they began."""
+        """`defers`: entries have an extra field with the time at which they began."""
         self.marks: list[Mark] = []
         self.losses: list[Loss] = []
         self.unread = 0
         self.an_unread_line = b""
-        self.counts: dict[int, int] = {}  # sequence → its next number, as printed in the end
+        self.counts: dict[int, int] = {}  # sequence → its next number, as printed at the end
         self.filtered: dict[int, int] = {}  # layer → events
         self.clock = Clock(False)
         self.seen_ns: dict[int, int] = {}  # processor → time of its last line
@@ -143,16 +144,16 @@ class Lines:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether lines wait for what was before them on other processors."""
+        """Whether lines wait for earlier ones of other processors."""
         return bool(self._events)
 
     def feed(self, output: bytes) -> None:
-        """Take some output; a line may come in parts."""
+        """Take some output; it may end within a line."""
         lines = (self._rest + output).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
             if self._open_text or line.startswith(self._with_text):
-                # A text may have newlines in it.
+                # A text may contain newlines.
                 self._open_text.append(line)
                 if not line.endswith(self._text_end):
                     continue
@@ -166,7 +167,9 @@ class Lines:
                 self.unread += 1
 
     def take(self, until_ns: int | None = None) -> bytes:
-        """Records of all lines printed before `until_ns`, by `nsecs`; of all if None."""
+        """The records of all lines that were printed before `until_ns`, a time of `nsecs`; of all lines if
+        None.
+        """
         events = self._events
         events.sort(key=itemgetter(0))
         ready = len(events)
@@ -183,7 +186,9 @@ class Lines:
         return b"".join([event.records for event in taken])
 
     def finish(self, start_ns: int, end_ns: int) -> None:
-        """Count what was lost after the last line of every sequence, by the counts that were printed."""
+        """Count what was lost after the last line of every sequence, from the counts that were printed at the
+        end.
+        """
         for sequence, number in self.counts.items():
             missing = number - self._next.get(sequence, 0)
             if missing > 0:
@@ -216,7 +221,7 @@ class Lines:
             self._read_count(line)
             return
         if first == b"L" and line.startswith(b"Lost "):
-            return  # the sequences say more
+            return  # the sequence numbers are more exact
         if first == LineKind.MARK.encode():
             _, clock_ns, _, cpu, which, word = (int(field, 16) for field in (b"0", *line.split(b" ")[1:]))
             self.marks.append(Mark(which, word, cpu, clock_ns))
@@ -344,7 +349,7 @@ class Lines:
 
 
 class _Head(NamedTuple):
-    """What every line begins with."""
+    """The fields that every line begins with."""
 
     op: bytes
     clock_ns: int
@@ -356,7 +361,7 @@ class _Head(NamedTuple):
 
 
 class _Shape:
-    """What the lines of a probe have."""
+    """The form of a probe's lines."""
 
     def __init__(self, probe: Probe) -> None:
         arguments = probe.signature.arguments
@@ -378,7 +383,9 @@ def _pack_text(at_ns: int, head: _Head, tgid: int, part: bytes) -> bytes:
 
 
 def _text_parts(text: bytes, rest: bytes) -> list[bytes]:
-    """31 bytes for a record; `rest` is of the text only if the first piece is full."""
+    """A text in parts of 31 bytes, one for each record; `rest` continues it only if its first piece
+    is full.
+    """
     if len(text) >= TEXT_PIECE_BYTES:
         text += rest
     parts = range(0, len(text) + 1, _TEXT_RECORD_BYTES)

@@ -1,4 +1,4 @@
-"""The bpftrace process, and the call by which it is spoken to."""
+"""The bpftrace process, and the call that gives it orders."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from tracepipe.capture.engines.bpftrace.script import Script
 from tracepipe.capture.request import Notify
 from tracepipe.errors import CaptureUnavailable
 
-# Takes two 64-bit integers, is in every C library, and next to nobody calls it.
+# A function that takes two 64-bit integers, is in every C library, and is hardly ever called.
 CONTROL = "lldiv"
 _MAP_KEYS = 65536
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _READ_BYTES = 1 << 20
-_SCRIPT = 3  # the descriptor that bpftrace has its script as
+_SCRIPT = 3  # the descriptor of the script in bpftrace
 _FOUND = re.compile(rb"Attaching (\d+) probes?\.\.\.\n?")
-_SLOW_S = 5.0  # after which the user reads why nothing happens
-# While the kernel detaches another bpftrace's probes, it attaches one in 0.1 s.
+_SLOW_S = 5.0  # then the user is told why nothing happens
+# While the kernel detaches probes of another bpftrace, attaching one takes 0.1 s.
 _STUCK_S = 60.0
 
 
 class Control:
-    """The function that the script's control probe is on."""
+    """The function that has the script's control probe."""
 
     def __init__(self) -> None:
         self._call = ctypes.CDLL(None)[CONTROL]
@@ -64,7 +64,7 @@ class Bpftrace:
     """The process, and the pipe that it prints to."""
 
     def __init__(self, script: Script, buffer_bytes: int) -> None:
-        # In memory, so that nothing is left of them when this process is killed.
+        # In memory, so nothing is left behind when this process is killed.
         self._source, self._errors = os.memfd_create("capture.bt"), os.memfd_create("errors")
         with os.fdopen(self._source, "w", closefd=False) as source:
             source.write(script.text())
@@ -86,12 +86,12 @@ class Bpftrace:
         }
         read, write = os.pipe()
         os.set_blocking(read, False)
-        with suppress(OSError):  # above the user's limit: the pipe stays smaller
+        with suppress(OSError):  # above the user's limit the pipe stays smaller
             fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)
         self._output = read
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
-            # Two descriptors a probe.
+            # Each probe needs two descriptors.
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             self.pid = os.posix_spawnp(
                 "bpftrace",
@@ -103,21 +103,21 @@ class Bpftrace:
                     (os.POSIX_SPAWN_DUP2, self._errors, 2),
                     (os.POSIX_SPAWN_DUP2, self._source, _SCRIPT),
                 ],
-                setsid=True,  # no signal of the terminal
+                setsid=True,  # without signals from the terminal
                 setsigmask=[],
-                # It must die of a broken pipe when this process does: Python ignores that signal.
+                # It must die of SIGPIPE when this process ends; Python ignores that signal.
                 setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],
             )
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             os.close(write)
-        # Every line wakes it. It shall not take the processor from the target each time: that would be
-        # most of what the scheduler layer shows.
+        # Every line wakes bpftrace. It must not preempt the target each time: those switches would dominate
+        # the scheduler layer.
         with suppress(OSError):
             os.sched_setscheduler(self.pid, os.SCHED_BATCH, os.sched_param(0))
 
     def read(self, wait_s: float = 0.0) -> bytes:
-        """What was printed; waits for something for at most `wait_s`."""
+        """Read what was printed; waits for output for at most `wait_s`."""
         if self.has_ended:
             return b""
         if wait_s and not select.select([self._output], [], [], wait_s)[0]:
@@ -130,7 +130,7 @@ class Bpftrace:
         return output
 
     def without_greeting(self, output: bytes) -> bytes:
-        """The output without bpftrace's word of how many probes it attaches, which is kept."""
+        """The output without bpftrace's first line, whose number of probes is kept."""
         found = _FOUND.match(output)
         if found is None or self._greeted:
             return output
@@ -139,12 +139,12 @@ class Bpftrace:
         return output[found.end() :]
 
     def errors(self) -> str:
-        """What it complained about."""
+        """Its error output."""
         size_bytes = os.fstat(self._errors).st_size
         return os.pread(self._errors, size_bytes, 0).decode(errors="replace")
 
     def ending(self) -> str:
-        """How it ended of itself; "" if that cannot be said yet."""
+        """How it ended by itself; "" if it has not ended yet."""
         with suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             select.select([descriptor], [], [], 1.0)
@@ -157,7 +157,7 @@ class Bpftrace:
         return f"it ended with exit code {os.WEXITSTATUS(status)}"
 
     def close(self) -> None:
-        """Kill it and let the kernel detach its probes behind it."""
+        """Kill it, and let the kernel detach its probes in the background."""
         if self._output < 0:
             return
         with suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ class Bpftrace:
 
 
 class Progress:
-    """Watches that bpftrace gets on with attaching. Raises CaptureUnavailable."""
+    """Checks that bpftrace makes progress while it attaches."""
 
     def __init__(self, process: Bpftrace, notify: Notify) -> None:
         self._process, self._notify = process, notify
@@ -179,7 +179,9 @@ class Progress:
         self._state: tuple[int, str] = 0, ""
 
     def look(self) -> None:
-        """Look at the descriptors that it has opened, and at its processor time."""
+        """Look at its open descriptors and its processor time. Raises CaptureUnavailable if neither has
+        changed for a minute.
+        """
         now_s = time.monotonic()
         if now_s - self._began_s > _SLOW_S and not self._is_told:
             self._is_told = True
@@ -198,7 +200,7 @@ class Progress:
 
 
 _dying: list[int] = []
-"""Killed processes that the kernel still detaches probes of; each is reaped when a later one is killed."""
+"""Killed processes whose probes the kernel is still detaching; each is reaped when a later one is killed."""
 
 
 def _reap() -> None:
@@ -212,7 +214,7 @@ def _reap() -> None:
 
 
 def _file_at(address: int) -> str:
-    """The file that is mapped at an address of this process."""
+    """The path of the file that is mapped at an address of this process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, rest = line.partition(" ")
         start, _, end = span.partition("-")

@@ -1,4 +1,4 @@
-"""The bpftrace script of a plan: what probes.bpf.c does, in bpftrace's language."""
+"""The bpftrace script of a plan: it does what probes.bpf.c does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tracepipe.hooks.slots import slots
 
 @dataclass(slots=True)
 class Script:
-    """A script while it is put together."""
+    """A script while it is being written."""
 
     plan: Plan
     own_pid: int
@@ -45,13 +45,13 @@ class Script:
         widest = max((len(slots(probe.signature)) for probe in self.plan.probes), default=0)
         self.language = Language(self.architecture, self.plan.filters, self.text_end, widest)
         wanted = "".join(f" @w[(uint64){number}] = 1;" for number in self.syscalls)
-        # bpftrace learns a map's type where it meets it first.
+        # bpftrace takes a map's type from its first use.
         one = " ".join(f"@{name}[(uint64)0] = (uint64)0;" for name in ("t", "w", "u", "ui"))
         two = " ".join(f"@{name}[(uint64)0, (uint64)0] = (uint64)0;" for name in ("s", "q"))
         counts = "@ud[(uint64)0] = 0; @f[(uint64)0, (uint64)0] = 0; @k[(uint64)0, (uint64)0] = 0;"
         self.blocks = [f"BEGIN {{ @on = 0; @arm = (uint64)0; {one} {two} {counts}{wanted} }}"]
-        # bpftrace attaches in the order of the script or against it. With a control probe at each end, a mark
-        # from both says that all between are attached.
+        # bpftrace attaches in the order of the script or in reverse. With a control probe at each end, marks
+        # from both show that everything between is attached.
         self._control(0)
         self._following()
         if "syscall" in self.plan.own:
@@ -67,7 +67,7 @@ class Script:
             else:
                 self._tracepoint(index, probe)
         self._control(1)
-        # Printed when nothing happens, too: if this process is gone, the broken pipe ends bpftrace.
+        # Printed even when nothing happens: if this process has ended, the broken pipe ends bpftrace.
         self.add("interval:s:1", 'printf("\\n");')
         return "\n".join(self.blocks) + "\n"
 
@@ -96,7 +96,9 @@ class Script:
         self.add(f'uprobe:"{library}":"{function}" /pid == {self.own_pid}/', *orders)
 
     def _following(self) -> None:
-        """Threads: met at exec, followed through clone, forgotten at the end. @t: running<<32|tgid by tid."""
+        """Blocks that follow threads: found at exec, followed through clone, forgotten at their end. @t: tid
+        → running<<32|tgid.
+        """
         scope = self.plan.scope
         starts = ["(@arm != 0 && @arm == (uint64)pid)"]
         if scope.kind == "comm":
@@ -116,7 +118,7 @@ class Script:
             "if ($t == 0) { $t = @t[$old]; }",
             f"if ($t == 0 && @on != 0 && ({' || '.join(starts)})) {{ $starts = 1; @arm = (uint64)0; }}",
             "if (@on != 0 && ($t != 0 || $starts != 0)) {",
-            # Exec from a thread that is not the leader takes over the leader's id.
+            # A thread other than the leader that calls exec takes over the leader's id.
             "  if ($old != (uint64)tid) { delete(@t[$old]); }",
             "  if ($starts != 0 || $old != (uint64)tid)",
             "  { @t[(uint64)tid] = (uint64)pid | ((uint64)1 << 32); }",
@@ -234,7 +236,7 @@ class Script:
         )
         texts = [(f"args->{n}", a.text_form) for a, n in given.items() if a.kind == "str"]
         printed = [
-            # An array is a string already, what a field points to becomes one.
+            # An array is already a string; a pointer's target is read as one.
             self.language.text_line(index, layer, at, n if form == "array" else f"str({n})", idle=True)
             for at, (n, form) in enumerate(texts)
         ]
@@ -245,7 +247,7 @@ class Script:
             tests.append(comparison(condition, f"(uint64)args->{given[condition.argument]}"))
         who = "@on != 0" if probe.hook.everywhere else "@t[(uint64)tid] != 0"
         statement = self.language.sampled(index, line, self.language.filtered(layer, 1, idle=True))
-        if tests:  # what it leaves out is not what the hook names
+        if tests:  # other hits are not counted
             statement = f"if ({tests[0]}) {{ {statement} }}"
         assert isinstance(probe.place, TracepointPlace)
         self.add(f"tracepoint:{probe.place.point.replace('/', ':')} /{who}/", statement)
