@@ -60,7 +60,11 @@ RUNS = ["--", "true"]
             "There are two answers to whose events are recorded.",
             "Give one of: a command after --, --pid,",
         ),
-        (["capture", "--repeat", "3", *RUNS], "--repeat 3, and nothing ends the first window.", "Give --dur"),
+        (
+            ["capture", "--repeat", "3", *RUNS],
+            "--repeat 3 is given, but nothing ends the first window.",
+            "Give --dur",
+        ),
         (
             ["capture", "--gpu", "off", "--blocks", "1", *RUNS],
             "--gpu off leaves the GPUs alone",
@@ -147,7 +151,7 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     assert code == 0
     assert [line for line in err.splitlines() if "userspace" in line and "lost" in line] == [
         "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
-        "--ring-bytes makes more room"
+        "raise --ring-bytes"
     ]
 
 

@@ -352,7 +352,7 @@ def test_a_temporary_file_that_cannot_be_read_back_does_not_end_the_program(
     capture.environment = {**ENVIRONMENT, "LD_PRELOAD": str(failing_disk), "FAIL_FROM": "3"}
     done = capture.run()
     assert done.returncode == 1
-    assert "cannot be read back: Input/output error." in done.stderr.splitlines()[-2]
+    assert "cannot be read back from a temporary file: Input/output error." in done.stderr.splitlines()[-2]
     assert "TMPDIR" in done.stderr.splitlines()[-1]
     found = records(capture.output)
     footer, losses = found[-1], [record for record in found if record["type"] == "loss"]

@@ -1,1 +1,1 @@
-"""From hooks to places on this machine: libraries, functions, tracepoints, symbols of the kernel."""
+"""Finds the places of hooks on this machine: libraries, functions, tracepoints, symbols of the kernel."""

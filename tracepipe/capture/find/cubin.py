@@ -1,12 +1,14 @@
-"""The kernels in a cubin: registers, memory, and where their source is.
+"""Reads the kernels in a cubin: registers, memory, and the place of their source.
 
 A cubin is an ELF file. Each kernel has a section `.text.NAME`, static shared memory in `.nv.shared.NAME`, and
-what the compiler knows of it in `.nv.info`, a row of attributes (cuda-binutils and cuobjdump -elf show them):
+the compiler's data about it in `.nv.info`, a sequence of attributes (cuda-binutils and cuobjdump -elf show
+them):
 
     0 format u8 │ 1 attribute u8 │ 2 value u16, or with format 4 the number of bytes that follow
 
-of which the number of registers and the size of the stack have a symbol's number u32 and a value u32.
-`.debug_line`, written with -lineinfo or -G, has a row of lines for each kernel (DWARF 2, section 6.2).
+The attributes for the number of registers and the size of the stack have a symbol's number u32 and a value
+u32. `.debug_line`, written with -lineinfo or -G, has a line number program for each kernel (DWARF 2, section
+6.2).
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _ATTRIBUTE = struct.Struct("<BBH")
 _PAIR = struct.Struct("<II")
 _WITH_BYTES, _REGISTERS, _FRAME_SIZE = 4, 0x2F, 0x11
 _STT_FUNC = 2
-_ENTRY = 0x10  # STO_CUDA_ENTRY: a kernel, and no function that one calls
-_RESERVED_SHARED = ".nv.shared.reserved.0"  # from sm_90 on a block's shared memory begins with the system's
+_ENTRY = 0x10  # STO_CUDA_ENTRY: a kernel, not a device function
+_RESERVED_SHARED = ".nv.shared.reserved.0"  # from sm_90 on, a block's shared memory begins with this part
 _RESERVED_BYTES = 1024
 _RELA = struct.Struct("<QQq")
 _LINES_HEADER = struct.Struct("<IHIBBbBB")
@@ -32,8 +34,9 @@ _SET_ADDRESS = b"\x00\x09\x02"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel for one architecture. `name` is mangled; None for what the cubin does not say. `shared_bytes`
-    are static ones; `stack_bytes` of a thread; `source` is `FILE:LINE` of its first instruction.
+    """A kernel for one architecture. `name` is mangled; None for what the cubin does not state.
+    `shared_bytes` is the static shared memory, `stack_bytes` the stack of a thread, and `source` is
+    `FILE:LINE` of its first instruction.
     """
 
     name: str
@@ -50,7 +53,7 @@ def kernels(cubin: bytes, path: str) -> list[Kernel]:
         symbols = elf.symbols()
         registers, frames = _numbers(elf, _REGISTERS), _numbers(elf, _FRAME_SIZE)
         sources = _sources(elf)
-        # Where e_flags has it, is the ABI's.
+        # The ABI version determines the place of the architecture in e_flags.
         architecture = f"sm_{(elf.flags >> (8 if elf.abi_version >= 8 else 0)) & 0xFF}"
         reserved = _RESERVED_BYTES if _RESERVED_SHARED in elf.sections else 0
         found = []
@@ -72,7 +75,7 @@ def kernels(cubin: bytes, path: str) -> list[Kernel]:
 
 
 def _numbers(elf: Elf, wanted: int) -> dict[int, int]:
-    """Symbol's number → value of an attribute of `.nv.info`."""
+    """Symbol number → value of an attribute of `.nv.info`."""
     section = elf.sections.get(".nv.info")
     data = elf.contents(section) if section else b""
     found, at = {}, 0
@@ -88,11 +91,11 @@ def _numbers(elf: Elf, wanted: int) -> dict[int, int]:
 
 
 def _sources(elf: Elf) -> dict[int, str]:
-    """Symbol's number → `FILE:LINE` of the first row of its lines."""
+    """Symbol number → `FILE:LINE` of its first instruction."""
     section, relocations = elf.sections.get(".debug_line"), elf.sections.get(".rela.debug_line")
     if section is None or relocations is None:
         return {}
-    # Which kernel a row of lines is of: the symbol that its address is relocated by.
+    # The kernel of a line number program is the symbol by which its address is relocated.
     data = elf.contents(relocations)
     whole = len(data) // _RELA.size * _RELA.size
     symbols = {offset: info >> 32 for offset, info, _ in _RELA.iter_unpack(data[:whole])}
@@ -112,7 +115,7 @@ def _first_lines(data: bytes, symbols: dict[int, int]) -> Iterator[tuple[int, st
         if not 2 <= version <= 4 or not line_range:
             return
         at = unit + _LINES_HEADER.size + (version == 4)
-        if version == 4:  # one more byte, before the flag of statements
+        if version == 4:  # version 4 has one more byte before default_is_stmt
             line_base, line_range, opcode_base = struct.unpack_from("<bBB", data, unit + 13)
         operands = data[at : at + opcode_base - 1]
         files = _files(data, at + opcode_base - 1)
@@ -128,7 +131,7 @@ def _first_lines(data: bytes, symbols: dict[int, int]) -> Iterator[tuple[int, st
 
 
 def _files(data: bytes, at: int) -> list[str]:
-    """Names of the files of a header, with the folders of those that have one there."""
+    """The names of the files of a header, with their folders where the header has them."""
     folders, files = [""], []
     while data[at]:
         end = data.index(0, at)
@@ -146,7 +149,7 @@ def _files(data: bytes, at: int) -> list[str]:
 
 
 def _first_row(data: bytes, at: int, form: tuple[int, int, int], operands: bytes) -> tuple[int, int]:
-    """File and line of the first row that a line number program makes from `at` on."""
+    """The file and line of the first row that a line number program produces from `at` on."""
     line_base, line_range, opcode_base = form
     file = line = 1
     while True:
@@ -155,7 +158,7 @@ def _first_row(data: bytes, at: int, form: tuple[int, int, int], operands: bytes
             return file, line + line_base + (opcode - opcode_base) % line_range
         if opcode == 1:  # DW_LNS_copy: a row
             return file, line
-        if opcode == 0:  # an extended one
+        if opcode == 0:  # an extended opcode
             size, at = _uleb(data, at)
             at += size
         elif opcode == 3:  # DW_LNS_advance_line

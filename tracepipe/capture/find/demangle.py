@@ -1,4 +1,4 @@
-"""Names of C++ functions as people read them, by the C++ library of this machine."""
+"""Demangles C++ names with the C++ library of this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIBRARIES = ("libstdc++.so.6", "libc++abi.so.1")
 
 
 def demangled(name: str) -> str:
-    """The name as it was written; what is no C++ name, or where there is no C++ library, stays as it is."""
+    """The demangled name; names that are not C++ names are unchanged, as are all without a C++ library."""
     demangle = _demangler()
     if demangle is None or not name.startswith("_Z"):
         return name

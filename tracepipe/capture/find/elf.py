@@ -1,4 +1,4 @@
-"""The few parts of an ELF file that capture needs: functions, needed libraries, search paths.
+"""Reads the parts of an ELF file that capture needs: functions, needed libraries, search paths.
 
 Layouts from the ELF-64 object file format, little-endian only. Sections give the symbols: `.dynsym` stays in
 stripped libraries, `.symtab` has a program's own functions. The file is mapped, not read: NVIDIA's libraries
@@ -31,14 +31,14 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 _SHT_SYMTAB, _SHT_DYNSYM = 2, 11
 _SHT_NOBITS = 8
 _EM_CUDA = 190
-_STT_FUNC = 2  # STT_GNU_IFUNC is 10: a resolver, not the function
-_SHN_LORESERVE = 0xFF00  # from here on no index of a section
+_STT_FUNC = 2  # not STT_GNU_IFUNC (10), which is a resolver, not the function
+_SHN_LORESERVE = 0xFF00  # values from here on are not section indexes
 _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function and where its first instruction is in the file, bytes."""
+    """A function, and the file offset of its first instruction in bytes."""
 
     name: str
     offset: int
@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What the dynamic linker reads: needed libraries, folders to search as written, the own name."""
+    """What the dynamic linker reads: needed libraries, folders to search as they are written, the soname."""
 
     needed: list[str]
     rpath: list[str]
@@ -56,7 +56,9 @@ class Dynamic:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a file: where its contents are, bytes, and what its header says of others."""
+    """A section of a file: offset and size of its contents in bytes, and its header's references to
+    others.
+    """
 
     number: int
     kind: int
@@ -76,7 +78,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A symbol: its name, its type, and what the processor's own rules make of st_other."""
+    """A symbol: its name, its type, and st_other, whose meaning the processor's ABI defines."""
 
     name: str
     kind: int
@@ -95,7 +97,7 @@ class Elf:
     """A 64-bit little-endian ELF file, mapped while in use as a context. Raises InputError for others."""
 
     def __init__(self, path: str, data: bytes | None = None) -> None:
-        """Of the file, or of `data`, which is found in it."""
+        """Read the file, or `data`, which was found in it."""
         self.path = path
         self._data = _mapped(path) if data is None else data
         if self._data[:4] != b"\x7fELF":
@@ -138,7 +140,7 @@ class Elf:
             }
 
     def contents(self, section: Section) -> bytes:
-        """The bytes of a section, none for one that has none in the file."""
+        """The bytes of a section; empty for one without contents in the file."""
         return (
             b"" if section.kind == _SHT_NOBITS else self._data[section.offset : section.offset + section.size]
         )
@@ -156,7 +158,7 @@ class Elf:
     def functions(self, *, local: bool = False) -> list[tuple[str, int]]:
         """Name and address of every function that `.dynsym` defines, and with `local` `.symtab` too.
 
-        A name may stand in both; aliases have the same address.
+        A name may be in both; aliases have the same address.
         """
         with self._damage("symbol table"):
             kinds = (_SHT_DYNSYM, _SHT_SYMTAB) if local else (_SHT_DYNSYM,)
@@ -169,7 +171,7 @@ class Elf:
             ]
 
     def file_offset(self, address: int) -> int:
-        """Where in the file the byte at `address` stands. Raises InputError if nowhere."""
+        """The file offset of the byte at `address`. Raises InputError if it is not in the file."""
         for segment in self._segments:
             if segment.kind == _PT_LOAD and 0 <= address - segment.address < segment.size:
                 return address - segment.address + segment.offset
@@ -199,7 +201,7 @@ class Elf:
 
     @contextmanager
     def _damage(self, part: str) -> Iterator[None]:
-        """Offsets and sizes that a damaged or hostile file has are errors of that file."""
+        """Turn the errors of wrong offsets and sizes in a damaged or hostile file into InputError."""
         try:
             yield
         except (struct.error, IndexError, OverflowError, MemoryError, StopIteration):
@@ -213,7 +215,7 @@ class Elf:
         size_bytes = table[5] // _SYM.size * _SYM.size
         if table[4] + size_bytes > len(self._data) or names[4] + names[5] > len(self._data):
             raise IndexError
-        # Copied, as cutting a name out of bytes is twice as fast as out of a mapping.
+        # Copied, as slicing bytes is twice as fast as slicing a mapping.
         strings = self._data[names[4] : names[4] + names[5]]
         rows = self._data[table[4] : table[4] + size_bytes]
         for name, info, _, index, address, _ in _SYM.iter_unpack(rows):

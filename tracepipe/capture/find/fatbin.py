@@ -1,8 +1,8 @@
-"""The GPU code in a file: cubins alone, in fat binaries, and in those that are linked into programs.
+"""Finds the GPU code in a file: cubins, fat binaries, and fat binaries that are linked into programs.
 
 nvcc puts one or several fat binaries into a program's section `.nv_fatbin`, one after the other, each with
-GPU code for some architectures. Layout by what CUDA 11 to 13 write, as NVIDIA documents none (offsets in
-bytes; https://github.com/n-eiling/cuda-fatbin-decompression states the same):
+GPU code for some architectures. NVIDIA does not document the layout; this is what CUDA 11 to 13 write
+(offsets in bytes; https://github.com/n-eiling/cuda-fatbin-decompression states the same):
 
     fat binary   0 magic u32 │ 4 version u16 │ 6 header bytes u16 │ 8 bytes of the entries u64
     entry        0 kind u16: 1 PTX, 2 cubin │ 4 header bytes u32 │ 8 bytes u64 │ 16 compressed bytes u32
@@ -29,11 +29,11 @@ _LZ4, _ZSTD = 0x2000, 0x8000
 _SECTIONS = (".nv_fatbin", "__nv_relfatbin")
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BYTES_MAX = 1 << 30
-"""Of a cubin when decompressed; NVIDIA's largest are some 10 MB."""
+"""The greatest size of a decompressed cubin; NVIDIA's largest have about 10 MB."""
 
 
 def files_with_kernels(path: str) -> list[str]:
-    """The file, or the cubins in a folder, such as Triton's cache. Raises InputError."""
+    """The file itself, or the cubins in a folder such as Triton's cache. Raises InputError."""
     if not seen.is_folder(path):
         return [path]
     found = sorted(str(file) for file in Path(path).rglob("*.cubin") if seen.is_file(file))
@@ -43,7 +43,7 @@ def files_with_kernels(path: str) -> list[str]:
 
 
 def cubins(path: str, notify: Callable[[str], None]) -> Iterator[bytes]:
-    """The cubins in a file. `notify` gets what cannot be looked into. Raises InputError."""
+    """The cubins in a file. `notify` gets messages about what cannot be read. Raises InputError."""
     with _mapped(path) as data:
         if data[:4] == _MAGIC:
             yield from _in_fat_binaries(data, 0, len(data), path, notify)
@@ -111,7 +111,7 @@ def _decompressed(data: bytes, flags: int, size: int) -> bytes | None:
     if size > _BYTES_MAX:
         return None
     if flags & _ZSTD or data[:4] == _ZSTD_MAGIC:
-        import zstandard  # here, as hardly anything needs it
+        import zstandard  # here, as it is rarely needed
 
         try:
             return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
@@ -124,9 +124,10 @@ def _decompressed(data: bytes, flags: int, size: int) -> bytes | None:
 
 
 def lz4_block(data: bytes, size: int) -> bytes:
-    """What a block of LZ4 holds. Raises IndexError where it is damaged.
+    """Decompress a block of LZ4. Raises IndexError where it is damaged.
 
-    Sequences of a token, literals, and a match in what was written (https://lz4.org, Block Format):
+    A block is a sequence of a token, literals, and a match in the output so far (https://lz4.org, Block
+    Format):
 
         token: literals in the upper four bits, length of the match − 4 in the lower; 15: more bytes follow
     """

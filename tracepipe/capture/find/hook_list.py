@@ -1,4 +1,4 @@
-"""What can be hooked on this machine, which shipped set has it, and what a hook has seen."""
+"""Lists what can be hooked on this machine, which shipped sets have it, and what a hook has recorded."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FunctionRow:
 
 @dataclass(frozen=True, slots=True)
 class SetRow:
-    """A shipped set: how many functions of this machine it records, or why none."""
+    """A shipped set: how many functions of this machine it records, or why it records none."""
 
     name: str
     about: str
@@ -47,7 +47,8 @@ class SetRow:
 
 @dataclass(slots=True)
 class Listing:
-    """Functions that fit a pattern, names that are near it if none does, and what could not be looked at.
+    """The functions that match a pattern, similar names if none does, and notes about what could not be
+    searched.
 
     `reason`: why a hook finds nothing.
     """
@@ -60,7 +61,7 @@ class Listing:
 
 @dataclass(slots=True)
 class HitRow:
-    """Calls of a function, or hits of a tracepoint, and arguments and results of the first ones."""
+    """The calls of a function, or hits of a tracepoint, with arguments and results of the first ones."""
 
     name: str
     count: int = 0
@@ -70,7 +71,7 @@ class HitRow:
 
 @dataclass(slots=True)
 class HitReport:
-    """What a recording holds of some hooks; `lost_count` events of it were lost."""
+    """The hits of some hooks in a recording, which has lost `lost_count` events."""
 
     rows: list[HitRow]
     seconds: float
@@ -89,8 +90,8 @@ def list_sets(libraries: LibrarySearch, notify: Notify = lambda message: None) -
 
 
 def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
-    """All that can be hooked and fits a shell pattern of names or of `PLACE:NAME`, or that `--hook` would
-    record. Raises InputError.
+    """Everything that can be hooked and matches a shell pattern of names or of `PLACE:NAME`, or that `--hook`
+    would record. Raises InputError.
     """
     sets = [load_set(name) for name in shipped_sets()]
     if names_hooks(pattern):
@@ -103,7 +104,7 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
         _tracepoint_rows(sets, listing.notes, known, pattern),
     ):
         listing.rows.extend(rows)
-    # A given file is found under its library's name too, which says more.
+    # A given file is also found under its library's name, whose row is preferred.
     listing.rows = list({(row.name, row.place): row for row in reversed(listing.rows)}.values())[::-1]
     if not listing.rows:
         if not no_kprobes():
@@ -113,9 +114,9 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
 
 
 def hits(lines: Iterable[bytes], names: Collection[str]) -> HitReport:
-    """What the lines of a finished recording hold of the functions or tracepoints `names`, most hits first.
+    """Count the functions or tracepoints `names` in the lines of a finished recording, most hits first.
 
-    The rate is over the time between header and footer.
+    The rate is that over the time between header and footer.
     """
     rows = {name: HitRow(name) for name in names}
     open_calls: dict[tuple[Any, str], list[dict[str, Any]]] = {}
@@ -154,7 +155,7 @@ def _count(
 
 
 def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing:
-    """What a hook, a set or a file finds, as a capture would resolve it."""
+    """What a hook, a set or a file of hooks finds, resolved as in a capture."""
     listing = Listing()
     selection = resolve(read_hooks([text]), libraries, is_partial=True, notify=listing.notes.append)
     # One function can have several probes, each with its condition.

@@ -1,4 +1,4 @@
-"""The kernels of an application: what its cubins say of them."""
+"""Lists the kernels of an application, as its cubins describe them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class KernelRow:
 
 @dataclass(slots=True)
 class KernelListing:
-    """Kernels that fit a pattern, names that are near it if none does, and what could not be looked at."""
+    """The kernels that match a pattern, similar names if none does, and notes about what could not be
+    read.
+    """
 
     rows: list[KernelRow] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
@@ -33,8 +35,8 @@ class KernelListing:
 
 
 def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
-    """The kernels of programs, libraries, cubins or folders of them that fit a shell pattern of their names,
-    mangled or not; all if it is "". Raises InputError.
+    """The kernels of programs, libraries, cubins or folders of cubins whose names, mangled or not, match a
+    shell pattern; all kernels if it is "". Raises InputError.
     """
     listing = KernelListing()
     known: dict[str, None] = {}
@@ -62,6 +64,8 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
 
 
 def _fits(pattern: str, name: str, mangled: str) -> bool:
-    """As a whole, or without return type and parameters, or without those of its template too."""
+    """Whether the pattern matches the whole name, the name without return type and parameters, or the name
+    without template parameters.
+    """
     short = short_kernel_name(name)
     return any(fnmatchcase(one, pattern) for one in (mangled, name, short, short.partition("<")[0]))

@@ -1,9 +1,9 @@
-"""Functions of the kernel and its modules, from /proc/kallsyms.
+"""Finds functions of the kernel and its modules in /proc/kallsyms.
 
     ffffffffc0a81230 t nvidia_ioctl<TAB>[nvidia]
 
-Address, kind, name, module; the kernel itself has no module. A hidden address reads 0
-(kernel.kptr_restrict). What the compiler split off a function has a dot in its name.
+A line has address, kind, name and module; the kernel's own functions have no module. A hidden address reads 0
+(kernel.kptr_restrict). A part that the compiler split off a function has a dot in its name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NO_MODULE = (b"bpf", b"__builtin__ftrace", b"__builtin__kprobes")  # code that 
 
 
 def no_kprobes() -> str:
-    """Why this kernel has no kprobes; "" if it has."""
+    """Why this kernel has no kprobes; "" if it has them."""
     return "" if is_there(KPROBE_PMU) else "this kernel has no kprobes (CONFIG_KPROBES, CONFIG_KPROBE_EVENTS)"
 
 
 def not_loaded(modules: Collection[str]) -> str:
-    """Why there is nothing to find in `modules`; "" if one of them is loaded, or none is asked for."""
+    """Why nothing can be found in `modules`; "" if one of them is loaded, or `modules` is empty."""
     if not modules or any(is_folder(_SYSTEM_MODULES / module) for module in modules):
         return ""
     names = ", ".join(modules)
@@ -43,12 +43,13 @@ class KernelSymbols:
         self._data = b""
 
     def functions(self, modules: Collection[str], patterns: Collection[str]) -> Iterator[KernelPlace]:
-        """Functions whose names fit one of the shell patterns, in these modules or, if empty, anywhere.
+        """The functions whose names match one of the shell patterns, in these modules, or anywhere if it is
+        empty.
 
-        One of a name and module, and where addresses are hidden one of a name: the kernel finds it by that.
-        Raises OSError.
+        There is one for each name and module. Where addresses are hidden there is one for each name, as the
+        kernel then finds the function by its name. Raises OSError.
         """
-        # The search alone looks at every name: 200 000 objects made of them would take half a second.
+        # One regular expression searches all lines: making 200 000 objects of them would take half a second.
         names = b"|".join(map(_in_bytes, patterns))
         suffix = b"|".join(re.escape(module.encode()) for module in modules) or rb"\w+"
         suffix = rb"\t\[(" + suffix + (rb")\]" if modules else rb")\]|")
@@ -72,7 +73,7 @@ class KernelSymbols:
 
 
 def _in_bytes(pattern: str) -> bytes:
-    """A shell pattern as an expression over one name of a line."""
+    """A shell pattern as a regular expression for a name in a line."""
     parts = re.findall(r"\*|\?|\[!?[^]]+\]|.", pattern)
     return "".join(_expression(part) for part in parts).encode()
 

@@ -1,8 +1,8 @@
-"""Where the library of a hook is: as the dynamic linker finds it, and as running processes have mapped it.
+"""Finds the library of a hook: as the dynamic linker does, and where running processes have mapped it.
 
-Order from ld.so(8): RPATH of the program (unless it has RUNPATH), LD_LIBRARY_PATH, RUNPATH, /etc/ld.so.cache,
-the default folders. A program that loads a library by dlopen, as the CUDA runtime does libcuda, searches the
-same way.
+The order is that of ld.so(8): RPATH of the program (unless it has RUNPATH), LD_LIBRARY_PATH, RUNPATH,
+/etc/ld.so.cache, the default folders. dlopen, by which the CUDA runtime loads libcuda, searches in the same
+way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
 
 
 def find_program(command: list[str]) -> str:
-    """Path of the program that `command` runs. Raises TracepipeError if none can be executed."""
+    """The path of the program that `command` runs. Raises TracepipeError if none can be executed."""
     name = command[0]
     found = shutil.which(name)
     if found:
@@ -43,7 +43,9 @@ def find_program(command: list[str]) -> str:
 
 
 def find_versions(program: str, name: str) -> dict[str, str]:
-    """For each version of the library `name`, what the linker would load for `program`: soname → path."""
+    """For each version of the library `name`, the file that the linker would load for `program`: soname →
+    path.
+    """
     found: dict[str, str] = {}
     for folder in [*_folders(_dynamic(program), program), *_default_folders()]:
         for version, path in _in_folder(folder, name) if folder else _in_cache(name):
@@ -54,7 +56,7 @@ def find_versions(program: str, name: str) -> dict[str, str]:
 def is_version(file_name: str, library: str) -> bool:
     """Whether a file name is one of `library`: libcudart.so.12 of libcudart.so, but not of libcudart.so.11.
 
-    Python packages put eight hexadecimal digits behind the stem: libcudart-d0da41ae.so.11.0.
+    Python packages add eight hexadecimal digits to the stem: libcudart-d0da41ae.so.11.0.
     """
     if not file_name.startswith(library.partition(".so")[0]):
         return False
@@ -66,8 +68,9 @@ def is_version(file_name: str, library: str) -> bool:
 class LibrarySearch:
     """Finds the libraries that a target has loaded or would load.
 
-    `command` is about to run, or `pids` are running; with neither, it is any program of this machine. Files
-    in `given` stand for the libraries whose names they have. Raises InputError if one is no library.
+    The target is `command`, which is about to run, or the running `pids`; with neither, it is any program of
+    this machine. Files in `given` replace the libraries with their names. Raises InputError if one is not a
+    library.
     """
 
     def __init__(
@@ -78,8 +81,8 @@ class LibrarySearch:
         self._given = {str(Path(path).resolve()): _names(path, must=True) for path in given}
 
     def find(self, library: str) -> list[str]:
-        """Files of `library`: a soname with or without version, a path or a pattern of paths, "" for the
-        target's program.
+        """The files of `library`, which is a soname with or without version, a path, a pattern of paths, or
+        "" for the target's program.
         """
         if library == "":
             return self.programs()
@@ -100,7 +103,7 @@ class LibrarySearch:
             return linked
         found: list[str] = []
         for program in self.programs() or [""]:
-            if program.startswith("/proc/"):  # of a container, whose folders are others
+            if program.startswith("/proc/"):  # in a container, which has other folders
                 continue
             python = python_of(program)
             if python:
@@ -118,7 +121,7 @@ class LibrarySearch:
         ]
 
     def is_loaded(self, library: str) -> bool:
-        """Whether the target is known to have `library` as a file of its own: given, mapped or linked."""
+        """Whether the target is known to use a separate file of `library`: given, mapped or linked."""
         given = any(same_library(name, library) for names in self._given.values() for name in names)
         return given or bool(self.mapped(library) or self.linked(library))
 
@@ -127,11 +130,13 @@ class LibrarySearch:
         return [path for name, path in self._linked.items() if is_version(name, library)]
 
     def programs(self) -> list[str]:
-        """The target's programs: of the command, also behind a launcher such as timeout; of the pids."""
+        """The target's programs: those of the command, also after a launcher such as timeout, and those of
+        the pids.
+        """
         return [*self._programs, *self._running]
 
     def unused(self, names: tuple[str, ...]) -> list[str]:
-        """The given files that stand for none of the libraries `names`."""
+        """The given files that replace none of the libraries `names`."""
         return [
             path
             for path, own in self._given.items()
@@ -177,7 +182,7 @@ class LibrarySearch:
 
 
 def _at_path(pattern: str) -> list[str]:
-    """The file of that path, or the ELF files that fit the pattern, links resolved."""
+    """The file with that path, or the ELF files that match the pattern, with links resolved."""
     if seen.is_file(pattern):
         return [str(Path(pattern).resolve())]
     root = Path("/" if pattern.startswith("/") else ".")
@@ -196,7 +201,7 @@ def _is_elf(path: str) -> bool:
 def linked_libraries(program: str) -> dict[str, str]:
     """All libraries that the linker loads before `program` starts: soname → path. Empty for a script."""
     found: dict[str, str] = {}
-    waiting = deque([(program, list[str]())])  # a file, and the RPATH folders of what loads it
+    waiting = deque([(program, list[str]())])  # a file, and the RPATH folders of the file that loads it
     while waiting and len(found) < _NEEDED_LIMIT:
         path, inherited = waiting.popleft()
         dynamic = _dynamic(path)
@@ -221,7 +226,7 @@ def _needed(name: str, folders: list[str], dynamic: Dynamic, path: str) -> str |
 
 
 def _programs(command: list[str]) -> list[str]:
-    """The command's program, and what it may start: further words that are programs, such as `python`."""
+    """The command's program, and those that it may start: later words that are programs, such as `python`."""
     programs = [find_program(command)]
     for word in command[1:]:
         found = shutil.which(word) if "/" in word or re.fullmatch(r"python[\d.]*", word) else None
@@ -231,7 +236,7 @@ def _programs(command: list[str]) -> list[str]:
 
 
 def _names(path: str, *, must: bool = False) -> tuple[str, ...]:
-    """The names of a library file: its own, and its soname."""
+    """The names of a library file: its file name, and its soname."""
     soname = _dynamic(path, must=must).soname
     return (Path(path).name, soname) if soname else (Path(path).name,)
 
@@ -250,11 +255,11 @@ def _dynamic(path: str, *, must: bool = False) -> Dynamic:
             raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
         if must:
             raise
-        return Dynamic([], [], [])  # a script: its interpreter decides, by the same folders less these
+        return Dynamic([], [], [])  # a script: its interpreter loads, from the same folders without these
 
 
 def _folders(dynamic: Dynamic, program: str) -> Iterator[str]:
-    """The folders before the linker's cache; then "", which stands for it."""
+    """The folders before the linker's cache; then "" for the cache."""
     if not dynamic.runpath:
         yield from (_expand(folder, program) for folder in dynamic.rpath)
     yield from _environment()
@@ -298,9 +303,9 @@ def _default_folders() -> list[str]:
 
 
 def _cached() -> dict[str, list[Path]]:
-    """The linker's cache, 64-bit entries as they stand: soname → paths.
+    """The 64-bit entries of the linker's cache, in their order: soname → paths.
 
-    glibc's layout, offsets in bytes from the magic (an older table may stand before it):
+    glibc's layout, with offsets in bytes from the magic (an older table may precede it):
         0 magic[20] │ 20 entry count u32 │ 24 string bytes u32 │ … │ 48 entries of 24 bytes
         entry: flags i32 │ name u32 │ path u32 │ os version u32 │ hardware capabilities u64
     """

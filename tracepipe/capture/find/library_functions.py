@@ -1,4 +1,4 @@
-"""The functions of a library file or a program, each file read once: file offset → its names there."""
+"""The functions of libraries and programs: file offset → names. Each file is read once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ Functions = dict[int, list[str]]
 
 
 class FunctionTables:
-    """Tables of files. A file that cannot be used is reported once, by `notify`, and has no functions."""
+    """The tables of functions of files. A file that cannot be used is reported once, by `notify`, and has no
+    functions.
+    """
 
     def __init__(self, notify: Notify) -> None:
         self._notify = notify
         self._tables: dict[tuple[str, bool], Functions] = {}
 
     def of(self, library: str, libraries: LibrarySearch, index: HookIndex) -> dict[str, Functions]:
-        """Functions of a library (a soname, a path, "" for the program) that hooks may fit, by file.
+        """The functions of a library (a soname, a path, "" for the program) that hooks may match, by file.
 
-        What the program has linked in of a shared library stands for it.
+        If the program has linked in a library statically, its functions replace those of the shared library.
         """
         if ".so" not in library or "/" in library:
             return {path: self.all_of(path) for path in libraries.find(library)}
@@ -34,11 +36,13 @@ class FunctionTables:
         return {path: self._of_library(path, index) for path in libraries.find(library)}
 
     def all_of(self, path: str) -> Functions:
-        """All functions that a file has symbols for, local ones too."""
+        """All functions that a file has symbols for, also local ones."""
         return self._table(path, local=True)
 
     def _of_library(self, path: str, index: HookIndex) -> Functions:
-        """What a library exports; of libcuda also what it hands out and a hook fits."""
+        """The functions that a library exports; for libcuda also those that cuGetProcAddress returns and a
+        hook matches.
+        """
         exported = self._table(path, local=False)
         names = {name for found in exported.values() for name in found}
         if not hands_out(names):
@@ -55,9 +59,11 @@ class FunctionTables:
         return functions
 
     def _linked_into(self, program: str, index: HookIndex) -> Functions:
-        """Functions of a program that hooks on a library fit, if the library seems to be linked into it.
+        """The functions of a program that hooks on a library match, if the library seems to be linked into
+        it.
 
-        That is, if it has one of those that the hooks name plainly: a pattern may fit the program's own.
+        It does if it has a function that a hook names without wildcards; a pattern may match functions of the
+        program itself.
         """
         if interpreter_of(program) or python_of(program):  # a script has no functions
             return {}

@@ -1,10 +1,9 @@
-"""Functions that libcuda hands out by cuGetProcAddress and does not export: the library itself is asked.
+"""Finds functions that libcuda returns from cuGetProcAddress and does not export, by asking the library.
 
-The CUDA runtime takes every driver function from cuGetProcAddress, by base name, CUDA version and stream
-flag. A short-lived child process loads the library and asks for the same, and answers with file offsets.
-Whatever fails there is a note: a capture goes on with the exports.
-Source: the CUDA Driver API reference, section Driver Entry Point Access; cuda.h 13.0, enum
-CUdriverProcAddress_flags.
+The CUDA runtime gets every driver function from cuGetProcAddress, by base name, CUDA version and stream flag.
+A short-lived child process loads the library, asks for the same functions, and returns file offsets. A
+failure there is a note, and the capture continues with the exported functions. Source: the CUDA Driver API
+reference, section Driver Entry Point Access; cuda.h 13.0, enum CUdriverProcAddress_flags.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from tracepipe.capture.request import Notify
 VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
 _GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
 _TIMEOUT_S = 5
-# 1000 × major + 10 × minor: a function may have got another ABI in any of them. Those above the library's own
-# version, which it refuses, are not asked for, and its own is.
+# 1000 × major + 10 × minor: a function may have a new ABI in any of them. The child asks for those below the
+# library's own version, and for its own; the library refuses later ones.
 _VERSIONS = (
     *(2000, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 6000, 6050, 7000, 7050, 8000, 9000, 9020),
     *(major * 1000 + minor * 10 for major in (10, 11, 12, 13) for minor in range(10)),
 )
 _DEFAULT, _PER_THREAD = 0, 2  # CU_GET_PROC_ADDRESS_DEFAULT, …_PER_THREAD_DEFAULT_STREAM
 
-# Run by the child. Reads {"path", "names", "versions", "flags"}, writes [[name, flags, file offset], …]. An
-# address is looked up in the child's own mappings of the file.
+# The child's program. It reads {"path", "names", "versions", "flags"} and writes [[name, flags, file offset],
+# …]. It looks up an address in its own mappings of the file.
 _CHILD = """
 import ctypes, json, os, sys
 out = os.dup(1)
@@ -82,10 +81,11 @@ def hands_out(exported: Collection[str]) -> bool:
 
 
 def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[str, int]]:
-    """Name and file offset of each function that the libcuda at `path` hands out for the base names `names`.
+    """The name and file offset of each function that the libcuda at `path` returns for the base names
+    `names`.
 
-    Exported ones are among them; a per-thread variant of its own is named with `_ptsz`. Several ABIs of a
-    function have one name. Empty, with a note, where the library cannot be asked.
+    Exported functions are among them. A separate per-thread variant has a name with `_ptsz`. Several ABIs of
+    a function have the same name. Empty, with a note, where the library cannot be asked.
     """
     if path.startswith("/proc/"):
         why = "it was deleted, or it is in another container"
@@ -103,7 +103,7 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
 
 
 def _named(answer: Any, names: set[str], size_bytes: int) -> list[tuple[str, int]]:
-    """The answer, as far as it has the form that it should: it comes from a process with foreign code."""
+    """The valid rows of the answer, which comes from a process with foreign code."""
     found: dict[int, str] = {}
     rows = answer if isinstance(answer, list) else []
     for row in sorted((row for row in rows if _is_row(row)), key=lambda row: (row[1], row[0])):
@@ -131,7 +131,7 @@ def _ask(task: dict[str, Any]) -> Any:
         timeout=_TIMEOUT_S,
         env=environment,
         cwd="/",
-        start_new_session=True,  # a Ctrl-C is the capture's
+        start_new_session=True,  # a Ctrl-C is for the capture
         **_user(task["path"]),
     )
     if done.returncode:
@@ -141,7 +141,9 @@ def _ask(task: dict[str, Any]) -> Any:
 
 
 def _user(path: str) -> dict[str, Any]:
-    """As whom to load the library: root loads only root's; under sudo, the user who called it."""
+    """The user who loads the library: root loads only root's own files; under sudo it is the user who called
+    sudo.
+    """
     if os.geteuid() != 0:
         return {}
     ids = sudo_ids()

@@ -1,8 +1,8 @@
-"""The files that a running process has mapped, by paths that this process can open.
+"""Finds the files that a running process has mapped, with paths that this process can open.
 
-A process may have another root and other mounts (a container): its files are reached under /proc/PID/root. A
-file that was deleted or replaced since is reached under /proc/PID/map_files, by the address of its mapping,
-and so is one whose path has no meaning under that root (chroot in a mount namespace of its own).
+A process in a container has another root and other mounts: its files are found under /proc/PID/root. A file
+that was deleted or replaced since then is found under /proc/PID/map_files, by the address of its mapping. So
+is a file whose path is wrong under that root (chroot in a separate mount namespace).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _DELETED = " (deleted)"
 
 
 def mapped_files(pid: int) -> list[tuple[str, str]]:
-    """File name and path to open of each file that `pid` has mapped and may execute; empty if it is gone."""
+    """The file name and the path to open of each file that `pid` has mapped as executable; empty if the
+    process has ended.
+    """
     try:
         lines = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -30,7 +32,7 @@ def mapped_files(pid: int) -> list[tuple[str, str]]:
         if match is None or match[4] in found:
             continue
         start, end, inode, path = match.groups()
-        mapping = f"{_PROC}/{pid}/map_files/{start.lstrip('0')}-{end.lstrip('0')}"  # not padded, as maps is
+        mapping = f"{_PROC}/{pid}/map_files/{start.lstrip('0')}-{end.lstrip('0')}"  # not padded
         opened = root + path
         if _inode(opened) != int(inode) and _inode(mapping):
             opened = mapping
@@ -39,7 +41,7 @@ def mapped_files(pid: int) -> list[tuple[str, str]]:
 
 
 def program_of(pid: int) -> str:
-    """Path of the program that `pid` runs, to open; "" if it is gone."""
+    """A path to open the program that `pid` runs; "" if the process has ended."""
     link = _PROC / str(pid) / "exe"
     try:
         path = str(link.readlink())
@@ -49,7 +51,7 @@ def program_of(pid: int) -> str:
 
 
 def _root(pid: int) -> str:
-    """What stands before the paths of `pid` here: "" where it sees the same files as this process."""
+    """The prefix for the paths of `pid` in this process; "" where both see the same files."""
     ours, theirs = _PROC / "self", _PROC / str(pid)
     try:
         same = (ours / "ns" / "mnt").readlink() == (theirs / "ns" / "mnt").readlink()

@@ -1,8 +1,8 @@
-"""Libraries inside the packages of a Python interpreter, which no search of the dynamic linker finds.
+"""Finds libraries in the packages of a Python interpreter, which the dynamic linker does not search.
 
 PyTorch, JAX and CuPy load CUDA's libraries by path, from wheels: nvidia/cuda_runtime/lib, nvidia/cu13/lib,
-torch/lib. The folders of packages come from files alone; the interpreter is not run, as it is the target's.
-Source: Python's documentation of the modules `site` and `venv`.
+torch/lib. The folders of packages are found from files alone: the interpreter is not run, as it belongs to
+the target. Source: Python's documentation of the modules `site` and `venv`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIBRARY_FOLDERS = ("nvidia/*/lib", "torch/lib", "*.libs")
 
 
 def python_of(program: str) -> str:
-    """The interpreter if `program` is one or a script for one, as torchrun is; "" otherwise."""
+    """The interpreter if `program` is a Python or a Python script (such as torchrun); otherwise ""."""
     if _INTERPRETER.fullmatch(Path(program).name):
         return program
     interpreter = interpreter_of(program)
@@ -29,7 +29,7 @@ def python_of(program: str) -> str:
 
 
 def interpreter_of(script: str) -> str:
-    """The program that a script's first line names, looked through `env`; "" for what is no script."""
+    """The program that a script's first line names, also after `env`; "" if the file is not a script."""
     try:
         with Path(script).open("rb") as file:
             head = os.fsdecode(file.readline(256))
@@ -43,7 +43,7 @@ def interpreter_of(script: str) -> str:
 
 
 def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str]:
-    """Files in the interpreter's packages whose names are wanted, links resolved."""
+    """The files in the interpreter's packages with wanted names, with links resolved."""
     found: dict[str, None] = {}
     for folder in package_folders(python):
         for pattern in _LIBRARY_FOLDERS:
@@ -56,7 +56,7 @@ def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str
 
 
 def package_folders(python: str) -> list[Path]:
-    """Folders that the interpreter imports packages from, those that exist."""
+    """The existing folders from which the interpreter imports packages."""
     folders = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(":") if part]
     bases = list(_prefixes(python))
     if os.environ.get("VIRTUAL_ENV"):
@@ -81,11 +81,13 @@ def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
 
 
 def _prefixes(python: str) -> Iterator[Path]:
-    """The folder above the interpreter's bin, that of a virtual environment's base, that of its real file."""
+    """The folders above bin of the interpreter, of a virtual environment's base, and of the file that it
+    links to.
+    """
     path = Path(python).absolute()
     prefix = path.parent.parent
     yield prefix
-    if path.parent.name == "shims":  # pyenv's: any of its versions
+    if path.parent.name == "shims":  # pyenv: it may be any of its versions
         yield from seen.fitting(prefix, "versions/*")
     try:
         settings = (prefix / "pyvenv.cfg").read_text(errors="replace")
@@ -99,6 +101,6 @@ def _prefixes(python: str) -> Iterator[Path]:
 
 
 def _home() -> Path:
-    """Home of the user as whom the target runs: under sudo, of who called it."""
+    """The home of the user who runs the target: under sudo, of the user who called it."""
     user = sudo_user()
     return Path(user.pw_dir) if user else Path.home()

@@ -1,6 +1,6 @@
-"""From hooks to probes: which of the functions and tracepoints that hooks name are on this machine.
+"""Resolves hooks to probes: the functions and tracepoints that hooks name and this machine has.
 
-Each place gets one probe: that of the first set, and in it of the hook that holds (hook_index.py).
+Each place gets one probe: that of the first set, and within it of the hook that applies (hooks/index.py).
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def resolve(
     is_partial: bool = False,
     notify: Notify = lambda message: None,
 ) -> Selection:
-    """Probes of all sets, in their order; and why a shipped set, or a hook of the user's own, found none.
+    """The probes of all sets, in their order; and why a shipped set, or a hook of the user, found none.
 
-    Of alternatives, which have one origin, one is enough. Of a user's hooks of one group one must be there;
-    the others are passed over, which is said.
+    Hooks with the same origin are alternatives, of which one must be found. Of a user's hooks in the same
+    group one must be found; the others are skipped with a message.
 
     `only` and `exclude` are shell patterns of function names, with or without a set's variants. `notify` gets
-    what could not be asked. Raises InputError: hooks that fit too much, or a given library that fits no hook,
-    unless `is_partial`: nothing will be attached, and the library may fit a hook of other sets.
+    messages about libraries that could not be asked. Unless `is_partial`, raises InputError for hooks that
+    match too many functions, and for a given library that no hook names. With `is_partial` nothing will be
+    attached, and the library may be one that other sets name.
     """
     if not is_partial:
         _check_given(sets, libraries)
@@ -64,14 +65,14 @@ def resolve(
 
 
 def hook_text(hook: Hook) -> str:
-    """What a hook looks for, as the command line writes it: `kprobe:nvidia_*`."""
+    """The text of a hook as the command line writes it: `kprobe:nvidia_*`."""
     place = [hook.library] if hook.target == "uprobe" else [",".join(hook.modules)] * bool(hook.modules)
     return ":".join([hook.target, *place, hook.pattern])
 
 
 @dataclass
 class _Sources:
-    """What is looked at, each thing once."""
+    """The places to search, of which each is read once."""
 
     libraries: LibrarySearch
     tables: FunctionTables
@@ -80,7 +81,7 @@ class _Sources:
 
 
 class _Found:
-    """What one set found: its probes, which of its hooks fit something, and why the others do not."""
+    """What one set found: its probes, which of its hooks match something, and why the others do not."""
 
     def __init__(self, hooks: HookSet, wanted: NameFilter) -> None:
         self.hooks, self.wanted = hooks, wanted
@@ -90,33 +91,33 @@ class _Found:
         self._reasons: dict[tuple[str, str], Hook] = {}
 
     def add(self, probe: Probe, names: Iterable[str]) -> None:
-        """A probe, unless the user does not want it under one of its names."""
+        """Add a probe, unless the user has excluded one of its names."""
         self.fits(probe.hook)
         if self.wanted.passes(names):
             self.probes.append(probe)
 
     def fits(self, hook: Hook) -> None:
-        """The hook has found something, if only another name of a place that has a probe."""
+        """Note that the hook has matched something, even if only another name of a place that has a probe."""
         self._fitted.add(hook.origin)
         self._groups.add(hook.group)
 
     def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
-        """Those that have found nothing, if the user must know."""
+        """The hooks that have found nothing, if the user must be told."""
         if self.hooks.is_shipped and self._fitted:
-            return []  # it names functions of many versions
+            return []  # a shipped set names functions of many versions
         return [hook for hook in hooks if hook.origin not in self._fitted]
 
     def missing(self, hooks: Iterable[Hook], reason: Callable[[Hook], str] | str) -> None:
-        """Why those of the hooks that fit nothing do not."""
+        """Note why those of the hooks that match nothing do not."""
         for hook in self.without_fit(hooks):
             self._reasons.setdefault((hook.origin, reason if isinstance(reason, str) else reason(hook)), hook)
 
     def say(self, selection: Selection) -> None:
-        """Add messages for the user: of a set, or of its hooks, together where the reason is the same."""
+        """Add the messages for the user about a set or its hooks, joined where the reason is the same."""
         lacking: dict[str, list[Hook]] = {}
         passed_over: dict[str, list[Hook]] = {}
         for (origin, reason), hook in self._reasons.items():
-            if origin not in self._fitted:  # of alternatives, another may have been found since
+            if origin not in self._fitted:  # an alternative may have been found since then
                 which = passed_over if hook.group in self._groups else lacking
                 which.setdefault(reason, []).append(hook)
         name = self.hooks.name
@@ -142,7 +143,7 @@ class _Found:
 
 
 class _Places:
-    """Places that have a probe, and of which hook."""
+    """The places that have a probe, and the hook of each."""
 
     def __init__(self) -> None:
         self._owners: dict[object, str] = {}
@@ -150,7 +151,9 @@ class _Places:
         self._files: dict[str, object] = {}
 
     def take(self, probe: Probe) -> bool:
-        """Whether the place was free; a hook may have several probes at one, each with its condition."""
+        """Take a place for a probe; returns whether it was free. A hook may have several probes at one place,
+        each with its own condition.
+        """
         place = self._identity(probe)
         entry = (place, probe.hook.condition)
         if self._owners.setdefault(place, probe.hook.origin) != probe.hook.origin or entry in self._taken:
@@ -180,7 +183,7 @@ def _look_in_library(library: str, hooks: list[Hook], sources: _Sources, found: 
     for path, functions in files.items():
         _add_functions(path, functions, index, found)
     if not found.hooks.is_shipped and found.without_fit(hooks):
-        for path in files:  # a user may want what is not exported
+        for path in files:  # a user may name a function that is not exported
             _add_functions(
                 path, tables.all_of(path), HookIndex(found.without_fit(hooks), found.hooks.variants), found
             )
@@ -198,7 +201,7 @@ def _look_in_library(library: str, hooks: list[Hook], sources: _Sources, found: 
 
 
 def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex, found: _Found) -> None:
-    """Probes for functions, names by offset; of several names that fit, the shortest stands for all."""
+    """Add probes for functions (offset → names); of several matching names, the shortest is used."""
     for offset, names in functions.items():
         fitting = [(len(name), name, hook) for name in names if (hook := index.find(name)) is not None]
         if not fitting:
@@ -210,7 +213,9 @@ def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex,
 
 
 def _filed(hook: Hook, path: str, symbol: str) -> Hook:
-    """A hook whose layer is that of its file, with the name; CUDA's functions in a program are CUDA's."""
+    """The hook with the layer of its file, if it has that one; CUDA functions in a program are in
+    `userspace`.
+    """
     if hook.layer != OWN_LAYER or hook.layer_name:
         return hook
     if ".so" not in hook.library and _CUDA_FUNCTION.match(symbol):

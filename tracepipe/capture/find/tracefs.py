@@ -1,4 +1,4 @@
-"""Tracepoints as tracefs describes them: ids, and where their fields are."""
+"""Reads tracefs: the ids of tracepoints, and the offsets of their fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD = re.compile(r"field:[^;]*?(\w+)(?:\[[^]]*\])?;\s*offset:(\d+);")
 
 
 def tracing_folder() -> Path:
-    """The mounted tracefs, mounted now if it was not. Raises CaptureUnavailable."""
+    """The folder of tracefs, which is mounted now if it was not. Raises CaptureUnavailable."""
     for folder in _FOLDERS:
         if is_folder(folder / "events"):
             return folder
@@ -36,12 +36,14 @@ def tracing_folder() -> Path:
 
 
 def tracepoint_id(folder: Path, name: str) -> int:
-    """Id of the tracepoint `group/name`. Raises CaptureUnavailable."""
+    """The id of the tracepoint `group/name`. Raises CaptureUnavailable."""
     return int(_read(folder, name, "id"))
 
 
 def field_offsets(folder: Path, name: str) -> dict[str, int]:
-    """Byte offset of every field in the record of the tracepoint `group/name`. Raises CaptureUnavailable."""
+    """The byte offset of every field in the record of the tracepoint `group/name`. Raises
+    CaptureUnavailable.
+    """
     return {field: int(offset) for field, offset in _FIELD.findall(_read(folder, name, "format"))}
 
 
@@ -49,7 +51,7 @@ def _read(folder: Path, name: str, file: str) -> str:
     try:
         return (folder / "events" / name / file).read_text()
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # of this process, not of the kernel
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # a shortage, not a missing tracepoint
             raise
         raise CaptureUnavailable(
             f"The kernel has no tracepoint {name}: {error.strerror}.",

@@ -1,4 +1,6 @@
-"""Hooks on the kernel's tracepoints: which there are, and where the fields stand that a hook names."""
+"""Resolves hooks on the kernel's tracepoints: which exist, and the offsets of the fields that a hook
+names.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _KINDS = {INTEGER_KINDS[kind]: kind for kind in ("u8", "u16", "u32", "u64", "i8"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a tracepoint's record: `offset` and `size` in bytes; `text_form` of one that is a text."""
+    """A field of a tracepoint's record: `offset` and `size` are in bytes; `text_form` is that of a text."""
 
     name: str
     offset: int
@@ -43,20 +45,20 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """The kind of its values; "" for one that cannot be recorded."""
+        """The kind of its values; "" if it cannot be recorded."""
         if self.text_form:
             return "str"
         return "" if self.is_array else _KINDS.get((self.size * 8, self.signed), "")
 
 
 class Tracepoints:
-    """The tracepoints of this machine; tracefs is read when they are asked for. Raises TracepipeError."""
+    """The tracepoints of this machine, read from tracefs on demand. Raises TracepipeError."""
 
     def __init__(self) -> None:
         self._events: Path | None = None
 
     def names(self, pattern: str) -> list[str]:
-        """`group:name` of all that fit a shell pattern of that form."""
+        """`group:name` of all tracepoints that match a shell pattern of that form."""
         group, _, name = pattern.partition(":")
         return [
             f"{folder}:{event}"
@@ -65,7 +67,7 @@ class Tracepoints:
         ]
 
     def fields(self, name: str) -> dict[str, Field]:
-        """The fields of `group:name`, without those that all tracepoints have."""
+        """The fields of `group:name`, without those that are common to all tracepoints."""
         text = (self._folder() / name.replace(":", "/") / "format").read_text()
         found = {}
         for kind, field, array, offset, size, signed in _FIELD.findall(text):
@@ -78,7 +80,7 @@ class Tracepoints:
         return found
 
     def probes(self, hook: Hook) -> Iterator[Probe | str]:
-        """Probes for a hook, and why there is none for some tracepoint that its pattern fits."""
+        """The probes for a hook; a text for each matching tracepoint that has none, with the reason."""
         try:
             names = self.names(hook.pattern)
             if not names:
@@ -161,9 +163,10 @@ class Tracepoints:
 
 
 def interrupts_of(device: str, table: str) -> list[int]:
-    """Numbers of the interrupts with an action that starts with `device`, from /proc/interrupts.
+    """The numbers of the interrupts with an action that starts with `device`, from /proc/interrupts.
 
-    ` 43:   1   0   PCI-MSI 524288-edge   nvidia, snd_hda` : number, a count a processor, chip, actions.
+    ` 43:   1   0   PCI-MSI 524288-edge   nvidia, snd_hda` : number, a count for each processor, chip,
+    actions.
     """
     numbers = []
     for line in table.splitlines()[1:]:
@@ -175,7 +178,7 @@ def interrupts_of(device: str, table: str) -> list[int]:
 
 
 def _conditions(hook: Hook, arguments: dict[str, Argument]) -> list[Condition | None]:
-    """The hook's condition on the fields as they are; one for each interrupt where it names a device."""
+    """The hook's condition on the fields of this machine; one for each interrupt where it names a device."""
     condition = hook.condition
     if condition is None:
         return [None]

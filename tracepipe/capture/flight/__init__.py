@@ -1,1 +1,1 @@
-"""The flight recorder: what came last, in memory, until it is asked for."""
+"""The flight recorder keeps the last events in memory, and writes them on request."""

@@ -1,4 +1,6 @@
-"""What `--when` says: `[KIND:]NAME > TIME`, as in `cudaStreamSynchronize > 50ms` and `nvtx:step* > 200ms`."""
+"""The conditions of `--when`: `[KIND:]NAME > TIME`, as in `cudaStreamSynchronize > 50ms` and `nvtx:step* >
+200ms`.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ FORMS: Final = {
     NVTX: "nvtx:RANGE > 200ms",
     KERNEL: "kernel:REGEX > 5ms",
 }
-"""Kind → how it is written. A function may be written as `call:FUNCTION` too."""
+"""Kind → its form. A function may also be written as `call:FUNCTION`."""
 _KIND: Final = re.compile(r"([A-Za-z]\w*):(?!:)\s*(.*)", re.DOTALL)
 _HINT: Final = f"Write {', '.join(FORMS.values())}; names are patterns."
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """It is true when something of this kind and of such a name took longer."""
+    """A condition: it is true when a span of this kind and with a matching name took longer than the
+    limit.
+    """
 
     text: str
     kind: str
@@ -34,7 +38,7 @@ class Condition:
     limit_ns: int
 
     def fits(self, name: str, kind: str) -> bool:
-        """Whether it is about what has this name."""
+        """Whether the condition applies to a span of this name and kind."""
         if kind != self.kind:
             return False
         if kind == KERNEL:
@@ -43,18 +47,18 @@ class Condition:
 
 
 class Conditions:
-    """All that were given. Raises TracepipeError for one that cannot be understood."""
+    """All given conditions. Raises TracepipeError for one that cannot be understood."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.all = [_condition(text) for text in texts]
         self.kinds = frozenset(one.kind for one in self.all)
 
     def limit_ns(self, name: str, kind: str) -> int | None:
-        """How long what has this name must take to be of interest; None: it never is."""
+        """The least limit that applies to a span of this name and kind; None if no condition applies."""
         return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
 
     def of(self, name: str, kind: str, length_ns: int) -> Condition | None:
-        """The first that is true of what took so long."""
+        """The first condition that is true for a span of this length."""
         fitting = (one for one in self.all if length_ns > one.limit_ns and one.fits(name, kind))
         return next(fitting, None)
 

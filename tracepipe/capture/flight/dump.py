@@ -1,4 +1,4 @@
-"""A recording of what was kept: on a thread of its own, while collecting goes on."""
+"""Writes a recording of what a flight recorder kept, on a separate thread, while it continues to collect."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tracepipe.event.model import HostInstant
 
 @runtime_checkable
 class Outputs(Protocol):
-    """Files for one recording after the other."""
+    """Provides a file for each recording."""
 
     def another(self) -> AbstractContextManager[tuple[str, BinaryIO]]:
-        """The name of a file, and the file, for a recording. Raises OutputError."""
+        """The name and the stream of a file for the next recording. Raises OutputError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What makes the header of a recording that starts at an instant, and its footer."""
+    """The functions that make the header and the footer of a recording."""
 
     header: Callable[[HostInstant], Mapping[str, Any]]
     footer: Callable[[Spool, DeviceRenderer | None, str, HostInstant, Mapping[str, int]], Mapping[str, Any]]
@@ -38,7 +38,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a recording is made of: what was kept when it was asked for, and what was carried."""
+    """The contents of a recording: what was kept at the time of the request, and what was carried."""
 
     start: HostInstant
     end: HostInstant
@@ -51,7 +51,7 @@ class Kept:
 
 
 class Dump(threading.Thread):
-    """Writes a recording, and is over when it has its name."""
+    """Writes a recording; the thread ends when the file has its final name."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Dump(threading.Thread):
         asked: int,
         kept: Kept,
     ) -> None:
-        """`asked`: how often the control had asked for a recording; this one is the answer."""
+        """`asked`: the number of requests of the control so far; this recording answers the last one."""
         super().__init__(name="tracepipe-last", daemon=True)
         self._outputs, self._frame, self._plan, self._kept = outputs, frame, plan, kept
         self._attachment, self._device = attachment, device
@@ -77,17 +77,17 @@ class Dump(threading.Thread):
 
     @property
     def notes(self) -> list[str]:
-        """What the renderer of the GPUs' records has to say."""
+        """The notes of the renderer of the GPUs' records."""
         return self._device.notes if self._device else []
 
     def abandon(self) -> None:
-        """Write no more lines than are written."""
+        """Write no more lines."""
         self._is_abandoned = True
         if self._spool is not None:
             self._spool.abandon()
 
     def run(self) -> None:
-        """Write it; `recording` or `error` says what became of it."""
+        """Write the recording; sets `recording` or `error`."""
         try:
             with self._outputs.another() as (path, sink):
                 self._spool = Spool(
@@ -101,7 +101,7 @@ class Dump(threading.Thread):
                     self._write(path, self._spool)
                 finally:
                     self._spool.close()
-        except Exception as error:  # whoever waits for the end raises a bug
+        except Exception as error:  # a bug: raised by the code that waits for the end
             self.error = self.error or error
 
     def _size_bytes(self, *, of_device: bool) -> int:
@@ -128,7 +128,7 @@ class Dump(threading.Thread):
         for loss in kept.never_followed:
             spool.put_loss(Loss(None, loss.count, self._start_ns, self._start_ns, loss.reason))
         late.reverse()
-        while late:  # in memory no longer than it must be
+        while late:  # frees each item as soon as it is put
             item = late.pop()
             if isinstance(item, Loss):
                 spool.put_loss(item)
@@ -154,7 +154,9 @@ class Dump(threading.Thread):
         )
 
     def _divided(self) -> tuple[dict[bool, list[bytes]], list[Chunk | Loss]]:
-        """Records from before the start, which are put behind others of later times; and the rest."""
+        """Divide the kept items into records from before the start, which may follow later ones, and the
+        rest.
+        """
         early: dict[bool, list[bytes]] = {False: [], True: []}
         late: list[Chunk | Loss] = []
         carries: dict[bool, Carry] = {False: self._renderer.carry()}
@@ -173,7 +175,7 @@ class Dump(threading.Thread):
 
 
 def _with(carry: Carry, carried: Carried, early: list[bytes]) -> Carried:
-    """What is carried when some more records are dropped."""
+    """What is carried after more records were evicted."""
     for chunk in (*carried, *early):
         carry.take(chunk)
     return carry.carried()

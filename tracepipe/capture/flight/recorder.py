@@ -1,11 +1,11 @@
-"""A flight recorder: what was collected last, kept in memory as it came, and written when it is asked for.
+"""A flight recorder: keeps the last records in memory, unrendered, and writes them on request.
 
     collect ─▶ segment │ segment │ … │ segment ─▶ too old, or no room ─▶ carry: what later records need
                  └─────────── asked ──────────┘
                        carried, then all ─▶ Spool ─▶ lines of a file
 
-Lines are made of what is written alone. Whatever leaves memory is looked at once, for names and for what is
-under way, which takes a quarter of the time that its line would.
+Only what is written is rendered to lines. Evicted records are read once, for names and open calls, which
+takes a quarter of the time of rendering them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tracepipe.errors import OutputError
 
 
 class FlightRecorder:
-    """Takes what a recording collects; `ask` has the last of it written, and so has the end."""
+    """Takes what a recording collects. `ask` and the end of the recording write the last part of it."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class FlightRecorder:
         self._outputs, self._last, self._frame, self._notify = outputs, last, frame, notify
         self._attachment, self._device, self._control = attachment, device, control
         self._ring = Ring(last, is_unordered=attachment.is_unordered)
-        self._renderer = attachment.renderer()  # which counts, and makes no lines
+        self._renderer = attachment.renderer()  # it only counts, and renders no lines
         self._device_renderer = device.renderer() if device else None
         self._carry = self._renderer.carry()
         self._device_carry = self._device_renderer.carry() if self._device_renderer else None
@@ -50,19 +50,21 @@ class FlightRecorder:
         self._plan: Plan | None = None
         self._watch: Watch | None = None
         self.cpu_losses: dict[str, dict[int, int]] = {}
-        """Those of the last recording."""
+        """The losses of the last recording by processor."""
         self._asked = ""
         self._reason = ""
         self._dump: Dump | None = None
         self._notes: set[str] = set()
         self.recordings: list[Recording] = []
-        """Those that were written."""
+        """The recordings that were written."""
         self.error: Exception | None = None
-        """A bug, or at the end why a recording is not whole."""
+        """A bug, or at the end the reason why a recording is not complete."""
         self._failure: OutputError | None = None
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """What will come: records of this plan. Raises TracepipeError for a condition that cannot be true."""
+        """Called first: records of this plan follow. Raises TracepipeError for a condition that can never be
+        true.
+        """
         self._plan = plan
         self._watch = Watch(self._last, plan, self._device) if self._last.when else None
         self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
@@ -80,15 +82,17 @@ class FlightRecorder:
             self._watch.take_device(chunk)
 
     def put_loss(self, loss: Loss) -> None:
-        """Keep a loss, after the chunks that came before it."""
+        """Keep a loss, after the chunks that precede it."""
         self._ring.put(loss)
 
     def ask(self, reason: str) -> None:
-        """Have what is kept written, now or as soon as the recording before is written."""
+        """Request a recording, which is written now or after the one that is being written."""
         self._asked = self._asked or reason
 
     def follow(self) -> None:
-        """Drop what is too old or has no room, and write what was asked for; to be called all the time."""
+        """Evict what is too old or does not fit, and write what was requested; called at each step of the
+        recording.
+        """
         now_ns = self._ring.turn()["monotonic_ns"]
         while (dropped := self._ring.drop(now_ns)) is not None:
             self._take(*dropped)
@@ -104,16 +108,16 @@ class FlightRecorder:
             self._dump.start()
 
     def end(self, reason: str) -> None:
-        """The recording ends so: what is kept is written a last time once it is finished."""
+        """Set why the recording ends: what is kept is written a last time by `finish`."""
         self._reason = reason
 
     def finish(self) -> None:
-        """No more comes."""
+        """Called at the end: write what is kept."""
         self._asked = self._reason
         self.follow()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all is written that was asked for, after waiting for it for at most `timeout_s`."""
+        """Wait for the requested recordings for at most `timeout_s`; returns whether all are written."""
         if self._dump is not None:
             self._dump.join(timeout_s)
         self.follow()
@@ -123,7 +127,7 @@ class FlightRecorder:
         return is_done
 
     def abandon(self) -> None:
-        """Leave out what is not written yet of the recording that is being written."""
+        """Leave out the rest of the recording that is being written."""
         if self._dump is not None:
             self._dump.abandon()
 
@@ -136,7 +140,7 @@ class FlightRecorder:
 
     @property
     def size_bytes(self) -> int:
-        """Nothing is written until it is asked for."""
+        """0, as nothing is written until it is requested."""
         return 0
 
     @property
@@ -151,15 +155,15 @@ class FlightRecorder:
 
     @property
     def evicted(self) -> dict[str, int]:
-        """Layer → events of the time that is to be kept, for which there was no room."""
+        """Layer → events of the kept time that did not fit into memory."""
         return dict(sum((Counter(counts) for _, counts in self._no_room), Counter()))
 
     def _take(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:
-        """Take a segment that is dropped."""
+        """Carry what later records need of an evicted segment, and count its events if it did not fit."""
         evicted: Counter[str] = Counter()
         for item in segment.items:
             if isinstance(item, Loss):
-                if item.layer is None:  # what is not followed is missing later too
+                if item.layer is None:  # a thread that is not followed is missing from then on
                     self._never_followed[item.reason] = self._never_followed.get(item.reason, 0) + item.count
                 continue
             if item.of_device and self._device_renderer is not None and self._device_carry is not None:
@@ -177,7 +181,7 @@ class FlightRecorder:
         if dump.recording is not None:
             self.recordings.append(dump.recording)
             self.cpu_losses = dump.recording.cpu_losses
-            if not self._reason:  # those of the end are listed then
+            if not self._reason:  # those at the end are in the summary
                 self._notify(dump.recording.text)
         for note in dump.notes:
             if note not in self._notes:

@@ -1,4 +1,4 @@
-"""What was collected last, in memory as it came: by time, and as far as there is room."""
+"""The last collected records in memory, bounded by time and by size."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.request import Last
 from tracepipe.event.model import HostInstant
 
-_SEGMENTS: Final = 100  # of the time that is kept, or of the room for it; each is dropped at once
-_ITEM_BYTES: Final = 128  # what each item takes in memory in addition to its content
+_SEGMENTS: Final = 100  # how many parts the kept time and size have; each is evicted as a whole
+_ITEM_BYTES: Final = 128  # the memory of each item in addition to its content
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Segment:
-    """What came from one instant until the next one began, in order."""
+    """The items between the begin of this segment and that of the next one, in order."""
 
     begin: HostInstant
     items: list[Chunk | Loss] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Ring:
     """Segments, oldest first; the last one is being filled."""
 
     def __init__(self, last: Last, *, is_unordered: bool = False) -> None:
-        """`is_unordered`: the first record that is put need not be the earliest of those to come."""
+        """`is_unordered`: later records may have earlier times than the first one."""
         self._last, self._is_unordered = last, is_unordered
         self._turned = instant()
         self._segments = deque([Segment(self._turned)])
@@ -45,7 +45,9 @@ class Ring:
         self._piece_bytes = max(last.size_bytes // _SEGMENTS // RECORD_BYTES, 1) * RECORD_BYTES
 
     def put(self, item: Chunk | Loss) -> None:
-        """Take what was collected now. Many records are segments of their own: all at once need not go."""
+        """Add a collected item. A large chunk is divided into several segments, which can be evicted one by
+        one.
+        """
         if not isinstance(item, Chunk) or item.of_device:
             self._put(item)
             return
@@ -66,25 +68,28 @@ class Ring:
         self._size_bytes += size_bytes
 
     def turn(self) -> HostInstant:
-        """Begin a new segment where the last one is long enough; what is now."""
+        """Begin a new segment if the last one is long enough; returns the present instant."""
         now, newest = instant(), self._segments[-1]
         passed_ns = now["monotonic_ns"] - newest.begin["monotonic_ns"]
         is_full = newest.size_bytes * _SEGMENTS >= self._last.size_bytes
         if passed_ns * _SEGMENTS >= self._last.duration_ns or is_full:
             newest.items = _joined(newest.items)
-            # What comes next may have been made as early as what is here was collected: after the last turn.
+            # The next records may have been made just after the last turn, while the present ones were
+            # collected.
             self._segments.append(Segment(self._turned))
         self._turned = now
         return now
 
     def drop(self, now_ns: int) -> tuple[Segment, int, bool] | None:
-        """Take the oldest segment away if it must go: with its end, and whether it is for want of room."""
+        """Evict the oldest segment if it is too old or does not fit; returns it with its end, and whether it
+        did not fit.
+        """
         if len(self._segments) < 2:
             return None
         end_ns = self._segments[1].begin["monotonic_ns"]
         is_old = end_ns <= now_ns - self._last.duration_ns
         has_room = self._size_bytes <= max(self._last.size_bytes, self._segments[0].size_bytes)
-        if not is_old and has_room:  # what a device gave at once is not divided, and stays alone
+        if not is_old and has_room:  # a device's chunk is not divided, and may exceed the size alone
             return None
         oldest = self._segments.popleft()
         self._size_bytes -= oldest.size_bytes
@@ -92,16 +97,16 @@ class Ring:
 
     @property
     def begin(self) -> HostInstant:
-        """When the oldest that is kept began."""
+        """The begin of the oldest segment."""
         return self._segments[0].begin
 
     def items(self) -> list[Chunk | Loss]:
-        """All that is kept, in order."""
+        """All kept items, in order."""
         return [item for segment in self._segments for item in segment.items]
 
 
 def _joined(items: list[Chunk | Loss]) -> list[Chunk | Loss]:
-    """Chunks of records that follow each other as one; those of a device are decoded one by one."""
+    """Join adjacent chunks; those of a device stay separate, as each is decoded as a whole."""
     joined: list[Chunk | Loss] = []
     parts: list[bytes] = []
     for item in [*items, None]:
@@ -117,7 +122,7 @@ def _joined(items: list[Chunk | Loss]) -> list[Chunk | Loss]:
 
 
 def later(at: HostInstant, passed_ns: int) -> HostInstant:
-    """The instant so much later."""
+    """The instant that is `passed_ns` later."""
     return {
         "monotonic_ns": at["monotonic_ns"] + passed_ns,
         "boottime_ns": at["boottime_ns"] + passed_ns,

@@ -1,4 +1,4 @@
-"""What a flight recorder waits for: calls, system calls, ranges and kernels that take long."""
+"""Watches the records of a flight recorder for calls, system calls, ranges and kernels that take long."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.units import duration_text
 
 AFTER_NS: Final = 10**9
-"""So long after it came true, or a quarter of what is kept, it is written: with what followed, and what a GPU
-did, which is reported up to 25 ms later."""
+"""How long after a condition became true a recording is written, but at most a quarter of the kept time. It
+then has what followed, and the GPU's work, which is reported up to 25 ms late.
+"""
 
 
 class Watch:
-    """Looks at all that is collected, and says when one of the conditions came true."""
+    """Reads everything that is collected, and reports when one of the conditions becomes true."""
 
     def __init__(self, last: Last, plan: Plan, device: DeviceEngine | None) -> None:
-        """Raises TracepipeError for a condition that can never be true of what is recorded."""
+        """Make one for a plan. Raises TracepipeError for a condition that can never be true in this
+        recording.
+        """
         self._conditions = Conditions(last.when)
         self._last_ns = last.duration_ns
         syscalls = SYSCALLS.get(platform.machine(), {}) if "syscall" in plan.own else {}
@@ -40,17 +43,17 @@ class Watch:
         self._write_at_ns = self._again_at_ns = 0
 
     def take(self, chunk: bytes) -> None:
-        """Look at records of probes."""
+        """Read records of probes."""
         self._look(self._records.take(chunk))
 
     def take_device(self, chunk: bytes) -> None:
-        """Look at records of the GPUs' engine."""
+        """Read records of the GPUs' engine."""
         if self._channel is not None:
             self._look(self._channel.take(chunk))
 
     def due(self, now_ns: int) -> str:
-        """Why it is time to write now, "" if it is not."""
-        if now_ns < self._again_at_ns:  # what is over by now has been written, or most of it
+        """Why a recording is to be written now; "" if none is."""
+        if now_ns < self._again_at_ns:  # most of what has ended by now is in the last recording
             self._found = None
             return ""
         self._look(self._records.under_way(now_ns))
@@ -71,12 +74,13 @@ class Watch:
             condition = self._conditions.of(span.name, span.kind, span.length_ns)
             if condition is None:
                 continue
-            # The first one is the reason; where it was going on then, its end says how long it took.
+            # The first one is the reason; if it was still open then, its end shows how long it took.
             if self._found is None or (not self._found[1].is_over and self._found[1].name == span.name):
                 self._found = condition, span
 
 
-# Kind → the layer of the engine in the command that records it, and what to do where none does.
+# Kind → the layer of the engine in the command that records it, and message and hint where it is not
+# recorded.
 _OF_DEVICE: Final = {
     KERNEL: ("gpu_kernel", "no kernels are recorded", "Give --gpu kernels."),
     NVTX: ("annotation", "no ranges of NVTX are recorded", "Record the layer annotation, of a command."),
@@ -84,7 +88,7 @@ _OF_DEVICE: Final = {
 
 
 def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: Collection[str]) -> None:
-    """Raise TracepipeError for a condition about what is not recorded."""
+    """Raise TracepipeError for a condition on something that is not recorded."""
 
     def refused(why: str, hint: str) -> TracepipeError:
         return TracepipeError(f"--when {condition.text!r}: {why}.", hint)
@@ -109,10 +113,10 @@ def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: 
 
 
 def _is_there(tid: int) -> bool:
-    """Whether a thread is there, as what it was in when it ended does not go on."""
+    """Whether a thread still exists: the open calls of one that has ended do not continue."""
     return Path(f"/proc/{tid}").exists()
 
 
 def _is_believed(tid: int) -> bool:
-    """In a pid namespace of its own a capture does not know the kernel's ids."""
+    """True, as in its own pid namespace a capture does not know the kernel's thread ids."""
     return True
