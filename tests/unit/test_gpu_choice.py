@@ -440,7 +440,7 @@ def test_the_library_for_a_running_process_is_built_by_its_user(
     monkeypatch.setattr("tracepipe.capture.gpu.build.toolchain.toolchain_for", toolchain_for)
     became, device = machine.start(CaptureRequest(pids=(os.getpid(),), gpu="kernels"))
     assert (became.gpu, device, made) == ("kernels", "kernels", [(os.geteuid(), os.getegid())])
-    with pytest.raises(TracepipeError, match="no such process"):
+    with pytest.raises(TracepipeError, match="No such process"):
         machine.start(CaptureRequest(pids=(1 << 30,), gpu="kernels"))
 
 

@@ -201,7 +201,7 @@ def test_without_a_driver_the_newest_part_is_taken() -> None:
     ],
 )
 def test_a_part_newer_than_the_driver_is_told(cuda: tuple[int, int], hint: str) -> None:
-    with pytest.raises(CaptureUnavailable, match=r"of CUDA 13\.5, and the driver") as refusal:
+    with pytest.raises(CaptureUnavailable, match=r"for CUDA 13\.5, and the driver") as refusal:
         chain(Driver(cuda), cupti=[part((13, 5))]).part("cupti")
     assert refusal.value.hint == hint
 
@@ -294,7 +294,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     [
         (-11, b"", b"", "signal 11"),
         (1, b"", b"Traceback\nOSError: no", "OSError: no"),
-        (0, b"[]", b"", "no answer"),
+        (0, b"[]", b"", "did not answer"),
         (0, b'{"cuda":13000,"gpus":[],"error":"cuInit: CUDA_ERROR_NO_DEVICE"}', b"", "CUDA_ERROR_NO_DEVICE"),
     ],
 )
@@ -419,6 +419,6 @@ def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Pat
         CaptureUnavailable, match=r"a could not be built: a\.cpp:1: error: no such thing\.$"
     ) as no:
         chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [source])
-    assert no.value.hint.startswith(f"Try it: {bad} ")
+    assert no.value.hint.startswith(f"Run it to see why: {bad} ")
     assert no.value.hint.endswith("Its output: In file x | a.cpp:1: error: no such thing.")
     assert list(cache.iterdir()) == []

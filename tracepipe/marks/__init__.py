@@ -1,1 +1,1 @@
-"""Marks in kernels: the header for CUDA C++, and the same for Triton. The GPU engine `warps` records them."""
+"""Marks in kernels: the header for CUDA C++, and a module for Triton. The GPU engine `warps` records them."""

@@ -11,8 +11,8 @@ _END_SHIFT: Final = 45
 _REST_SHIFT: Final = 46
 _CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 
-# A variable of a block of PTX is the module's: each mark has a buffer of its own, which the capture finds by
-# its name.
+# A variable in a block of PTX belongs to the module: each mark has its own variable, which the capture finds
+# by its name.
 _ASM = """{
     .reg .pred p, q;
     .reg .b32 lanes, before, slot, slots, count, lap, at;
@@ -55,8 +55,8 @@ done:
 class Mark:
     """The PTX of a mark is its `text`, in which `$0` is a register that it sets to 0, as LLVM writes it.
 
-    Raises ValueError for what is no name. It is a class, as Triton looks into the functions that a kernel
-    calls, and takes classes as they are.
+    Raises ValueError for an invalid name. It is a class, as Triton compiles the functions that a kernel
+    calls, but not classes.
     """
 
     def __init__(self, name: str, is_end: bool) -> None:

@@ -8,9 +8,8 @@
         x = tl.load(pointers)
         marks.end("load")
 
-A name is an identifier of 13 characters at most. Without a capture a mark is a load from constant memory and
-a branch. Values that are loaded between two marks are not waited for there, unless something between them
-uses them.
+A name is an identifier of at most 13 characters. Without a capture a mark is a load from constant memory and
+a branch. A mark does not wait for values that were loaded before it, unless code between the marks uses them.
 """
 
 from __future__ import annotations

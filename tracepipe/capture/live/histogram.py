@@ -1,4 +1,6 @@
-"""Durations in logarithmic buckets: count, sum and extremes are exact, percentiles within 3%."""
+"""A histogram of durations with logarithmic buckets: count, sum and maximum are exact, percentiles
+within 3%.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ class Histogram:
         self.count = self.total_ns = self.max_ns = 0
 
     def add(self, durations_ns: list[int]) -> None:
-        """Count them all; none is negative. Durations repeat, so each different one is placed once."""
+        """Count durations, of which none is negative. As durations repeat, each distinct one is
+        placed once.
+        """
         if not durations_ns:
             return
         self.count += len(durations_ns)
@@ -30,7 +34,7 @@ class Histogram:
             buckets[bucket] = buckets.get(bucket, 0) + times
 
     def copy(self) -> Histogram:
-        """The same, unchanged by what is added later."""
+        """A copy, which later additions do not change."""
         copied = Histogram()
         copied.buckets = dict(self.buckets)
         copied.count, copied.total_ns, copied.max_ns = self.count, self.total_ns, self.max_ns
@@ -47,9 +51,9 @@ class Histogram:
         return 0
 
     def spread(self, edges_ns: tuple[int, ...]) -> list[int]:
-        """How many lie below the first edge, between each two, and from the last one on.
+        """How many durations are below the first edge, between each two edges, and from the last edge on.
 
-        Edges that are powers of two divide no bucket.
+        Edges must be powers of two, which divide no bucket.
         """
         counts = [0] * (len(edges_ns) + 1)
         for bucket, times in self.buckets.items():
@@ -59,7 +63,7 @@ class Histogram:
 
 
 def bucket_of(duration_ns: int) -> int:
-    """Bucket of a duration: its leading five bits, and how many follow."""
+    """The bucket of a duration: its leading five bits, and the number of the bits after them."""
     shift = duration_ns.bit_length() - _SUB_BITS - 1
     return (shift << _SUB_BITS) + (duration_ns >> shift) if shift > 0 else duration_ns
 

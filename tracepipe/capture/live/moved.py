@@ -1,4 +1,4 @@
-"""What calls did to memory, by their records: how much they allocated and copied."""
+"""Totals of what calls did to memory: how much they allocated and copied."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ _ALLOCATING = ("alloc", "alloc_host")
 
 @dataclass(slots=True)
 class Moved:
-    """How often something was done to memory, and to how many bytes in all."""
+    """How often an operation was done, and its total size."""
 
     count: int = 0
     size_bytes: int = 0
 
 
 class MovedTotals:
-    """Adds up what calls did, of a runtime's and the driver's inside it once."""
+    """Adds up the effects of calls. A runtime call and the driver call inside it count once."""
 
     def __init__(self, value_names: Mapping[str, Mapping[int, str]]) -> None:
         self._names = {name: dict(values) for name, values in value_names.items()}
         self._allocated: dict[str, Moved] = {}
         self._copied: dict[str, Moved] = {}
         self.bytes_of: defaultdict[int, int] = defaultdict(int)
-        """By the id of a function."""
+        """Function id → bytes."""
         self.is_partial = False
-        """Whether some calls were not looked at."""
+        """Whether some calls were not examined."""
         self._effects = Effects(self._names)
         self._more: dict[int, tuple[int, Words]] = {}
 
     def more(self, tid: int, number: int, words: Words) -> None:
-        """Take what did not fit into the record of the entry that follows."""
+        """Take the slots that did not fit into the record of the next entry."""
         self._more[tid] = number, words
 
     def enter(self, tid: int, number: int, probe: Probe, ts_ns: int, words: Words) -> None:
-        """A thread enters a call."""
+        """Called when a thread enters a call."""
         of, more = self._more.pop(tid, (-1, (0, 0, 0, 0)))
         self._effects.enter(tid, probe, ts_ns, words + (more if of == number else (0, 0, 0, 0)))
 
     def leave(self, tid: int, number: int, probe: Probe, ts_ns: int, result: int, out: int) -> None:
-        """It returns."""
+        """Called when the call returns."""
         if done := self._effects.leave(tid, probe, ts_ns, result, out):
             self.add(done.name, done.size_bytes or 0, is_copy=done.is_copy, number=number)
 
     def add(self, name: str, size_bytes: int, *, is_copy: bool, number: int | None) -> None:
-        """Something was done to so many bytes, by a call of function `number` if that is known."""
+        """Add an operation, by a call of function `number` if that is known."""
         if number is not None:
             self.bytes_of[number] += size_bytes
         if not is_copy and name not in _ALLOCATING:
@@ -60,15 +60,15 @@ class MovedTotals:
         moved.size_bytes += size_bytes
 
     def forget(self) -> None:
-        """Lose sight of calls in progress."""
+        """Forget the calls in progress."""
         self.is_partial = True
         self._effects = Effects(self._names)
         self._more.clear()
 
     def allocated(self) -> dict[str, Moved]:
-        """What was allocated, by the names of its events."""
+        """Name of the event → what was allocated."""
         return {name: replace(moved) for name, moved in self._allocated.items()}
 
     def copied(self) -> dict[str, Moved]:
-        """What was copied, by the directions."""
+        """Direction → what was copied."""
         return {name: replace(moved) for name, moved in self._copied.items()}

@@ -1,4 +1,6 @@
-"""Totals of a recording that is read, also while it is written: its events as rows that `Totals` adds up."""
+"""Totals of a recording that is read, also while it is being written: turns its events into rows for
+`Totals`.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,15 @@ _OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
 _OF_SCHEDULER = {
     (RUNNING, "B"): SWITCH_IN, (RUNNING, "E"): SWITCH_OUT, ("wakeup", "I"): WAKEUP, ("migrate", "I"): MIGRATE,
 }  # fmt: skip
-# Events in these layers tell what calls did, which are shown.
+# Events in these layers are effects of calls, which are counted themselves.
 _OF_MEMORY = frozenset({"memory", "transfer"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What the events of a shape become: a row of this kind and id, of a thread, which they name where they
-    have `comm`. `is_dated`: on the recording's own clock. `moves` is the name of what was done to memory.
-    `kind` is None for events that are no calls.
+    """What the events of a shape become: a row with this kind and id, of a thread, which `comm` names if it
+    is not empty. `is_dated`: their times are of the recording's own clock. `moves` is the name of the
+    operation on memory. `kind` is None for events that are not calls.
     """
 
     tid: int
@@ -59,7 +61,7 @@ class _Rule:
 class RecordedTotals:
     """Takes batches in order; `snapshot` gives the totals at any time, on any thread.
 
-    Now is the time of the last event, and what has passed since it was read.
+    The present time is that of the last event plus the time since it was read.
     """
 
     def __init__(self, header: Header) -> None:
@@ -79,7 +81,7 @@ class RecordedTotals:
         self._has_ended = False
 
     def add(self, batch: SourceBatch, tables: Tables) -> None:
-        """Add the events of a batch up."""
+        """Add the events of a batch."""
         if self._rounds != tables.rounds:
             self._rules, self._rounds = [], tables.rounds
         with self._lock:
@@ -108,13 +110,13 @@ class RecordedTotals:
             self._count(batch, tables)
 
     def finish(self, end_ns: int | None) -> None:
-        """No more comes. `end_ns` is when the recording ended, if it says so."""
+        """Called at the end. `end_ns` is when the recording ended, if it states that."""
         with self._lock:
             self._has_ended = True
             self._last_ns = max(self._last_ns, end_ns or 0)
 
     def snapshot(self) -> Snapshot:
-        """The totals of all that was added."""
+        """The totals of everything that was added."""
         with self._lock:
             passed_ns = 0 if self._has_ended else time.monotonic_ns() - self._read_at_ns
             now_ns = self._last_ns + passed_ns
@@ -134,7 +136,7 @@ class RecordedTotals:
         return self._totals
 
     def _take_other(self, other: Any, rows: list[Row], totals: Totals) -> None:
-        """Take what is no event: a loss ends what was open, and warps are counted."""
+        """Take other items: a loss ends the open calls, and warps are counted."""
         if isinstance(other, Warps):
             self._counts["gpu_warp"] += len(other)
         elif other["type"] == "loss":
@@ -142,7 +144,7 @@ class RecordedTotals:
             totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
 
     def _take_moved(self, rule: _Rule, args: Args, totals: Totals) -> None:
-        """Take what was done to memory, by which call if the event names it."""
+        """Add an operation on memory, with its call if the event names it."""
         size = args.get("size", args.get("size_bytes"))
         number = self._numbers.get(Function("userspace", str(args.get("call"))))
         size_bytes = size if isinstance(size, int) else 0
@@ -156,7 +158,7 @@ class RecordedTotals:
                 self._counts[shape.type] += count
 
     def _rule(self, number: int, tables: Tables, totals: Totals) -> _Rule:
-        """What is done with the events of a shape."""
+        """The rule for the events of a shape."""
         if number >= len(self._rules):
             self._rules += [None] * (len(tables.shapes) - len(self._rules))
         rule = self._rules[number]
@@ -178,7 +180,7 @@ class RecordedTotals:
             return replace(rule, kind=kind)
         if shape.type == "syscall" and (kind := _OF_SYSCALLS.get(shape.phase)):
             return replace(rule, kind=kind, number=self._syscall(shape.name))
-        if shape.on_stream:  # a thread of their own, which no thread of the host has
+        if shape.on_stream:  # each stream is a thread, with a negative id
             tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
         function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
         number = self._numbers.get(function)

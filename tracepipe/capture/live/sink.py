@@ -1,6 +1,6 @@
-"""Where a recording's records go when nothing is written: totals, added up on a thread of their own.
+"""A store that writes nothing: it adds up totals of a recording on a separate thread.
 
-A `Store`, which stands in a spool's place or watches beside it.
+It replaces a spool, or watches in addition to one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.capture.request import Plan
 
-_BEHIND_BYTES = 32 << 20  # half a million records, a fifth of a second of work: what is more is only counted
-# Seconds that adding up may keep the interpreter while the collector waits, which works every 2 ms.
+_BEHIND_BYTES = 32 << 20  # half a million records, a fifth of a second of work
+# The time that adding up may hold the interpreter while the collector, which runs every 2 ms, waits.
 _SWITCH_S = 0.0005
 
 _Reply = SimpleQueue[Snapshot]
@@ -27,10 +27,10 @@ class LiveSink:
     """Takes chunks and losses in order; `snapshot` gives the totals at any time, on any thread."""
 
     error: Exception | None = None
-    """As a spool's: nothing is written, so nothing can fail."""
+    """Always None: nothing is written, so nothing can fail."""
 
     def __init__(self, *, behind_bytes: int = _BEHIND_BYTES) -> None:
-        """`behind_bytes`: how far the totals may be behind before chunks are only counted."""
+        """`behind_bytes`: how far the totals may lag before chunks are only counted."""
         self._behind_limit_bytes = behind_bytes
         self._put_bytes = self._added_bytes = 0  # each written on one thread
         self._totals: Totals | None = None
@@ -41,7 +41,7 @@ class LiveSink:
         self.cpu_losses: dict[str, dict[int, int]] = {}
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """What will come: records of this plan, from `start_ns` on. Before the first `put`."""
+        """Called before the first `put`: records of this plan follow, from `start_ns` on."""
         syscalls = SYSCALLS.get(platform.machine(), {})
         self._totals = Totals(
             map(function_of, plan.probes), syscalls, start_ns, plan.layers, values=plan.values
@@ -50,7 +50,7 @@ class LiveSink:
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
-        """Take whole records; returns at once."""
+        """Take whole records; returns immediately."""
         self._put_bytes += len(chunk)
         self._items.put(chunk)
 
@@ -59,12 +59,12 @@ class LiveSink:
         self._items.put(loss)
 
     def finish(self) -> None:
-        """No more comes; what is asked later is answered as of now."""
+        """Called at the end; later snapshots are those of now."""
         self._end_ns = self._end_ns or time.monotonic_ns()
         self._items.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """`is_done`, after waiting for it for at most `timeout_s`."""
+        """Wait for `is_done` for at most `timeout_s`, and return it."""
         self._thread.join(timeout_s)
         return self.is_done
 
@@ -87,7 +87,7 @@ class LiveSink:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was put is in the totals."""
+        """Whether everything that was put is in the totals."""
         return not self._thread.is_alive()
 
     @property
@@ -103,7 +103,7 @@ class LiveSink:
         return found.losses if found else {}
 
     def snapshot(self) -> Snapshot | None:
-        """The totals of all that was put before this call; None before `begin`."""
+        """The totals of everything that was put before this call; None before `begin`."""
         if self._totals is None:
             return None
         reply: _Reply = SimpleQueue()
@@ -113,7 +113,7 @@ class LiveSink:
                 return reply.get(timeout=0.1)
             except Empty:
                 continue
-        return self._totals.snapshot(self._end_ns or time.monotonic_ns())  # nobody else uses them any more
+        return self._totals.snapshot(self._end_ns or time.monotonic_ns())  # no other thread uses them now
 
     def _add_up(self) -> None:
         totals = self._totals

@@ -1,4 +1,4 @@
-"""Where threads spend their time: running, waiting for a processor, and away for a reason.
+"""How threads spend their time: running, waiting for a processor, and waiting for another reason.
 
 switch-in ──running──▶ switch-out ──reason──▶ wakeup ──for a processor──▶ switch-in
                                   └──────── preempted ───────────────────▶
@@ -20,20 +20,20 @@ from tracepipe.capture.records.record import (
 )
 from tracepipe.event.vocabulary import state_text
 
-_RUNNABLE, _ENDED = (0, 0x100), 0x30  # prev_state: none of the waits; EXIT_DEAD or EXIT_ZOMBIE
-_ENDED_KEPT = 1024  # threads, about: beyond that, those that ended are summed up
-_THREADS_MAX = 65536  # as many as the kernel side follows; more is threads whose end was lost
+_RUNNABLE, _ENDED = (0, 0x100), 0x30  # prev_state: not waiting; EXIT_DEAD or EXIT_ZOMBIE
+_ENDED_KEPT = 1024  # about how many threads are kept before those that ended are summed up
+_THREADS_MAX = 65536  # as many as the BPF programs follow; beyond that, ends were lost
 
 PREEMPTED = "preempted"
 FOR_A_PROCESSOR = "for a processor"
-"""From the wakeup to the switch-in."""
+"""The wait from the wakeup to the switch-in."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadTotal:
-    """A thread's time. `waits` by reason, ns; `switches` are the times that it left a processor.
+    """A thread's time. `waits`: reason → ns; `switches`: how often it left a processor.
 
-    `tid` is 0 for the sum of `ended` threads that are not kept apart.
+    `tid` is 0 for the sum of `ended` threads, which are not kept separately.
     """
 
     tid: int
@@ -76,7 +76,7 @@ class SchedulerTotals:
         self._sum_up_at = _ENDED_KEPT
 
     def add(self, kind: int, ts_ns: int, tid: int, tgid: int, a0: int, a1: int) -> bool:
-        """Take a switch, wakeup or migration; whether the thread has ended with it."""
+        """Take a switch, wakeup or migration; returns whether the thread ended with it."""
         self.events += 1
         thread = self._threads.get(tid)
         if thread is None or thread.has_ended:
@@ -114,12 +114,12 @@ class SchedulerTotals:
         thread.name = name
 
     def forget(self) -> None:
-        """Lose sight of who runs and who waits."""
+        """Forget which threads run and which wait."""
         for thread in self._threads.values():
             thread.in_ns = thread.out_ns = thread.woken_ns = None
 
     def threads(self, now_ns: int) -> list[ThreadTotal]:
-        """Every thread that was seen by a switch; those that run, until now."""
+        """Every thread that had a switch; running threads are counted until now."""
         totals = []
         for thread in self._threads.values():
             if not thread.switches and thread.in_ns is None:

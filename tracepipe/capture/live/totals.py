@@ -1,9 +1,9 @@
-"""Totals of what is recorded, while it is recorded: straight from the records, without lines.
+"""Totals of a recording while it is made: computed directly from the records, without lines.
 
     ring ──chunk──▶ Totals.add ──▶ open calls by thread ──▶ durations by function ──▶ histograms
 
-In plain Python a record costs 0.45 µs, which is 2.2 million a second on one core. Where they come faster,
-chunks are only counted (0.13 µs a record), and it is said how many latencies that left out.
+In plain Python a record costs 0.45 µs, which is 2.2 million a second on one core. At higher rates chunks are
+only counted (0.13 µs a record), and the totals state how many latencies that left out.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from tracepipe.capture.records.record import (
 )
 from tracepipe.hooks.hook import Probe, TracepointPlace
 
-# Of a record, ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3]; all of it is drawn in record.py.
+# ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3] of a record; record.py draws the whole record.
 _READ = struct.Struct("<8xQIIIB3xQQQQ")
 _SCHEDULER = frozenset({SWITCH_OUT, SWITCH_IN, WAKEUP, MIGRATE})
-_SETTLE = 4096  # durations of a function that are put into its histogram at once
-_DEPTH_MAX = 256  # a thread nests 64 uretprobes at most, and some kprobes; more is what never returns
-_TRIM_BYTES = 4 << 20  # of records, between looks at what does not return
+_SETTLE = 4096  # durations of a function that are moved into its histogram together
+_DEPTH_MAX = 256  # a thread nests at most 64 uretprobes, and some kprobes; deeper calls never return
+_TRIM_BYTES = 4 << 20  # bytes of records between checks for calls that never return
 
 WHOLE = 0
-"""The kind of a row for a whole call, whose a[0] is its duration. Records have none of it."""
+"""The kind of a row for a whole call, whose a[0] is its duration. No record has this kind."""
 Row = tuple[int, int, int, int, int, int, int, int, int]
-"""ts_ns, tid, tgid, id, kind and a[0] to a[3] of a record, or of what stands for one."""
+"""ts_ns, tid, tgid, id, kind and a[0] to a[3] of a record, or of an event that is treated like one."""
 _Open = tuple[int, int]
 """A call in progress: its function or number, and when it was entered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or tracepoint, by which records have their id: its place among the functions. `own` is the
-    name of a hook's own layer.
+    """A function or tracepoint; the id in records is its index among the functions. `own` is the name of a
+    hook's own layer.
     """
 
     layer: str
@@ -63,11 +63,11 @@ class Function:
     is_instant: bool = False
     own: str = ""
     probe: Probe | None = field(default=None, compare=False)
-    """What records it, where that also tells what its calls did to memory."""
+    """The probe, where its calls have an effect on memory."""
 
     @property
     def shown_layer(self) -> str:
-        """The layer as it is shown."""
+        """The layer to show."""
         return self.own or self.layer
 
 
@@ -82,8 +82,8 @@ def function_of(probe: Probe) -> Function:
 class FunctionTotal:
     """Calls of one function, or hits of a tracepoint, which have no durations.
 
-    `count` calls were entered: `latencies` has those that were measured, `open_count` are in progress, the
-    longest of them since `oldest_ns`, and `unmeasured` are the rest: their returns were lost, not recorded or
+    `count` calls were entered. `latencies` has those that were measured, `open_count` are in progress, the
+    oldest of them since `oldest_ns`, and `unmeasured` are the rest: their returns were lost, not recorded, or
     only counted.
     """
 
@@ -95,14 +95,14 @@ class FunctionTotal:
     oldest_ns: int = 0
     unmeasured: int = 0
     size_bytes: int = 0
-    """What they allocated, copied or set."""
+    """How many bytes they allocated, copied or set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them;
-    `allocated` and `copied` by the names of their events (`alloc`, `HtoD`), `not_all_moved` where some calls
-    were not looked at.
+    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `not_all_moved`: some calls
+    were not examined.
     """
 
     now_ns: int
@@ -118,7 +118,7 @@ class Snapshot:
 
     @property
     def unmeasured(self) -> int:
-        """Calls without a latency that have ended or were lost sight of."""
+        """How many calls without a latency have ended or were forgotten."""
         return sum(function.unmeasured for function in self.functions)
 
 
@@ -128,14 +128,14 @@ class _Calls:
     def __init__(self) -> None:
         self.entered: defaultdict[int, int] = defaultdict(int)
         self.durations: defaultdict[int, list[int]] = defaultdict(list)
-        self.unpaired: defaultdict[int, int] = defaultdict(int)  # returns whose entry is not known
+        self.unpaired: defaultdict[int, int] = defaultdict(int)  # returns whose entry is unknown
         self.latencies: defaultdict[int, Histogram] = defaultdict(Histogram)
 
     def settle(self, at_least: int) -> None:
-        """Move durations into the histograms, of those that have so many."""
+        """Move durations into the histograms, for functions that have at least this many."""
         for number, durations in self.durations.items():
             if len(durations) >= at_least:
-                if min(durations, default=0) < 0:  # a method whose records are out of order
+                if min(durations, default=0) < 0:  # records of some methods are out of order
                     ordered = [duration_ns for duration_ns in durations if duration_ns >= 0]
                     self.unpaired[number] += len(durations) - len(ordered)
                     durations[:] = ordered
@@ -143,13 +143,13 @@ class _Calls:
                 durations.clear()
 
     def returned(self, number: int) -> int:
-        """Returns that were recorded, measured or not."""
+        """The number of recorded returns, measured or not."""
         histogram = self.latencies.get(number)
         return self.unpaired.get(number, 0) + (histogram.count if histogram else 0)
 
 
 class Totals:
-    """Adds up records. Not for two threads at once."""
+    """Adds up records. Only one thread may use it at a time."""
 
     def __init__(
         self,
@@ -161,9 +161,7 @@ class Totals:
         values: Mapping[str, Mapping[int, str]] | None = None,
         name_of: Callable[[int, int], str] = comm_of,
     ) -> None:
-        """`values` are those of the plan; `name_of(pid, tid)` names threads that ran before, and whose names
-        no record tells.
-        """
+        """`values` are those of the plan; `name_of(pid, tid)` names threads whose names are in no record."""
         self._known: list[Function] = []
         self._instants: set[int] = set()
         self._telling: dict[int, Probe] = {}
@@ -180,7 +178,7 @@ class Totals:
         self._untrimmed_bytes = 0
 
     def meet(self, function: Function) -> int:
-        """The id of one more function."""
+        """Add a function; returns its id."""
         number = len(self._known)
         self._known.append(function)
         if function.is_instant:
@@ -198,7 +196,7 @@ class Totals:
         self.add_rows(_READ.iter_unpack(chunk), len(chunk))
 
     def add_rows(self, rows: Iterable[Row], size_bytes: int) -> None:
-        """Count and measure rows of records, which have or had this size."""
+        """Count and measure rows, whose records have `size_bytes`."""
         entered, durations = self._functions.entered, self._functions.durations
         numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
@@ -246,7 +244,7 @@ class Totals:
                 self._forget_thread(tid)
             elif kind in (THREAD_NEW, THREAD_NAME, THREAD_IDS):
                 if kind == THREAD_NEW:
-                    self._forget_thread(tid)  # an id that is used again
+                    self._forget_thread(tid)  # its id is used again
                 if self._has_scheduler:
                     self._scheduler.learn(kind, tid, tgid, a0, a1)
         self._functions.settle(_SETTLE)
@@ -257,7 +255,7 @@ class Totals:
             self._trim()
 
     def count(self, chunk: bytes) -> None:
-        """Count whole records, and measure nothing: calls in progress are lost sight of."""
+        """Count whole records without measuring them; calls in progress are forgotten."""
         for (number, kind), times in Counter(NUMBER_AND_KIND.iter_unpack(chunk)).items():
             if kind in (CALL_ENTER, EVENT):
                 self._functions.entered[number] += times
@@ -272,17 +270,17 @@ class Totals:
         self.forget(None)
 
     def lose(self, loss: Loss) -> None:
-        """Note a loss that lies between the records before and those to come.
+        """Note a loss between the earlier and the later records.
 
-        A full ring has its gap where the reader stopped. What was open there may have returned unseen, and
-        must not be paired with a later return.
+        A full ring has its gap where the reader stopped. Calls that were open there may have returned unseen,
+        and must not be paired with a later return.
         """
         layer = loss.layer or "unknown"
         self._losses[layer] = self._losses.get(layer, 0) + loss.count
         self.forget(loss.layer)
 
     def forget(self, layer: str | None) -> None:
-        """Lose sight of what is in progress in a layer, in all if None."""
+        """Forget what is in progress in a layer, or in all layers if None."""
         if layer in (None, "syscall"):
             self._in_syscall.clear()
         if layer in (None, "scheduler"):
@@ -360,7 +358,9 @@ class Totals:
         )
 
     def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
-        """A return of a call that is not the thread's innermost: those inside it have ended unseen."""
+        """Take a return of a call that is not the thread's innermost one: the calls inside it have ended
+        unseen.
+        """
         for depth in range(len(stack or ()) - 1, -1, -1):
             assert stack is not None
             if stack[depth][0] == number:
@@ -370,7 +370,7 @@ class Totals:
         self._functions.unpaired[number] += 1
 
     def _trim(self) -> None:
-        """Let go of threads without open calls, and of the outermost calls of those that have too many."""
+        """Drop threads without open calls, and the outermost calls of threads that have too many."""
         for tid, stack in list(self._stacks.items()):
             if not stack:
                 del self._stacks[tid]

@@ -6,19 +6,16 @@
 //     TRACEPIPE_MARK_BEGIN(load);                        a range of the warp, until …_END of that name
 //     tile[threadIdx.x] = a[at];
 //     TRACEPIPE_MARK_END(load);
-//     { TRACEPIPE_MARK_SCOPE(mma); … }                   the same to the end of the block, on every way out of it
+//     { TRACEPIPE_MARK_SCOPE(mma); … }                   the same to the end of the block, on every exit from it
+// A name is an identifier of at most 13 characters. The lowest active lane marks for its warp. The compiler moves no
+// read or write of memory across a mark. Without a capture a mark is a load from constant memory and a branch. Needs C++14.
 //
-// A name is an identifier of 13 characters at most. The lowest lane that is there marks for its warp. Memory is
-// neither read nor written across a mark by the compiler. Without a capture a mark is a load from constant memory
-// and a branch. Needs C++14.
-//
-// A capture finds `tracepipe_marks` in a module and gives it a buffer, with a ring of records for each hardware slot:
-// one warp at a time sits there, so that no other writes to its ring. A record is two words, little-endian:
+// A capture finds `tracepipe_marks` in a module and sets its buffer, which has a ring of records for each hardware slot:
+// a slot has one warp at a time, so no other warp writes to its ring. A record is two words, little-endian:
 //
 //     0           45    46                    64        124   128
 //     | clock64() | end | characters 11 to 13 | 1 to 10 | lap |      six bits each: 0 none, a–z, A–Z, 0–9, _
-//
-// `lap` counts how often the ring has been gone around, so that a record of before is not taken for one of now.
+// `lap` counts the rounds of the ring, and distinguishes an old record from a new one.
 #pragma once
 
 #ifdef __CUDACC__
@@ -31,8 +28,8 @@ namespace tracepipe_mark {
 
 struct MarkBuffer {
     unsigned long long records;  // address of MARK_RING records for each slot
-    unsigned long long counts;   // address of a u32 for each, MARK_LINE bytes apart: marks that it had
-    unsigned int slots;          // SM × MARK_SLOTS + slot is below that; 0: no capture
+    unsigned long long counts;   // address of a u32 for each slot, MARK_LINE bytes apart: how many marks it had
+    unsigned int slots;          // greater than any SM × MARK_SLOTS + slot; 0: no capture
     unsigned int zero;
 };
 #ifdef __CUDACC__
@@ -55,7 +52,7 @@ TRACEPIPE_MARK_BOTH_ constexpr bool mark_fits(const char *name) {
         if (!mark_code(name[at])) return false;
     return at >= 1 && at <= MARK_MOST;
 }
-// The characters of a name from `at` on, `count` of them.
+// The codes of `count` characters of a name, from `at` on.
 TRACEPIPE_MARK_BOTH_ constexpr unsigned long long mark_part(const char *name, unsigned int at, unsigned int count) {
     unsigned long long part = 0;
     bool is_over = false;
