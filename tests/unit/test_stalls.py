@@ -107,7 +107,7 @@ def test_kernels_can_be_chosen() -> None:
     assert "2 more kernels are not listed: --top 0 lists all" in report(top=1)["notes"]
     with pytest.raises(TracepipeError, match="No samples"):
         report(kernel="nothing")
-    with pytest.raises(TracepipeError, match="not a regular expression"):
+    with pytest.raises(TracepipeError, match="no regular expression"):
         report(kernel="(")
 
 

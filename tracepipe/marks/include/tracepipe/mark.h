@@ -7,14 +7,17 @@
 //     tile[threadIdx.x] = a[at];
 //     TRACEPIPE_MARK_END(load);
 //     { TRACEPIPE_MARK_SCOPE(mma); … }                   the same to the end of the block, on every exit from it
+//
 // A name is an identifier of at most 13 characters. The lowest active lane marks for its warp. The compiler moves no
-// read or write of memory across a mark. Without a capture a mark is a load from constant memory and a branch. Needs C++14.
+// read or write of memory across a mark. Without a capture a mark is a load from constant memory and a
+// branch. Needs C++14.
 //
 // A capture finds `tracepipe_marks` in a module and sets its buffer, which has a ring of records for each hardware slot:
 // a slot has one warp at a time, so no other warp writes to its ring. A record is two words, little-endian:
 //
 //     0           45    46                    64        124   128
 //     | clock64() | end | characters 11 to 13 | 1 to 10 | lap |      six bits each: 0 none, a–z, A–Z, 0–9, _
+//
 // `lap` counts the rounds of the ring, and distinguishes an old record from a new one.
 #pragma once
 
