@@ -1,4 +1,5 @@
-"""What a command's GPUs do, reported by a library that CUDA's driver loads into it: no root, no change to it.
+"""Records a command's GPU work with a library that the CUDA driver loads into it, without root or changes to
+it.
 
 start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, a DeviceEngine
 """
@@ -54,7 +55,7 @@ def _warps(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
     return WarpsEngine(library, patches, options, owner=(user.uid, user.gid), gpus=gpus)
 
 
-# Engine for the GPUs → its start.
+# GPU engine → the function that starts it.
 GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], ChannelEngine]] = {
     "kernels": _kernels,
     "warps": _warps,
@@ -94,7 +95,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
     if INJECTION_VARIABLE in os.environ and request.command:
         notify(f"{INJECTION_VARIABLE} is set: tracepipe's library is loaded instead of the one that it names")
     toolchain = toolchain_for(user_of(request.pids)) if request.pids else this_toolchain()
-    toolchain.architectures()  # without a GPU there is none, and nothing would be recorded
+    toolchain.architectures()  # raises without a GPU, as nothing would be recorded
     if request.gpu == "off":
         return request, _stalls(toolchain)
     request = choice.fair(request)
@@ -151,7 +152,7 @@ def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOve
 
 
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
-    """The engine that suits the request or, where it cannot work, the other one, or none."""
+    """The engine that is best for the request; where it cannot work the other one, or none."""
     from tracepipe.capture.gpu import choice
     from tracepipe.capture.gpu.build.toolchain import this_toolchain
 

@@ -1,4 +1,4 @@
-"""One sampler of a GPU's hardware at a time, whichever capture and process it is of.
+"""Locks a GPU's hardware sampler, which serves one capture at a time on the whole machine.
 
 PC sampling and PM sampling share the GPU's hardware. The driver does not refuse the second one in every
 order: PC sampling that starts after PM sampling breaks the program that it is in.
@@ -25,7 +25,7 @@ from tracepipe.printable import printable
 _PREFIX: Final = "tracepipe-gpu-sampling-"
 _PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _COMMAND_LENGTH: Final = 80
-_ASKING_MAX: Final = 1024  # who has asked stays in the queue, as nobody accepts
+_ASKING_MAX: Final = 1024  # connections stay in the queue, as nobody accepts them
 
 
 class SamplingLock:
@@ -45,7 +45,7 @@ class SamplingLock:
             raise
 
     def close(self) -> None:
-        """Give the GPUs back."""
+        """Release the GPUs."""
         for held in self._held:
             held.close()
         self._held = []
@@ -78,13 +78,13 @@ def _taken(uuid: str) -> socket.socket:
 
 
 def _holder(uuid: str) -> str:
-    """Who holds a lock, for a message."""
+    """The holder of a lock, as text for a message."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
             asking.connect(f"\0{_PREFIX}{uuid}")
             pid, _, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        except OSError:  # it has just ended, or too many ask
+        except OSError:  # it has just ended, or its queue is full
             return "another process"
     if pid <= 0:
         return "a process of another container"

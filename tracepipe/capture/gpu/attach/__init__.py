@@ -1,4 +1,4 @@
-"""Loads a library of tracepipe's into a process that runs already, where it was asked for by name.
+"""Loads a library of tracepipe into a running process, only where the user names an engine.
 
 enter(4242, library, "CHANNEL=…") → the library's entry was called, on a thread of its own
 

@@ -1,4 +1,4 @@
-"""Has a process load a library and call an entry of it, on a thread that is made there for that.
+"""Makes a process load a library and call an entry of it, on a new thread of that process.
 
     a page of code     what loader.S says: it runs without us
     pages of data      addresses of functions, texts, what the stopped thread has, a stack
@@ -41,7 +41,7 @@ CODE: Final = bytes.fromhex(
     "c0742a4889c7488db300020000ff5348b9030000004885c07413488dbb00080000ffd0894308b901000000eb27514883"
     "ec08ff53504883c4084885c07415488dbb000100004889c6b9ff000000acaa84c0e0fa59890b31c05bc3"
 )
-"""What loader.S is as bytes."""
+"""The machine code of loader.S."""
 _PAGE: Final = 4096
 # Of DATA.
 _STATE, _SIGNALS, _WAITS, _ERROR, _ENTRY, _PATH, _ARGUMENT = 0x000, 0x058, 0x0F0, 0x100, 0x200, 0x400, 0x800
@@ -176,7 +176,7 @@ def _begin(process: Process, fields: dict[int, bytes]) -> int:
 
 
 def _outcome(pid: int, library: Path, data: int, meanwhile: Callable[[], object]) -> int:
-    """What the entry returned, when it has. Raises CaptureUnavailable."""
+    """Wait for the entry, and return its result. Raises CaptureUnavailable."""
     by_s = time.monotonic() + _LOAD_S
     while time.monotonic() < by_s:
         try:

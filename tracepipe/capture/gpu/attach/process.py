@@ -1,4 +1,4 @@
-"""What there is to know of a process before it is touched, and where a thread of it may be stopped."""
+"""Examines a process before a library is loaded into it, and finds a place where a thread may be stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CUDA: Final = "libcuda.so."
 FUNCTIONS: Final = (
     "__errno_location", "pthread_create", "pthread_self", "pthread_detach", "dlopen", "dlsym", "dlerror",
 )  # fmt: skip
-"""What the code of loader.S calls."""
+"""The functions that the code of loader.S calls."""
 # System calls that wait, in which a thread holds no lock of the C library; by their numbers on x86-64.
 _WAITS: Final = {
     230: "clock_nanosleep", 35: "nanosleep", 219: "restart_syscall", 7: "poll", 271: "ppoll", 23: "select",
@@ -48,7 +48,7 @@ _USER_CODE: Final = 0x33  # %cs of 64-bit code
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A part of a process's memory; `path` is "" where no file is there."""
+    """A mapping of a process's memory; `path` is "" if it is not of a file."""
 
     start: int
     end: int
@@ -90,7 +90,9 @@ class Process:
     """A process that a library can be loaded into."""
 
     def __init__(self, pid: int, library: Path) -> None:
-        """Look at it. Raises TracepipeError where there is none, CaptureUnavailable where it cannot be."""
+        """Examine it. Raises TracepipeError if there is no such process, CaptureUnavailable if it cannot be
+        used.
+        """
         self.pid = pid
         if platform.machine() != "x86_64":
             raise CaptureUnavailable(
@@ -107,7 +109,7 @@ class Process:
         self.functions = self._functions()
 
     def threads(self) -> list[int]:
-        """Its threads, those first that wait where they may be stopped."""
+        """Its threads; those that wait where they may be stopped come first."""
         found: list[tuple[int, int]] = []
         order = list(_WAITS)
         for path in Path(f"/proc/{self.pid}/task").iterdir():
@@ -121,7 +123,7 @@ class Process:
         return [tid for _, tid in sorted(found)]
 
     def is_good_place(self, tid: int, registers: Registers) -> bool:
-        """Whether a stopped thread can do something else here: it holds no lock of the C library."""
+        """Whether a stopped thread can run other code here: it holds no lock of the C library."""
         if registers.cs != _USER_CODE or _has_signal(self.pid, tid):
             return False
         if _signed(registers.orig_rax) < 0:
@@ -210,7 +212,7 @@ class Process:
         return found
 
     def _address(self, function: str) -> int:
-        """Where a function of the C library is; 0 if it is not there."""
+        """The address of a function of the C library; 0 if it has none."""
         for mapping in self._mappings:
             if mapping.is_code and _OF_LIBC.fullmatch(mapping.name) and not mapping.name.startswith("ld"):
                 offset = self._exported(mapping).get(function)
@@ -248,7 +250,7 @@ class Process:
 
 
 def _has_signal(pid: int, tid: int) -> bool:
-    """Whether a thread is about to get a signal: then its system call returns for that."""
+    """Whether a thread has a pending signal, for which its system call returns."""
     text = Path(f"/proc/{pid}/task/{tid}/status").read_text()
     found = {
         name: int(mask, 16) for name, mask in re.findall(r"^(SigPnd|ShdPnd|SigBlk):\s*(\w+)", text, re.M)

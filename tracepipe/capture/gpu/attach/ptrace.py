@@ -23,7 +23,7 @@ _STEP_S: Final = 2.0
 _PAUSE_S: Final = 0.0005
 ALL_SIGNALS: Final = (1 << 64) - 1
 NO_CALL: Final = (1 << 64) - 1
-"""In place of a system call's number: there is none to be made again."""
+"""The value for a system call's number that keeps the kernel from restarting one."""
 SYSCALL: Final = b"\x0f\x05"
 
 
@@ -41,14 +41,14 @@ class Registers(ctypes.Structure):
 
 
 class NotStopped(Exception):
-    """The thread did not stop in time or as it should, or ended."""
+    """The thread ended, or did not stop in time or as expected."""
 
 
 class StoppedThread:
     """A thread from its stop to `release`."""
 
     def __init__(self, tid: int) -> None:
-        """Stop it. Raises NotStopped; OSError where that is not allowed."""
+        """Stop the thread. Raises NotStopped; OSError where that is not allowed."""
         self._tid = tid
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
@@ -68,21 +68,21 @@ class StoppedThread:
             raise NotStopped
 
     def go_on(self) -> None:
-        """Let it run, to be stopped again."""
+        """Let the thread run until it is stopped again."""
         self._request(_CONT)
 
     def registers(self) -> Registers:
-        """What it has in its registers."""
+        """The thread's registers."""
         registers = Registers()
         self._request(_GETREGS, 0, ctypes.addressof(registers))
         return registers
 
     def set_registers(self, registers: Registers) -> None:
-        """Give it others."""
+        """Set the thread's registers."""
         self._request(_SETREGS, 0, ctypes.addressof(registers))
 
     def swap_signals(self, blocked: int) -> int:
-        """Block these signals, as a mask; returns those that were."""
+        """Block the signals of a mask; returns the previous mask."""
         mask = ctypes.c_uint64()
         self._request(_GETSIGMASK, 8, ctypes.addressof(mask))
         before, mask.value = mask.value, blocked
@@ -113,11 +113,11 @@ class StoppedThread:
         return result
 
     def release(self) -> None:
-        """Let it go on."""
+        """Release the thread."""
         self._request(_DETACH, 0, self._signal)
 
     def _wait(self, longest_s: float) -> int:
-        """The status of its next stop."""
+        """Wait for the thread's next stop, and return its status."""
         by_s = time.monotonic() + longest_s
         while time.monotonic() < by_s:
             tid, status = os.waitpid(self._tid, os.WNOHANG | _WALL)
@@ -137,14 +137,14 @@ class StoppedThread:
 
 
 def read_memory(pid: int, address: int, size: int) -> bytes:
-    """Memory of a process; empty if it is gone. Raises OSError."""
+    """Read memory of a process; empty if the process has ended. Raises OSError."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         return memory.read(size) or b""
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:
-    """Change memory of a process. Raises OSError."""
+    """Write memory of a process. Raises OSError."""
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         memory.seek(address)
         if memory.write(data) != len(data):

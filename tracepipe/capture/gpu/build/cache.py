@@ -35,7 +35,7 @@ _PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 Compile = Callable[[Path], object]
-"""Makes the file of that name, as the owner."""
+"""Makes the file with that name, as the owner."""
 
 
 def cache_folder(user: Owner) -> Path:
@@ -48,7 +48,7 @@ def cache_folder(user: Owner) -> Path:
 
 
 class Cache:
-    """The builds for one user."""
+    """The cached builds for one user."""
 
     def __init__(self, user: Owner) -> None:
         self._user = user
@@ -57,17 +57,17 @@ class Cache:
         self._trusted = {0, os.geteuid()}
 
     def find(self, name: str) -> Path | None:
-        """A build that is there. Raises CaptureUnavailable if others could have written it."""
+        """A build in the cache. Raises CaptureUnavailable if other users could have written it."""
         try:
             if not (self.folder / name).exists():
                 return None
-        except PermissionError:  # this user may not look there
+        except PermissionError:  # this user may not read the folder
             return None
         check_safe(self.folder / name, self._trusted)
         return self.folder / name
 
     def make(self, name: str, compile_into: Compile) -> Path:
-        """A new build. Raises CaptureUnavailable."""
+        """Make a build and keep it. Raises CaptureUnavailable."""
         try:
             _make_folder(self.folder)
         except OSError as error:
@@ -96,7 +96,7 @@ class Cache:
         return self.folder / name
 
     def _take_from_scratch(self, path: Path, compile_into: Compile) -> None:
-        """Let the user compile in a folder of its own, and copy what comes out, which may be anything."""
+        """Let the user compile in a separate folder, and copy the result, which is untrusted."""
         scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=self.folder))
         try:
             os.chown(scratch, self._user.uid, self._user.gid)
@@ -117,7 +117,7 @@ class Cache:
 
 
 def check_safe(path: Path, trusted: set[int]) -> None:
-    """Raise CaptureUnavailable if users that are not trusted could have written it, or can replace it."""
+    """Raise CaptureUnavailable if untrusted users could have written it, or can replace it."""
     real = Path(os.path.realpath(path))
     opened = os.open("/", _PLACE)
     try:
@@ -152,7 +152,7 @@ def _check(status: os.stat_result, place: Path, trusted: set[int], *, in_sticky:
 
 
 def _is_writable(status: os.stat_result) -> bool:
-    """Whether somebody who is neither the owner nor root can write it. Root's group is root's."""
+    """Whether a user other than the owner and root can write it. Root's group counts as root."""
     return bool(status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and status.st_gid != 0))
 
 

@@ -1,4 +1,4 @@
-"""Finds what native GPU code is built with: g++, nvcc, and NVIDIA's Compute Sanitizer API and CUPTI.
+"""Finds the tools and libraries to build native GPU code: g++, nvcc, the Compute Sanitizer API and CUPTI.
 
 Folders in which the parts lie:
 
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A program that compiles, and the version that it states.
+    """A compiler, and the version that it shows.
 
     `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`. `refusal` says why
     it cannot be used: it does not run, or would run as root and others could have written it. Its version is
@@ -106,7 +106,7 @@ def find_gxx(search: str, user: Owner) -> list[Compiler]:
 
 
 def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> Iterator[Path]:
-    """Folders with some or all of the parts, those first that somebody asked for."""
+    """Folders with some or all of the parts; folders that the user has named come first."""
     found: dict[Path, None] = {}
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if environment.get(name):
@@ -151,7 +151,7 @@ def _parts(kits: list[Path], packages: list[Path], header: str, library: str) ->
 
 
 def _folders(kit: Path, names: tuple[str, ...], inside: str) -> Iterator[Path]:
-    """Where a kit may have files of a kind."""
+    """The folders where a kit may have files of a kind."""
     for name in names:
         yield kit / name
     machine = platform.machine()

@@ -1,4 +1,4 @@
-"""What the CUDA driver says of itself and of the GPUs, asked in a child process.
+"""Asks the CUDA driver in a child process for its version and its GPUs.
 
 libcuda is loaded by a child, as whom the command runs: a driver that hangs or crashes ends the child alone.
 """
@@ -79,12 +79,12 @@ class Driver:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Those of the GPUs, each once."""
+        """The architectures of the GPUs, each once."""
         return tuple(dict.fromkeys(gpu.architecture for gpu in self.gpus))
 
     @property
     def is_broken(self) -> bool:
-        """Whether there should be GPUs and are none; `CUDA_VISIBLE_DEVICES=` is no fault."""
+        """Whether GPUs are expected and there are none; an empty `CUDA_VISIBLE_DEVICES` is not a fault."""
         return not self.gpus and bool(self.error) and "CUDA_ERROR_NO_DEVICE" not in self.error
 
     @property
@@ -99,7 +99,7 @@ class Driver:
 
 @dataclass(frozen=True)
 class Owner:
-    """The user that the command runs as, who owns what is built for it: under sudo, the one who called it."""
+    """The user who runs the command and owns what is built for it: under sudo, the user who called sudo."""
 
     uid: int
     gid: int
@@ -107,7 +107,7 @@ class Owner:
 
     @cached_property
     def run_as(self) -> dict[str, Any]:
-        """Arguments of `subprocess.run` that make a child this user's."""
+        """Arguments of `subprocess.run` that run a child as this user."""
         if os.geteuid() == self.uid:
             return {}
         name = pwd.getpwuid(self.uid).pw_name
@@ -115,7 +115,7 @@ class Owner:
 
 
 def owner() -> Owner:
-    """Who the command runs as. Raises TracepipeError."""
+    """The user who runs the command. Raises TracepipeError."""
     user = sudo_user()
     if user is not None:
         return Owner(user.pw_uid, user.pw_gid, Path(user.pw_dir))
@@ -128,7 +128,7 @@ def driver_environment() -> dict[str, str]:
 
 
 def ask_driver() -> Driver:
-    """The driver's answers. Whatever goes wrong is in `error`."""
+    """Ask the driver. A failure is stated in `error`."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _CHILD],
@@ -136,7 +136,7 @@ def ask_driver() -> Driver:
             timeout=_TIMEOUT_S,
             env=driver_environment(),
             cwd="/",
-            start_new_session=True,  # a Ctrl-C is the capture's
+            start_new_session=True,  # a Ctrl-C is for the capture
             **owner().run_as,
         )
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Runs a compiler as the user that the command runs as, and says in its own words why it failed."""
+"""Runs a compiler as the user who runs the command, and reports its output if it fails."""
 
 from __future__ import annotations
 

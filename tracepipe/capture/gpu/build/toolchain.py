@@ -1,4 +1,4 @@
-"""Builds the native GPU code on the machine that it runs on, once, with the compilers at hand.
+"""Builds the native GPU code once on the machine that uses it, with the compilers installed there.
 
     sources ─┐
     versions ├─ digest ──▶ CACHE/NAME-DIGEST.so │ .fatbin      cache.py says where
@@ -47,7 +47,7 @@ _PATCH_OPTIONS = ("-std=c++17", "-O3", "--fatbin", "--compile-as-tools-patch", "
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """The driver, what there is to build with, and for whom."""
+    """The driver, the parts to build with, and the owner of the builds."""
 
     driver: Driver
     parts: Parts
@@ -62,11 +62,11 @@ class Toolchain:
         return _usable(self.parts.gxx[0])
 
     def nvcc(self) -> Compiler:
-        """The newest nvcc that the driver takes code of. Raises CaptureUnavailable."""
+        """The newest nvcc whose code the driver accepts. Raises CaptureUnavailable."""
         if not self.parts.nvcc:
             raise CaptureUnavailable("nvcc is needed to build the GPU code, and none was found.", INSTALL)
         newest = self.driver.cuda[0]
-        # Within a major version, older drivers run newer compilers' machine code.
+        # Within a major version, older drivers run the machine code of newer compilers.
         fitting = [nvcc for nvcc in self.parts.nvcc if not newest or nvcc.version[0] <= newest]
         if not fitting:
             found = _text(self.parts.nvcc[0].version)
@@ -83,7 +83,7 @@ class Toolchain:
         return fitting[0]
 
     def part(self, name: str) -> Part:
-        """`sanitizer` or `cupti`: the newest that is not newer than the driver. Raises CaptureUnavailable."""
+        """The newest `sanitizer` or `cupti` that is not newer than the driver. Raises CaptureUnavailable."""
         found: list[Part] = getattr(self.parts, name)
         title, package = _NAMES[name]
         if not found:
@@ -98,7 +98,7 @@ class Toolchain:
         )
 
     def architectures(self) -> tuple[str, ...]:
-        """Those of the GPUs present. Raises CaptureUnavailable if there are none."""
+        """The architectures of the present GPUs. Raises CaptureUnavailable if there are none."""
         if not self.driver.gpus:
             raise CaptureUnavailable(
                 f"CUDA sees no GPU: {self.driver.error or 'the driver reports none'}.",
@@ -148,7 +148,7 @@ class Toolchain:
         CaptureUnavailable.
         """
         wanted = architectures or self.architectures()
-        self.gxx()  # nvcc runs it
+        self.gxx()  # nvcc needs it
         nvcc, sanitizer = self.nvcc(), self.part("sanitizer")
         known = self._codes(nvcc)
         codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
@@ -169,19 +169,19 @@ class Toolchain:
         )
 
     def _codes(self, nvcc: Compiler) -> list[str]:
-        """The architectures that a compiler makes machine code for: `sm_75`, …"""
+        """The architectures for which a compiler generates machine code: `sm_75`, …"""
         failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
         said = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
         return [word for word in said.split() if word[3:].isdigit()]
 
 
 def this_toolchain() -> Toolchain:
-    """What this machine has, for whom the command runs as."""
+    """The toolchain of this machine, for the user who runs the command."""
     return toolchain_for(owner())
 
 
 def toolchain_for(user: Owner) -> Toolchain:
-    """What this machine has, for a user whose processes will load what is built."""
+    """The toolchain of this machine, for a user whose processes will load the builds."""
     return Toolchain(ask_driver(), find_parts(user=user), user)
 
 
@@ -226,7 +226,7 @@ def _text(version: Version | None) -> str:
 
 
 def _pip(cuda: Version, *packages: str) -> str:
-    """Until 12 the packages had the version in the name."""
+    """The package of a part on PyPI: up to CUDA 12 its name has the version."""
     suffix = "" if cuda[0] >= 13 else f"-cu{cuda[0]}"
     return "pip install " + " ".join(f"'{package}{suffix}=={_text(cuda)}.*'" for package in packages)
 
