@@ -219,3 +219,26 @@ def test_the_script_of_a_shell_is_shown(shell: str, monkeypatch: pytest.MonkeyPa
         check=True,
     )
     assert f"_TRACEPIPE_COMPLETE=complete_{shell}" in done.stdout and "\\x" not in done.stdout
+
+
+# The manual page ------------------------------------------------------------------------------------------
+
+
+def test_the_manual_page_is_current() -> None:
+    from tracepipe.cli.man import page
+
+    made = "".join(f"{line}\n" for line in page())
+    hint = "python -m tracepipe.cli.man > man/tracepipe.1"
+    assert (FIXTURES.parent / "man" / "tracepipe.1").read_text() == made, hint
+    assert made.isascii()
+    for name in COMMANDS:
+        assert f'.SS "tracepipe {name} '.replace("-", "\\-") in made or not name
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="no groff")
+def test_roff_finds_nothing_wrong_with_the_manual_page() -> None:
+    page = FIXTURES.parent / "man" / "tracepipe.1"
+    done = subprocess.run(
+        ["groff", "-ww", "-man", "-Tutf8", page], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""

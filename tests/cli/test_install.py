@@ -42,6 +42,7 @@ def tree(tmp_path: Path) -> Path:
     made.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, made)
+    shutil.copytree(ROOT / "man", made / "man")
     shutil.copytree(ROOT / "tracepipe", made / "tracepipe", ignore=shutil.ignore_patterns("__pycache__"))
     (made / CORE).write_bytes(b"old")
     return made
