@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns
+from tracepipe.reports.findings.warp_order import sort_warps
 
 LANES = 32
 
@@ -91,7 +92,7 @@ class SyntheticKernel:
             warp_of, times, masks = self._masked(exits)
         if not self.entries:
             entry = np.full(warps, NOT_RECORDED)
-        return sort_warps(
+        unsorted = WarpColumns(
             "synthetic",
             self.grid or (self.blocks, 1, 1),
             launch=columns["launch"],
@@ -104,6 +105,7 @@ class SyntheticKernel:
             exit_mask=masks,
             lanes_timed=self.lanes_timed,
         )
+        return sort_warps(unsorted)
 
     def _masked(self, exits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One exit for the usual lanes and one for the late ones where there are any."""

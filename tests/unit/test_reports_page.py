@@ -139,7 +139,7 @@ def test_the_page_gathers_reports_and_pictures() -> None:
         assert heading in headings
     assert [name for name in seen.names if name.startswith("#") and f'id="{name[1:]}"' not in page] == []
     text = "".join(seen.text)
-    assert "In 768 of 768 warps the lanes leave apart" in text
+    assert "In 768 of 768 warps the lanes exit at different times" in text
     assert "clock globaltimer:0: 5 pairs, drift +2.792 ppm, within 1000 ns of monotonic" in text
     assert "no event is known to be lost" in text
     assert page.count("<figure>") == page.count("<svg") == 8

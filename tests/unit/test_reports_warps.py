@@ -16,7 +16,7 @@ from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import warps
-from tracepipe.reports.findings import kernel_warps
+from tracepipe.reports.findings import warp_order
 from tracepipe.reports.findings.grouping import kernels_of
 from tracepipe.reports.frames import stored
 from tracepipe.reports.frames.run import load_run
@@ -87,7 +87,7 @@ def test_threads_of_bpftime_are_warps_too() -> None:
     order = report(fixture("bpftime-warp-order"))
     assert (order["findings"], len(order["few_warps"])) == ([], 3)
     assert order["orders_seen"][0]["sentence"].startswith(
-        "The 3 warps of a launch leave one after the other, 2.00 µs apart, 4.00 µs from the first to the last"
+        "The 3 warps of a launch exit one after the other, 2.00 µs apart, 4.00 µs from the first to the last"
     )
     (warp,) = report(fixture("bpftime-kernelretsnoop"))["few_warps"]
     assert (warp["spread_ns"], warp["last_lane"], warp["first_thread_ns"]) == (19, 4, -9)
@@ -128,7 +128,7 @@ def test_threads_of_several_blocks_without_names_are_called_mixed(tmp_path: Path
     (tmp_path / "run.txt").write_text("\n".join(text) + "\n")
     found = report(tmp_path / "run.txt")
     assert found["findings"] == []
-    assert any("those of several blocks are mixed" in note for note in found["notes"])
+    assert any("threads of several blocks are mixed" in note for note in found["notes"])
     # One after the other they are launches of one block.
     text = [f"Thread ({t}, 0, 0) timestamp: {1000 + 9000 * k + 7 * t}" for k in range(4) for t in range(32)]
     (tmp_path / "run.txt").write_text("\n".join(text) + "\n")
@@ -213,7 +213,7 @@ def test_slow_sms_are_a_finding_of_the_report(tmp_path: Path) -> None:
 )
 def test_a_report_is_the_same_however_small_the_parts_are(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = report(fixture(case))
-    for room in (stored, kernel_warps):
+    for room in (stored, warp_order):
         monkeypatch.setattr(room, "ROWS_AT_ONCE", 7)
     monkeypatch.setattr(stored, "_LARGE_BYTES", 64)
     assert report(fixture(case)) == whole

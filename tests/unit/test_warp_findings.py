@@ -16,11 +16,12 @@ from tracepipe.reports.findings import FINDERS, find_all
 from tracepipe.reports.findings.few_warps import one_by_one, order_seen
 from tracepipe.reports.findings.finding import Finding, listed, percent
 from tracepipe.reports.findings.groups import split_p_values
-from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.late_lanes import stride_of
 from tracepipe.reports.findings.ranks import centred_ranks, chance_of, late_class, score_classes
 from tracepipe.reports.findings.tail import beyond_the_tail
+from tracepipe.reports.findings.warp_order import sort_warps
 from tracepipe.reports.findings.waves import launch_waves
 
 FULL = 0xFFFFFFFF
@@ -36,10 +37,11 @@ def warps(
     exits = [(at, ns, mask) for at, row in enumerate(rows) for ns, mask in row[4]]
     block, warp, sm, entry = (np.array([row[key] for row in rows], np.int64) for key in range(4))
     exit_warp, exit_ns, exit_mask = (np.array([e[key] for e in exits], np.int64) for key in range(3))
-    return sort_warps(
+    unsorted = WarpColumns(
         "k", grid, launch=np.zeros(len(rows), np.int64), block=block, warp=warp, sm=sm, entry_ns=entry,
         exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
     )  # fmt: skip
+    return sort_warps(unsorted)
 
 
 def found(kernel: KernelWarps, kind: str = "") -> list[Finding]:
@@ -56,7 +58,8 @@ def test_divergence_is_told_by_the_widest_gap_between_exits() -> None:
     assert finding.numbers["delay_p50_ns"] == 900
     assert finding.p_value is None
     assert (
-        "In 8 of 8 warps the lanes leave apart: lanes 8–31 (mask 0xffffff00) last, 900 ns" in finding.sentence
+        "In 8 of 8 warps the lanes exit at different times: lanes 8–31 (mask 0xffffff00) last, 900 ns"
+        in finding.sentence
     )
 
 
@@ -207,7 +210,7 @@ def test_a_finding_says_what_could_be_saved_of_a_launch_and_of_all() -> None:
     assert late.saves.launch_ns == late.numbers["end_delayed_ns"] == pytest.approx(40_000, rel=0.1)
     assert late.saves.run_ns == pytest.approx(4 * late.saves.launch_ns, rel=0.05)
     assert late.as_json()["saves_run_ns"] == late.saves.run_ns
-    assert "Could save at most 37.8 µs (46%) of a launch, 151 µs of all recorded." in late.sentence
+    assert "A fix could save at most 37.8 µs (46%) of a launch, 151 µs of all recorded ones." in late.sentence
 
 
 def test_a_launch_with_stragglers_of_its_own_saves_no_time_in_others() -> None:
@@ -342,8 +345,8 @@ def test_one_late_lane_of_one_warp_is_named_and_its_boundary_first() -> None:
     assert (finding.kind, finding.numbers["late_lanes"]) == ("divergence", [31])
     assert (finding.numbers["delay_p50_ns"], finding.numbers["lane_step_ns"]) == (750, 5)
     assert finding.sentence.startswith(
-        "In the one warp that was recorded the lanes leave apart: lane 31 (mask 0x80000000; thread 31, the "
-        "last of its block) last, 750 ns after the others, which leave 5 ns apart, lane by lane; seen in one "
+        "In the one warp that was recorded the lanes exit at different times: lane 31 (mask 0x80000000; thread 31, the "
+        "last of its block) last, 750 ns after the others, which exit 5 ns apart, lane by lane; seen in one "
         "warp"
     )
     assert finding.cause.startswith("a boundary that only this lane meets")
@@ -389,7 +392,9 @@ def test_a_late_thread_at_an_end_of_the_grid_is_found_among_many_warps() -> None
     late[599] = (599, 0, 7, 0, [(1_000, FULL >> 1), (1_900, 1 << 31)])
     (finding,) = found(warps(late, (600, 1, 1)), "divergence")
     assert finding.numbers["of"] == "last warp of the grid"
-    assert finding.sentence.startswith("In the last warp of the grid the lanes leave apart: lane 31")
+    assert finding.sentence.startswith(
+        "In the last warp of the grid the lanes exit at different times: lane 31"
+    )
     late[599], late[300] = late[300], (300, *late[599][1:])
     assert found(warps(late, (600, 1, 1)), "divergence") == []
 
@@ -455,9 +460,9 @@ def test_the_order_of_three_warps_is_seen_and_no_finding() -> None:
     seen = order_seen(kernel)
     assert seen is not None
     assert seen.startswith(
-        "The 3 warps of a launch leave one after the other, 2.00 µs apart, 4.00 µs from the"
+        "The 3 warps of a launch exit one after the other, 2.00 µs apart, 4.00 µs from the"
     )
-    assert "seen in one launch, where chance alone has such an order once in 6" in seen
+    assert "seen in one launch, where chance alone gives such an order once in 6" in seen
     assert order_seen(threads([[0], [4_000], [2_000]])) is None
     assert order_seen(threads([[0], [40], [80]])) is None, "less than a probe costs"
 

@@ -1,4 +1,4 @@
-"""Reports: analyses of a recording. A new one is a file here and a line in `REPORTS`, and is a command."""
+"""Reports: analyses of a recording. A file here and a line in `REPORTS` make a report and its command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracepipe.reports.report import Report
 
 __all__ = ["REPORTS"]
 
-# What the page of a recording has, in its order, under which headings.
+# The reports that the page of a recording contains, in this order, and their headings.
 _GATHERED = {
     "summary": "Summary",
     "warps": "Warps and findings",
@@ -23,8 +23,8 @@ _GATHERED = {
 
 
 class _Reports(Mapping[str, Report]):
-    """Reports by their names, each loaded when it is asked for: all of them take as long to load as 100 000
-    events to read.
+    """Reports by name. Each is loaded when it is asked for: loading all of them takes as long as reading
+    100 000 events.
     """
 
     def __init__(self, abouts: Mapping[str, str]) -> None:
@@ -33,7 +33,7 @@ class _Reports(Mapping[str, Report]):
         self._loaded: dict[str, Report] = {}
 
     def about(self, name: str) -> str:
-        """What a report tells, in one line."""
+        """The description of a report, one line."""
         return self._abouts[name]
 
     def __getitem__(self, name: str) -> Report:
@@ -54,25 +54,25 @@ class _Reports(Mapping[str, Report]):
         return len(self._modules)
 
 
-# The modules and what their reports tell, in the order in which the help lists them.
+# The modules and the descriptions of their reports, in the order in which the help lists them.
 REPORTS = _Reports(
     {
-        "summary": "What the GPUs' time goes to; then counts, times and sizes: calls, launches, "
+        "summary": "How the GPUs spent their time; then counts, times and sizes: calls, launches, "
         "memory, copies, ioctls.",
         "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
         "layers": "What calls cost at each layer: in themselves, in ioctls, in the driver, "
         "off-CPU, on the GPU.",
         "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
-        "lines": "Which line of Python the GPU's time goes to: kernels, copies, allocations by line.",
+        "lines": "Which lines of Python use the GPU's time: kernels, copies, allocations by line.",
         "annotations": "What the GPU did for each range that the program marked (NVTX): wall, busy, idle.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
         "never allocated.",
-        "diff": "Runs of two sides compared: what differs by more than runs of one side do, and by how much.",
-        "warps": "Warps of each kernel: lives, skew, occupancy; divergence, strides, stragglers, "
+        "diff": "Compare runs of two sides: what differs by more than runs of one side do, and by how much.",
+        "warps": "Warps of each kernel: lifetimes, skew, occupancy; divergence, strides, stragglers, "
         "waves, imbalance.",
         "stalls": "What warps of each kernel waited for: stall reasons, instructions, lines of the source.",
         "plot": "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
-        "html_report": "One page that gathers the reports and the pictures: HTML that needs no network.",
+        "html_report": "One HTML page with the reports and the pictures; it needs no network.",
         "export": "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",
     }
 )

@@ -10,9 +10,9 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _NOTE = (
-    "“wall” is the length of the ranges on their threads. “on GPU” is from the first kernel or copy that was "
-    "launched in a range to the end of the last; “busy” is when any of these ran, on any stream, and “idle” "
-    "the rest of it. A range counts what is launched in those inside it too."
+    "Wall: the length of the ranges on their threads. On GPU: from the start of the first kernel or copy "
+    "that was launched in a range to the end of the last. Busy: the part of that time during which any of "
+    "these ran, on any stream; idle: the rest. A range includes what was launched in the ranges inside it."
 )
 
 
@@ -24,7 +24,7 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """Ranges of threads by name, with the GPU's time for each."""
+    """The ranges of all threads by name, with the GPU's time for each name."""
     result = Result("ANNOTATIONS ON THE GPU")
     ranges = ranges_by_gpu_time(run)
     shown = ranges.first(options.top)
@@ -37,7 +37,9 @@ def run(run: Run, options: Options) -> Result:
         Column("busy_ns", "busy", "ns"),
         Column("idle_percent", "idle", "percent"),
     )
-    table = Table("ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="no range is recorded")
+    table = Table(
+        "ranges", "Ranges by the GPU's time", columns, shown, _NOTE, empty="No ranges were recorded."
+    )
     result.parts.append(table)
     if len(ranges) > len(shown):
         result.notes.append(f"{len(ranges) - len(shown)} more names are not listed: --top 0 lists all")

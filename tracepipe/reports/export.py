@@ -16,7 +16,7 @@ from tracepipe.reports.writing.facts_text import as_json
 from tracepipe.reports.writing.table_formats import FORMATS, write_table
 
 TABLES_VERSION = "tracepipe-tables/1"
-"""What `run.json` says the folder is; it changes when a column changes its meaning."""
+"""The version of the folder's format, in `run.json`; it changes when a column changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """All tables of one recording, and `run.json` with what is said of it as a whole."""
+    """All tables of one recording, and `run.json` with the header, the losses and the clocks."""
     result = Result("EXPORTED TABLES")
     about: dict[str, Any] = {}
     rows = []
@@ -56,7 +56,7 @@ def _write(run: Run, table: LayerTable, schema: pl.Schema, to: str, out: BinaryI
 
 
 def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
-    """What a reader of the tables must know of the recording."""
+    """The content of `run.json`: what a reader of the tables must know about the recording."""
     return {
         "format": TABLES_VERSION,
         "tool": {"name": "tracepipe", "version": __version__},

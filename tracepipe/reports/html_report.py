@@ -1,4 +1,4 @@
-"""One page of a recording for people: what other reports found, and the pictures."""
+"""One HTML page about a recording: the results of other reports, and the pictures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Options:
 
 
 def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
-    """The report that gathers others, each under its heading, by their own defaults except for `top`."""
+    """Return the report that shows others on one page, each under its heading, with their own defaults except
+    for `top`.
+    """
     return Report(
         "report",
         Options,
@@ -62,5 +64,5 @@ def _section(run: Run, heading: str, report: Report, top: int | None) -> Section
         return Section(report.name, heading, report.run(run, options))
     except LibraryMissing:
         raise
-    except TracepipeError as e:  # what it needs was not recorded
+    except TracepipeError as e:  # the recording lacks what this report needs
         return Section(report.name, heading, None, f"{e}")

@@ -29,7 +29,7 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """The pictures of one recording; what they show is said as text too."""
+    """Return the pictures of one recording, with their titles as notes."""
     scope = scope_of(run, options.start, options.end, options.kernel)
     names = tuple(FIGURES) if options.what == ALL else (options.what,)
     groups = [FigureGroup(name, FIGURES[name][0], FIGURES[name][1](scope)) for name in names]

@@ -1,4 +1,4 @@
-"""What a report is, and what it gives: tables and drawings that become text or JSON from the same rows."""
+"""The types of a report and its result: tables and drawings, whose rows become text and JSON alike."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent",
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How an option of a report is written: `Annotated[int, Option("what it does")]` in its `options`.
+    """An option of a report, written as `Annotated[int, Option("what it does")]` in its `options`.
 
-    `choices` are all that it may be; `metavar` stands for the value in the help: `TIME` is a duration,
-    `REGEX` a regular expression. A number is from `least` to `most`.
+    `choices` lists the allowed values; `metavar` is the placeholder of the value in the help: `TIME` is a
+    duration, `REGEX` a regular expression. A number is from `least` to `most`.
     """
 
     help: str
@@ -36,9 +36,9 @@ UNTIL = Option("Show the run until this time after its start, in the same forms.
 class Column:
     """A column of a table. `key` is its name in JSON and ends with the unit (`total_ns`).
 
-    Its cells are whole numbers of the unit (`at`: ns since the start, shown to the µs), `percent`, `number`
-    and `p` (a probability) floats, text without one; None is what is not known. `spare`: it is left out where
-    there are fewer than 100 columns, or no room.
+    Its cells are integers in that unit (`at`: ns since the start, shown to the µs). `percent`, `number` and
+    `p` (a probability) are floats; a column without a unit has text. None means "not known". A `spare` column
+    is left out where the terminal has fewer than 100 columns, or no room for it.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Column:
 
 
 class Rows(Protocol):
-    """Rows of a table, which can be gone through as often as one likes."""
+    """Rows of a table, which can be iterated over several times."""
 
     def __len__(self) -> int: ...
 
@@ -57,10 +57,10 @@ class Rows(Protocol):
 
 @dataclass(slots=True)
 class Table:
-    """Rows under columns. `name` is its key in JSON, `note` what a reader of it must know.
+    """Rows and columns. `name` is the table's key in JSON, `note` explains its columns to the reader.
 
-    `grouped`: rows with the same first cell stand under it, and their second cell in its place. `empty` is
-    said in the place of the columns where there are no rows.
+    `grouped`: the first cell of a group of rows is a line of its own above them, and each row begins with its
+    second cell. `empty` is the text that is shown instead of the table where it has no rows.
     """
 
     name: str
@@ -72,16 +72,16 @@ class Table:
     empty: str = ""
 
     def lazily(self) -> Iterator[dict[str, Any]]:
-        """A dictionary for each row, one after the other."""
+        """Yield a dictionary for each row."""
         keys = [column.key for column in self.columns]
         return (dict(zip(keys, row, strict=True)) for row in self.rows)
 
 
 @dataclass(slots=True)
 class Drawing:
-    """Text that depends on the terminal: `draw` gets its columns, and whether it shows ASCII alone.
+    """Text that depends on the terminal: `draw` gets its width in columns, and whether it shows only ASCII.
 
-    `data` gives what is drawn, as data, in which iterators stand for lists.
+    `data` returns what is drawn, as JSON values, with iterators instead of lists.
     """
 
     name: str
@@ -89,19 +89,20 @@ class Drawing:
     data: Callable[[], Any]
 
     def lazily(self) -> Any:
-        """What is drawn, as data."""
+        """What is drawn, as JSON values with iterators instead of lists."""
         return self.data()
 
 
 Write = Callable[[BinaryIO], None]
-"""Writes the whole of a file to a stream."""
+"""Writes a whole file to a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileOutput:
-    """A report that writes a file: `-o` names it, and its ending says of which kind; by default the first.
+    """The output of a report that writes one file. `-o` names it, and its ending chooses the format; the
+    default is the first of `endings`.
 
-    `Result.files` then has one of each kind, by its ending.
+    `Result.files` then has a writer for each ending.
     """
 
     endings: tuple[str, ...]
@@ -109,9 +110,10 @@ class FileOutput:
 
 @dataclass(frozen=True, slots=True)
 class FolderOutput:
-    """A report that writes a folder: `ending` is that of its name where `-o` gives none.
+    """The output of a report that writes a folder. `ending` returns the ending of the folder's name where
+    `-o` does not name it.
 
-    `Result.files` then has all that goes into it, by name.
+    `Result.files` then has a writer for each file in it, by file name.
     """
 
     ending: Callable[[Any], str]
@@ -119,10 +121,10 @@ class FolderOutput:
 
 @dataclass(slots=True)
 class Result:
-    """What a report found. `notes` are lines that a reader must know, such as what was left out.
+    """What a report found. `notes` are lines that the reader must know, such as what was left out.
 
-    `files` are written where the report has an `output`. `sides` has a letter for each recording, where these
-    are compared.
+    `files` are written where the report has an `output`. `sides` has a letter for each recording where
+    recordings are compared.
     """
 
     title: str
@@ -132,17 +134,17 @@ class Result:
     sides: list[str] = field(default_factory=list)
 
     def lazily(self) -> dict[str, Any]:
-        """The parts by their names, and the notes; iterators stand for lists."""
+        """The parts by name, and the notes, with iterators instead of lists."""
         return {part.name: part.lazily() for part in self.parts} | {"notes": self.notes}
 
     def as_json(self) -> dict[str, Any]:
-        """The same with lists."""
+        """The same as `lazily`, with lists."""
         whole: dict[str, Any] = _with_lists(self.lazily())
         return whole
 
 
 def _with_lists(value: Any) -> Any:
-    """A value, with what its iterators give."""
+    """A JSON value whose iterators are replaced by lists."""
     if isinstance(value, dict):
         return {key: _with_lists(item) for key, item in value.items()}
     return [_with_lists(item) for item in value] if isinstance(value, Iterator) else value
@@ -154,10 +156,11 @@ class Report:
 
     `options` is a frozen dataclass whose fields are `Annotated` with an `Option`; each has a default. `run`
     gets a `Run` for each of `inputs`, then the options, and returns a Result. It raises TracepipeError where
-    an option does not fit the recording. `output` is where it writes files, besides what is on the terminal.
-    `takes_several`: each of the inputs may be several recordings; `run` then gets, for each input, a list of
-    functions that read one. `suits` says whether it belongs on the page of a recording, where it is one of
-    those gathered there. `needs` are the packages of the extra `reports` that it cannot do without.
+    an option does not fit the recording. `output` describes the files that it writes in addition to its text
+    on the terminal. With `takes_several`, each input may be several recordings, and `run` gets for each input
+    a list of functions that read one recording. `suits` returns whether the report is shown on the page of a
+    recording; it is asked only of the reports of that page. `needs` lists the packages of the extra `reports`
+    that the report requires.
     """
 
     name: str

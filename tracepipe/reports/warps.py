@@ -1,5 +1,5 @@
-"""What the warps of each kernel did, and what is wrong with it: divergence, strides, stragglers, waves,
-imbalance."""
+"""The warps of each kernel in numbers, and the problems that they show: divergence, strides, stragglers,
+waves, imbalance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tracepipe.reports.findings.kernel_warps import Floats, Ints, KernelWarps
 
 BINS = 24
-"""Of a launch's duration, in which active warps are averaged."""
+"""Parts of a launch's duration; active warps are averaged over each."""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII_LEVELS = ".:-=+*#@"
 
@@ -39,7 +39,9 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """The kernels' warps in numbers, and the findings. Raises TracepipeError on a bad or vain selection."""
+    """The kernels' warps in numbers, and the findings. Raises TracepipeError where the pattern is invalid, or
+    nothing is selected.
+    """
     from tracepipe.reports.findings import find_all
     from tracepipe.reports.findings.grouping import kernels_of
 
@@ -47,7 +49,7 @@ def run(run: Run, options: Options) -> Result:
         kernels = kernels_of(run, options.kernel, options.launch)
     except re.error as e:
         raise TracepipeError(
-            f"{options.kernel!r} is no regular expression: {e}.", "Try a part of the name."
+            f"Invalid regular expression {options.kernel!r}: {e}.", "Try a part of the name."
         ) from e
     if not kernels and (options.kernel or options.launch is not None):
         raise _nothing_chosen(run, options)
@@ -64,7 +66,9 @@ def run(run: Run, options: Options) -> Result:
     drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
     result = Result("WARPS", [part for part in (*drawn, _findings(found, called)) if part])
     if len(shown) < len(kernels):
-        result.notes.append(f"{len(kernels) - len(shown)} more kernels were not looked at: --top 0 takes all")
+        result.notes.append(
+            f"{len(kernels) - len(shown)} more kernels were not analyzed: --top 0 analyzes all"
+        )
     result.notes += _limits(found, seen)
     return result
 
@@ -85,7 +89,8 @@ def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
 
 
 _NO_WARPS = (
-    "no warps were recorded, and no threads with their index: tracepipe capture --gpu warps -- COMMAND does"
+    "neither warps nor threads with their index were recorded: "
+    "tracepipe capture --gpu warps -- COMMAND records warps"
 )
 _SHAPE_COLUMNS = (
     Column("kernel", "kernel"),
@@ -95,13 +100,13 @@ _SHAPE_COLUMNS = (
     Column("warps", "warps", "count"),
     Column("duration_p50_ns", "duration", "ns"),
     Column("sms", "SMs", "count"),
-    Column("blocks_per_sm", "at once", "count"),
+    Column("blocks_per_sm", "blocks/SM", "count"),
     Column("waves", "waves", "number"),
-    Column("active_warps_per_sm", "active", "number"),
+    Column("active_warps_per_sm", "warps/SM", "number"),
 )
 _TIME_COLUMNS = (
     Column("kernel", "kernel"),
-    Column("life_p50_ns", "life p50", "ns"),
+    Column("life_p50_ns", "lifetime p50", "ns"),
     Column("life_p95_ns", "p95", "ns"),
     Column("life_p99_ns", "p99", "ns"),
     Column("life_max_ns", "max", "ns"),
@@ -115,7 +120,7 @@ _FEW_COLUMNS = (
     Column("launch", "launch", "count", spare=True),
     Column("block", "block", "count"),
     Column("warp", "warp", "count"),
-    Column("leaves_ns", "leaves", "ns"),
+    Column("leaves_ns", "first exit", "ns"),
     Column("spread_ns", "spread", "ns"),
     Column("last_lane", "last lane", "count"),
     Column("first_thread_ns", "first thread", "ns"),
@@ -124,7 +129,7 @@ _FEW_COLUMNS = (
 
 
 class _Seen(NamedTuple):
-    """What is shown of one kernel: rows of tables, and what its warps did together."""
+    """What is shown of one kernel: its rows of the tables, and its active warps over a launch."""
 
     kernel: str
     shape: tuple[Any, ...]
@@ -141,8 +146,8 @@ def _grid(kernel: KernelWarps) -> str | None:
 
 
 def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
-    """`has_order`: the order of its warps is among the findings; `has_namesakes`: another has its name, and
-    the grid tells them apart.
+    """`has_order`: a finding already states the order of its warps. `has_namesakes`: another kernel has the
+    same name, and the grid distinguishes them.
     """
     from tracepipe.reports.findings.few_warps import one_by_one, order_seen
 
@@ -164,8 +169,8 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
 
 def _shapes(seen: list[_Seen]) -> Table:
     note = (
-        "Warps of all launches; of one launch: duration (median), at once (blocks on an SM), waves, active "
-        "(warps on an SM, mean over the duration)."
+        "Blocks: of the grid; warps: of all launches. Of one launch: duration (median), blocks/SM (the most "
+        "that an SM held at a time), waves (of blocks), warps/SM (active warps, the mean over the duration)."
     )
     return Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in seen], note)
 
@@ -180,7 +185,7 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
         waves = launch_waves(kernel, 0)
         active = float(kernel.life_ns.sum() / max(kernel.launch_ns.sum(), 1) / waves.sms)
         held = waves.blocks_per_sm if kernel.blocks_known else None
-        # Of blocks that end faster than they are launched, the most at once is no limit, and makes no waves.
+        # Blocks that end faster than they are launched never fill the SMs, so there are no waves to count.
         count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
         place = (waves.sms, held, count, active)
     head = (_grid(kernel), int(kernel.launches.size), blocks, int(kernel.launch.size))
@@ -189,8 +194,9 @@ def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
 
 def _times(seen: list[_Seen]) -> Table:
     note = (
-        "Life of a warp: from its entry to its last exit; spread: from its first lane's exit to the last "
-        "one's. Skew of a block: from its first warp's leaving on."
+        "Lifetime of a warp: from its entry to the exit of its last lane. Spread of a warp: from the exit of "
+        "its first lane to that of its last. Skew of a block: from the exit of its first warp to that of its "
+        "last."
     )
     return Table("times", "Warps", _TIME_COLUMNS, [one.time for one in seen], note)
 
@@ -205,26 +211,27 @@ def _time(kernel: KernelWarps) -> tuple[Any, ...]:
     if kernel.has_exits and kernel.blocks_known:
         skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
     spread: list[int | None] = [None] * 2
-    told = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
-    if told.size:
-        spread = [_whole(np.median(told)), int(told.max())]
+    known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
+    if known_ns.size:
+        spread = [_whole(np.median(known_ns)), int(known_ns.max())]
     return (*life, *skew, *spread)
 
 
 def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
-    """Warps one by one where a kernel has a handful, and the order in which they left."""
+    """The warps of kernels that have only a few, one by one, and the order in which they exited."""
     rows = [row for one in seen for row in one.few]
     if rows:
         note = (
-            "Leaves: its first exit, after the first one of the launch. Last lane: the one that left alone, "
-            "after all others. First, last thread: when that of the grid left, after its warp's median lane."
+            "First exit: of the warp, after the first exit of its launch. Last lane: the lane that exited "
+            "last, where one lane alone did. First thread, last thread: when the first and the last thread "
+            "of the grid exited, after the median lane of their warp."
         )
         yield Table("few_warps", "Kernels with few warps, warp by warp", _FEW_COLUMNS, rows, note)
     data = [{"kernel": one.kernel, "sentence": one.order} for one in seen if one.order]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if data:
-            yield "Seen, and too little to be sure"
+            yield "Orders seen, with too little data to exclude chance"
         for row in data:
             text = f"order, {row['kernel']}: {row['sentence']}"
             yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
@@ -237,7 +244,10 @@ def _whole(value: Any) -> int:
 
 
 def active_warps(kernel: KernelWarps) -> Floats:
-    """The mean number of warps that ran at a time, in each of BINS parts of a launch, over all launches."""
+    """The mean number of warps that ran at a time in each of BINS parts of a launch, over all launches.
+
+    The result has the shape `(BINS,)`.
+    """
     row, begin_ns = kernel.launch_row, kernel.begin_ns
     bin_ns = np.maximum(kernel.launch_ns, 1) / BINS
 
@@ -259,7 +269,7 @@ def active_warps(kernel: KernelWarps) -> Floats:
 
 
 def _occupancy(seen: list[_Seen]) -> Drawing:
-    """Active warps over the duration of a launch, a line for each kernel whose entries are known."""
+    """The active warps over the duration of a launch, one line for each kernel whose entries are known."""
     data = [{"kernel": one.kernel, "active_warps": one.active_warps} for one in seen if one.active_warps]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
@@ -277,7 +287,7 @@ def _occupancy(seen: list[_Seen]) -> Drawing:
 
 
 def _findings(found: Searched, called: Counter[str]) -> Drawing:
-    """`called`: how many of the kernels that were looked at have each name."""
+    """The findings as text and data. `called`: how many of the analyzed kernels have each name."""
     data = [finding.as_json() for finding in found.findings]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
@@ -292,7 +302,7 @@ def _findings(found: Searched, called: Counter[str]) -> Drawing:
 
 
 def _named(finding: Finding, called: Counter[str]) -> str:
-    """The kernel, with its grid where several of its name were looked at."""
+    """The kernel's name, with its grid where several of the analyzed kernels have this name."""
     if not finding.grid or called[finding.kernel] == 1:
         return finding.kernel
     return f"{finding.kernel} {'×'.join(map(str, finding.grid))}"
@@ -302,16 +312,16 @@ def _none_found(found: Searched, kernels: int) -> str:
     from tracepipe.reports.findings import FINDERS
 
     if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * kernels:
-        return "None: this input does not allow any; what is missing stands below."
-    return "None: nothing in these warps stands out from noise by enough to matter."
+        return "None: this recording lacks what the tests need; see the notes below."
+    return "None: no difference in these warps is beyond noise and large enough."
 
 
 def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
-    """What could not be looked for, and what else limits the findings."""
+    """The kinds that could not be looked for, and what else limits the findings."""
     from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
 
     rate = f"{FALSE_ALARM_RATE:.0%}"
-    yield f"false alarms: of recordings of uniform kernels, at most {rate} get a finding of a kind"
+    yield f"false alarms: at most {rate} of recordings of uniform kernels get a finding of any one kind"
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, skipped in found.skipped.items():
         by_reason: dict[str, set[str]] = {}
@@ -324,11 +334,14 @@ def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
         yield f"not looked for{which}: {', '.join(of_reason)}: {reason}"
     for kernel in seen:
         if kernel.still_running:
-            yield f"note: {kernel.still_running} warps of {kernel.kernel} had not left at the end: left out"
+            yield (
+                f"note: {kernel.still_running} warps of {kernel.kernel} had not exited at the end of the "
+                "recording: they are left out"
+            )
         if kernel.rows_mixed:
             yield (
-                f"note: the input names no blocks, and threads of {kernel.kernel} come again in another "
-                "order: those of several blocks are mixed, and only what shows in spite of that is found"
+                f"note: the recording names no blocks, and thread indices of {kernel.kernel} recur in "
+                "another order: threads of several blocks are mixed, and only what shows anyway is found"
             )
 
 

@@ -1,7 +1,7 @@
-"""What the warps of kernels show: divergence, strides, stragglers, waves, imbalance.
+"""Findings in the warps of kernels: divergence, strides, stragglers, waves, imbalance.
 
-One kind is one file and one line in FINDERS. A finder gets the warps of one kernel and the false-alarm rate
-that it may spend. It imports numpy: import this package when a report runs.
+Each kind is one file and one line in FINDERS. A finder gets the warps of one kernel and the false-alarm rate
+that it may spend. This package imports numpy: import it only when a report runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tracepipe.reports.frames.stored import release
 
 
 class Finder(NamedTuple):
-    """How one kind is looked for."""
+    """How one kind is looked for: `lacks` returns why it cannot be, `find` returns the findings."""
 
     lacks: Callable[[KernelWarps], str | None]
     find: Callable[[KernelWarps, float], list[Finding]]
@@ -34,16 +34,16 @@ FINDERS = {
 
 
 class Searched(NamedTuple):
-    """What was found, and for each kind the kernels that could not be looked at, with the reason."""
+    """The findings, and for each kind the kernels that could not be tested, with the reasons."""
 
     findings: list[Finding]
     skipped: dict[str, list[tuple[str, str]]]
 
 
 def find_all(kernels: Iterable[KernelWarps]) -> Searched:
-    """Findings of all kernels, which are gone through twice; first what could save most time.
+    """Return the findings of all kernels, those that could save most time first.
 
-    FALSE_ALARM_RATE holds for each kind over all of them together.
+    `kernels` is iterated over twice. FALSE_ALARM_RATE holds for each kind over all kernels together.
     """
     lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
@@ -70,7 +70,7 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
 
 
 def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
-    """The finding with the kernel's grid, and with what it could save where entries were recorded."""
+    """The finding with the kernel's grid, and with the possible saving where entries were recorded."""
     if finding.saves_share is None or not kernel.has_entries:
         return replace(finding, grid=kernel.grid)
     lengths_ns, launch = kernel.launch_ns, finding.numbers.get("launch")
@@ -82,15 +82,15 @@ def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
 
 
 def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
-    """What is missing to look for each kind."""
+    """For each kind, why it cannot be looked for; None where it can."""
     reasons = {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}
     kernel.forget()
     return reasons
 
 
 def _once(findings: list[Finding]) -> list[Finding]:
-    """What is left where one thing was found twice: threads at a stride leave apart by their times, too, and
-    some blocks of a period can look like stragglers."""
+    """The findings without those that describe the same effect a second time: threads at a stride also look
+    divergent, and some blocks of a period can look like stragglers."""
     strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}
     periods = any(finding.numbers.get("across") == "block period" for finding in findings)
     return [

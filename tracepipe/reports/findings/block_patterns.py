@@ -1,7 +1,7 @@
-"""Blocks with more work than others: every m-th along a side of the grid, or here and there.
+"""Blocks with more work than others: every m-th along a side of the grid, or scattered over it.
 
-Both are looked for among blocks that started together, in the same turn on SMs that held as many, so that
-neither waves nor the order in which an SM serves its blocks makes a block look heavy.
+Both are looked for among blocks that started together, in the same turn, on SMs with equally many blocks.
+Neither waves nor the order in which an SM serves its blocks can then make a block look heavy.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
 
 MIN_DELAY = 0.25
-"""Of a block's time, by which a class of blocks must be late. Blocks of one remainder often run on the same
-SMs, which differ from each other by up to a tenth by themselves."""
+"""The least delay of a class of blocks, as a share of a block's time. Blocks with the same remainder often
+run on the same SMs, and SMs differ from each other by up to a tenth."""
 MOST_MODULUS = 32
 MIN_HEAVY = 8
-"""Fewer heavy blocks are stragglers."""
+"""The least number of heavy blocks; fewer are stragglers."""
 HEAVY = 2.0
-"""How many times as long as the others a heavy block takes, in the median of three launches and more."""
+"""The least time of a heavy block, as a multiple of the others' time, in the median of three launches or
+more."""
 HEAVY_ONCE = 3.0
-"""The same where chance cannot average out."""
+"""The same for one or two launches, in which chance does not average out."""
 MIN_HEAVY_SHARE, MOST_HEAVY_SHARE = 0.01, 0.25
-"""Of the blocks, the heavy ones. Above, they are a usual case and no tail."""
+"""The range of the share of heavy blocks. With more, they are a common case, not a tail."""
 MIN_SPARED = 0.05
-"""Of the time of all blocks, what the heavy ones take more than the others."""
+"""The least extra time of the heavy blocks, as a share of the time of all blocks."""
 
 PERIOD_CAUSE = (
     "work that depends on the block's index modulo this number: rows or tiles of two sizes, a reduction that "
@@ -50,9 +51,10 @@ HEAVY_CAUSE = (
 
 
 def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
-    """Blocks whose index modulo a number is late, along the side of the grid that shows it most surely.
+    """Return a finding about blocks whose index modulo a number is late, along the side of the grid with the
+    smallest p value.
 
-    `late` is by turn. Each side of the grid gets its share of `alpha`.
+    `late` is the lateness by turn. `alpha` is divided among the sides of the grid.
     """
     rows = sample(np.arange(late.blocks.size), MAX_BLOCKS)
     profile, blocks = late.profile_ns[rows], late.blocks[rows]
@@ -77,7 +79,7 @@ class _Period(NamedTuple):
     side: str
     late: LateClass
     share: float
-    """Of the blocks, the late ones."""
+    """The share of late blocks."""
 
 
 class _Side(NamedTuple):
@@ -87,7 +89,7 @@ class _Side(NamedTuple):
 
 
 def _sides(blocks: Ints, grid: tuple[int, int, int] | None) -> list[_Side]:
-    """The sides of the grid and the place of each block along them; one side where the grid is not known."""
+    """The sides of the grid and the index of each block along them; one side where the grid is not known."""
     if grid is None or 0 in grid:
         return [_Side("block", int(blocks.max()) + 1, blocks)]
     sides, rest = [], blocks
@@ -120,7 +122,9 @@ def _period(kernel: KernelWarps, period: _Period) -> Finding:
 
 
 def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
-    """Blocks here and there that take several times as long as those that started with them; counted."""
+    """Return a finding about scattered blocks that take several times as long as those that started with
+    them. They are counted; no p value is needed.
+    """
     values, group = block_values(kernel), started_together(kernel, by_turn=True)
     usual = np.maximum(medians_by(values, group), 1.0)
     ratios: Floats = made(values.size, np.float64, lambda part: values[part] / usual[group[part]])
@@ -128,7 +132,7 @@ def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
     least = HEAVY if kernel.launches.size > 2 else HEAVY_ONCE
     is_heavy: Flags = (times >= least) & (late.profile_ns >= kernel.least_ns)
     count, of = int(is_heavy.sum()), late.blocks.size
-    # What they take longer than others, of all blocks' time in a launch.
+    # Their extra time as a share of all blocks' time in a launch.
     spared = float(late.profile_ns[is_heavy].sum()) / max(float(values.sum()) / kernel.launches.size, 1.0)
     if count < MIN_HEAVY or not MIN_HEAVY_SHARE <= count / of <= MOST_HEAVY_SHARE or spared < MIN_SPARED:
         return []

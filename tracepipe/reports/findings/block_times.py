@@ -1,4 +1,4 @@
-"""How late each block is against its launch, pooled over the launches of a kernel."""
+"""How late each block is compared with its launch, pooled over the launches of a kernel."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import empty, made, parts, release
 
 MIN_WAVE = 8
-"""Blocks that make a median to compare with."""
+"""The least number of blocks whose median others are compared with."""
 MIN_GROUP = 8
-"""Fewer border or inner blocks make no group."""
+"""The least number of border blocks, and of inner ones, that form a group."""
 MIN_BLOCKS_OF_SM = 3
-"""Different blocks that an SM must have run: of fewer it is not known whether block or SM is the reason."""
+"""The least number of different blocks of an SM: with fewer, either the blocks or the SM may be the cause."""
 
 
 class BlockLateness(NamedTuple):
-    """For each row of `KernelWarps.blocks` and for each block of the grid, how much longer it took than
-    others."""
+    """How much longer each row of `KernelWarps.blocks`, and each block of the grid, took than others."""
 
     rows_ns: Floats
     blocks: Ints
     """The linear index of each block that ran."""
     profile_ns: Floats
-    """The median over launches, for each of `blocks`: chance in single launches averages out."""
+    """For each of `blocks` the median over launches, in which the chance of single launches averages out."""
     profile_row: Ints
     """For each row the index of its block in `blocks`."""
 
 
 def lacks_blocks(kernel: KernelWarps) -> str | None:
-    """Why it cannot be said whether blocks differ by chance; None where it can."""
+    """Why blocks cannot be compared; None where they can."""
     if not kernel.blocks_known:
         return "blocks were not recorded"
     if kernel.block_count < MIN_VALUES:
@@ -42,8 +41,8 @@ def lacks_blocks(kernel: KernelWarps) -> str | None:
 
 
 def block_values(kernel: KernelWarps) -> Floats:
-    """How long each block took: from its first entry to its last exit; the exit alone where no entry is
-    known."""
+    """How long each block took, from its first entry to its last exit, shape `(blocks,)`. Where no entry is
+    known, it is the time of its last exit after the kernel's first one."""
     blocks, first_ns = kernel.blocks, 0 if kernel.has_entries else int(kernel.last_exit_ns.min())
 
     def lengths(part: slice) -> Ints:
@@ -54,12 +53,12 @@ def block_values(kernel: KernelWarps) -> Floats:
 
 
 def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -> BlockLateness:
-    """The lateness of every block.
+    """Return the lateness of every block.
 
-    Against the blocks of its launch that started with it, as those of the first wave find cold caches and
-    those of the last have the GPU to themselves; with `by_turn` in the same turn on their SMs; against the
-    whole launch where `by_wave` is False or entries are not known. Medians are taken within launches first,
-    then over launches.
+    A block is compared with the blocks of its launch that started with it, as the first wave finds cold
+    caches, and the last has the GPU to itself. With `by_turn`, only those in the same turn on their SMs
+    count. Where `by_wave` is False or entries are not known, it is compared with the whole launch. Medians
+    are taken within launches first, then over launches.
     """
     with_waves = by_wave and kernel.has_entries
     group = started_together(kernel, by_turn) if with_waves else numbered(kernel.blocks.launch)[1]
@@ -69,20 +68,23 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -
 
 
 def share_of_blocks_time(kernel: KernelWarps, delay_ns: float, blocks: int) -> float:
-    """The share of all blocks' time that `blocks` of each launch take by being late."""
+    """The share of all blocks' time that the delay of `blocks` blocks in each launch takes."""
     of_launch = float(block_values(kernel).sum()) / kernel.launches.size
     return delay_ns * blocks / max(of_launch, 1.0)
 
 
 def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
-    """For each block a number of the wave that it started in, 0, 1, … through all launches.
+    """For each block the number of the wave in which it started, 0, 1, … through all launches. Shape
+    `(blocks,)`.
 
-    The first wave of a launch are the blocks that started before any of it had ended, the second those of the
-    rest that started before any of the rest had ended, and so on. Waves of a few blocks count with the wave
-    before. `by_turn`: those of a wave that were the first on their SM are apart from the second ones, and so
-    on, and from those of SMs with more or fewer blocks, where SMs are known. An SM that has too
-    much to do serves its oldest block first: on an H200 the four of a kernel of multiplications entered
-    within 0.7 µs and took 8.6, 13.4, 18.5 and 23.2 µs, in every launch.
+    The first wave of a launch is the blocks that started before any block of the launch had ended. The second
+    is those of the rest that started before any of the rest had ended, and so on. A wave of a few blocks is
+    joined with the wave before it.
+
+    With `by_turn`, where SMs are known, a wave is divided further: by the order in which its blocks started
+    on their SM, and by how many of them the SM had. An overloaded SM serves its oldest block first: on an
+    H200, the four blocks of an SM, of a kernel of multiplications, entered within 0.7 µs and took 8.6, 13.4,
+    18.5 and 23.2 µs, in every launch.
     """
     blocks = kernel.blocks
     wave: Ints = empty(blocks.block.size, np.int32)
@@ -99,11 +101,13 @@ def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
 
 
 def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:
-    """Number the waves of a launch from the number on that `wave` has; returns the last number."""
+    """Write the numbers of a launch's waves into `wave`, starting with the number that it contains; return
+    the last number.
+    """
     number, count = int(wave[0]), wave.size
     rows = np.argsort(entry_ns, kind="stable")
     starts_ns, first_end = entry_ns[rows], end_ns[rows][::-1]
-    # The earliest end from each row on: ends come in no order.
+    # For each row the earliest end of it and of the later rows, as ends are in no order.
     first_end = np.minimum.accumulate(first_end, out=first_end)[::-1]
     at = 0
     while at < count:
@@ -117,8 +121,8 @@ def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:
 
 
 def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
-    """Number the turns of the waves of a launch, apart by how many blocks an SM has, from the first wave's
-    number on; returns the last number."""
+    """Write the numbers of the turns of a launch's waves into `wave`, starting with the first wave's number;
+    return the last number. Blocks of SMs with more or fewer blocks get other numbers."""
     first = int(wave.min())
     rows = np.lexsort((entry_ns, sm, wave))
     begins = np.flatnonzero(np.diff(wave[rows], prepend=-1) | np.diff(sm[rows], prepend=-1))
@@ -131,7 +135,8 @@ def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
 
 
 def medians_by(values: Floats, groups: Ints) -> Floats:
-    """The median of `values` in each group 0…n-1; every group has one value or more."""
+    """The median of `values` in each group, shape `(groups,)`. `groups` has the numbers 0…groups-1, each at
+    least once."""
     count = 1 + max((int(groups[part].max()) for part in parts(groups.size)), default=-1)
     bounds, (grouped,) = in_buckets(groups, count, values)
     medians: Floats = empty(count, np.float64)
@@ -145,14 +150,16 @@ def medians_by(values: Floats, groups: Ints) -> Floats:
 
 
 def without_medians(values: Floats, groups: Ints) -> Floats:
-    """The values less the median of their group."""
+    """The values less the median of their group, shape `(n,)`."""
     medians = medians_by(values, groups)
     rest: Floats = made(values.size, np.float64, lambda part: values[part] - medians[groups[part]])
     return rest
 
 
 def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Flags:
-    """Which linear block indices are first or last along a side of the grid that has more than two."""
+    """Flags the linear block indices that are the first or the last along a side of the grid with more than
+    two blocks. Shapes `(n,)`.
+    """
     sizes = () if grid is None or 0 in grid else grid
 
     def is_there(part: slice) -> Flags:

@@ -1,9 +1,9 @@
-"""Divergence: threads of one warp that leave apart, by mask and by how much.
+"""Divergence: threads of one warp that exit at different times.
 
-Where a warp's exits were recorded with their lanes, two exits are two: nothing is inferred, and what counts
-is how much of the lanes' time was idle. Where every thread took its own time, noise parts them too, and two
-tests must tell: single warps whose lanes fall into groups (`groups`), and lanes that are late in warp after
-warp (`ranks`).
+Where a warp's exits were recorded with the masks of their lanes, nothing is inferred, and the share of the
+lanes' time that was idle decides. Where every thread was timed separately, noise also makes the times of one
+warp differ. Two tests separate it from divergence: single warps whose lanes fall into groups (`groups`), and
+lanes that are late in many warps (`ranks`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
-"""Warps: in fewer the same lane is late by chance too often for anything to follow from it."""
+"""The least number of warps: in fewer of them, the same lane is late by chance too often."""
 MOST_WARPS_SHARE = 0.5
-"""Where this share of the warps part by their masks, the grid's first or last is not an exception."""
+"""Where this share of the warps diverges by their masks, the grid's first or last warp is no exception."""
 MIN_WARPS_SHARE = 0.01
-"""Of the warps, at least, must be split where noise is possible: fewer are no property of the kernel."""
+"""The least share of the warps that must be split where noise is possible: a smaller share is not a property
+of the kernel."""
 
 
 def lacks(kernel: KernelWarps) -> str | None:
-    """What of the input is missing to look for divergence; None where nothing is."""
+    """Why divergence cannot be looked for; None where it can."""
     if not kernel.has_exits:
         return "no exits were recorded"
     if kernel.lanes_timed and not bool((kernel.exits > 1).any()):
@@ -41,8 +42,10 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """At most one finding: how many warps part, which lanes leave last, how much later. If there is none in
-    all warps, one of the first or the last warp of the grid, each tried at a quarter of `alpha`.
+    """Return at most one finding: how many warps diverge, which lanes exit last, and how much later.
+
+    If there is none in all warps, the first and the last warp of the grid are tried, each at a quarter of
+    `alpha`.
     """
     apart = kernel.apart & ~_guards(kernel)
     is_of_most = not kernel.lanes_timed and np.count_nonzero(apart) >= MOST_WARPS_SHARE * apart.size
@@ -54,7 +57,9 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 
 def _of_warps(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
-    """The finding of these warps, all of which part; `place` says which of the grid's they are."""
+    """The finding of the warps `apart`, whose lanes exit at different times. `place` is "first" or "last"
+    where they are that warp of the grid, else empty.
+    """
     if not apart.size:
         return None
     if not kernel.lanes_timed:
@@ -63,7 +68,9 @@ def _of_warps(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Fin
 
 
 def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
-    """The first and the last warp of the grid in each launch, where blocks are known and warps several."""
+    """The first and the last warp of the grid in each launch, where blocks are known and a launch has several
+    warps.
+    """
     if not kernel.blocks_known or kernel.rows_mixed or kernel.launch.size == kernel.launches.size:
         return
     first = kernel.launch_starts
@@ -75,8 +82,8 @@ def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
 
 
 def _guards(kernel: KernelWarps) -> Flags:
-    """The one warp of a launch's last block that the bounds check `if (i >= n) return` parts: upper lanes
-    leave first."""
+    """Flags the one warp of a launch's last block that diverges at the bounds check `if (i >= n) return`: its
+    upper lanes exit first."""
     guards = np.zeros(kernel.launch.size, np.bool_)
     if kernel.lanes_timed or kernel.grid is None:
         return guards
@@ -92,8 +99,8 @@ def _guards(kernel: KernelWarps) -> Flags:
 
 
 def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
-    """Exits with masks: idle lane time of all warps, from what was recorded. At an end of the grid it is the
-    launch that must be longer by it."""
+    """The finding from exits with masks: the idle time of all warps' lanes decides. For a warp at an end of
+    the grid, the delay is compared with the launch's duration instead."""
     idle_share, longer_share = _shares(kernel, apart)
     delays, masks = _widest_gaps(kernel, apart)
     delay = float(np.median(delays))
@@ -108,10 +115,11 @@ def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
 
 
 def _shares(kernel: KernelWarps, apart: Ints) -> tuple[float, float]:
-    """What the warps `apart` cost: the time that their lanes were idle, of the time of all lanes of all
-    warps; and the time for which they lived on when half of their lanes had left, of all warps' lives.
+    """What the divergence of the warps `apart` costs, as two shares: the time that their lanes were idle, of
+    the time of all lanes of all warps; and the time that they ran after half of their lanes had exited, of
+    the lifetimes of all warps.
 
-    A few late lanes hold up their warp as long as many would.
+    The second is needed because a few late lanes delay their warp as much as many do.
     """
     counted = np.zeros(kernel.launch.size, np.bool_)
     counted[apart] = True
@@ -134,14 +142,14 @@ def _shares(kernel: KernelWarps, apart: Ints) -> tuple[float, float]:
 
 
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:
-    """For each of `warps` the widest gap between two of its exits, and the mask of the lanes that left after
-    it."""
+    """For each of `warps` the widest gap between two of its exits, and the mask of the lanes that exited
+    after it."""
     widest, late = Growing(np.float64), Growing(np.int64)
     for part, exits in kernel.exit_parts():
         of = kernel.exit_warp[exits] - part.start
         gaps = np.diff(kernel.exit_ns[exits], prepend=0)
         gaps[np.diff(of, prepend=-1) != 0] = 0
-        # The widest gap of each warp comes last in this order.
+        # The widest gap of each warp is its last one in this order.
         order = np.lexsort((gaps, of))
         cut = order[np.cumsum(kernel.exits[part]) - 1]
         after = np.arange(gaps.size) >= cut[of]
@@ -164,7 +172,7 @@ def _late(masks: Ints) -> _Late:
 
 
 def _timed(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
-    """A time from every thread: lanes that are late again and again, or else warps that are split."""
+    """The finding from one time for each thread: lanes that are late in many warps, else warps that split."""
     rows = sample(apart)
     times, step_ns = without_order(kernel.lane_times(rows))
     both = rows.size >= MIN_RECURRING and not kernel.rows_mixed
@@ -190,7 +198,7 @@ def _timed(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Findin
 
 
 class _Struck(NamedTuple):
-    """Which rows of times are parted, the mask of late lanes for each row of all, and the chance of it."""
+    """Which rows of times diverge, the mask of late lanes for every row, and the p value."""
 
     rows: Ints
     masks: Ints
@@ -200,10 +208,10 @@ class _Struck(NamedTuple):
 def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
     """Warps whose lanes fall into groups far apart."""
     p_values = split_p_values(times, step)
-    # Of few warps one may be sure, and count, that would be chance among a thousand.
+    # With few warps, a single split can be significant that would be chance among a thousand warps.
     split = p_values <= max(SPLIT_P, alpha / (2 * len(times)))
     small = int((p_values <= SPLIT_P).sum())
-    # Many splits, or one that noise would make in none of all the warps: two ways to be sure, so two tries.
+    # Either many splits, or one that noise would make in no warp, is significant: two tests, so twice the p.
     many = statistics.binomial_above(small, len(times), SPLIT_P)
     p_value = min(1.0, 2 * min(many, float(p_values.min()) * len(times)))
     if p_value > alpha or split.mean() < MIN_WARPS_SHARE:
@@ -213,7 +221,7 @@ def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
 
 
 def _recurring(times: Floats, alpha: float) -> _Struck | None:
-    """Lanes that are late in warp after warp, though not in each; none where the lanes make a ramp."""
+    """Lanes that are late in many warps, though not in each; None where the lanes' times form a ramp."""
     ranks = centred_ranks(times)
     scores = score_classes(ranks, np.broadcast_to(np.arange(LANES), times.shape), LANES)
     lane = int(np.abs(scores).argmax())
@@ -221,7 +229,7 @@ def _recurring(times: Floats, alpha: float) -> _Struck | None:
     p_value = min(1.0, chance_of(ranks if scores[lane] > 0 else -ranks, members) * 2 * LANES)
     if p_value > alpha:
         return None
-    # By ranks lanes stand apart that are late in some of the warps, by times those that are far behind.
+    # Ranks separate lanes that are late in some of the warps; times separate lanes that are far behind.
     residual = times - np.nanmedian(times, axis=1, keepdims=True)
     level = next((each for each in (_mean(ranks), _median(residual)) if _stands_apart(each)), None)
     if level is None:
@@ -231,18 +239,18 @@ def _recurring(times: Floats, alpha: float) -> _Struck | None:
     usable = delays[~np.isnan(delays)]
     if not usable.size:
         return None
-    # Of two sorts of warps, those with late lanes and those without, the first are meant.
+    # Only some of the warps may have late lanes: those are taken, the others are not.
     return _Struck(np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value)
 
 
 def _mean(values: Floats) -> Floats:
-    """Of each lane, nan where it is in no warp."""
+    """The mean of each lane, nan where it is in no warp."""
     seen = (~np.isnan(values)).sum(axis=0)
     return np.where(seen > 0, np.nansum(values, axis=0) / np.maximum(seen, 1), np.nan)
 
 
 def _median(values: Floats) -> Floats:
-    """Of each lane, nan where it is in no warp."""
+    """The median of each lane, nan where it is in no warp."""
     level = np.full(values.shape[1], np.nan)
     seen = ~np.isnan(values).all(axis=0)
     level[seen] = np.nanmedian(values[:, seen], axis=0)
@@ -250,7 +258,7 @@ def _median(values: Floats) -> Floats:
 
 
 def _stands_apart(level: Floats) -> bool:
-    """Whether the lanes make two groups; of those on a ramp none is late."""
+    """Whether the lanes form two groups. On a ramp no lane is late."""
     ordered = np.sort(level[~np.isnan(level)])
     return bool(np.diff(ordered).max(initial=0) >= APART_OF_RANGE * (ordered[-1] - ordered[0]) > 0)
 
@@ -264,5 +272,7 @@ def _above_gap(times: Floats) -> int:
 
 
 def _between(times: Floats, masks: Ints) -> Floats:
-    """For each row how much later the lanes of its mask left than the others; nan where one side is empty."""
+    """For each row, how much later the lanes of its mask exited than the others; nan where either side is
+    empty.
+    """
     return between(times, ((masks[:, None] >> np.arange(LANES)) & 1).astype(np.bool_))

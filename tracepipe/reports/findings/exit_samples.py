@@ -1,8 +1,8 @@
-"""Exits of warps and threads as what runs are compared by: how far apart they are, kernel by kernel.
+"""Exits of warps and threads, by which runs are compared: how far apart they are, kernel by kernel.
 
-Skew is from the first warp of a block that leaves to the last, spread from the first lane of a warp to the
-last. Where a finding in one of the runs says that some lanes or threads are late, by how much they are is
-compared in all: a stride that was removed is about 0 in the others.
+Skew is the time from the exit of a block's first warp to that of its last. Spread is the time from the exit
+of a warp's first lane to that of its last. Where a finding in one run states that some lanes or threads are
+late, their delay is compared in all runs: a stride that was removed has a delay of about 0 in the others.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class Pattern(NamedTuple):
 
 
 Patterns = dict[str, dict[Pattern, None]]
-"""By the names of kernels, in the order in which they were met."""
+"""The patterns of each kernel, by its name, in the order in which they were found."""
 
 
 def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
-    """Skew and spread by kernel name, launches of several grids and processes together; and what is late."""
+    """Return skew and spread by kernel name, with the launches of all grids and processes together, and the
+    patterns of late threads.
+    """
     patterns: Patterns = {}
     kernels = _Measuring(kernels_of(run, "", None))
     for finding in find_all(kernels).findings:
@@ -64,7 +66,7 @@ def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
 
 
 def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
-    """How late the threads of patterns are, which may have been found in another recording."""
+    """Return the delays of the threads of patterns, which may have been found in another recording."""
     wanted = "|".join(f"^{re.escape(kernel)}$" for kernel in patterns)
     found = _Lengths()
     for kernel in kernels_of(run, wanted, None):
@@ -74,25 +76,25 @@ def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
 
 
 class _Lengths:
-    """Lengths by kind, on their way to measures."""
+    """Collects lengths by kind, and makes measures of them."""
 
     def __init__(self) -> None:
         self._gathered: dict[str, Gathering] = {}
 
     def add(self, kernel: KernelWarps, lengths: Iterable[tuple[Key, Ints]]) -> None:
-        """Add those of a kernel, if its warps left."""
+        """Add the lengths of a kernel, if it has exits."""
         for (what, name), lengths_ns in lengths if kernel.has_exits else ():
             if lengths_ns.size:
                 self._gathered.setdefault(what, Gathering()).add(name, lengths_ns)
 
     def measured(self) -> dict[Kind, Measured]:
-        """All that came. No more is to be added."""
+        """Return the measures of all lengths. Nothing may be added afterwards."""
         return {(what, ""): one.measured() for what, one in self._gathered.items()}
 
 
 class _Measuring:
-    """Kernels, whose skew and spread are taken when they are gone through for the first time: to put the
-    warps of a kernel in order takes more time than all that is found in them.
+    """Kernels whose skew and spread are measured during the first iteration over them: sorting the warps of a
+    kernel takes more time than all findings in them.
     """
 
     def __init__(self, kernels: Iterable[KernelWarps]) -> None:

@@ -1,6 +1,6 @@
-"""Kernels of which few warps were recorded: what each of them did, and in which order they left.
+"""Kernels of which few warps were recorded: what each warp did, and the order in which they exited.
 
-A handful of warps shows nothing that chance could not, so this is what was seen, and not a finding.
+Chance can explain any pattern in so few warps, so they are listed as an observation, not as a finding.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ FEW = 8
 
 
 class OneWarp(NamedTuple):
-    """A warp of few. None is what was not recorded, or is of no thread of it."""
+    """One of a few warps. None: not recorded, or the warp does not have that thread."""
 
     launch: int | None
     block: int | None
     warp: int
     leaves_ns: int
-    """Its first exit, after the first one of its launch."""
+    """Its first exit, after the first exit of its launch."""
     spread_ns: int | None
     """From its first exit to its last one."""
     last_lane: int | None
-    """The lane that left last, where one did so alone."""
+    """The lane that exited last, where one lane alone did."""
     first_thread_ns: int | None
-    """When the first thread of the grid left, after the median lane of its warp."""
+    """When the first thread of the grid exited, after the median lane of its warp."""
     last_thread_ns: int | None
+    """The same of the grid's last thread."""
 
 
 def one_by_one(kernel: KernelWarps) -> list[OneWarp]:
-    """Each warp of a kernel that has at most FEW."""
+    """Return each warp of a kernel that has at most FEW, else none."""
     if not kernel.has_exits or kernel.launch.size > FEW:
         return []
     times = kernel.lane_times(np.arange(kernel.launch.size))
@@ -65,7 +66,9 @@ def _last_lane(times: Floats) -> int | None:
 
 
 def _ends(kernel: KernelWarps, at: int, times: Floats) -> tuple[int | None, int | None]:
-    """When the first and the last thread of the grid left, after the warp's median, where it has them."""
+    """When the first and the last thread of the grid exited, after the median lane of their warp; None where
+    this warp does not have that thread.
+    """
     if not kernel.blocks_known or (~np.isnan(times)).sum() < 2:
         return None, None
     block, thread = int(kernel.block[at]), int(kernel.warp[at]) * LANES
@@ -82,13 +85,15 @@ def _at(after: Floats, lane: int) -> int | None:
 
 
 def order_seen(kernel: KernelWarps) -> str | None:
-    """That the warps of each launch left one after the other, if they are few, and too few to be sure."""
+    """A sentence about the warps of each launch that exited one after the other, where there are too few of
+    them to exclude chance; else None.
+    """
     count = kernel.launch.size // max(kernel.launches.size, 1)
     if not kernel.has_exits or kernel.rows_mixed or not 1 < count <= FEW:
         return None
     if (np.unique(kernel.launch, return_counts=True)[1] != count).any():
         return None
-    # Less the first, as times of day have more digits than a float.
+    # After the first one, as ns since 1970 have more digits than a float.
     left = (kernel.first_exit_ns - kernel.first_exit_ns.min()).reshape(-1, count).astype(np.float64)
     gaps = np.diff(left, axis=1)
     step = float(np.median(gaps))
@@ -104,7 +109,7 @@ def order_seen(kernel: KernelWarps) -> str | None:
     seen = "one launch" if launches == 1 else f"{launches} launches"
     span = float(np.median(left[:, -1] - left[:, 0]))
     return (
-        f"The {count} warps of a launch leave one after the other, {duration_text(step)} apart, "
-        f"{duration_text(span)} from the first to the last: seen in {seen}, where chance alone has such an "
-        f"order once in {orders}. If it comes again, the usual cause is {ORDER_CAUSE}."
+        f"The {count} warps of a launch exit one after the other, {duration_text(step)} apart, "
+        f"{duration_text(span)} from the first to the last: seen in {seen}, where chance alone gives such an "
+        f"order once in {orders}. If it recurs, the usual cause is {ORDER_CAUSE}."
     )

@@ -1,4 +1,4 @@
-"""What a finding is, and from which size on a difference is one."""
+"""The type of a finding, and the least differences that are reported."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any
 from tracepipe.units import duration_text
 
 FALSE_ALARM_RATE = 0.01
-"""The chance that a recording without any effect gets a finding of one kind: shared among all kernels of the
-recording, and within a kernel among all moduli, blocks, SMs and launches that are tried (Bonferroni)."""
+"""The chance that a recording without any effect gets a finding of one kind. It is divided among all kernels
+of the recording, and within a kernel among all moduli, blocks, SMs and launches that are tried
+(Bonferroni)."""
 
 MIN_SHARE = 0.05
-"""What a difference must be of the time it lengthens. Two runs of one kernel differ by some percent as they
-are: what is gained by less than this cannot be seen in the next measurement."""
+"""The least difference, as a share of the time that it lengthens. Two runs of one kernel differ by some
+percent anyway: a smaller gain cannot be seen in the next measurement."""
 
 MIN_SM_SHARE = 0.10
-"""The same for whole SMs, as they are not alike: on an H200 those far from a part of the L2 cache are
-slower by some percent with any kernel that waits for memory."""
+"""The same for whole SMs, which differ from each other: on an H200, the SMs that are far from a part of the
+L2 cache are some percent slower with any kernel that waits for memory."""
 
 MIN_EXIT_ONLY_NS = 100
-"""The least difference where only exits are known. Nothing says how long the kernel ran then, and reading the
+"""The least difference where only exits are known: how long the kernel ran is not known then, and reading the
 clock in every thread takes tens of nanoseconds by itself."""
 
 MIN_CLOCK_STEPS = 2
-"""The least difference in steps of the clock: one step is rounding."""
+"""The least difference, in steps of the clock: one step may be rounding."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What could be saved at most: in the median launch concerned, and in all launches recorded (ns)."""
+    """What a fix could save at most: in the median of the launches concerned, and in all of them, in ns."""
 
     launch_ns: float
     run_ns: float
@@ -37,16 +38,19 @@ class Saving:
 
     def __str__(self) -> str:
         launch, run = duration_text(self.launch_ns), duration_text(self.run_ns)
-        return f" Could save at most {launch} ({percent(self.share)}) of a launch, {run} of all recorded."
+        return (
+            f" A fix could save at most {launch} ({percent(self.share)}) of a launch, {run} of all recorded "
+            "ones."
+        )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a kernel's warps show, with its numbers and a sentence.
+    """One effect that a kernel's warps show, with its numbers and a sentence.
 
-    `numbers` have their units in their names. `p_value` is the chance of such evidence in a uniform kernel,
-    already multiplied by the number of tries within the kernel; None where it was counted and nothing had to
-    be inferred.
+    The keys of `numbers` contain the units. `p_value` is the chance of such evidence in a uniform kernel,
+    already multiplied by the number of tries within the kernel; None where the effect was counted and nothing
+    was inferred.
     """
 
     kind: str
@@ -56,7 +60,8 @@ class Finding:
     p_value: float | None = None
     numbers: dict[str, Any] = field(default_factory=dict)
     saves_share: float | None = None
-    """Of the duration of the launches concerned, what could be saved at most; None where it is not known."""
+    """The most that a fix could save, as a share of the duration of the launches concerned; None where that
+    is not known."""
     grid: tuple[int, int, int] | None = None
     saves: Saving | None = None
 
@@ -78,7 +83,7 @@ class Finding:
 
 
 def percent(share: float) -> str:
-    """A share as people read it: never 0% for a little, nor 100% for nearly all."""
+    """A share as text: never 0% for a small share, nor 100% for nearly all."""
     if 0 < share < 0.01:
         return "under 1%"
     if 0.99 < share < 1:
@@ -87,7 +92,7 @@ def percent(share: float) -> str:
 
 
 def confidence(p_value: float) -> str:
-    """How sure, for a sentence."""
+    """A p value as a phrase."""
     return f"p < 1e-9, {CORRECTED}" if p_value < 1e-9 else f"p = {p_value:.1g}, {CORRECTED}"
 
 
@@ -95,7 +100,7 @@ CORRECTED = "corrected for all that was tried"
 
 
 def listed(values: list[int], most: int = 6) -> str:
-    """Some of many numbers, in ranges: `0–7, 15, 31`."""
+    """Numbers as a list of ranges, at most `most` of them: `0–7, 15, 31`."""
     spans: list[str] = []
     start = 0
     for at in range(1, len(values) + 1):

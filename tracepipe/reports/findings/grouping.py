@@ -1,4 +1,4 @@
-"""The warps of a run, kernel by kernel: from warp records, and from threads that were timed one by one."""
+"""The warps of a run by kernel: from warp records, and from threads that were timed one by one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tracepipe.reports.findings.kernel_warps import (
     Ints,
     KernelWarps,
     LaunchIds,
-    sort_warps,
+    WarpColumns,
 )
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
+from tracepipe.reports.findings.warp_order import sort_warps
 from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -26,7 +27,7 @@ from tracepipe.reports.frames.stored import empty, flagged, joined, made, parts,
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 FULL_MASK = (1 << LANES) - 1
-# What is kept of each warp, and in place of what is not known.
+# The columns that are kept of each warp, and the values of those that are not known.
 _UNKNOWN = {
     "launch": 0, "warp": 0, "sm": NOT_RECORDED, "entry_ns": NOT_RECORDED, "last_exit_ns": 0, "exits": 0,
     "entry_mask": FULL_MASK, "block_index": NOT_RECORDED, "warp_in_block": NOT_RECORDED,
@@ -34,7 +35,7 @@ _UNKNOWN = {
 
 
 class _Source(NamedTuple):
-    """How many warps a kernel has, its name, and what puts them in order."""
+    """How many warps a kernel has, its name, and the function that sorts them."""
 
     warps: int
     name: str
@@ -42,8 +43,8 @@ class _Source(NamedTuple):
 
 
 class Kernels:
-    """The warps of some kernels, those with most warps first. Each is put in order when its turn comes, and
-    only the last one is kept.
+    """The warps of some kernels, those with the most warps first. The iteration sorts the warps of each
+    kernel when it reaches the kernel, and keeps only the last one.
     """
 
     def __init__(self, made_of: list[_Source]) -> None:
@@ -61,19 +62,19 @@ class Kernels:
             yield self._last[1]
 
     def names(self) -> Counter[str]:
-        """How many have each name; none is put in order for that."""
+        """How many kernels have each name; no warps are sorted for that."""
         return Counter(source.name for source in self._made_of)
 
     def first(self, count: int) -> Kernels:
-        """So many of them, all for 0."""
+        """The first `count` kernels, or all for 0."""
         return Kernels(self._made_of[:count] if count > 0 else self._made_of)
 
 
 def kernels_of(run: Run, pattern: str, launch: int | None) -> Kernels:
-    """The warps of the kernels whose names `pattern` finds.
+    """Return the warps of the kernels whose names match `pattern`, a regular expression.
 
-    Launches of one kernel with the same grid and block, by one process on one GPU, are together. `launch`
-    leaves only those of that id.
+    Launches of one kernel with the same grid and block, by one process on one GPU, are one item. With
+    `launch`, only warps of launches with that id are taken.
     """
     wanted = re.compile(pattern)
     made_of = [*_from_warps(run, wanted, launch)]
@@ -107,14 +108,14 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
         return _of_records(kernels[number], some, *exits.of(number, rows[first:last]))
 
     for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
-        # Warps that did not leave are not among the others, unless none left.
+        # Warps without an exit do not count, unless no warp has one.
         left = sum(int(np.count_nonzero(columns["exits"][first:last][part])) for part in parts(last - first))
         number = int(of_warp[rows[first]])
         yield _Source(left or last - first, kernels[number]["name"], partial(warps_of, number, first, last))
 
 
 def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
-    """The warps that are wanted and of the launch of this id, if one is named."""
+    """The rows of the wanted warps; with `launch`, only those of launches with that id."""
     if launch is not None:
         frames = table.frames("launch")
         of_launch = [(frame["launch"] == launch).fill_null(False).to_numpy() for frame in frames]
@@ -124,7 +125,7 @@ def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
 
 
 def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
-    """Columns of these warps, and `nameless`: whether their launch has no id."""
+    """The columns of these warps, and `nameless`: whether their launch has no id."""
     columns = {name: empty(len(rows), np.int64) for name in _UNKNOWN}
     columns["launch"], columns["nameless"] = empty(len(rows), np.uint64), empty(len(rows), np.bool_)
     at = 0
@@ -138,7 +139,7 @@ def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
 
 
 class _ExitRows:
-    """The exits of warps that did not leave with all lanes at once, by kernel and in the order of warps."""
+    """The exits of warps whose lanes did not exit together, by kernel and in the order of warps."""
 
     def __init__(self, table: WarpTable, of_warp: Any, kernels: int) -> None:
         self._of, self._exit_ns, self._mask = table.exit_columns()
@@ -151,7 +152,7 @@ class _ExitRows:
             self._bounds = bounds[np.searchsorted(present, np.arange(kernels + 1))]
 
     def of(self, number: int, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """The exits of those of a kernel's warps that stand at `rows`: the place there, time and mask."""
+        """The exits of a kernel's warps that are at `rows`: the index into `rows`, time and mask of each."""
         own = self._order[self._bounds[number] : self._bounds[number + 1]]
 
         def is_here(part: slice) -> Flags:
@@ -163,7 +164,7 @@ class _ExitRows:
         of = made(
             len(own), np.int64, lambda part: np.searchsorted(rows, self._of[own[part]].astype(rows.dtype))
         )
-        # Where masks were not recorded, how many lanes left at each exit is not known: none counts then.
+        # Where masks were not recorded, the number of lanes of each exit is not known: it counts as none.
         masks = made(len(own), np.int64, lambda part: np.maximum(self._mask[own[part]], 0))
         return of, taken(self._exit_ns, own), masks
 
@@ -171,7 +172,9 @@ class _ExitRows:
 def _of_records(
     kernel: dict[str, Any], warps: dict[str, Any], several: Ints, exit_ns: Ints, exit_mask: Ints
 ) -> KernelWarps:
-    """One kernel's warps, and the exits of `several` that did not leave with all lanes at once."""
+    """One kernel's warps. `several` are those whose lanes did not exit together, one item for each exit, with
+    its time and mask.
+    """
     count = len(warps["warp"])
     number, ids = _launches(warps["launch"], warps["nameless"], warps["warp"])
     one_by_one = np.zeros(count, np.bool_)
@@ -179,7 +182,7 @@ def _of_records(
         one_by_one[several[part]] = True
     single = flagged(count, lambda part: ~one_by_one[part] & (warps["exits"][part] == 1))
     known = bool((warps["block_index"] != NOT_RECORDED).all())
-    return sort_warps(
+    unsorted = WarpColumns(
         kernel["name"],
         _three(kernel["grid"]),
         launch=number,
@@ -193,11 +196,12 @@ def _of_records(
         blocks_known=known,
         launch_ids=ids,
     )
+    return sort_warps(unsorted)
 
 
 def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:
-    """The number of each row's launch, 0, 1, …, and what the recording calls each. A launch id may be
-    used again: the same warp for the second time is of another launch."""
+    """The number of each row's launch, 0, 1, …, and the launches' ids in the recording. A launch id may be
+    reused: the second occurrence of a warp belongs to another launch."""
     starts = starts_of(launch, nameless)
     counts = np.diff(starts, append=np.int32(len(launch)))
     _, of_run = np.unique(launch[starts], return_inverse=True)
@@ -208,13 +212,13 @@ def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds
     if again is not None:
         number = stored(equal(number, again)[0])
     first = np.empty(int(number.max()) + 1, np.int64)
-    # Of rows with one number the first is written last.
+    # In reverse, the first row of each number is written last, and stays.
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
     return number, LaunchIds(launch[first], nameless[first])
 
 
 def _again(numbers: Ints) -> Any:
-    """How often the number of each row came before it; None where none does."""
+    """How often the number of each row occurs before it; None where no number recurs."""
     order = in_order(numbers)
 
     def is_same(part: slice) -> Flags:

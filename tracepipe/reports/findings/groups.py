@@ -1,10 +1,10 @@
-"""Whether the lanes of single warps fall into groups that left apart, where every thread took its own time.
+"""Whether the lanes of single warps fall into groups that exited apart, where every thread was timed.
 
-Noise alone spreads the lanes of a warp. A warp is taken to be split where its lanes make two to four groups,
-each of two lanes or more and each narrow against the gaps between them. How often noise does that is found by
-drawing warps from Student's t with two degrees of freedom: noise whose variance is infinite, heavier than
-what clocks and caches make. A lane that is late alone has a null of its own, as such noise often has one
-value far out: it must be very late, or late in many warps, which ranks show.
+Noise alone spreads the lanes of a warp. A warp counts as split where its lanes form two to four groups, each
+of two lanes or more and each narrow compared with the gaps between them. How often noise does that is found
+by drawing warps from Student's t with two degrees of freedom: its variance is infinite, so its tails are
+heavier than those of clocks and caches. A lane that is late alone has a separate null distribution, as such
+noise often has one value far out: the lane must be very late, or late in many warps, which ranks show.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tracepipe.reports.frames.libraries import np
 
 MOST_GROUPS = 4
 DRAWS = 20_000
-"""Of the null: p values down to 1 in 20,000."""
+"""Warps drawn for the null distribution: it gives p values down to 1 in 20,000."""
 SPLIT_P = 0.001
-"""Below it a warp counts as split: one of a thousand noisy warps does."""
+"""A warp with a smaller p value counts as split: one of a thousand noisy warps does."""
 MIN_LANES = 4
 
 
 def _scores(ordered: Floats, step: float) -> Floats:
-    """For each row of lane times in order the gap between its groups over the widest group, at the best
-    number of groups."""
+    """For each row of sorted lane times, the gap between its groups divided by the widest group, for the best
+    number of groups. Shapes `(rows, lanes)` and `(rows,)`."""
     rows, lanes = ordered.shape
     gaps = np.diff(ordered, axis=1)
     by_size = np.argsort(-gaps, axis=1, kind="stable")
@@ -41,7 +41,7 @@ def _scores(ordered: Floats, step: float) -> Floats:
 
 
 def _lone_scores(ordered: Floats, step: float) -> Floats:
-    """The gap below the last lane over the width of the others."""
+    """For each row, the gap below the last lane divided by the width of the others."""
     scores: Floats = (ordered[:, -1] - ordered[:, -2]) / np.maximum(ordered[:, -2] - ordered[:, 0], step)
     return scores
 
@@ -53,10 +53,10 @@ def _nulls(lanes: int) -> tuple[Floats, Floats]:
 
 
 def split_p_values(times: Floats, step: float) -> Floats:
-    """The chance, for each row of lane times, that noise parts its lanes as much; 1 where the row says
-    nothing.
+    """The p value of each row of lane times: the chance that noise separates its lanes as much. It is 1 for a
+    row with too few lanes.
 
-    nan are lanes without a time, `step` is the resolution of the times.
+    `times` has the shape `(rows, lanes)` and nan where a lane has no time; `step` is their resolution.
     """
     ordered = np.sort(times, axis=1)  # nan last
     present: Ints = (~np.isnan(times)).sum(axis=1)

@@ -1,5 +1,5 @@
-"""Imbalance: SMs whose blocks take longer, and work that grows or shrinks along the grid or differs from
-block to block."""
+"""Imbalance: SMs whose blocks take longer, and work that grows or shrinks along the grid, or differs between
+blocks."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from tracepipe.reports.frames.stored import empty, flagged, parts, stored, taken
 from tracepipe.units import duration_text
 
 MOST_SMS_SHARE = 0.5
-"""If more SMs than this are late, the others are early."""
+"""The largest share of SMs that can be late: with more, the others are early."""
 MIN_TREND = 0.5
-"""Change of a block's time along the grid, as a share of the median: less is what caches and contention do as
-a kernel goes on. Also the least rank correlation, so that the order explains a quarter of the ranks at
-least."""
+"""The least change of a block's time along the grid, as a share of the median: a smaller one comes from
+caches and contention while the kernel runs. It is also the least rank correlation: the order then explains at
+least a quarter of the ranks."""
 MIN_WITHIN_WAVES = 0.5
-"""How much of that change must be seen among blocks that started together: else it came with time, not with
-the index."""
+"""The least share of that change that must be seen among blocks that started together: else the cause is the
+time of the start, not the index."""
 SLOPE_BLOCKS = 512
-"""Blocks whose slope is taken: its cost grows with their square."""
+"""The number of blocks whose slope is computed: its cost grows with the square of this number."""
 
 SM_CAUSE = (
-    "another kernel on these SMs at the time, more blocks there at once, a slower path to memory, or "
-    "blocks with more work whose index leads them there"
+    "another kernel on these SMs at that time, more blocks on them at a time, a slower path to memory, or "
+    "blocks with more work whose index places them there"
 )
 TREND_CAUSE = (
-    "loops whose length depends on the block's index, as over a triangle: deal the work out interleaved"
+    "loops whose length depends on the block's index, as over a triangle; interleave the work among blocks"
 )
 
 
 def lacks(kernel: KernelWarps) -> str | None:
-    """What of the input is missing to look for imbalance; None where nothing is."""
+    """Why imbalance cannot be looked for; None where it can."""
     if not kernel.has_exits:
         return "no exits were recorded"
     if not kernel.has_entries:
@@ -60,10 +60,10 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """The order of blocks, their periods and SMs, each tried at a third of `alpha`, and heavy blocks.
+    """Look for a trend along the grid, then periods, slow SMs, each at a third of `alpha`, and heavy blocks.
 
-    The first that is found explains the others: a block's index decides its SM, so that work which depends on
-    it makes some SMs seem slow.
+    The first effect that is found explains the others: a block's index decides its SM, so work that depends
+    on the index makes some SMs seem slow.
     """
     alpha /= 3
     if trend := _trend(kernel, lateness(kernel, by_wave=False), alpha):
@@ -93,8 +93,8 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
 
 
 def _within_border(kernel: KernelWarps, late: BlockLateness, rows: Ints) -> Floats:
-    """Lateness of some rows, against blocks at the border or inside it, as the block itself: an SM may get
-    one sort.
+    """The lateness of some rows, less the median of the blocks at the border, or of those inside it: an SM
+    may run only one of the two. Shapes `(n,)`.
     """
     border = at_border(late.blocks, kernel.grid)
     if min(int(border.sum()), int((~border).sum())) < MIN_GROUP:
@@ -140,12 +140,12 @@ def _sm_finding(
 
 
 def _in_waves(kernel: KernelWarps, late: BlockLateness) -> tuple[Ints, Ints]:
-    """The blocks, as places in `late`, that started with enough others in the same turn on their SMs; and the
-    number of that turn."""
+    """The blocks, as indices into `late.blocks`, that started with enough others in the same turn on their
+    SMs, and the number of that turn."""
     started, row = started_together(kernel, by_turn=True), late.profile_row
     wave = empty(late.blocks.size, np.int32)
     for part in parts(row.size):
-        wave[row[part]] = started[part]  # the last launch's, where there are many
+        wave[row[part]] = started[part]  # of several launches, the last one counts
     counts = np.bincount(wave)
     index = flagged(wave.size, lambda part: counts[wave[part]] >= MIN_WAVE)
     return index, numbered(taken(wave, index))[1]
@@ -162,8 +162,8 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     correlation, of_all = statistics.rank_correlation(some, profile[some])
     if not of_all <= alpha or abs(correlation) < MIN_TREND:
         return []
-    # Among blocks that started together, in the same turn on their SMs, neither time nor what else the SM has
-    # to do plays a part: there the index alone must show the same.
+    # Blocks that started together, in the same turn on their SMs, had the same conditions: among them, only
+    # the index can cause the same change.
     index, group = _in_waves(kernel, late)
     if not index.size:
         return []
@@ -191,6 +191,6 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
         "last_tenth_p50_ns": end,
         "rank_correlation": correlation,
     }
-    # Dealt out evenly, blocks leave no slot empty at the end.
+    # With evenly distributed work, no slot is empty at the end.
     saves = usual_waves(kernel).idle_share if kernel.has_sms else None
     return [Finding("imbalance", kernel.kernel, evidence, TREND_CAUSE, p_value, numbers, saves)]

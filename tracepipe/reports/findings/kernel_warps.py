@@ -1,18 +1,17 @@
-"""The warps of all launches of one kernel as arrays: what every finding is computed from."""
+"""The warps of all launches of one kernel as arrays, from which every finding is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.reports.findings.sampling import sample
-from tracepipe.reports.frames.grouping import distinct, in_order, reduced, starts_of
+from tracepipe.reports.frames.grouping import distinct, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, stored, taken
+from tracepipe.reports.frames.stored import flagged, made, parts, release, stored, taken
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,16 +26,16 @@ NOT_RECORDED = -(1 << 63)
 LANES = 32
 
 MAX_WARPS = 32
-"""Of a block: 1024 threads."""
+"""The most warps of a block: 1024 threads."""
 _FEW_STEPS = 15
 CLOCK_STEPS_NS = (1024, 1000, 32)
-"""Of %globaltimer on older GPUs and on recent ones: the largest that fits is taken where too few readings
-differ to see the step in them."""
+"""The steps of %globaltimer on older GPUs and on recent ones. The largest that fits the readings is taken
+where too few of them differ to measure the step."""
 
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Blocks of all launches, one row each, by launch and block."""
+    """The blocks of all launches, sorted by launch and block; columns of shape `(blocks,)`."""
 
     launch: Ints
     block: Ints
@@ -44,25 +43,25 @@ class BlockTimes:
     entry_ns: Ints
     end_ns: Ints
     skew_ns: Ints
-    """From the first warp's leaving to the last one's."""
+    """From the exit of the first warp to that of the last."""
 
 
 class LaunchIds(NamedTuple):
-    """What a recording calls some launches: ids of 64 bits, `(n,)`, and which have none."""
+    """The ids of launches in a recording, 64 bits each, and which launches have none; shapes
+    `(launches,)`.
+    """
 
     id: Any
     is_nameless: Flags
 
 
 @dataclass(frozen=True)
-class KernelWarps:
-    """Warps of the launches of one kernel with one grid and block, in order of launch, block and warp.
+class WarpColumns:
+    """The warps of the launches of one kernel with one grid and block, as columns in any order.
 
-    Arrays of a value for each warp: `launch`, linear `block`, `warp` in its block, `sm`, `entry_ns`; the last
-    two may be NOT_RECORDED. Arrays of a value for each exit, in order of warp and time: `exit_warp` (index of
-    the warp), `exit_ns` and `exit_mask` (lanes that left). Make one by `sort_warps`.
-
-    Long arrays are columns of `frames/stored.py`, those that are computed too: look at them by parts.
+    Columns of shape `(warps,)`: `launch`, linear `block`, `warp` in its block, `sm`, `entry_ns`; the last two
+    may be NOT_RECORDED. Columns of shape `(exits,)`: `exit_warp` (index of the warp), `exit_ns`, and
+    `exit_mask` (the lanes that exited).
     """
 
     kernel: str
@@ -76,23 +75,33 @@ class KernelWarps:
     exit_ns: Ints
     exit_mask: Ints
     lanes_timed: bool = False
-    """Every thread took its own time, so that the times of one warp differ by noise too."""
+    """Each thread was timed separately, so the times of one warp also differ by noise."""
     blocks_known: bool = True
     rows_mixed: bool = False
-    """Threads of several blocks may stand as one warp, as the input does not name blocks."""
+    """Threads of several blocks may appear as one warp, as the input does not name blocks."""
     launch_ids: LaunchIds | None = None
-    """What the recording calls the launches 0, 1, …; None: the same."""
+    """The launches' ids in the recording; None where the ids are 0, 1, …"""
+
+
+@dataclass(frozen=True)
+class KernelWarps(WarpColumns):
+    """The warps of the launches of one kernel, sorted by launch, block and warp, and exits by warp and time.
+    `warp_order.sort_warps` makes one.
+
+    Long arrays are columns of `frames/stored.py`, also the computed ones: read them by parts.
+    """
+
     still_running: int = 0
-    """Warps that had not left when the recording ended; they are not among the others."""
+    """Warps that had not exited when the recording ended; the columns do not contain them."""
 
     def launch_id(self, launch: int) -> int:
-        """What the recording calls a launch; -1 where it gives no id."""
+        """The id of a launch in the recording; -1 where it has none."""
         if self.launch_ids is None:
             return launch
         return -1 if self.launch_ids.is_nameless[launch] else int(self.launch_ids.id[launch])
 
     def forget(self) -> None:
-        """Drop what was computed of the warps, which comes again where it is asked for."""
+        """Drop the computed columns; they are computed again when they are needed."""
         given = {field.name for field in fields(self)}
         for name in set(self.__dict__) - given:
             del self.__dict__[name]
@@ -112,7 +121,7 @@ class KernelWarps:
 
     @cached_property
     def warps_of_a_block(self) -> int:
-        """How many warps a block has, 0 where blocks are not known or have more than CUDA allows."""
+        """How many warps a block has; 0 where blocks are not known, or have more warps than CUDA allows."""
         count = int(self.warp.max()) + 1 if self.blocks_known and self.warp.size else 0
         return count if count <= MAX_WARPS else 0
 
@@ -120,7 +129,7 @@ class KernelWarps:
     def exits(self) -> Ints:
         counts: Ints = np.zeros(self.launch.size, np.int32)
         for part in parts(self.exit_warp.size):
-            # Exits are in the order of warps, so that those of a part are neighbours.
+            # Exits are in the order of warps, so the warps of a part are neighbours.
             of = self.exit_warp[part]
             number = np.bincount(of - of[0])
             counts[of[0] : of[0] + number.size] += number.astype(np.int32)
@@ -129,7 +138,7 @@ class KernelWarps:
 
     @cached_property
     def _left_at_once(self) -> bool:
-        """Whether each warp has one exit."""
+        """Whether each warp has exactly one exit."""
         return bool(self.exit_ns.size == self.launch.size == np.count_nonzero(self.exits))
 
     @cached_property
@@ -156,7 +165,7 @@ class KernelWarps:
 
     @cached_property
     def spread_ns(self) -> Ints:
-        """From each warp's first exit to its last one; NOT_RECORDED where one lane alone was timed."""
+        """From each warp's first exit to its last one; NOT_RECORDED where only one lane was timed."""
         first, last, exits = self.first_exit_ns, self.last_exit_ns, self.exits
 
         def spread(part: slice) -> Ints:
@@ -168,7 +177,7 @@ class KernelWarps:
 
     @cached_property
     def last_thread(self) -> int:
-        """The largest index of a thread in its block of which an exit was recorded, -1 without one."""
+        """The largest thread index in a block of which an exit was recorded; -1 without one."""
         last = -1
         for part in parts(self.exit_mask.size):
             masks = self.exit_mask[part]
@@ -199,12 +208,12 @@ class KernelWarps:
 
     @cached_property
     def launches(self) -> Ints:
-        # In their order, as the warps are.
+        # The warps are sorted by launch.
         return self.launch[self.launch_starts]
 
     @cached_property
     def launch_row(self) -> Ints:
-        """For each warp the place of its launch in `launches`."""
+        """For each warp the index of its launch in `launches`."""
         column: Ints = stored(
             np.repeat(np.arange(self.launches.size, dtype=np.int32), self._counts(self.launch_starts))
         )
@@ -248,8 +257,8 @@ class KernelWarps:
 
     @cached_property
     def warp_scale_ns(self) -> float:
-        """What a warp's delay is compared with: the median life, or the time over which a launch's warps
-        leave."""
+        """The time with which a warp's delay is compared: the median lifetime, or the time over which the
+        warps of a launch exit."""
         if self.has_entries:
             return float(np.median(self.life_ns))
         spans = self.launch_ns[self.launch_ns > 0]
@@ -257,12 +266,12 @@ class KernelWarps:
 
     @property
     def scale_name(self) -> str:
-        """What `warp_scale_ns` is, in a sentence."""
-        return "a warp's life" if self.has_entries else "the time over which a launch's warps leave"
+        """The name of `warp_scale_ns`, for a sentence."""
+        return "a warp's lifetime" if self.has_entries else "the time over which a launch's warps exit"
 
     @property
     def least_ns(self) -> float:
-        """A difference below this is rounding, or the probe's own cost."""
+        """The least difference that is more than rounding, or than the cost of the probe."""
         return max(MIN_CLOCK_STEPS * self.clock_step_ns, 0 if self.has_entries else MIN_EXIT_ONLY_NS)
 
     @cached_property
@@ -281,35 +290,37 @@ class KernelWarps:
 
     @cached_property
     def warps_of_block(self) -> Ints:
-        """For each row of `blocks` how many warps it has here."""
+        """For each row of `blocks` how many recorded warps it has."""
         return self._counts(self.block_starts)
 
     @cached_property
     def block_count(self) -> int:
-        """How many blocks of the grid there are here."""
+        """How many different blocks of the grid were recorded."""
         return int(distinct(taken(self.block, self.block_starts)).size)
 
     @cached_property
     def block_bounds(self) -> Ints:
-        """Where the rows of `blocks` of each launch begin, and those of the last end."""
+        """The index in `blocks` at which each launch begins, and the end of the last; shape
+        `(launches + 1,)`.
+        """
         starts = self.block_starts
         return np.append(np.searchsorted(starts, self.launch_starts), starts.size)
 
     @cached_property
     def apart(self) -> Flags:
-        """Warps whose lanes did not all leave at one reading of the clock."""
+        """Flags the warps whose lanes did not all exit at the same reading of the clock."""
         first_ns, last_ns = self.first_exit_ns, self.last_exit_ns
         column: Flags = made(self.launch.size, np.bool_, lambda part: last_ns[part] > first_ns[part])
         return column
 
     def exit_parts(self) -> Iterator[tuple[slice, slice]]:
-        """Some warps at a time, and their exits."""
+        """Yield the warps in parts, as a slice of warps and the slice of their exits."""
         for part in parts(self.launch.size):
             yield part, slice(*np.searchsorted(self.exit_warp, [part.start, part.stop]).tolist())
 
     def lane_times(self, warps: Ints) -> Floats:
-        """When each lane of `warps` left, after the warp's first exit: an array of (warps, 32), nan where it
-        never did."""
+        """When each lane of `warps` exited, after its warp's first exit. Shape `(warps, 32)`, nan where no
+        exit was recorded."""
         row = np.full(self.launch.size, -1, np.int32)
         row[warps] = np.arange(warps.size)
         times = np.full((warps.size, LANES), np.nan)
@@ -324,8 +335,8 @@ class KernelWarps:
         return times
 
     def warp_times(self) -> Floats:
-        """How long each warp of a block took, an array of (blocks, warps): its life; its exit where no entry
-        is known."""
+        """How long each warp of a block took, shape `(blocks, warps)`: its lifetime, or its exit where no
+        entry is known. Of many blocks it takes a sample."""
         starts = self.block_starts
         taken_blocks = sample(np.arange(starts.size))
         row = np.full(starts.size, -1, np.int32)
@@ -342,58 +353,11 @@ class KernelWarps:
         return times
 
 
-def sort_warps(
-    kernel: str,
-    grid: tuple[int, int, int] | None,
-    *,
-    launch: Ints,
-    block: Ints,
-    warp: Ints,
-    sm: Ints,
-    entry_ns: Ints,
-    exit_warp: Ints,
-    exit_ns: Ints,
-    exit_mask: Ints,
-    lanes_timed: bool = False,
-    blocks_known: bool = True,
-    rows_mixed: bool = False,
-    launch_ids: LaunchIds | None = None,
-) -> KernelWarps:
-    """`KernelWarps` of warps and exits in any order; where exits are recorded at all, warps without one are
-    counted apart."""
-    left = np.full(launch.size, not exit_warp.size)
-    for part in parts(exit_warp.size):
-        left[exit_warp[part]] = True
-    order = in_order(launch, block, warp)
-    order = taken(order, flagged(order.size, lambda part: left[order[part]]))
-    place = np.full(launch.size, -1, np.int32)
-    for part in parts(order.size):
-        place[order[part]] = np.arange(part.start, part.stop)
-    exits = _exits_in_order(made(exit_warp.size, np.int32, lambda part: place[exit_warp[part]]), exit_ns)
-    return KernelWarps(
-        kernel,
-        grid,
-        taken(launch, order),
-        taken(block, order),
-        taken(warp, order),
-        taken(sm, order),
-        taken(entry_ns, order),
-        made(exits.size, np.int64, lambda part: place[exit_warp[exits[part]]]),
-        taken(exit_ns, exits),
-        made(exits.size, np.int64, lambda part: exit_mask[exits[part]]),
-        lanes_timed,
-        blocks_known,
-        rows_mixed,
-        launch_ids,
-        int(launch.size - order.size),
-    )
-
-
 def _narrow(*columns: Ints) -> Any:
-    """The times of all columns together, after the first: in 4 bytes each where a few seconds hold them."""
+    """The times of all columns, after the earliest one: in 4 bytes each if they span at most 4 seconds."""
     ends = [end for column in columns if column.size for end in (int(column.min()), int(column.max()))]
     first_ns, last_ns = min(ends, default=0), max(ends, default=0)
-    # Differences of unsigned numbers in order are right, too.
+    # Differences of sorted unsigned numbers are right, too.
     dtype = np.uint32 if last_ns - first_ns < 1 << 32 else np.int64
     times, at = np.empty(sum(column.size for column in columns), dtype), 0
     for column in columns:
@@ -401,16 +365,3 @@ def _narrow(*columns: Ints) -> Any:
             times[at : at + part.stop - part.start] = column[part] - first_ns
             at += part.stop - part.start
     return times
-
-
-def _exits_in_order(of: Ints, exit_ns: Ints) -> Ints:
-    """The exits in the order of the warps that they are `of`, and of time."""
-    order = in_order(of)
-    ordered = taken(of, order)
-    bounds = np.searchsorted(ordered, np.arange(0, int(of.max(initial=-1)) + 1, ROWS_AT_ONCE, dtype=np.int32))
-    for first, last in pairwise([*bounds.tolist(), of.size]):
-        rows = order[first:last]
-        order[first:last] = rows[np.lexsort((exit_ns[rows], ordered[first:last]))]
-        release()
-    column: Ints = order
-    return column

@@ -1,7 +1,7 @@
-"""Lanes of a warp that read the clock one after the other: an order of the probe's, and nothing to find.
+"""Lanes of a warp that read the clock one after the other: an effect of the probe, not of the kernel.
 
-Where each thread takes its own time, as in kernelretsnoop, the lanes of a warp run the probe in turn, some
-nanoseconds apart. A lane that is late must be seen against that, not against the spread that it makes.
+Where each thread reads the clock, as in kernelretsnoop, the lanes of a warp run the probe in turn, some
+nanoseconds apart. This order is subtracted before a lane is called late.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from tracepipe.reports.findings.kernel_warps import LANES, Floats
 from tracepipe.reports.frames.libraries import np
 
 APART = 8
-"""Lanes between which the step is taken: over so many, a clock of 32 ns shows steps of 4 ns too, and lanes of
-one residue of 8 are compared with their like."""
+"""The distance of the lanes between which the step is measured. Over 8 lanes, a clock of 32 ns shows steps of
+4 ns too, and lanes are compared with lanes of the same residue mod 8."""
 MIN_PAIRS = 8
 MOST_LEFT = 0.5
-"""Of the spread of lanes, at most, may be left without the order; noise around none leaves nearly all."""
+"""The largest share of the lanes' spread that may remain without the order. Where there is no order, nearly
+all of it remains."""
 
 
 class InTurn(NamedTuple):
-    """Times of lanes, an array of (warps, 32), without what each lane comes after the one before: `step_ns`,
-    0 where lanes do not follow each other."""
+    """Times of lanes, shape `(warps, 32)`, less the order of the probe: `step_ns` for each lane, 0 where the
+    lanes do not read the clock in turn."""
 
     times: Floats
     step_ns: float
 
 
 def without_order(times: Floats) -> InTurn:
-    """Lane times less their order, where that explains most of their spread."""
+    """Lane times, shape `(warps, 32)`, less the order of the probe, where that explains most of the
+    spread.
+    """
     pairs = times[:, APART:] - times[:, :-APART]
     known = pairs[~np.isnan(pairs)]
     if known.size < MIN_PAIRS:
@@ -41,7 +44,7 @@ def without_order(times: Floats) -> InTurn:
 
 
 def _spread(times: Floats) -> float:
-    """The median distance from the warp's median, of all lanes."""
-    told = ~np.isnan(times).all(axis=1)
-    middle = np.nanmedian(times[told], axis=1, keepdims=True)
-    return float(np.nanmedian(np.abs(times[told] - middle)))
+    """The median distance of all lanes from the median of their warp."""
+    timed = ~np.isnan(times).all(axis=1)
+    middle = np.nanmedian(times[timed], axis=1, keepdims=True)
+    return float(np.nanmedian(np.abs(times[timed] - middle)))

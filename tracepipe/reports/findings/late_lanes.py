@@ -1,4 +1,4 @@
-"""What is said of lanes that leave their warps late: which threads they are, by how much, what causes it."""
+"""The finding about lanes that exit later than their warp: which threads they are, how late, and why."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 STRIDES = (2, 4, 8, 16)
-"""Of lanes: what banks, sectors and vector widths make are powers of two."""
+"""Moduli of lanes that are tried: banks, sectors and vector widths are powers of two."""
 MOST_AT_EDGE = LANES // 4
-"""Lanes at an end of the warp that a boundary may strike; more are a part of it."""
+"""The most lanes at an end of the warp that a boundary affects; more of them are a part of the warp."""
 
 BRANCH_CAUSE = (
     "a branch that the lanes of a warp take differently, or loops whose length differs from lane to lane; "
-    "the warp runs each path in turn, while lanes that have left stay idle"
+    "the warp runs each path in turn, while lanes that have exited stay idle"
 )
 BOUNDARY_CAUSE = (
-    "a boundary that only {these}, as the first or last element of a chunk or of the data (bounds checks, a "
-    "remainder, an unaligned access), or another branch on the thread index; the warp runs each path in "
-    "turn, while lanes that have left stay idle"
+    "a boundary that only {these}, such as the first or last element of a chunk or of the data (bounds "
+    "checks, a remainder, an unaligned access), or another branch on the thread index; the warp runs each "
+    "path in turn, while lanes that have exited stay idle"
 )
 
 
 class Parted(NamedTuple):
-    """Warps whose lanes leave apart. `rows` are some of them, `of` how many they are; `delays` has a value
-    for each of `rows`, or of all. `share` is that of the warps in which just the lanes of `mask` are late."""
+    """Warps whose lanes exit at different times. `rows` are some of them, `warps_apart` is their number;
+    `delays` has a value for each of `rows`, or for all of them. `share` is the share of the warps in which
+    exactly the lanes of `mask` are late."""
 
     rows: Ints
-    of: int
+    warps_apart: int
     delays: Floats
     idle_share: float
     mask: int
     share: float
     p_value: float | None = None
     step_ns: float = 0.0
-    """How far apart the lanes read the clock in turn, which is not part of the delays."""
+    """The time between two neighbouring lanes that read the clock in turn; the delays do not contain it."""
 
 
 def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
-    """The sentence and its numbers. `place`: "first" or "last" where it is that warp of the grid alone."""
+    """Return the finding. `place` is "first" or "last" where only that warp of the grid is affected."""
     lanes = [lane for lane in range(LANES) if parted.mask >> lane & 1]
     seen = _seen_lanes(kernel, parted.rows)
     stride = stride_of(lanes, seen) if kernel.lanes_timed else None
@@ -51,14 +52,14 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
     share = delay / max(kernel.warp_scale_ns, 1.0)
     late = f"lane{'s' * (len(lanes) != 1)} {listed(lanes)} ({_which(kernel, parted, lanes, stride, seen)})"
     evidence = (
-        f"{_where(kernel, parted, place)} the lanes leave apart: {late} last{_most(parted)}, "
+        f"{_where(kernel, parted, place)} the lanes exit at different times: {late} last{_most(parted)}, "
         f"{duration_text(delay)} after the others{_in_turn(parted)}{_worth(kernel, share)}"
         f"{_rest(kernel, parted)}"
     )
     numbers = {
         "of": f"{place} warp of the grid" if place else "warps",
         "warps": int(kernel.launch.size),
-        "warps_apart": parted.of,
+        "warps_apart": parted.warps_apart,
         "late_lanes_mask": parted.mask,
         "late_lanes": lanes,
         "late_mask_share": parted.share,
@@ -75,7 +76,9 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
 
 
 def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:
-    """Modulus and residue where `lanes` are every lane of `seen` with that, and not all of it."""
+    """The modulus and residue where `lanes` are all lanes of `seen` with that residue, and not all of `seen`;
+    else None.
+    """
     if not 1 < len(lanes) < len(seen):
         return None
     for modulus in STRIDES:
@@ -98,11 +101,11 @@ def _seen_lanes(kernel: KernelWarps, rows: Ints) -> list[int]:
 def _where(kernel: KernelWarps, parted: Parted, place: str) -> str:
     total = int(kernel.launch.size)
     if place:
-        of = f" of {parted.of:,} launches" if parted.of > 1 else ""
+        of = f" of {parted.warps_apart:,} launches" if parted.warps_apart > 1 else ""
         return f"In the {place} warp of the grid{of}"
     if total == 1:
         return "In the one warp that was recorded"
-    return f"In {parted.of:,} of {total:,} warps"
+    return f"In {parted.warps_apart:,} of {total:,} warps"
 
 
 def _which(
@@ -126,21 +129,21 @@ def _most(parted: Parted) -> str:
 
 
 def _in_turn(parted: Parted) -> str:
-    median = " in the median" if parted.of > 1 else ""
+    median = " (median)" if parted.warps_apart > 1 else ""
     return median + (
-        f", which leave {duration_text(parted.step_ns)} apart, lane by lane" if parted.step_ns else ""
+        f", which exit {duration_text(parted.step_ns)} apart, lane by lane" if parted.step_ns else ""
     )
 
 
 def _worth(kernel: KernelWarps, share: float) -> str:
-    """What the delay is of a warp's life, or of the time over which warps leave; nothing of one warp's."""
+    """The delay as a share of `scale_name`, as text; empty for a single warp without an entry."""
     alone = kernel.launch.size == 1 and not kernel.has_entries
     return "" if alone else f", {percent(share)} of {kernel.scale_name}"
 
 
 def _rest(kernel: KernelWarps, parted: Parted) -> str:
     idle = f"; {percent(parted.idle_share)} of the lanes' time is idle" if kernel.has_entries else ""
-    once = "; seen in one warp" if parted.of == 1 else ""
+    once = "; seen in one warp" if parted.warps_apart == 1 else ""
     return idle + once + ("" if parted.p_value is None else f" ({confidence(parted.p_value)})")
 
 

@@ -1,9 +1,9 @@
-"""Whether some positions come later than the others, by ranks within each row.
+"""Whether some positions are later than the others, by ranks within each row.
 
-Under the null, the times of one row (lanes of a warp, warps of a block, blocks of a launch) are exchangeable:
-whatever their distribution, however heavy its tail, their ranks are a random order. Sums of ranks over many
-rows are normal. Of few rows with many ties, as a coarse clock makes them, they are skewed, and no class can
-be less likely than one order among all that there are.
+Under the null hypothesis, the times of one row (lanes of a warp, warps of a block, blocks of a launch) are
+exchangeable: with any distribution, however heavy its tail, their ranks are a random order. Sums of ranks
+over many rows are normal. With few rows, or many ties from a coarse clock, the sums are skewed, and no class
+can be less likely than one order among all possible ones.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.grouping import runs
 from tracepipe.reports.frames.libraries import np
 
-# Of a table of rows and classes, which may be nearly empty: more are not made.
+# The most cells of a table of rows and classes, which may be nearly empty; larger ones are not made.
 _CELLS = 1 << 20
 
 
 def centred_ranks(times: Floats) -> Floats:
-    """Ranks within each row less their mean, ties shared; nan where `times` is nan."""
+    """Ranks within each row less their mean, with the mean rank for ties; nan where `times` is nan. Shapes
+    `(rows, positions)`.
+    """
     absent = np.isnan(times)
     ranks = statistics.ranks(np.where(absent, np.inf, times))
     present = (~absent).sum(axis=1, keepdims=True)
@@ -28,8 +30,8 @@ def centred_ranks(times: Floats) -> Floats:
 
 
 def ranks_in_rows(values: Floats, row: Ints) -> Floats:
-    """As `centred_ranks`, of rows of different lengths that stand one after the other: `row` is the number of
-    each value's.
+    """Like `centred_ranks`, for rows of different lengths one after the other in `values`: `row` has the
+    number of the row of each value. Shapes `(n,)`.
     """
     present = np.bincount(row)
     order, starts = runs(row, values)
@@ -41,15 +43,17 @@ def ranks_in_rows(values: Floats, row: Ints) -> Floats:
 
 
 def score_classes(ranks: Floats, classes: Ints, count: int) -> Floats:
-    """As `score_rows`, of `ranks` by `centred_ranks` and `classes` of the same shape."""
+    """Like `score_rows`, for `ranks` from `centred_ranks` and `classes` of the same shape."""
     known = ~np.isnan(ranks)
     return score_rows(ranks[known], np.nonzero(known)[0], classes[known], count)
 
 
 def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
-    """How much later than the rest each class 0…`count`-1 is, standard normal if it is not.
+    """A score for how much later than the rest each class 0…`count`-1 is: standard normal under the null
+    hypothesis, negative for early classes.
 
-    `ranks` are centred within each row, `row` and `classes` those of each rank. Early classes are below zero.
+    `ranks` are centred within each row; `row` and `classes` are the row and the class of each rank, all of
+    shape `(n,)`. The scores have the shape `(count,)`.
     """
     present = np.bincount(row)
     variance = np.bincount(row, ranks**2) / np.maximum(present, 1)
@@ -62,7 +66,7 @@ def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
 
 
 def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
-    """Each row and class that come together, and how often they do."""
+    """Each pair of a row and a class that occurs, as two arrays, and how often it does."""
     key = row * count + classes
     if int(row.max(initial=0)) < _CELLS // count:
         every = np.bincount(key)
@@ -73,7 +77,9 @@ def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
 
 
 def chance_of(ranks: Floats, members: Flags) -> float:
-    """The chance that positions come as late as `members` do, where each order of a row is as likely."""
+    """The chance that positions are as late as `members` are, if all orders within a row are
+    equally likely.
+    """
     known = ~np.isnan(ranks)
     present, taken = known.sum(axis=1), (members & known).sum(axis=1)
     usable = (taken > 0) & (taken < present)
@@ -85,7 +91,7 @@ def chance_of(ranks: Floats, members: Flags) -> float:
     variance = float((k * (n - k) / (n - 1) * (values**2).sum(axis=1) / n).sum())
     if variance <= 0:
         return 1.0
-    # Of two values one has no skewness that the other does not take back.
+    # In a row of two values the skewness is 0.
     third = (n - k) * (n - 2 * k) * k / ((n - 1) * np.maximum(n - 2, 1)) * (values**3).sum(axis=1) / n
     score, skewness = total / variance**0.5, max(float(third.sum()) / variance**1.5, 0.0)
     log_orders = _log_factorial(n) - _log_factorial(k) - _log_factorial(n - k)
@@ -99,7 +105,9 @@ def _log_factorial(values: Floats) -> Floats:
 
 
 def between(times: Floats, members: Flags) -> Floats:
-    """For each row how much later its members are than the others, by medians; nan if one side is empty."""
+    """For each row, the median time of its members less that of the others; nan if either side is empty.
+    `times` and `members` have the shape `(rows, positions)`, the result `(rows,)`.
+    """
     above, below = np.where(members, times, np.nan), np.where(members, np.nan, times)
     usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
     delays = np.full(times.shape[0], np.nan)
@@ -117,19 +125,19 @@ class LateClass(NamedTuple):
 
 
 APART_OF_RANGE = 0.5
-"""How far the late residues must stand above the next one, as a share of all that residues differ by. Below
-it, the positions follow one another as on a ramp, and no class of them is late."""
+"""The least gap between the late residues and the next one, as a share of the range of all residues. With a
+smaller gap the positions form a ramp, and no class of them is late."""
 
 
 def late_class(times: Floats, positions: Ints, moduli: range) -> LateClass | None:
-    """The modulus and residues of `positions` whose times are the latest, or None where no class stands
-    apart."""
+    """Return the modulus and residues of `positions` whose times are the latest, or None where no class is
+    apart from the others. `times` and `positions` have the shape `(rows, positions)`."""
     ranks = centred_ranks(times)
     tried, score, modulus, residue = 0, 0.0, 0, 0
     for candidate in moduli:
         scores = score_classes(ranks, positions % candidate, candidate)
         tried += candidate
-        # Of equal evidence the smaller modulus is the simpler pattern, so a larger one must be better.
+        # With equal evidence the smaller modulus is the simpler pattern, so a larger one must score better.
         if scores.max() > score:
             score, modulus, residue = float(scores.max()), candidate, int(scores.argmax())
     if not modulus:
@@ -155,7 +163,7 @@ def _standing_apart(level: Floats, widest: int) -> list[int]:
     cut = int(steps.argmax())
     span = level[known[-1]] - level[known[0]]
     late = known[cut + 1 :]
-    # Many residues of the widest modulus are a range of lanes and no stride: that is for divergence to tell.
+    # Many residues of the widest modulus are a range of lanes, not a stride: divergence reports that.
     most = 1 if level.size == widest else max(1, level.size // 4)
     if span <= 0 or steps[cut] < APART_OF_RANGE * span or late.size > most:
         return []
@@ -163,5 +171,5 @@ def _standing_apart(level: Floats, widest: int) -> list[int]:
 
 
 def median_with_interval(values: Floats) -> tuple[float, float, float]:
-    """The median and its distribution-free 95% interval; infinite where there are too few values for one."""
+    """The median and its distribution-free 95% interval, infinite where there are too few values for one."""
     return float(np.median(values)), *statistics.median_interval(values, 0.95)

@@ -1,10 +1,9 @@
-"""Stragglers: blocks that take far longer than the others, the same in every launch or in one, or at the
-grid's border.
+"""Stragglers: blocks that take far longer than the others, in every launch, in one launch, or at the grid's
+border.
 
-A block counts where it stands beyond the tail of the others (`tail`), as in any sample some are the last.
-Over several launches the median of each block is tested first; then each launch for what is late in it alone.
-Blocks at the border of a grid of two or three dimensions are compared with the inner ones by Mann and
-Whitney's test.
+Some block is the last in any sample, so a block only counts beyond the tail of the others (`tail`). Of
+several launches, the median of each block is tested first, then each launch for blocks that are late only in
+it. Blocks at the border of a grid are compared with the inner ones by the Mann-Whitney test.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
 
 MIN_SUPERIORITY = 0.8
-"""The chance that a border block takes longer than an inner one; below it, the two are much alike."""
+"""The least chance that a border block takes longer than an inner one; with less, the two are much alike."""
 MOST_LAUNCHES = 3
-"""Launches with stragglers of their own that are reported one by one."""
+"""The most launches with stragglers that are reported one by one."""
 
 BLOCKS_CAUSE = (
-    "more work for these blocks (longer rows, fuller bins, a boundary), or data that only they "
-    "had to wait for"
+    "more work for these blocks (longer rows, fuller bins, a boundary), or data for which only they had to "
+    "wait"
 )
 LAUNCH_CAUSE = (
-    "something outside of the kernel that struck these blocks once: a page that had to be moved, another "
+    "something outside the kernel that affected these blocks once: a page that had to be moved, another "
     "kernel on the same SM, preemption"
 )
 
@@ -47,15 +46,15 @@ EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
 
 
 def lacks(kernel: KernelWarps) -> str | None:
-    """What of the input is missing to look for stragglers; None where nothing is."""
+    """Why stragglers cannot be looked for; None where they can."""
     if not kernel.has_exits:
         return "no exits were recorded"
     return lacks_blocks(kernel)
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """Findings of the blocks of all launches, of single launches, and of the border, each at a third of
-    `alpha`."""
+    """Return findings about blocks in all launches, in single launches, and at the border. `alpha` is divided
+    among those of the three that apply."""
     late = lateness(kernel)
     border = at_border(late.blocks, kernel.grid)
     with_border = min(int(border.sum()), int((~border).sum())) >= MIN_GROUP
@@ -69,7 +68,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 
 def least_excess_ns(kernel: KernelWarps) -> float:
-    """What a block must be late by to lengthen its launch noticeably."""
+    """The least lateness of a block that lengthens its launch noticeably."""
     return max(MIN_SHARE * float(np.median(kernel.launch_ns)), kernel.least_ns)
 
 
@@ -87,8 +86,7 @@ def _blocks(kernel: KernelWarps, late: BlockLateness, found: Outlying, alpha: fl
 
 
 def _one_slow_sm(kernel: KernelWarps, rows: Ints) -> bool:
-    """Whether these are most blocks of one SM: then it is the SM that is slow, which is for `imbalance` to
-    tell."""
+    """Whether these are most of the blocks of one SM: then the SM is slow, and `imbalance` reports it."""
     sms = np.unique(kernel.blocks.sm[rows])
     if not kernel.has_sms or not kernel.has_entries or sms.size > 1:
         return False
@@ -100,9 +98,9 @@ def _one_slow_sm(kernel: KernelWarps, rows: Ints) -> bool:
 def _single_launches(
     kernel: KernelWarps, late: BlockLateness, taken: Flags | None, alpha: float
 ) -> list[Finding]:
-    """Launches in which blocks are late that are not late in general."""
+    """Findings about launches in which blocks are late that are not late in general."""
     own = late.rows_ns
-    # With two launches the median is between both: nothing to subtract.
+    # With two launches the median is between both, and nothing can be subtracted.
     if kernel.launches.size > 2:
         row = late.profile_row
         own = made(row.size, np.float64, lambda part: late.rows_ns[part] - late.profile_ns[row[part]])
@@ -149,7 +147,7 @@ def _finding(
     one = blocks.size == 1
     verb = "takes" if one else "take"
     if not kernel.has_entries:
-        verb = "leaves" if one else "leave"
+        verb = "exits" if one else "exit"
     than = "longer" if kernel.has_entries else "later"
     place = ""
     if sms.size == 1:
@@ -166,13 +164,13 @@ def _finding(
     usual = "blocks that started with it" if one else "blocks that started with them"
     if not kernel.has_entries:
         usual = "the median block"
-    so_what = "other blocks end as late"
+    effect = "other blocks end as late"
     if delayed >= least_excess_ns(kernel):
-        so_what = f"without {'it' if one else 'them'} the launch would end {duration_text(delayed)} earlier"
+        effect = f"without {'it' if one else 'them'} the launch would end {duration_text(delayed)} earlier"
     evidence = (
         f"Block{'' if one else 's'} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
         f"{duration_text(excess)} {than} than {usual}{words[0]}: {percent(share)} of the kernel's duration; "
-        f"{so_what} ({confidence(found.p_value)})"
+        f"{effect} ({confidence(found.p_value)})"
     )
     numbers = {
         "of": "blocks",
@@ -191,15 +189,15 @@ def _finding(
 
 
 def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
-    """How much earlier the launches of these blocks would end without them, in the median."""
+    """The median time in ns by which the launches of these blocks would end earlier without them."""
     others = np.ones(kernel.blocks.block.size, np.bool_)
     others[rows] = False
     ends = kernel.blocks.end_ns
     first = kernel.block_bounds[:-1]
     with_them = np.maximum.reduceat(ends, first)
     without = np.maximum.reduceat(np.where(others, ends, NOT_RECORDED), first)
-    struck = np.isin(kernel.launches, kernel.blocks.launch[rows]) & (without != NOT_RECORDED)
-    return float(np.median((with_them - without)[struck])) if struck.any() else 0.0
+    affected = np.isin(kernel.launches, kernel.blocks.launch[rows]) & (without != NOT_RECORDED)
+    return float(np.median((with_them - without)[affected])) if affected.any() else 0.0
 
 
 def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
@@ -210,7 +208,7 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
     share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
     if p_value > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
         return []
-    verb, than = ("take", "longer") if kernel.has_entries else ("leave", "later")
+    verb, than = ("take", "longer") if kernel.has_entries else ("exit", "later")
     evidence = (
         f"The {outer.size} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
         f"{inner.size} inner ones, {percent(share)} of the kernel's duration "

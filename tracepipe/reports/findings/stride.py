@@ -1,7 +1,8 @@
 """Strides: threads t ≡ r mod m of a block that are later than the rest.
 
-Within warps the lanes' exits are ranked, within blocks the warps' lives. A pattern of both, as every 48th
-thread, is found within warps only. Moduli up to 32 are tried for lanes, up to the number of warps for warps.
+The exits of lanes are ranked within each warp, and the lifetimes of warps within each block. A pattern across
+both, such as every 48th thread, is only found within warps. Moduli up to 32 are tried for lanes, and up to
+the number of warps in a block for warps.
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ from tracepipe.reports.frames.stored import flagged
 from tracepipe.units import duration_text
 
 MIN_WARPS = 4
-"""A block of fewer warps has no classes of warps."""
+"""A block with fewer warps has no classes of warps."""
 
 LANES_CAUSE = (
     "the array index that these threads use: shared-memory bank conflicts, uncoalesced or misaligned access, "
     "or a branch on the thread index"
 )
 WARPS_CAUSE = (
-    "work that only these warps do, such as the last step of a reduction or the loads of a tile, or a share "
-    "of the data that is larger"
+    "work that only these warps do, such as the last step of a reduction or the loads of a tile, or a larger "
+    "share of the data"
 )
 
 
 def lacks(kernel: KernelWarps) -> str | None:
-    """What of the input is missing to look for strides; None where nothing is."""
+    """Why strides cannot be looked for; None where they can."""
     if not kernel.has_exits:
         return "no exits were recorded"
     if not bool((kernel.exits > 1).any()) and kernel.warps_of_a_block < MIN_WARPS:
-        return "no lanes that leave apart, and fewer than 4 warps in a block"
+        return "the lanes of each warp exit together, and a block has fewer than 4 warps"
     return None
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """At most one finding within warps and one within blocks, each tried at half of `alpha`."""
+    """Return at most one finding within warps and one within blocks, each tried at half of `alpha`."""
     return [*_lanes(kernel, alpha / 2), *_warps(kernel, alpha / 2)]
 
 
 def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    # Warps whose lanes left together say that none was late: where they are the most, the median is 0.
+    # In warps whose lanes exited together no lane was late: where most warps are such, the median is 0.
     if kernel.apart.mean() < 0.5:
         return []
     rows = sample(flagged(kernel.apart.size, lambda part: kernel.apart[part]))
     times = kernel.lane_times(rows)
-    told = (~np.isnan(times)).sum(axis=1) > 1
-    if not told.any():
+    usable = (~np.isnan(times)).sum(axis=1) > 1
+    if not usable.any():
         return []
-    rows, times = rows[told], without_order(times[told]).times
+    rows, times = rows[usable], without_order(times[usable]).times
     threads = kernel.warp[rows][:, None] * LANES + np.arange(LANES)
     late = late_class(times, threads, range(2, LANES + 1))
     if late is None or late.p_value > alpha:
         return []
     if np.unique(np.nonzero(late.members)[1]).size == 1:
-        return []  # one lane of each warp: that is for divergence to tell
+        return []  # one lane of each warp is late: divergence reports that
     delays = _delays(times, late)
     return _finding(
         kernel, late, delays, 1, f"warp{'s' * (delays.size != 1)} of {LANES} threads", LANES_CAUSE
@@ -83,7 +84,7 @@ def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 
 def _delays(times: Floats, late: LateClass) -> Floats:
-    """For each row the mean of the late class less the median of the others, where it has both."""
+    """For each row that has members of both, the mean of the late class less the median of the others."""
     above = np.where(late.members, times, np.nan)
     below = np.where(late.members, np.nan, times)
     usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
@@ -102,9 +103,9 @@ def _finding(
     what = "Threads t" if unit == 1 else "Warps w of a block"
     letter = "t" if unit == 1 else "w"
     known = np.isfinite(low) and np.isfinite(high)
-    interval = f" (95%: {duration_text(low)} to {duration_text(high)})" if known else ""
+    interval = f" (95% interval: {duration_text(low)} to {duration_text(high)})" if known else ""
     evidence = (
-        f"{what} with {letter} mod {late.modulus} = {residues} leave {duration_text(delay)}{interval} after "
+        f"{what} with {letter} mod {late.modulus} = {residues} exit {duration_text(delay)}{interval} after "
         f"the others, {percent(delay / max(scale, 1.0))} of {kernel.scale_name}: seen in {delays.size:,} "
         f"{rows} ({confidence(late.p_value)})"
     )

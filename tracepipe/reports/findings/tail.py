@@ -1,10 +1,10 @@
-"""Which of many values stand beyond the tail that the others make.
+"""Outliers: values beyond the tail that the others form.
 
-Excesses over a high threshold follow a generalised Pareto law, whatever the noise (Pickands, Balkema and de
-Haan): its shape says how heavy the tail is. Shape and scale are unknown, so both are weighed by the
-likelihood of the values below a gap, and the chance of the gap is averaged over them: a predictive p value,
-which stays honest with few values, where a fitted tail would be too sure. Shapes up to that of a tail without
-a variance are allowed for.
+Excesses over a high threshold follow a generalised Pareto distribution, for nearly any noise (Pickands,
+Balkema and de Haan); its shape is the weight of the tail. Shape and scale are unknown, so both are weighted
+by the likelihood of the values below a gap, and the chance of the gap is averaged over them. This predictive
+p value holds with few values too, where a fitted tail would be too small. Shapes up to that of a tail without
+a variance are considered.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 
 MIN_VALUES = 16
-"""Fewer have no tail to speak of."""
+"""The least number of values that have a tail."""
 MOST_OUTLYING = 16
-"""More values beyond a gap are a group of their own, not stragglers."""
+"""The most values beyond a gap that count as stragglers; more are a separate group."""
 TAIL_SHARE = 0.25
-"""Of the values, those that make the tail."""
+"""The share of the values that form the tail."""
 MOST_OF_TAIL = 80
+"""The most values that form the tail."""
 LIGHTEST, HEAVIEST, SHAPES = -0.5, 0.5, 15
-"""Shapes of tails that are weighed: below 0 a tail ends, at 0 it is exponential, from 0.5 on it has no
-variance."""
+"""The range and number of the shapes that are weighted: below 0 a tail ends, at 0 it is exponential, from 0.5
+on it has no variance."""
 NARROWEST, WIDEST, SCALES = -2.0, 2.0, 25
-"""Logarithms of the scales that are weighed, against the mean excess."""
+"""The range and number of the scales that are weighted, as logarithms of multiples of the mean excess."""
 
 
 LEAST_GAP = 3.0
-"""Mean excesses that the gap must have, times the values above it: an exponential tail makes such a gap once
-in twenty times, so that the test would not speak of less. It saves the work where there is nothing."""
+"""The least size of the gap, in mean excesses, times the number of values above it. An exponential tail has
+such a gap once in twenty times, so the test would not report a smaller one: this only saves time."""
 
 
 CAUTION = 4.0
-"""Every p value is multiplied by it: a quarter of the values is more than the far tail, for which the law
-holds. With the noise that gets there slowest of those tried (t, 3 degrees of freedom) alarms came four times
-as often as they should (`benchmarks/findings.py`)."""
+"""The factor of every p value. The distribution holds for the far tail, and a quarter of the values is more
+than that. With the noise that converges slowest of those tried (t, 3 degrees of freedom), false alarms were
+four times as frequent as they should be (`benchmarks/findings.py`)."""
 
 
 class Outlying(NamedTuple):
-    """Indices of the values beyond the gap, the largest first, and the chance of such a gap."""
+    """The indices of the values beyond the gap, the largest value first, and the chance of such a gap."""
 
     indices: Ints
     p_value: float
 
 
 def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | None:
-    """The largest values that a gap parts from the others, if they are `least` above the median.
+    """The largest values that a gap separates from the others, if they are `least` above the median.
 
-    `step` is the resolution of `values`. For a gap below the j-th value the p value is multiplied by j·(j+1),
-    as the inverses of these add up to one: that corrects for the gaps that were tried, and asks more for less
-    simple answers.
+    `values` has the shape `(n,)`, `step` is their resolution. For a gap below the j-th value the p value is
+    multiplied by j·(j+1). The inverses of these factors add up to one, so they correct for the gaps that were
+    tried, and require stronger evidence for more outliers.
     """
     if values.size < MIN_VALUES:
         return None
-    # Rounding makes ties, and a tie has no spacing. Spread over the step, values are as before rounding.
+    # Rounding makes ties, and a tie has no spacing. Random offsets within the step undo the rounding.
     random, most = np.random.default_rng(0), values.size - 1
     spread = made(
         values.size,
@@ -79,7 +80,7 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
 
 
 def _chance_of_gap(excess: Floats, above: int) -> float:
-    """The chance that all of the `above` largest of `excess` are as far above the next one as they are."""
+    """The chance that the `above` largest values of `excess` are all at least as far above the next one."""
     below = excess[above:]
     gap = float(excess[above - 1] - excess[above])
     if above * gap < LEAST_GAP * float(below.mean()):
@@ -99,7 +100,9 @@ def _chance_of_gap(excess: Floats, above: int) -> float:
 
 
 def _log_survival(x: Floats, shape: Floats, scale: Floats) -> Floats:
-    """Of the generalised Pareto law at each of `x`, on the last axis; -inf beyond its end."""
+    """The log survival function of the generalised Pareto distribution at each `x`, on the last axis; -inf
+    beyond its end.
+    """
     ratio = x / scale[..., None]
     shape = np.where(np.abs(shape) < 1e-9, 1e-9, shape)[..., None]
     with np.errstate(divide="ignore"):

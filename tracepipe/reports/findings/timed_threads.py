@@ -1,4 +1,4 @@
-"""Warps of kernels of which single threads were timed: entries, exits or both, with or without a block."""
+"""Warps of kernels whose threads were timed one by one: entries, exits or both, with or without blocks."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from tracepipe.reports.findings.kernel_warps import (
     Ints,
     KernelWarps,
     LaunchIds,
-    sort_warps,
+    WarpColumns,
 )
+from tracepipe.reports.findings.warp_order import sort_warps
 from tracepipe.reports.frames.grouping import equal, grouped, runs
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
 MOST_REPEATED = 0.25
-"""Of the thread indices that may come again in an input without blocks, before its warps are taken to be
-mixed."""
+"""The largest share of thread indices that may recur in an input without blocks; with more, its warps count
+as mixed."""
 _ENTRY, _EXIT, _OTHER = 0, 1, 2
 _EVENTS = {"entry": _ENTRY, "exit": _EXIT}
 _LATEST_NS = (1 << 63) - 1
 
 
 def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
-    """Kernels by name, GPU and process, in the order in which they come, without launches of which there are
-    warps. `launch` leaves only that one."""
+    """Return the kernels by name, GPU and process, in the order of their first events.
+
+    Launches that were also recorded warp by warp are left out. With `launch`, only the launch with that id is
+    taken.
+    """
     layer = run.layer("gpu_thread")
     if layer.index is None:
         return []
@@ -46,7 +50,7 @@ def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
 
 
 def _of_warps(run: Run, layer: Layer) -> Any:
-    """Rows whose launch was recorded warp by warp: they tell the same exits again."""
+    """Flags the rows whose launch was also recorded warp by warp: they repeat the same exits."""
     if layer.launch is None or not len(run.warp_table):
         return np.zeros(len(layer), np.bool_)
     launches = run.warp_table.frame("launch")["launch"].drop_nulls().unique().to_numpy().view(np.int64)
@@ -54,18 +58,18 @@ def _of_warps(run: Run, layer: Layer) -> Any:
 
 
 def _events(run: Run, layer: Layer) -> Any:
-    """Whether each row is an entry or an exit: its phase says so, or its arguments."""
+    """For each row, _ENTRY, _EXIT or _OTHER, from its phase, else from its arguments."""
     of_phase = np.full(128, _OTHER, np.uint8)
     of_phase[[ord("B"), ord("E")]] = _ENTRY, _EXIT
     event = of_phase[run.shapes.column("phase", layer.shape)]
-    told = np.flatnonzero(event == _OTHER)
-    texts = run.args.texts_of("event", layer.args[told])
-    event[told] = [_EVENTS.get(text or "", _OTHER) for text in texts]
+    by_args = np.flatnonzero(event == _OTHER)
+    texts = run.args.texts_of("event", layer.args[by_args])
+    event[by_args] = [_EVENTS.get(text or "", _OTHER) for text in texts]
     return event
 
 
 def _launch_ids(run: Run, layer: Layer) -> Any:
-    """The launch of each row as Python has it, -1 without one; None where no row has one."""
+    """The launch id of each row as a Python integer, -1 without one; None where no row has one."""
     has_launch = run.shapes.has_launch(layer.shape)
     if not has_launch.any():
         return None
@@ -74,7 +78,9 @@ def _launch_ids(run: Run, layer: Layer) -> Any:
 
 
 def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
-    """One kernel's threads; the n-th time that a thread comes is of the n-th launch, where none is named."""
+    """The warps of one kernel's threads. Where launches have no ids, the n-th event of a thread belongs to
+    the n-th launch.
+    """
     index = layer.index
     assert index is not None
     named = bool((index[rows, 0] >= 0).all())
@@ -88,7 +94,7 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     np.minimum.at(entry_ns, of[entered], layer.start_ns[rows[entered]])
     entry_ns[entry_ns == _LATEST_NS] = NOT_RECORDED
     name = run.shapes.value("name", int(run.shapes.column("name", layer.shape[rows[0]])))
-    return sort_warps(
+    unsorted = WarpColumns(
         name,
         grid,
         launch=launch[first].astype(np.int64),
@@ -104,11 +110,12 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
         rows_mixed=mixed,
         launch_ids=ids,
     )
+    return sort_warps(unsorted)
 
 
 def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]]:
-    """x + y·width + z·width·height of each index whose x is in the column `axis`, and the sizes: the largest
-    index that was seen, and one.
+    """The linear index x + y·width + z·width·height of each row, whose x is in the column `axis`, and the
+    sizes: the largest index that was seen, plus one.
     """
     x, y, z = (index[rows, at] for at in range(axis, axis + 3))
     sizes = (int(x.max()) + 1, int(y.max()) + 1, int(z.max()) + 1)
@@ -120,7 +127,7 @@ def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]
 def _launches(
     run: Run, layer: Layer, rows: Any, event: Any, block: Any, thread: Any
 ) -> tuple[Any, LaunchIds]:
-    """The number of each row's launch, 0, 1, …, and what the recording calls each."""
+    """The number of each row's launch, 0, 1, …, and the launches' ids in the recording."""
     known = _launch_ids(run, layer)
     if known is None:
         ids, launch = [-1], np.zeros(len(rows), np.int32)
@@ -144,8 +151,8 @@ def _launches(
 
 
 def _are_mixed(launch: Any, start_ns: Ints) -> bool:
-    """Whether threads of several blocks cannot be distinguished: the same index again, before all others had
-    come once."""
+    """Whether threads of several blocks cannot be distinguished: an index recurs before all others have
+    occurred once."""
     counts = np.bincount(launch)
     first_ns, last_ns = (
         np.full(len(counts), _LATEST_NS, np.int64),

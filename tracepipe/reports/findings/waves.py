@@ -1,9 +1,9 @@
 """Waves: a last wave of blocks that leaves most of the GPU idle, and warps of a block that run one after the
 other.
 
-How many blocks fit at once is seen, not computed: the most that an SM held. It is only a limit where SMs were
-full before the first block left; a kernel whose blocks end faster than they are launched has no waves, and
-nothing is said.
+How many blocks fit on an SM is observed, not computed: it is the most that an SM held at a time. This is a
+limit only where the SMs were full before the first block ended. A kernel whose blocks end faster than they
+are launched has no waves, and no finding.
 """
 
 from __future__ import annotations
@@ -22,46 +22,49 @@ from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text
 
 MIN_IDLE_SLOTS = 0.10
-"""Of the kernel's block slots over its whole duration. Whatever the grid, the last blocks do not end
-together: a kernel of ten waves loses half a wave in twenty by that."""
+"""The least idle share of the kernel's block slots over its whole duration. With any grid, the last blocks do
+not end together: a kernel of ten waves loses half a wave in twenty by that."""
 MIN_FILLED = 0.9
-"""Of the slots, before blocks began to leave: else it is the launching that takes the time."""
+"""The least share of the slots that got a block before blocks began to end: with less, launching takes the
+time."""
 MIN_RECORDED = 0.95
-"""Of the grid's blocks: what was lost looks like idle slots."""
+"""The least share of the grid's blocks that were recorded: lost ones look like idle slots."""
 MOST_LAUNCHES = 16
-"""Launches that are looked at, the first ones; launches of one grid have the same waves."""
+"""The number of launches that are analyzed, the first ones: launches of one grid have the same waves."""
 MIN_ORDER = 0.8
-"""Mean rank correlation of warp and exit in a block: warps that run one after the other have nearly 1."""
+"""The least mean rank correlation of warp index and exit in a block: it is nearly 1 for warps that run one
+after the other."""
 MIN_IN_ORDER_SHARE = 0.5
-"""From the first warp to the last, of what a warp takes: less is the order in which warps were started."""
+"""The least time from the exit of the first warp to that of the last, as a share of a warp's lifetime: a
+smaller one is the order in which the warps were started."""
 MIN_WARPS = 2
 
 WAVE_CAUSE = (
-    "a grid that is not a multiple of the blocks that fit at once; take smaller blocks, a grid of whole "
-    "waves, or a fixed grid whose blocks loop over the work"
+    "a grid that is not a multiple of the blocks that fit on the GPU at a time; take smaller blocks, a grid "
+    "of whole waves, or a fixed grid whose blocks loop over the work"
 )
 ORDER_CAUSE = (
-    "a resource that lets one warp run at a time: registers or shared memory that too few of them fit in, a "
-    "lock, atomics on one address, or a pipeline that all share"
+    "a resource that lets only one warp run at a time: registers or shared memory that hold too few warps, a "
+    "lock, atomics on one address, or a pipeline that all warps share"
 )
 
 
 class Waves(NamedTuple):
-    """What one launch showed of its block slots."""
+    """How one launch used its block slots."""
 
     waves: float
     blocks_per_sm: int
     sms: int
     filled: float
-    """Share of the slots that had got a block before a tenth of the first blocks had left."""
+    """The share of the slots that had a block before a tenth of the first blocks had ended."""
     idle_share: float
-    """Of slots × duration: what was empty after the last block had started."""
+    """The share of slots × duration that was empty after the last block had started."""
     tail_ns: int
     duration_ns: int
 
 
 def lacks(kernel: KernelWarps) -> str | None:
-    """What of the input is missing to see waves; None where warps in order at least can be seen."""
+    """Why neither waves nor the order of warps can be looked for; None where one of them can."""
     if not kernel.has_exits:
         return "no exits were recorded"
     in_order = kernel.warps_of_a_block >= MIN_WARPS
@@ -71,7 +74,7 @@ def lacks(kernel: KernelWarps) -> str | None:
 
 
 def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
-    """At most one finding of a partial last wave and one of warps in order."""
+    """Return at most one finding of a partial last wave and one of warps that run in order."""
     findings = _in_order(kernel, alpha)
     if kernel.has_entries and kernel.has_sms and kernel.blocks_known:
         findings = _partial(kernel) + findings
@@ -79,7 +82,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 
 def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
-    """The waves of one launch; needs entries and SMs."""
+    """The waves of one launch, of which entries and SMs must be recorded."""
     rows = slice(*kernel.block_bounds[launch : launch + 2].tolist())
     present, sm = numbered(kernel.blocks.sm[rows])
     entry, end, sms = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows], present.size
@@ -95,25 +98,27 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
 
 
 def usual_waves(kernel: KernelWarps) -> Waves:
-    """Those of the launch, of the first ones, that leaves the median share idle; needs entries and SMs."""
+    """The waves of the launch with the median idle share, among the first launches. Entries and SMs must be
+    recorded.
+    """
     seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
     return sorted(seen, key=lambda w: w.idle_share)[len(seen) // 2]
 
 
 def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
-    """The most blocks that an SM held."""
+    """The most blocks that one SM held at a time."""
     bounds, columns = in_buckets(sm, sms, entry, end)
     most = 0
     for first, last in pairwise(bounds.tolist()):
         begun, ended = (column[first:last] for column in columns)
-        # One that ends as it begins holds its slot for a moment.
+        # A block that ends when it begins still holds its slot for 1 ns.
         most = max(most, most_at_once(begun, np.maximum(ended, begun + 1)))
     return most
 
 
 def _partial(kernel: KernelWarps) -> list[Finding]:
     recorded_blocks = kernel.block_count
-    # A size of 0, which no grid has, is none.
+    # No grid has a size of 0: such a product means that the grid is not known.
     blocks = (math.prod(kernel.grid) if kernel.grid else 0) or recorded_blocks
     waves = usual_waves(kernel)
     whole = int(np.ceil(waves.waves))
@@ -131,8 +136,8 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
     evidence = (
         f"{blocks:,} blocks run {waves.blocks_per_sm} at a time on each of {waves.sms} SMs, in "
         f"{waves.waves:.2f} waves: the last one fills {percent(last)} of the slots and takes "
-        f"{duration_text(waves.tail_ns)}, {percent(share)} of the kernel's duration; by it "
-        f"{percent(waves.idle_share)} of the slots' time is idle"
+        f"{duration_text(waves.tail_ns)}, {percent(share)} of the kernel's duration; this leaves "
+        f"{percent(waves.idle_share)} of the slots' time idle"
     )
     numbers = {
         "of": "blocks",
@@ -160,7 +165,7 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     ranks = statistics.ranks(times) - (warps + 1) / 2
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
-    # Of few warps in few blocks, no order is less likely than any other.
+    # With few warps in few blocks, the p value cannot be below the chance of one order among all.
     least_p = math.exp(-rows * math.lgamma(warps + 1))
     p_value = max(float(statistics.normal_above(correlation * np.sqrt((warps - 1) * rows))), least_p)
     span = float(np.median(times[:, -1] - times[:, 0]))
@@ -171,7 +176,7 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     if span < MIN_IN_ORDER_SHARE * kernel.warp_scale_ns:
         return []
     evidence = (
-        f"The {warps} warps of a block leave one after the other, {duration_text(step)} apart, "
+        f"The {warps} warps of a block exit one after the other, {duration_text(step)} apart, "
         f"{duration_text(span)} from the first to the last: seen in {rows:,} block{'s' * (rows != 1)} "
         f"(rank correlation {correlation:.2f}, {confidence(p_value)})"
     )
