@@ -345,9 +345,9 @@ def test_one_late_lane_of_one_warp_is_named_and_its_boundary_first() -> None:
     assert (finding.kind, finding.numbers["late_lanes"]) == ("divergence", [31])
     assert (finding.numbers["delay_p50_ns"], finding.numbers["lane_step_ns"]) == (750, 5)
     assert finding.sentence.startswith(
-        "In the one warp that was recorded the lanes exit at different times: lane 31 (mask 0x80000000; thread 31, the "
-        "last of its block) last, 750 ns after the others, which exit 5 ns apart, lane by lane; seen in one "
-        "warp"
+        "In the one warp that was recorded the lanes exit at different times: lane 31 (mask 0x80000000; "
+        "thread 31, the last of its block) last, 750 ns after the others, which exit 5 ns apart, lane by "
+        "lane; seen in one warp"
     )
     assert finding.cause.startswith("a boundary that only this lane meets")
     assert found(threads([IN_TURN])) == []

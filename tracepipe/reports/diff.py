@@ -1,4 +1,4 @@
-"""Recordings of two sides compared: what differs between them by more than between those of one side."""
+"""Compares the recordings of two sides: which differences exceed those between recordings of one side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Ta
 from tracepipe.reports.writing.verdict import verdict
 
 _LAYER = Column("layer", "layer", spare=True)
-# Losses whose layer is not known may be of any.
+# Losses whose layer is not known may be from any layer.
 _OF_ANY_LAYER = ("unknown layer", "other layers")
 Load = Callable[[], Run]
 """Reads a recording."""
@@ -42,8 +42,8 @@ class Options:
 
 
 def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list[int | None]]]:
-    """Read recordings one after the other, and keep of each what is compared: names in `found`; and the facts
-    and totals, which it returns.
+    """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts
+    and the totals of each.
     """
     from tracepipe.reports.findings.exit_samples import Patterns, delays, exits
 
@@ -58,20 +58,22 @@ def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list
             patterns.setdefault(kernel, {}).update(some)
         facts.append(run.facts)
         totals.append([total(run) for _, _, total in _TOTALS])
-        del run  # the next one is to have its memory
+        del run  # free its memory for the next one
     if patterns:
-        # What is late in one of them is looked at in all.
+        # Threads that are late in one recording are compared in all.
         for at, load in enumerate(loads):
             found.add(at, delays(load(), patterns))
     return facts, totals
 
 
 def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
-    """Compare the recordings of two sides. Each is read when its turn comes, and again where threads of any
-    are late.
+    """Compare the recordings of two sides. They are read one after the other, and a second time if any of
+    them has late threads.
     """
     if not 0 < options.alpha < 1:
-        raise TracepipeError(f"--alpha {options.alpha:g} is no probability", "between 0 and 1, such as 0.05")
+        raise TracepipeError(
+            f"Not a probability: --alpha {options.alpha:g}", "Give a number between 0 and 1, such as 0.05."
+        )
     sizes = Sizes(len(a), len(b))
     found = Changes(sizes, options.alpha, options.min_change)
     facts, totals = _read([*a, *b], found)
@@ -91,12 +93,12 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
         (f"lengths that {verb}", _lengths, found.length_changed),
         (f"tails that {verb}", _tails, found.tail_changed),
         (f"counts that {verb}", _counts, found.count_changed & in_both),
-        ("things that are on one side alone", _alone, reported & ~in_both),
+        ("names that only one side has", _alone, reported & ~in_both),
         ("exits", _exits, found.is_of(EXITS)),
     ):
         count = int(np.count_nonzero(which))
         if 0 < options.top < count:
-            result.notes.append(f"{count - options.top} more {what} are not listed: --top 0")
+            result.notes.append(f"{count - options.top} more {what} are not listed: --top 0 lists all")
         if count:
             result.parts.append(table(found.first(which, options.top), what.capitalize(), several))
     result.parts.append(_compared(found))
@@ -105,7 +107,7 @@ def run(a: Sequence[Load], b: Sequence[Load], options: Options) -> Result:
 
 
 def _lost(facts: Sequence[Facts]) -> Counter[str]:
-    """How many events of each layer a recording lost at most."""
+    """By layer, the most events that any one recording lost."""
     most: Counter[str] = Counter()
     for one in facts:
         of_any = sum(one.losses[layer] for layer in _OF_ANY_LAYER)
@@ -133,7 +135,7 @@ _TOTALS: tuple[tuple[str, str, Callable[[Run], int | None]], ...] = (
         lambda run: _sum(run.layer("scheduler"), run.has("name", RUNNING, run.layer("scheduler"))),
     ),
 )
-"""The whole of a recording: what, of which layer of records."""
+"""The totals of a recording: title, layer of the records, and the function that computes the total."""
 
 
 def _sum(layer: Layer, rows: Any = None) -> int | None:
@@ -153,9 +155,9 @@ _SPREAD = (
     _P,
 )
 _SPREAD_NOTE = (
-    " Change: of the median recording of each side; from, to: between single recordings of both. Spread: how "
-    "far recordings are from the median of their side, in the mean, both sides added. p: that the largest of "
-    "all differences is as large by chance."
+    " Change: from the median recording of A to that of B; from, to: its range over single recordings. "
+    "Spread: the mean distance of the recordings from the median of their side, both sides added. p: the "
+    "chance that the largest of all differences is this large if the sides do not differ."
 )
 
 
@@ -188,7 +190,7 @@ def _totals(figures: Sequence[Difference], several: bool) -> Table:
         Column("change_ns", "change", "ns", spare=True),
         *_change_columns(several),
     )
-    return Table("totals", "In all", columns, rows, "All threads and streams added up.")
+    return Table("totals", "Totals", columns, rows, "Summed over all threads and streams.")
 
 
 def _lengths(found: Iterable[Change], title: str, several: bool) -> Table:
@@ -213,12 +215,12 @@ def _lengths(found: Iterable[Change], title: str, several: bool) -> Table:
         Column("a_p95_ns", "A p95", "ns", spare=True),
         Column("b_p95_ns", "B p95", "ns", spare=True),
         *_change_columns(several),
-        Column("total_change_ns", "in all", "ns"),
+        Column("total_change_ns", "total", "ns"),
     )
-    note = "p50: the median length. In all: by how much the time of all together differs."
+    note = "p50: the median length. Total: the change of the sum of all lengths."
     note += _SPREAD_NOTE if several else ""
     rows = kept_rows(map(row, found))
-    return Table("lengths", title, columns, rows, f"{note} A call inside another is in the time of both.")
+    return Table("lengths", title, columns, rows, f"{note} A call inside another counts in the time of both.")
 
 
 def _tails(found: Iterable[Change], title: str, several: bool) -> Table:
@@ -232,9 +234,9 @@ def _tails(found: Iterable[Change], title: str, several: bool) -> Table:
         Column("a_p95_ns", "A p95", "ns"),
         Column("b_p95_ns", "B p95", "ns"),
         *_change_columns(several),
-        Column("total_change_ns", "in all", "ns"),
+        Column("total_change_ns", "total", "ns"),
     )
-    note = "p95: 95 of 100 lengths are no longer. The medians do not differ."
+    note = "p95: 95% of the lengths are at most this long. The medians do not differ."
     return Table("tails", title, columns, kept_rows(map(row, found)), note)
 
 
@@ -249,7 +251,7 @@ def _counts(found: Iterable[Change], title: str, several: bool) -> Table:
         Column("a_count", "A", "count"),
         Column("b_count", "B", "count"),
         *_change_columns(several),
-        Column("total_change_ns", "in all", "ns"),
+        Column("total_change_ns", "total", "ns"),
     )
     return Table("counts", title, columns, rows)
 
@@ -264,7 +266,7 @@ def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
         Column("layer", "layer"),
         Column("run", "only in"),
         Column("count", "count", "count"),
-        Column("total_ns", "in all", "ns"),
+        Column("total_ns", "total", "ns"),
         _P,
     )
     if not several:
@@ -273,7 +275,7 @@ def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
 
 
 def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
-    """How far apart threads leave on each side, changed or not."""
+    """How far apart threads exit on each side, changed or not."""
 
     def row(one: Change) -> tuple[Any, ...]:
         figure, tails = one.figures["p50_ns"], one.figures["p95_ns"]
@@ -292,14 +294,15 @@ def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
         *_change_columns(several),
     )
     note = (
-        "Skew: from a block's first warp that leaves to the last; spread: from a warp's first lane to the "
-        "last; delay: how much later those threads leave than the others. Change: of p50, reported or not."
+        "Skew: from the exit of a block's first warp to that of its last. Spread: from the exit of a warp's "
+        "first lane to that of its last. Delay: how much later those threads exit than the others. Change: "
+        "of p50, also where it is not significant."
     )
     return Table("exits", title, columns, kept_rows(map(row, found)), note)
 
 
 def _compared(found: Changes) -> Drawing:
-    """How much was compared; and as data all of it, changed or not."""
+    """How much was compared; its data has every name that was compared, changed or not."""
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         lengths = np.count_nonzero(found.is_compared)
@@ -328,28 +331,30 @@ _P_OF = {"length": "p50_ns", "tail": "p95_ns", "count": "count"}
 def _notes(found: Changes, facts: Sequence[Facts], left_out: Sequence[str]) -> Iterator[str]:
     some = [layer for layer in left_out if any(is_recorded(one, layer) for one in facts)]
     if some:
-        yield f"not recorded in every recording, so not compared: {', '.join(some)}"
+        yield f"not compared, as some recordings lack them: {', '.join(some)}"
     if few := int(np.count_nonzero(found.is_in_both & ~found.is_compared)):
-        yield f"{few} names of both sides have no length in some recording: these are compared by count alone"
+        yield f"{few} names of both sides have no length in some recording: only their counts are compared"
     if not found.comparison.has_spread:
         yield (
-            "one recording of each side: runs of one program differ too, by other load or the GPU's clocks; "
-            "--a A1 A2 … --b B1 B2 … says what differs by more than that"
+            "each side has one recording, but runs of the same program differ too, with the load and the "
+            "GPU's clocks: --a A1 A2 … --b B1 B2 … reports which differences exceed that"
         )
     elif (first := _recorded_first(found.sizes, facts)) is not None:
         yield (
-            f"all of {first} was recorded before the rest: what else changed on the machine meanwhile "
-            "differs too; record A and B by turns"
+            f"all of {first} was recorded before the other side, so anything that changed on the machine "
+            "meanwhile is a difference too: record A and B in turn"
         )
     if any(one.losses.total() for one in facts):
         yield (
-            "events were lost: of their layers no difference between counts is reported that is as small as "
-            "the losses, and none between sums"
+            "events were lost: in their layers, no difference between counts is reported that is not larger "
+            "than the losses, and none between totals"
         )
 
 
 def _recorded_first(sizes: Sizes, facts: Sequence[Facts]) -> str | None:
-    """The side that was recorded before the other one began, as far as the recordings say when they were."""
+    """The side that was recorded before the other one began; None where neither was, or times are
+    not known.
+    """
     known = (one.header.get("start", {}).get("realtime_ns") for one in facts)
     starts_ns = [start_ns for start_ns in known if isinstance(start_ns, int)]
     if len(starts_ns) < len(facts):

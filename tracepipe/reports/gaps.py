@@ -1,4 +1,4 @@
-"""When the GPUs did nothing, how long, and what the CPU was doing then."""
+"""When and how long the GPUs were idle, and what the CPU did meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
 _THREAD = ("pid", "tid")
-# Threads whose states are listed.
+# The most threads whose states are listed.
 _THREADS_MAX = 64
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
 _OF_GPU = ("gpu_kernel", "gpu_warp", "gpu_thread", "transfer", "unknown layer")
@@ -59,8 +59,8 @@ def run(run: Run, options: Options) -> Result:
     if not len(work):
         tables, notes = launch_tables(run, options.top, least_ns)
         result.parts += tables
-        known = "this is what calls alone show" if tables else "so that idle time is not known"
-        result.notes += [f"no kernel, copy or warp on a GPU was recorded, {known}", *notes]
+        known = "these figures are from calls alone" if tables else "so its idle time is not known"
+        result.notes += [f"no work of a GPU (kernel, copy, warp) was recorded, {known}", *notes]
         result.notes += ["tracepipe capture --gpu kernels records when the GPU works"]
         result.notes += _without_length(run)
         return result
@@ -97,7 +97,7 @@ def _threads_left_out(more: int, top: int) -> Iterator[str]:
 
 
 def _cause(state: str, call: str | None, hooked: str) -> str:
-    """What a thread was doing, in words."""
+    """The text for what a thread did."""
     if state in (IN_CALL, hooked):
         return f"in {call}"
     if state == "system call" and call:
@@ -144,9 +144,9 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
         Column("after_ns", "after", "ns"),
     )
     note = (
-        "Busy: any kernel, copy or warp on it. Idle, gaps and their lengths: between its first work and its "
-        "last; before and after: from the start of the recording, to its end. Queued: idle after the call "
-        "for the next work had returned."
+        "Busy: any kernel, copy or warp runs. Idle, gaps and percentiles of their lengths: between the GPU's "
+        "first work and its last. Before, after: idle from the start of the recording to the first work, and "
+        "from the last work to the end. Queued: idle although the call for the next work had returned."
     )
     return Table("gpus", "Each GPU", columns, rows, note)
 
@@ -159,7 +159,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
         for number, (start, stop) in enumerate(pairwise(bounds)):
             every, gpu = np.arange(start, stop), f"GPU {idle[number].gpu}"
             idle_ns, _, _ = causes.in_all_ns(every)
-            # One that is left out alone is listed after all.
+            # If only one cause is left, it is listed too.
             shown = causes.first(every, top if top + 1 < len(every) else 0)
             for cause in each(shown):
                 lengths_ns, (between_ns, *outside) = causes.lengths_ns(cause), causes.in_all_ns(cause)
@@ -181,16 +181,16 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
         Column("after_ns", "after", "ns"),
     )
     note = (
-        "Of the thread that asked for what came next. Each ns counts once, for the innermost: off-CPU before "
-        "driver before system call before the call itself"
+        "States of the thread that launched the next work. Each ns counts once, for the innermost state: "
+        "off-CPU before driver before system call before the call itself"
         f"{f', and that before {states.hooked}' if HOOKED in states.states else ''}. "
-        "Percentiles: of its time in one gap."
+        "Percentiles: of the time per gap."
     )
     return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)
 
 
 def _the_rest(gpu: str, causes: Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
-    """What other causes of a GPU sum up to."""
+    """One row with the sums of the other causes of a GPU."""
     between_ns, *outside = causes.in_all_ns(numbers)
     share = 100 * between_ns / idle_ns if idle_ns else None
     return gpu, f"{len(numbers)} others", None, None, between_ns, share, *(None,) * len(_SPREAD), *outside
@@ -251,14 +251,14 @@ def _longest(
         Column("cause", "CPU, mostly"),
         Column("cause_percent", "", "percent"),
     )
-    note = "Ended by: the call that asked for what came next."
+    note = "After, before: the work around the gap. Ended by: the call that launched the work after it."
     if bool((gaps.by_order[shown] & (gaps.following[shown] != NONE)).any()):
-        note += " “?”: work without a launch id, so the last such call that began before it."
-    return Table("gaps", "The longest", columns, kept_rows(map(row, range(len(shown)))), note)
+        note += " “?”: that work has no launch id; this is the last such call that began before it."
+    return Table("gaps", "The longest gaps", columns, kept_rows(map(row, range(len(shown)))), note)
 
 
 def _first(gaps: IdleGaps, top: int) -> Any:
-    """The gaps that are shown: the longest, of equal ones the first."""
+    """The rows of the longest gaps, the earliest first among equal ones. Shape `(shown,)`."""
     dur_ns = made(len(gaps), np.int64, gaps.dur_ns)
     every = np.arange(len(gaps), dtype=np.int32)
     most = top if top > 0 else len(every)
@@ -269,7 +269,9 @@ def _first(gaps: IdleGaps, top: int) -> Any:
 
 
 def _mostly(doing: dict[str, Any], count: int) -> Any:
-    """By gap, of so many, the row of what was done in it the longest, the first of equal ones; a column."""
+    """For each of `count` gaps the row of `doing` with the longest time, the first among equal ones. Shape
+    `(count,)`.
+    """
     gaps, dur_ns = doing["gap"], doing["dur_ns"]
     found, longest_ns = zeros(count, np.int32), zeros(count, np.int64)
     for part in parts(len(gaps)):
@@ -282,8 +284,8 @@ def _mostly(doing: dict[str, Any], count: int) -> Any:
 
 
 def _in_calls(run: Run) -> tuple[Any, Any]:
-    """Shapes of threads that made calls, one for each, and how long each was in them, as far as that is
-    known.
+    """One shape for each thread that made calls, and the known time that it spent in them, in ns. Shapes
+    `(threads,)`.
     """
     calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
     of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
@@ -298,8 +300,9 @@ def _in_calls(run: Run) -> tuple[Any, Any]:
 
 
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
-    """What each thread that uses CUDA did while a GPU was idle between its first work and its last; and how
-    many other threads there are. Each takes as long as there are gaps, so that few are looked at.
+    """What each thread that uses CUDA did while a GPU was idle between its first work and its last, and how
+    many other threads there are. The cost of each thread grows with the number of gaps, so only some are
+    analyzed.
     """
     shapes, dur_ns = _in_calls(run)
     most = min(top, _THREADS_MAX) if top > 0 else _THREADS_MAX
@@ -333,48 +336,48 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
     if len(kept) < len(gaps):
         short_ns = gaps.total_ns() - kept.total_ns()
         yield (
-            f"{len(gaps) - len(kept)} gaps shorter than {options.min} are in the table of the GPUs alone: "
-            f"{duration_text(short_ns)} in all"
+            f"{len(gaps) - len(kept)} gaps shorter than {options.min} count only in the table of the GPUs: "
+            f"{duration_text(short_ns)} in total"
         )
     if 0 < options.top < len(kept):
         yield f"{len(kept) - options.top} more gaps are not listed: --top 0 lists all"
     counts = run.facts.counts
-    asked = run.facts.header.get("layers", {}).get("missing", {})
+    reasons = run.facts.header.get("layers", {}).get("missing", {})
     for layer, meaning in _NEEDED.items():
         if not counts[layer]:
-            why = f" ({asked[layer]})" if layer in asked else ""
+            why = f" ({reasons[layer]})" if layer in reasons else ""
             yield f"not recorded: {layer}{why}: {meaning}"
     nobody = flagged(len(kept), lambda part: kept.call[part] == NONE)
     if len(nobody):
         length = duration_text(int(kept.dur_ns(nobody).sum()))
-        yield f"{len(nobody)} gaps, {length}: no call for what came next is known"
+        yield f"{len(nobody)} gaps ({length}): the call that launched the next work is not known"
     if len(run.layer("transfer")) and not has_copies:
-        yield "copies on the GPU are not recorded, only calls for them: their time counts as idle"
+        yield "copies on the GPU were not recorded, only the calls for them: their time counts as idle"
     yield from _without_length(run)
     lost = sum(run.facts.losses[layer] for layer in _OF_GPU)
     if lost:
         yield f"{lost} events of the GPU were lost: it may have worked where it counts as idle"
     bounds = [
-        said.get("bound_ns") or 0 for said in run.facts.clocks if said["clock"].startswith("globaltimer")
+        clock.get("bound_ns") or 0 for clock in run.facts.clocks if clock["clock"].startswith("globaltimer")
     ]
     bound_ns = max(bounds, default=0)
     if unsure := len(flagged(len(kept), lambda part: kept.dur_ns(part) < bound_ns)):
         yield (
-            f"{unsure} gaps are shorter than the bound of the GPU's clock, "
-            f"{duration_text(bound_ns)}: their lengths hold, what the CPU did is uncertain by as much"
+            f"{unsure} gaps are shorter than the error bound of the GPU's clock, "
+            f"{duration_text(bound_ns)}: their lengths are right, but what the CPU did may be shifted by that"
         )
 
 
 def _without_length(run: Run) -> Iterator[str]:
-    """What happened on a GPU and does not say how long."""
+    """Notes about events of GPUs without a length."""
     if alone := len(run.layer("gpu_thread")):
         yield (
-            f"{alone} entries and exits of single threads are left out: they do not say how "
+            f"{alone} entries and exits of single threads are left out: they do not show how "
             "long the GPU worked"
         )
     kernels = run.layer("gpu_kernel")
     if unknown := int(np.count_nonzero(kernels.end_ns <= kernels.start_ns)):
-        yield f"{unknown} kernels have no known length: the GPU counts as idle then"
+        yield f"{unknown} kernels have no known length: the GPU counts as idle during them"
 
 
 REPORT = Report(

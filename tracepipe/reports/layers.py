@@ -1,4 +1,4 @@
-"""What a call costs at each layer: in itself, in ioctls, in the driver, off the processor, on the GPU."""
+"""The time of calls at each layer: in themselves, in ioctls, in the driver, off the processor, on the GPU."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _EXCLUSIVE = (
-    "Each ns of a call counts once, for the innermost: off-CPU before driver before system call before the "
-    "call itself; “with inner” is all the time in a layer. “calls” spent time there; percentiles are over "
-    "all calls, 0 for the others. The GPU works during and after a call: that time is not part of the call."
+    "Each ns of a call counts once, for the innermost layer: off-CPU before driver before system call before "
+    "the call itself. With inner: all the time in a layer, including the layers inside it. Calls: how many "
+    "spent time there; percentiles are over all calls, with 0 for the others. GPU: the work that a call "
+    "launched runs during and after the call, so it is not part of the call's time."
 )
 _SLOWEST = 5
 
@@ -44,7 +45,7 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """Calls by layer: of every name, of one name, or a single call."""
+    """Calls by layer: of all names, of one name, or a single call."""
     calls = run.layer("userspace")
     top_calls = np.flatnonzero(calls.is_outermost & calls.is_call).astype(np.int32)
     if options.call.isdecimal():
@@ -58,7 +59,7 @@ def run(run: Run, options: Options) -> Result:
     names = _by_time(run, timed, options.top)
     is_shown = np.zeros(len(run.shapes), np.bool_)
     is_shown[np.isin(_names(run), names.shown)] = True
-    # What is not shown is not split: a million calls take much.
+    # Only calls that are shown are split: splitting a million calls takes long.
     rows = taken(timed, flagged(len(timed), lambda part: is_shown[calls.shape[timed[part]]]))
     split = Breakdown(run, rows, host)
     result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
@@ -77,13 +78,13 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _names(run: Run) -> Int32s:
-    """The number of each shape's name."""
+    """The number of each shape's name. Shape `(shapes,)`."""
     numbers: Int32s = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
     return numbers
 
 
 def _called(run: Run, name: str) -> Any:
-    """The calls of a name, a call inside another of that name left out."""
+    """The rows of the calls of a name, without those inside another call of that name. Shape `(n,)`."""
     calls, number = run.layer("userspace"), run.shapes.number_of("name", name)
     lasts = (calls.kind != INSTANT) & calls.is_call
     named = first_flagged(calls.parent, (_names(run) == number)[calls.shape] & lasts)
@@ -92,7 +93,9 @@ def _called(run: Run, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of calls that are shown, by the time of all, and how many there are."""
+    """The numbers of the names that are shown, those with the most time first, and how many names
+    there are.
+    """
 
     shown: Any
     count: int
@@ -111,7 +114,7 @@ def _by_time(run: Run, timed: Any, top: int) -> _Names:
     if top <= 0:
         order = in_text_order(lambda at: run.shapes.text(int(names[at])), -total_ns[names])
         return _Names(names[order], len(names))
-    # A million names may take the same time: their texts are looked at one by one.
+    # A million names may take the same time, so their texts are decoded one by one.
     shown = nsmallest(
         top,
         map(int, np.concatenate(greatest(total_ns, names, top))),
@@ -134,17 +137,17 @@ def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -
     notes = []
     missing = [layer for layer in PARTS if layer not in (*host.recorded, HOOKED)]
     if missing:
-        notes.append(f"not recorded, so part of the layer around it: {', '.join(missing)}")
-    asked_for = run.facts.header.get("layers", {}).get("missing", {})
-    notes += [f"not recorded: {layer}: {reason}" for layer, reason in asked_for.items()]
+        notes.append(f"not recorded, so counted in the layer around it: {', '.join(missing)}")
+    reasons = run.facts.header.get("layers", {}).get("missing", {})
+    notes += [f"not recorded: {layer}: {reason}" for layer, reason in reasons.items()]
     lengthless = int(np.count_nonzero(run.layer("syscall").kind == INSTANT))
     if lengthless:
-        notes.append(f"{lengthless} system calls have no length in this recording: they count as no time")
+        notes.append(f"{lengthless} system calls have no length in this recording: they count as 0 ns")
     if unknown:
         notes.append(f"{unknown} calls have no known length: they are left out")
     started = len(run.layer("gpu_kernel"))
-    if started and not split.asked:
-        notes.append(f"no call carries the launch id of a kernel: {started} kernels belong to no call here")
+    if started and not split.launched:
+        notes.append(f"no call has the launch id of a kernel: {started} kernels are attributed to no call")
     return notes
 
 
@@ -178,7 +181,7 @@ def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) 
         ),
         Column("gpu_ns", "on GPU", "ns"),
     )
-    return Table("shares", "Where the time of calls goes", columns, rows)
+    return Table("shares", "How calls spend their time", columns, rows)
 
 
 def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
@@ -211,7 +214,7 @@ def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime)
 
 
 def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
-    """The slowest calls of one name, and the numbers of the calls that they are in."""
+    """The slowest calls of one name, with the numbers of the outermost calls around them."""
     calls = run.layer("userspace")
     lengths_ns = calls.end_ns[timed] - calls.start_ns[timed]
     some = np.sort(np.concatenate(greatest(lengths_ns, np.arange(len(timed)), _SLOWEST)))
@@ -219,8 +222,8 @@ def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
     top = nearest_of_some(calls.parent, calls.parent == NOBODY, slowest)
     place = np.searchsorted(top_calls, top)
     rows = []
-    told = run.rows("userspace", slowest).select("start_ns", "dur_ns", "tid").rows()
-    for at, outer, (start_ns, dur_ns, tid) in zip(place.tolist(), top.tolist(), told, strict=True):
+    found = run.rows("userspace", slowest).select("start_ns", "dur_ns", "tid").rows()
+    for at, outer, (start_ns, dur_ns, tid) in zip(place.tolist(), top.tolist(), found, strict=True):
         is_top = at < len(top_calls) and int(top_calls[at]) == outer
         rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, dur_ns))
     columns = (
@@ -229,15 +232,16 @@ def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
         Column("at_ns", "at", "ns"),
         Column("dur_ns", "length", "ns"),
     )
-    return Table("slowest", "The slowest; tracepipe layers RUN --call N takes one apart", columns, rows)
+    title = "The slowest calls; tracepipe layers RUN --call N shows one in detail"
+    return Table("slowest", title, columns, rows)
 
 
 def _one(run: Run, top_calls: Any, number: int, top: int) -> Result:
-    """A single call, with all that happened in it."""
+    """A single call, with everything that happened in it."""
     if not 1 <= number <= len(top_calls):
         raise TracepipeError(
-            f"the recording has {len(top_calls)} outermost calls, and no call {number}",
-            "they are numbered from 1 in the order of their starts",
+            f"No such call: {number}. The recording has {len(top_calls)} outermost calls.",
+            "Calls are numbered from 1 in the order of their starts.",
         )
     row = np.array(top_calls[number - 1 : number])
     call = run.rows("userspace", row).row(0, named=True)

@@ -1,4 +1,4 @@
-"""Which line of Python the GPU's time goes to: kernels, copies and allocations by line."""
+"""The GPU's time by line of Python: kernels, copies and allocations of each line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tracepipe.reports.frames.stored import Growing, parts, taken, touched, zero
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _KERNELS = 3
-# Of what a stack asked for by a name: how many there are, their time, and the bytes of copies.
+# The sums for each stack and name: how many kernels or copies, their time, and the bytes of copies.
 _SUMS = ("count", "gpu_ns", "copied_bytes")
-# What is looked at of each.
+# The bytes of one row of these columns.
 _ROW_BYTES = 48
 
 
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(slots=True)
 class _Line:
-    """What one line asked for; `stacks` are places of stacks in `_Asked`."""
+    """The work that one line launched; `stacks` are indices into `_Launched.starts`."""
 
     gpu_ns: int = 0
     kernels: int = 0
@@ -54,9 +54,10 @@ class _Line:
     stacks: array[int] = field(default_factory=lambda: array("i"))
 
 
-class _Asked:
-    """What stacks asked for: a row for each name of kernels and of copies of each, by stack, as columns.
-    `starts` is where the rows of each stack begin, and the last end; `total_ns` is the GPU's time of all.
+class _Launched:
+    """The work that stacks launched, as columns sorted by stack: a row for each stack and name of its kernels
+    or copies. `starts` has the first row of each stack, and the end of the last; `total_ns` is the time of
+    all work.
     """
 
     def __init__(self, run: Run) -> None:
@@ -78,7 +79,7 @@ class _Asked:
         self._run = run
 
     def lines(self, lines: Lines) -> dict[str, _Line]:
-        """What each line asked for."""
+        """The work that each line launched."""
         found: dict[str, _Line] = defaultdict(_Line)
         for at, (start, stop) in enumerate(pairwise(self.starts.tolist())):
             rows = slice(start, stop)
@@ -98,7 +99,7 @@ class _Asked:
         return found
 
     def longest(self, line: _Line) -> Iterator[tuple[str, str, int, int]]:
-        """The kernels and copies of a line that took longest: name, kind, how many, and their time."""
+        """Yield the kernels and copies of a line that took longest: name, kind, count, and time in ns."""
         stacks = np.array(line.stacks)
         rows = np.concatenate([np.arange(*self.starts[at : at + 2]) for at in stacks])
         columns = (taken(column, rows) for column in (self._is_copy, self._name, self._count, self._gpu_ns))
@@ -116,14 +117,14 @@ class _Asked:
 
 
 def run(run: Run, options: Options) -> Result:
-    """The lines that the GPU worked for longest, what ran for each, and what each allocated."""
+    """The lines with the most GPU time, the kernels and copies of each, and the allocations of lines."""
     result = Result("LINES OF PYTHON")
     lines = Lines(run, options.frames)
-    asked = _Asked(run)
-    found = asked.lines(lines)
+    launched = _Launched(run)
+    found = launched.lines(lines)
     order = sorted(found, key=lambda line: (-found[line].gpu_ns, line))
     shown = order[: options.top] if options.top > 0 else order
-    result.parts = [_times(found, shown, asked.total_ns), _works(asked, found, shown)]
+    result.parts = [_times(found, shown, launched.total_ns), _works(launched, found, shown)]
     allocated = _allocated(run, lines, options.top)
     if len(allocated.rows):
         result.parts.append(allocated)
@@ -134,7 +135,7 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _sizes(run: Run, layer: str, rows: Int64s) -> Int64s:
-    """The bytes of copies, 0 where they are not known; of kernels 0."""
+    """The bytes of copies, 0 where they are not known; 0 for kernels. Shape `(n,)`."""
     if layer != "transfer" or not len(rows):
         return np.zeros(len(rows), np.int64)
     sizes: Int64s = run.part(layer, rows, "size_bytes")["size_bytes"].fill_null(0).to_numpy()
@@ -142,7 +143,9 @@ def _sizes(run: Run, layer: str, rows: Int64s) -> Int64s:
 
 
 def _summed(keys: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The keys of rows, each once and in order, and the sums of the values of those that have them."""
+    """The distinct keys of rows, in order, and the sums of the values of their rows. Arguments are columns of
+    shape `(n,)`, results of shape `(keys,)`.
+    """
     of, first = equal(*keys)
     sums = [zeros(len(first), np.int64) for _ in values]
     for part in parts(len(of)):
@@ -167,12 +170,13 @@ def _times(found: dict[str, _Line], shown: list[str], total_ns: int) -> Table:
         Column("copies", "copies", "count"),
         Column("copied_bytes", "copied", "bytes"),
     )
-    note = "Lengths of kernels and copies are added up, those that ran at one time too."
-    return Table("lines", "Which lines the GPU worked for", columns, rows, note, empty="nothing on a GPU")
+    note = "On GPU: the sum of the lengths of kernels and copies, also where they ran at the same time."
+    empty = "No work on a GPU was recorded."
+    return Table("lines", "Lines by the GPU's time", columns, rows, note, empty=empty)
 
 
-def _works(asked: _Asked, found: dict[str, _Line], shown: list[str]) -> Table:
-    rows = kept_rows((text, *of) for text in shown for of in asked.longest(found[text]))
+def _works(launched: _Launched, found: dict[str, _Line], shown: list[str]) -> Table:
+    rows = kept_rows((text, *of) for text in shown for of in launched.longest(found[text]))
     columns = (
         Column("line", "line"),
         Column("name", "kernel or copy"),
@@ -181,17 +185,17 @@ def _works(asked: _Asked, found: dict[str, _Line], shown: list[str]) -> Table:
         Column("gpu_ns", "on GPU", "ns"),
     )
     title = f"The {_KERNELS} kernels and copies of each line that took longest"
-    return Table("work", title, columns, rows, grouped=True, empty="none")
+    return Table("work", title, columns, rows, grouped=True, empty="No kernels or copies of lines.")
 
 
 def _allocated(run: Run, lines: Lines, top: int) -> Table:
-    """Allocations by the line that called for them."""
+    """Allocations by the line that made them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     calls = rows_by_effect(run)["alloc"]
     for part in parts(len(calls)):
-        told = run.part("userspace", calls[part], "size_bytes", "result")
-        good = np.flatnonzero(told["result"].fill_null(0).to_numpy() == 0)
-        sizes = told["size_bytes"].fill_null(0).to_numpy()[good]
+        some = run.part("userspace", calls[part], "size_bytes", "result")
+        good = np.flatnonzero(some["result"].fill_null(0).to_numpy() == 0)
+        sizes = some["size_bytes"].fill_null(0).to_numpy()[good]
         (stack,), sums = _summed((called_by(run, calls[part][good]),), (np.ones_like(good), sizes))
         for called, count, size_bytes in zip(*(of.tolist() for of in (stack, *sums)), strict=True):
             for text in lines.of(called):
@@ -204,16 +208,16 @@ def _allocated(run: Run, lines: Lines, top: int) -> Table:
         Column("size_bytes", "size", "bytes"),
     )
     listed = kept_rows((line, *found[line]) for line in (order[:top] if top > 0 else order))
-    return Table("allocations", "Which lines allocated", columns, listed)
+    return Table("allocations", "Allocations by line", columns, listed)
 
 
 def _missing(run: Run) -> list[str]:
-    """What the recording does not have of it."""
+    """Notes about what the recording lacks."""
     notes = []
     if not len(run.stacks):
-        notes.append("the recording has no stacks of Python")
+        notes.append("no stacks of Python were recorded")
     if any(run.stacks.omitted(number) for number in range(len(run.stacks))):
-        notes.append("some stacks lack frames at their outer end, which are deeper than is recorded")
+        notes.append("some stacks are deeper than is recorded: they lack their outermost frames")
     return notes
 
 

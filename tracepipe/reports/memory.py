@@ -1,4 +1,4 @@
-"""Memory that was allocated and what became of it: peaks, over time, by call, never freed, freed twice."""
+"""Allocations: their peaks, bytes over time and calls, and which were never freed or freed twice."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
 _CELLS_MIN = 20
 _CONTEXT_ENDS = re.compile(r"(cuCtxDestroy|cuDevicePrimaryCtxReset|cudaDeviceReset)(_v\d+)?")
-# Processes, GPUs and kinds of memory that are listed and drawn, and ended contexts that are said.
+# The most places (process, GPU and kind of memory) that are listed and drawn, and the most ended contexts
+# that get a note.
 _PLACES_MAX, _CONTEXTS_MAX = 64, 20
-_TOLD_BY = ("memory", "userspace", "unknown layer")
+# The layers whose events show allocations.
+_SHOWN_BY = ("memory", "userspace", "unknown layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,13 @@ def run(run: Run, options: Options) -> Result:
     places, left_out = places_with_most(found, _PLACES_MAX if options.top > 0 else 0)
     faults = faults_of(found)
     if not len(places) and not len(faults):
-        result.notes.append("no allocation was recorded, neither as an event nor as a call")
+        result.notes.append("no allocations were recorded, neither as events nor as calls")
         return result
     until = _Until(run)
     if left_out:
         result.notes.append(
-            f"{left_out} more processes and kinds, with lower peaks, are not listed: --top 0 lists all"
+            f"{left_out} more processes and kinds of memory, with lower peaks, are not listed: --top 0 lists "
+            "all"
         )
     if len(places):
         result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
@@ -78,13 +81,13 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _first_of(numbers: Any, top: int) -> tuple[Iterator[int], int]:
-    """The first of some numbers, and how many others there are; all for 0."""
+    """The first `top` of some numbers, or all for 0, and how many others there are."""
     kept = numbers[:top] if top > 0 else numbers
     return each(kept), len(numbers) - len(kept)
 
 
 class _Until:
-    """Until when an allocation is seen that was not freed, by process."""
+    """By process, until when an allocation that was not freed was observed."""
 
     def __init__(self, run: Run) -> None:
         self._ended, self._other = ends_of(run), _end_of_recording(run)
@@ -144,9 +147,11 @@ def _places(run: Run, found: Allocations, places: Int32s, until: _Until) -> Tabl
         Column("certainty", "figures", spare=True),
     )
     note = (
-        "Peak: the most at one time, as far as the recording tells. Never freed: until the end of the "
-        "process or of the recording, or where that was cut off. Host: pinned memory. In use: by "
-        "whomever, as the driver says. Reused: allocations at an address that was freed before."
+        "Peak: the most bytes at one time, as far as the recording shows. Never freed: not freed until the "
+        "end of the process or of the recording, or where the recording was cut off (column “until”). Kinds: "
+        "“host” is pinned memory; “in use” is what the driver reports for all users of the GPU. Reused: "
+        "allocations at an address that was freed before. Unmatched: events without an address. Figures: "
+        "“bound” where events were lost or filtered."
     )
     rows = kept_rows(map(row, each(places)))
     return Table("processes", "Memory of each process", columns, rows, note)
@@ -196,7 +201,7 @@ def _title(run: Run, found: Allocations, number: int) -> str:
 
 
 def _cells(found: Allocations, row: int, *columns: str) -> list[Any]:
-    """What columns have of a row, None where that is not known."""
+    """The values of some columns in a row, None where a value is not known."""
     values = [int(found.column(name)[row]) for name in columns]
     return [None if value == NONE else value for value in values]
 
@@ -207,7 +212,7 @@ def _percentiles(values: Any) -> tuple[int | None, ...]:
 
 
 def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
-    """Allocations by the call that made them, on one thread."""
+    """Allocations by call and thread."""
     sites = Sites(found)
     kept, left_out = _first_of(sites.sums.most_first(), top)
 
@@ -239,8 +244,8 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
         Column("never_freed_bytes", "bytes", "bytes"),
     )
     note = (
-        "The outermost call on the thread > the call inside it that allocated. Lived: from the allocation to "
-        "its free, of those that were freed. Kept: never freed."
+        "Allocated by: the outermost call on the thread > the call inside it that allocated. Lived: from an "
+        "allocation to its free, for those that were freed. Kept: never freed."
     )
     return Table("sites", "By call", columns, kept_rows(map(row, kept)), note), left_out
 
@@ -277,7 +282,8 @@ def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple
         Column("site", "allocated by"),
         Column("until", "until", spare=True),
     )
-    return Table("never_freed", "Never freed, the largest", columns, kept_rows(map(row, kept))), left_out
+    title = "The largest allocations that were never freed"
+    return Table("never_freed", title, columns, kept_rows(map(row, kept))), left_out
 
 
 def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
@@ -312,16 +318,16 @@ def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Tabl
         Column("tid", "thread", "id"),
         Column("process", "process", spare=True),
     )
-    note = "Before: when a double free was freed first, and when an address in use was given out first."
+    note = "Before: when the address was freed first (double free), or allocated first (address in use)."
     rows = kept_rows(map(row, kept))
     return Table("faults", "Faults", columns, rows, note, grouped=True), left_out
 
 
 def _lost(run: Run) -> dict[str, int]:
-    """Events that were not recorded and may have been allocations, by layer."""
+    """By layer, how many events were lost or filtered that may have been allocations."""
     filtered = (run.facts.footer or {}).get("filtered", {})
-    lost = {layer: run.facts.losses[layer] for layer in _TOLD_BY if run.facts.losses[layer]}
-    for layer in _TOLD_BY:
+    lost = {layer: run.facts.losses[layer] for layer in _SHOWN_BY if run.facts.losses[layer]}
+    for layer in _SHOWN_BY:
         if isinstance(count := filtered.get(layer), int) and count:
             lost[layer] = lost.get(layer, 0) + count
     return lost
@@ -330,49 +336,51 @@ def _lost(run: Run) -> dict[str, int]:
 def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
     allocated = int(np.count_nonzero(found.column("is_made")))
     if found.from_calls and (allocated or len(faults)):
-        yield "the recording has no events of memory: taken from the calls that succeeded"
-    met = np.unique(found.column("fault")[np.sort(faults)], return_index=True, return_counts=True)
-    for what, _, count in sorted(zip(*met, strict=True), key=lambda one: one[1]):
+        yield "the recording has no memory events: allocations are those of the calls that succeeded"
+    kinds = np.unique(found.column("fault")[np.sort(faults)], return_index=True, return_counts=True)
+    for what, _, count in sorted(zip(*kinds, strict=True), key=lambda one: one[1]):
         yield f"{FAULTS[what]}: {count}"
     if again := given_again(found):
         yield (
-            f"{again} allocations end where their address was given out again: their frees were not recorded"
+            f"{again} allocations end when their address was allocated again: their frees were not recorded"
         )
     if keeps_segments(run) and len(never_freed(found)):
         yield (
-            "PyTorch's caching allocator keeps its segments until the process ends, or until memory runs "
-            "out: that they are never freed is no leak"
+            "PyTorch's caching allocator keeps its segments until the process ends or memory runs out: "
+            "segments that are never freed are not a leak"
         )
     if unmatched := sum(found.unmatched):
         yield (
-            f"{unmatched} allocations and frees have no address: which free is whose is not known, and they "
-            "are not among the never freed; a free without address and size takes nothing off the bytes"
+            f"{unmatched} allocations and frees have no address: they cannot be matched with each other, and "
+            "are not among the never freed; a free without address and size does not reduce the bytes"
         )
     if unsized := int(np.count_nonzero(found.column("is_made") & (found.column("size_bytes") == NONE))):
-        yield f"{unsized} allocations have no size: they are counted, and 0 in all bytes"
+        yield f"{unsized} allocations have no size: they are counted with 0 bytes"
     yield from _ended_contexts(run, found)
     for layer, count in _lost(run).items():
         yield (
-            f"{count} {layer} events were lost or filtered, and allocations and frees may be among them, so "
-            "that the figures are bounds: allocations and their bytes are at least so many; a lost free is "
-            "one of the never freed and a higher peak, a lost allocation a lower peak and a fault"
+            f"{count} {layer} events were lost or filtered, which may include allocations and frees. The "
+            "figures are bounds: allocations and their bytes are lower bounds; a lost free counts as never "
+            "freed and raises the peak; a lost allocation lowers the peak and makes its free a fault"
         )
 
 
 def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
-    """What was live where a process ended a context: the driver frees what belongs to it."""
+    """Notes about the allocations that were live when a process ended a context: the driver frees those that
+    belong to it.
+    """
     rows = calls_named(run, _CONTEXT_ENDS)
     if not len(rows):
         return
-    calls, live, said, more = run.rows("userspace", rows, "name", "pid", "end_ns"), LiveAt(found), 0, 0
+    calls, live, noted, more = run.rows("userspace", rows, "name", "pid", "end_ns"), LiveAt(found), 0, 0
     for name, pid, at_ns in calls.iter_rows():
         count, size_bytes = live.at(pid, at_ns)
-        if count and said < _CONTEXTS_MAX:
-            said += 1
+        if count and noted < _CONTEXTS_MAX:
+            noted += 1
             at = duration_text(at_ns - run.facts.start_ns)
             yield (
                 f"{name} at {at} ended a context while {count} allocations ({size_text(size_bytes)}) were "
-                "live: those of that context went with it"
+                "live: the driver freed those of that context"
             )
         else:
             more += count > 0

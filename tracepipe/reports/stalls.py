@@ -1,4 +1,4 @@
-"""What the warps of each kernel waited for, by samples of the hardware: reasons, instructions, lines."""
+"""What the warps of each kernel waited for, from hardware samples: reasons, instructions, lines."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 
-# Shares of fewer samples are those of chance: of 400, one of 25% is from 21% to 29% in 19 of 20 runs.
+# With fewer samples, chance dominates the shares: with 400, a share of 25% varies from 21% to 29% in 19 of 20
+# runs.
 _FEW_SAMPLES: Final = 400
 _INSTRUCTIONS: Final = 5
 _REASONS: Final = 4
-_NO_SAMPLES: Final = "no stall reasons were sampled: tracepipe capture --gpu-stalls -- COMMAND does"
+_NO_SAMPLES: Final = "no stall reasons were recorded: tracepipe capture --gpu-stalls -- COMMAND samples them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,9 @@ class Options:
 
 
 def run(run: Run, options: Options) -> Result:
-    """The kernels' samples by reason, and their instructions. Raises TracepipeError on a bad selection."""
+    """The kernels' samples by reason and instruction. Raises TracepipeError where the pattern is invalid, or
+    matches no kernel.
+    """
     table = run.stall_table
     if not len(table):
         return Result("STALL REASONS", [], [_NO_SAMPLES])
@@ -57,7 +60,7 @@ def _kernels(table: StallTable, options: Options) -> list[tuple[str, Counter[str
         fits = re.compile(options.kernel).search
     except re.error as e:
         raise TracepipeError(
-            f"{options.kernel!r} is no regular expression: {e}.", "Try a part of the name."
+            f"Invalid regular expression {options.kernel!r}: {e}.", "Try a part of the name."
         ) from e
     chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
     if not chosen:
@@ -84,7 +87,7 @@ def _groups(shown: list[tuple[str, Counter[str]]], total: int) -> Table:
         Column("share_percent", "of all", "percent"),
         *(Column(f"{group.replace(' ', '_')}_percent", group, "percent") for group in GROUPS),
     )
-    note = "Shares of a kernel's samples. A sample is what a warp on an SM waited for at an instant."
+    note = "Shares of a kernel's samples. A sample states why one warp on an SM was waiting at an instant."
     return Table("groups", "What warps wait for", columns, rows, note)
 
 
@@ -101,11 +104,11 @@ def _reasons(shown: list[tuple[str, Counter[str]]]) -> Table:
         Column("samples", "samples", "count"),
         Column("share_percent", "share", "percent"),
     )
-    return Table("reasons", f"The first {_REASONS} reasons of each kernel", columns, rows, grouped=True)
+    return Table("reasons", f"The {_REASONS} main reasons of each kernel", columns, rows, grouped=True)
 
 
 def _instructions(table: StallTable, kernels: list[str]) -> Table:
-    """The instructions of each kernel that most samples were at, without those that issued."""
+    """The instructions of each kernel with the most samples of waiting warps."""
     wanted = set(kernels)
     found: dict[str, list[tuple[int, Instruction, Stalls]]] = {name: [] for name in kernels}
     for place, stalls in table.instructions.items():
@@ -131,8 +134,8 @@ def _instructions(table: StallTable, kernels: list[str]) -> Table:
         Column("share_percent", "share", "percent"),
     )
     note = (
-        "Offsets are those of the kernel's machine code (nvdisasm, cuobjdump -sass). A warp waits at the "
-        "instruction that needs a result, not at the one that makes it."
+        "Offsets are into the kernel's machine code (nvdisasm, cuobjdump -sass). A warp waits at the "
+        "instruction that needs a result, not at the one that produces it."
     )
     title = f"The {_INSTRUCTIONS} instructions of each kernel at which warps wait most"
     return Table("instructions", title, columns, rows, note, grouped=True)
@@ -151,7 +154,7 @@ def _advice(shown: list[tuple[str, Counter[str]]]) -> Drawing:
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if data:
-            yield "What the main reason usually says"
+            yield "What the main reason usually means"
         for one in data:
             yield from textwrap.wrap(
                 f"{one['kernel']}: {one['sentence']}", max(width, 40), subsequent_indent="  "
@@ -164,13 +167,13 @@ def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator
     few = [kernel_title(name) for name, samples in shown if samples.total() < _FEW_SAMPLES]
     if few:
         some = ", ".join(few[:3]) + (", …" if len(few) > 3 else "")
-        yield f"fewer than {_FEW_SAMPLES} samples, whose shares say little: {some}"
+        yield f"fewer than {_FEW_SAMPLES} samples, too few for reliable shares: {some}"
     if table.left_out:
-        yield f"{table.left_out} samples are of functions or instructions beyond those that are told apart"
+        yield f"{table.left_out} samples are of functions or instructions beyond those kept apart"
     if table.period_cycles:
         cycles = ", ".join(map(str, sorted(table.period_cycles)))
         yield f"one sample on each SM every {cycles} cycles"
-    yield "samples say what warps wait for, not which warp waits when: no time is made of them"
+    yield "samples show why warps wait, not which warp waits when: they are not converted to times"
 
 
 REPORT = Report("stalls", Options, run, suits=lambda run: len(run.stall_table) > 0)

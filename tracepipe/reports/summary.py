@@ -1,7 +1,8 @@
-"""What the GPUs' time goes to, and what a recording holds: calls, launches, memory, copies, ioctls, warps.
+"""How the GPUs spent their time, and what a recording contains: calls, launches, memory, copies, ioctls,
+warps.
 
-It is what is asked first of a recording, and computes with numpy, but for the peak of memory: to load polars
-takes as long as to read 300 000 events.
+This is the first report that a user asks for. It computes with numpy, except for the peak of memory: loading
+polars takes as long as reading 300 000 events.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _COUNT = Column("count", "count", "count")
-# The layers whose events are functions, each with a table of its own: a system call that waits all day is no
-# rival of a kernel.
+# The layers whose events are functions. Each has a separate table, so that a system call that waits all day
+# is not ranked against a kernel.
 _CALLED = {
     "userspace": ("CUDA calls", "calls"),
     "hook": ("Functions of hooks", "hooks"),
@@ -80,7 +81,7 @@ def _layers(run: Run) -> Table:
     layers = [layer for layer in LAYERS if counts[layer] or losses[layer]]
     layers += [layer for layer in losses if layer not in LAYERS]
     shares = (100 * losses[layer] / max(1, losses[layer] + counts[layer]) for layer in layers)
-    # What is no layer is counted with one: how much of it was lost is not known.
+    # A loss that names no layer has no share: the events of the layers that it is from are not known.
     rows = [
         (layer, counts[layer], losses[layer], share if layer in LAYERS else None)
         for layer, share in zip(layers, shares, strict=True)
@@ -97,8 +98,8 @@ def _layers(run: Run) -> Table:
 def _activities(run: Run) -> Table:
     rows = [row for row in _each_activity(run) if row[1]]
     columns = (Column("activity", ""), _COUNT, *LENGTH_COLUMNS)
-    note = "Calls inside others are part of them; lengths include whatever a call waits for."
-    nothing = "No call, system call, driver function, kernel or warp was recorded."
+    note = "The length of a call includes the calls inside it, and the time for which it waits."
+    nothing = "No calls, system calls, driver functions, kernels or warps were recorded."
     return Table("activities", "Activity", columns, rows, note, empty=nothing)
 
 
@@ -130,14 +131,14 @@ _NO_LENGTHS = (None,) * len(LENGTH_COLUMNS)
 
 
 def _processes(run: Run, options: Options) -> tuple[Table, int]:
-    """The processes in the order of their ids, and how many with fewer events are left out."""
+    """The processes with the most events, in the order of their ids, and how many others there are."""
     calls, syscalls, scheduler = map(run.layer, ("userspace", "syscall", "scheduler"))
     kernels = run.layer("gpu_kernel")
     every = np.arange(len(run.shapes), dtype=np.int32)
     pids = run.shapes.column("pid", every)
     of_shape, first = equal(pids)
     counts, threads = _who(run, of_shape, len(first))
-    # Processes are in the order of their ids, what has none before them all.
+    # Processes are in the order of their ids; events without a process come before all of them.
     busiest = np.argsort(counts, kind="stable")[np.count_nonzero(counts == 0) :]
     shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest)
     shown = shown[np.argsort(pids[first[shown]] == NONE, kind="stable")]
@@ -175,23 +176,24 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
         Column("kernels_ns", "on GPU", "ns"),
         Column("running_ns", "running", "ns"),
     )
-    note = "Times of all threads and streams added up."
+    note = "Times are summed over all threads and streams of a process."
     if no_processes:
-        note += f" Not listed: {no_processes} groups of tracks of another tool that are no processes."
+        note += f" Not listed: {no_processes} groups of another tool's tracks that are not processes."
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 
 def _known(count: int, known: int, sum_ns: int) -> tuple[int, int | None]:
-    """How many there are, and the sum of their lengths, None where none of these is known."""
+    """The count and the sum of the lengths, None where no length is known."""
     return count, sum_ns if known else None
 
 
 def _sums(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> Any:
-    """For each process that is shown: how many of `rows` it has, of how many of these the length is known,
-    and the sum of those in ns.
+    """For each process that is shown: how many of `rows` it has, how many of these have a known length, and
+    the sum of these lengths in ns. The result has the shape `(3, shown)`; `of_shape` is the process of each
+    shape, `rows` flags rows of the layer.
     """
     has_length = layer.has_length
-    # A process that is not shown counts in the last place.
+    # Processes that are not shown are summed in the last place.
     place = np.full(int(of_shape.max(initial=-1)) + 1, len(shown), np.int32)
     place[shown] = np.arange(len(shown), dtype=np.int32)
     count, known, sum_ns = sums = np.zeros((3, len(shown) + 1), np.int64)
@@ -205,7 +207,9 @@ def _sums(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> Any:
 
 
 def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
-    """How many events each process has, and how many threads; `of_shape` are numbers of processes."""
+    """How many events and how many threads each process has, shapes `(processes,)`. `of_shape` is the number
+    of the process of each shape.
+    """
     counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
     layers = ("annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel")
     for name in layers:
@@ -222,7 +226,7 @@ def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
 
 
 def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
-    """The functions of a layer that count most, and how many are left out."""
+    """The first functions of a layer in the chosen order, and how many are left out."""
     found = functions_of(run, layer)
     shown = found.ranked(run, options.sort, options.top)
     rows = (found.row(run, at) for at in shown)
@@ -230,7 +234,7 @@ def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
         Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS
     )  # fmt: skip
     if layer == "annotation":
-        note = "Ranges inside others are part of them."
+        note = "The length of a range includes the ranges inside it."
         columns, rows = (Column("name", "range"), *columns[2:]), ((row[0], *row[2:]) for row in rows)
         table = Table("annotations", f"Annotations by {options.sort}", columns, kept_rows(rows), note)
     else:
@@ -240,7 +244,9 @@ def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
 
 
 def _kernels(run: Run, options: Options) -> tuple[Table, int]:
-    """The kernels that count most, each with its share of the time of all, and how many are left out."""
+    """The first kernels in the chosen order, with their shares of the time of all, and how many are
+    left out.
+    """
     found = functions_of(run, "gpu_kernel")
     shown, whole_ns = found.ranked(run, options.sort, options.top), int(found.lengths_ns.sum())
 
@@ -249,16 +255,16 @@ def _kernels(run: Run, options: Options) -> tuple[Table, int]:
         share = 100 * total_ns / whole_ns if whole_ns and total_ns is not None else None
         return name, share, count, total_ns, *spread
 
-    # Names of kernels are long, and need the room more than two percentiles do.
+    # Names of kernels are long: they get the room of two percentiles on a narrow terminal.
     spread_of = (replace(column, spare=column.key in ("p50_ns", "p95_ns")) for column in LENGTH_COLUMNS)
     columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, *spread_of)
-    note = "Share: of the lengths of all kernels, added up."
+    note = "Share: of the sum of the lengths of all kernels."
     rows = kept_rows(map(row, shown))
     return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), len(found) - len(shown)
 
 
 def _slowest(run: Run, options: Options) -> Table:
-    """The calls that took longest, one by one: of the CUDA libraries, else of what was recorded instead."""
+    """The longest single calls: of the CUDA libraries, else of the first other layer that was recorded."""
     found = ((name, slowest_calls(run.layer(name), options.slowest)) for name in _OF_LAYER)
     name, slowest = next((one for one in found if one[1]), ("userspace", []))
     layer, rows = run.layer(name), []
@@ -277,7 +283,7 @@ def _slowest(run: Run, options: Options) -> Table:
         Column("pid", "pid", "id", spare=True),
         Column("tid", "tid", "id"),
     )
-    note = f"Single calls of the {_OF_LAYER[name]}, without those inside others."
+    note = f"Single calls of the {_OF_LAYER[name]}, without calls inside others."
     return Table("slowest", "The slowest calls", columns, rows, note)
 
 

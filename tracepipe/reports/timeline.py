@@ -22,9 +22,9 @@ from tracepipe.units import duration_ns, duration_text
 
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000
-# Layers of hooks that have rows of their own.
+# The most layers of hooks that get separate rows.
 _HOOKS_MAX = 64
-# Rows of a thread, top to bottom: title, layer of the run.
+# The rows of a thread from top to bottom: title, and layer of the run.
 _LAYERS = (
     ("CUDA API", "userspace"),
     ("hooks", "hook"),
@@ -56,7 +56,7 @@ def run(run: Run, options: Options) -> Result:
     if rows := _losses(run, start_ns, end_ns):
         groups.append(Group("lost events", rows))
     if not any(group.rows for group in groups):
-        notes.append("nothing happened in this stretch of time")
+        notes.append("no events in this window")
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         cells = max(_CELLS_MIN, min(options.width or columns, _COLUMNS_MAX) - LABEL_COLUMNS)
@@ -72,7 +72,9 @@ def run(run: Run, options: Options) -> Result:
 
 
 def _window(run: Run, options: Options) -> tuple[int, int]:
-    """The stretch that is asked for, trace ns; without options from the first event to the last end."""
+    """The window that the options name, in trace ns; without options, from the first event to the
+    last end.
+    """
     base_ns = run.facts.start_ns
     layers = [run.layer(name) for name in (*(name for _, name in _LAYERS), "gpu_kernel", "gpu_thread")]
     firsts = [int(layer.start_ns[0]) for layer in layers if len(layer)]
@@ -86,8 +88,8 @@ def _window(run: Run, options: Options) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """What is drawn of a layer: what lies in the window, of shapes that have a place. `places` are the number
-    of each shape's thread or stream, NONE where it is not drawn.
+    """The events of a layer that are drawn: those in the window, of shapes that have a place. `places` has
+    the number of the thread or stream of each shape, NONE where it is not drawn; its shape is `(shapes,)`.
     """
 
     run: Run
@@ -97,7 +99,7 @@ class _Drawn:
     places: Any
 
     def rows(self) -> Iterator[tuple[Layer, Int64s, Int64s]]:
-        """The layer, rows of it that are drawn, and their places, some at a time."""
+        """Yield the layer, rows of it that are drawn, and their places, a part at a time."""
         layer = self.run.layer(self.name)
         for part in parts(len(layer)):
             places = self.places[layer.shape[part]]
@@ -106,14 +108,14 @@ class _Drawn:
             yield layer, kept + part.start, places[kept]
 
     def counts(self, count: int) -> Int64s:
-        """How many each of so many places has."""
+        """How many events each of `count` places has. Shape `(count,)`."""
         counts: Int64s = np.zeros(count, np.int64)
         for _, _, places in self.rows():
             np.add.at(counts, places, 1)
         return counts
 
     def strips(self, level: Callable[[Layer, Int64s], Any], levels: int) -> dict[int, dict[int, _Strip]]:
-        """By place, by level of its rows below `levels`, in order: spans, and instants."""
+        """By place, then by level below `levels`: the slices and the instants of that level, in order."""
         codes, rows = Growing(np.int64), Growing(np.int32)
         for layer, some, places in self.rows():
             at, kind = level(layer, some), layer.kind[some]
@@ -136,7 +138,7 @@ _Strip = tuple[list[Spans], list[Spans]]
 
 
 def _every(run: Run) -> Int32s:
-    """All shapes."""
+    """The numbers of all shapes."""
     return np.arange(len(run.shapes), dtype=np.int32)
 
 
@@ -153,7 +155,9 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     shown = there
     if 0 < options.threads < len(there):
         shown = np.sort(there[np.argsort(-counts[there], kind="stable")[: options.threads]])
-        notes.append(f"{len(there) - len(shown)} threads with fewer events are not drawn: --threads 0")
+        notes.append(
+            f"{len(there) - len(shown)} threads with fewer events are not drawn: --threads 0 draws all"
+        )
     is_shown = np.zeros(len(first), np.bool_)
     is_shown[shown] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
@@ -181,11 +185,13 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
                 group.rows.append(Strip(label, spans, instants))
         yield group
     if deeper:
-        notes.append(f"{deeper} calls are too deep in others to be drawn: --depth")
+        notes.append(f"{deeper} calls are nested too deep to be drawn: --depth draws more rows")
 
 
 def _by_id(run: Run, threads: Int64s, shapes: Any) -> Iterator[tuple[int, int | None, int | None]]:
-    """Threads in the order of their ids, those without one last: number, pid, tid. `shapes`: one of each."""
+    """Threads in the order of their ids, those without an id last: number, pid, tid. `shapes` has one shape
+    of each thread.
+    """
     ids = [run.shapes.column(key, shapes) for key in ("pid", "tid")]
     order = np.lexsort([key for column in reversed(ids) for key in (column, column == NONE)])
     for thread, *numbers in zip(*(column[order].tolist() for column in (threads, *ids)), strict=True):
@@ -194,7 +200,7 @@ def _by_id(run: Run, threads: Int64s, shapes: Any) -> Iterator[tuple[int, int | 
 
 
 def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
-    """What gives the levels of rows, and how many are drawn."""
+    """A function that returns the levels of rows of a layer, and how many levels are drawn."""
     if name == "scheduler":
         is_running = run.shapes.column("name", _every(run)) == run.shapes.number_of("name", RUNNING)
         return lambda layer, rows: np.where(is_running[layer.shape[rows]], 0, 1), 2
@@ -204,7 +210,9 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
 
 
 def _levels_of_hooks(own: Any, count: int, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
-    """The same of hooks: a row for each level of each of `count` layers; `own` has that of each shape."""
+    """The same for hooks: a row for each level of each of `count` layers; `own` has the layer of
+    each shape.
+    """
 
     def level(layer: Layer, rows: Int64s) -> Any:
         at, of = layer.depth[rows].astype(np.int64), own[layer.shape[rows]]
@@ -214,8 +222,8 @@ def _levels_of_hooks(own: Any, count: int, depth: int) -> tuple[Callable[[Layer,
 
 
 def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
-    """The layers of hooks that are drawn, the busiest in the order in which they were met; the place of each
-    shape's among them, or the one after them; and how many others there are.
+    """The layers of hooks that are drawn (the busiest, in the order of their first events); for each shape
+    the index of its layer among them, or their number if it is not among them; and how many others there are.
     """
     numbers = hooks.run.shapes.column("layer", _every(hooks.run))
     layers, own = numbered(made(len(numbers), np.int64, lambda part: ~numbers[part].astype(np.int64)))
@@ -240,8 +248,8 @@ def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Gr
     warps = _warps(run, start_ns, end_ns)
     threads = _timed_threads(run, start_ns, end_ns)
     gpus = sorted({*streams, *warps, *threads})
-    said = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
-    names = {gpu["index"]: gpu.get("name", "") for gpu in said if isinstance(gpu.get("index"), int)}
+    known = [*run.facts.header.get("gpus", []), *(run.facts.footer or {}).get("gpus", [])]
+    names = {gpu["index"]: gpu.get("name", "") for gpu in known if isinstance(gpu.get("index"), int)}
     for gpu in gpus:
         rows = [*streams.get(gpu, [])]
         if gpu in warps:
@@ -254,7 +262,7 @@ def _gpus(run: Run, start_ns: int, end_ns: int, options: Options) -> Iterator[Gr
 
 
 def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int, list[Strip]], Group | None]:
-    """GPU → its streams, of all GPUs so many, the busiest; and the others together."""
+    """GPU → its streams: the `most` busiest of all GPUs; and one group for all others."""
     every = _every(run)
     gpu, stream = (run.shapes.numbers(key, every, 0) for key in ("gpu", "stream"))
     of_shape, first = equal(gpu, stream)
@@ -268,7 +276,7 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     if 0 < most < len(shown):
         by_count = shown[np.argsort(-counts[shown], kind="stable")]
         shown, left_out = by_count[:most], by_count[most:]
-    # The others are one place, after those of the streams.
+    # The others share one place after those of the streams.
     place = np.arange(len(first) + 1, dtype=np.int32)
     place[left_out], place[NONE] = len(first), NONE
     found: dict[int, _Strip] = {}
@@ -286,13 +294,14 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
         strip = Strip(f"stream {stream[first[at]]}", spans, instants)
         streams.setdefault(int(gpu[first[at]]), []).append(strip)
     together = Group(
-        f"{len(left_out):,} other streams, with less work: --streams", [Strip("work", others, level=True)]
+        f"{len(left_out):,} other streams, with less work: --streams 0 draws all",
+        [Strip("work", others, level=True)],
     )
     return streams, together if len(left_out) else None
 
 
 def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
-    """GPU → its warps that were there in the stretch."""
+    """GPU → its warps that ran in the window."""
     columns = {"gpu": Growing(np.int64), "row": Growing(np.int32)}
     columns |= {name: Growing(np.int64) for name in ("entry_ns", "last_exit_ns")}
     began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
@@ -313,7 +322,7 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
 
 
 def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
-    """GPU → when single threads of it entered or left."""
+    """GPU → the entries and exits of its single threads."""
     layer = run.layer("gpu_thread")
     gpu = run.shapes.numbers("gpu", _every(run), 0)
     gpus, rows = Growing(np.int64), Growing(np.int32)
@@ -327,7 +336,7 @@ def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
 
 
 def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
-    """A row for each layer that lost events, by name; last those of which the layer is not known."""
+    """A row for each layer that lost events, by name; losses of an unknown layer are the last row."""
     table = run.loss_table
     layers, counts, starts_ns = (table.column(name) for name in ("layer", "count", "start_ns"))
     ends_ns = made(
@@ -356,17 +365,18 @@ def _draw(groups: list[Group], window: Window, base_ns: int, ascii_only: bool) -
     blank = " " * LABEL_COLUMNS
     cell_ns = (window.end_ns - window.start_ns) / window.cells
     length = duration_text(window.end_ns - window.start_ns)
-    yield f"{length} from {duration_text(window.start_ns - base_ns)} on; a cell is {duration_text(cell_ns)}"
+    start = duration_text(window.start_ns - base_ns)
+    yield f"{length}, starting at {start}; a cell is {duration_text(cell_ns)}"
     yield blank + axis(window, base_ns)
     for group in groups:
         if group.rows:
             yield group.title
         yield from (row.draw(window, glyphs) for row in group.rows)
-    yield f"{glyphs.shades[0]}…{glyphs.shades[-1]}  share of a cell that short spans take"
-    yield f"{glyphs.instant}    an instant, or several"
+    yield f"{glyphs.shades[0]}…{glyphs.shades[-1]}  share of the cell that short slices cover"
+    yield f"{glyphs.instant}    one instant or more"
     if any(row.level for group in groups for row in group.rows):
         bars = f"{glyphs.bars[0]}…{glyphs.bars[-1]}"
-        yield f"{bars}  how many run at a time, mean of a cell; {glyphs.at_most}N: the most at one time"
+        yield f"{bars}  how many run at a time, mean over a cell; {glyphs.at_most}N: the most at a time"
 
 
 REPORT = Report(

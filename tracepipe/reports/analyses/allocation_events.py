@@ -1,4 +1,4 @@
-"""What allocated memory and what freed it, in the order of time: by events of memory, else by calls."""
+"""The events that allocated and freed memory, sorted by time: memory events, else calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 MAKES = {"alloc": DEVICE, "alloc_host": HOST}
 FREES = {"free": DEVICE, "free_host": HOST}
 _EFFECTS = (*MAKES, *FREES)
-# A row of these has half a kilobyte.
+# The rows of a part, each of which takes half a kilobyte.
 _AT_ONCE = 1 << 14
 _NOTHING = hex(0)
 _OF_CALL = ("end_ns", "kind", "pid", "tid", "gpu", "size_bytes", "address", "name", "result", "parent")
@@ -29,7 +29,9 @@ _COLUMNS = ("at_ns", "effect", "pid", "tid", "gpu", "size_bytes", "address", "ca
 
 
 class AllocationEvents:
-    """What was allocated and freed, and calls that failed to; `from_calls`: calls tell it."""
+    """Allocations and frees, and the calls for them that failed. `from_calls`: they are from calls, as the
+    recording has no memory events.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -46,8 +48,8 @@ class AllocationEvents:
         self._devices = _Devices(run, threads)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
-        """Some rows at a time: at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (that the
-        tracer knew), failed, site.
+        """Yield parts of the rows: at_ns, effect, pid, tid, gpu, size_bytes, address, call, total_bytes (as
+        recorded), failed, site.
         """
         memory, calls = self._run.layer("memory"), self._run.layer("userspace")
         count = len(memory)
@@ -102,14 +104,15 @@ class AllocationEvents:
         )
 
     def _threads(self, layer: str, rows: Int64s) -> pl.Series:
-        """The numbers of the threads of some rows."""
+        """The threads of some rows, by number."""
         return pl.Series("thread", self._thread_of_shape[self._run.layer(layer).shape[rows]])
 
     def _whole(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Events with what others tell of them."""
+        """Complete events with their addresses, sites and GPUs."""
         addresses = [_address(one) for one in events["address"]]
         events = events.with_columns(pl.Series("address", addresses, dtype=pl.String))
-        # To free nothing is allowed, and does nothing. An allocation has it where its address was not read.
+        # Freeing a null pointer is allowed, and does nothing. For an allocation, a null address means that
+        # the address was not read.
         is_nothing = pl.col("address") == _NOTHING
         events = events.filter(~(is_nothing & pl.col("effect").is_in(list(FREES))).fill_null(False))
         events = events.with_columns(
@@ -120,7 +123,7 @@ class AllocationEvents:
         return self._devices.given(events.with_columns(sites))
 
     def _sites(self, events: pl.DataFrame) -> Iterator[str]:
-        """For each event the call that did it, after the outermost call that it was done in."""
+        """Yield the site of each event: the outermost call > the call inside it that did it."""
         around = self._around.names(events["thread"].to_numpy(), events["at_ns"].to_numpy())
         columns = events.select("call", "effect", "outer").iter_rows()
         for (call, effect, outer), at in zip(columns, around, strict=True):
@@ -133,7 +136,7 @@ def _of_args(key: str) -> pl.Expr:
 
 
 def _address(text: str | None) -> str | None:
-    """An address as hexadecimal, however it was written."""
+    """An address as hexadecimal, from any notation."""
     try:
         return None if text is None else hex(int(text, 0))
     except ValueError:
@@ -141,7 +144,7 @@ def _address(text: str | None) -> str | None:
 
 
 class _Threads:
-    """Threads by number: `of_shape` has that of each shape's, below `count`."""
+    """Threads as numbers 0…`count`-1; `of_shape` has the number of each shape, shape `(shapes,)`."""
 
     def __init__(self, run: Run) -> None:
         every = np.arange(len(run.shapes), dtype=np.int32)
@@ -152,15 +155,15 @@ class _Threads:
 def _last_before(
     own_of: Grouped, times_ns: Any, threads: Any, at_ns: Any, *, side: Literal["left", "right"]
 ) -> Int64s:
-    """For each event the last of its thread's rows whose time is before its own (`left`), or no later
-    (`right`); NONE without one. Events are in the order of time, as are a thread's rows.
+    """For each event, the last row of its thread whose time is before the event's (`left`), or not after it
+    (`right`); else NONE. Events, and the rows of a thread, are sorted by time. Shapes `(events,)`.
     """
     found = np.full(len(threads), NONE, np.int64)
     for thread, places in grouped(threads):
         own = own_of.of(thread)
         if not len(own):
             continue
-        # The times of its rows between the events' are looked at alone.
+        # Only the rows between the first and the last event are read.
         first = _place(own, times_ns, int(at_ns[places[0]]), side)
         last = _place(own, times_ns, int(at_ns[places[-1]]), side)
         own = own[max(first - 1, 0) : last]
@@ -170,7 +173,7 @@ def _last_before(
 
 
 def _place(own: Any, times_ns: Any, at_ns: int, side: Literal["left", "right"]) -> int:
-    """The place of a time among those of some rows."""
+    """The index at which a time is inserted into the times of some rows."""
     return bisect_left(own, at_ns + (side == "right"), key=times_ns.__getitem__)
 
 
@@ -187,9 +190,9 @@ class _Around:
         self._rows = Grouped(of_shape[layer.shape[rows]], rows)
 
     def names(self, threads: Any, at_ns: Any) -> list[str | None]:
-        """The name of the outermost call that each event's thread was in, None without one."""
+        """The names of the outermost calls that the events' threads were in, None without one."""
         calls = self._run.layer("userspace")
-        # The event stands at the return of its call, where the next may begin.
+        # The time of an event is the return of its call, at which the next call may begin.
         found = _last_before(self._rows, calls.start_ns, threads, at_ns, side="left")
         known = np.flatnonzero(found != NONE)
         found[known[calls.end_ns[found[known]] < at_ns[known]]] = NONE
@@ -198,7 +201,9 @@ class _Around:
 
 
 class _Devices:
-    """The GPU of what does not say it: the only one there is, or the one that the thread chose."""
+    """The GPU of events that do not name it: the only one of the machine, or the one that the
+    thread chose.
+    """
 
     def __init__(self, run: Run, threads: _Threads) -> None:
         gpus = (run.facts.footer or {}).get("gpus") or run.facts.header.get("gpus") or []
@@ -222,7 +227,7 @@ class _Devices:
         self._any = thread.count > 0
 
     def given(self, events: pl.DataFrame) -> pl.DataFrame:
-        """Events with their GPU."""
+        """Fill in the GPUs of events."""
         if self._only is not None:
             return events.with_columns(pl.col("gpu").fill_null(self._only))
         if not self._any:
@@ -230,6 +235,6 @@ class _Devices:
         times_ns, devices = (of.so_far(of.count) for of in (self._at_ns, self._device))
         threads, at_ns = events["thread"].to_numpy(), events["at_ns"].to_numpy()
         found = _last_before(self._rows, times_ns, threads, at_ns, side="right")
-        # A thread that chose none is on device 0.
+        # A thread that did not choose a device uses device 0.
         current = np.where(found == NONE, 0, devices[found])
         return events.with_columns(pl.coalesce("gpu", pl.Series("device", current)).alias("gpu"))

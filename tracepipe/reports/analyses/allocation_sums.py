@@ -1,4 +1,4 @@
-"""Allocations added up by a number that they have: of their place, or of who made them."""
+"""Sums of allocations by group: by their place, or by the call that made them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _LOW_BITS = 32
 
 
 class AllocationSums:
-    """How many allocations there are of each number below `count`, and their bytes; `numbers` is a column."""
+    """The number and the bytes of the allocations in each of `count` groups. `numbers` has the group of each
+    row, shape `(rows,)`.
+    """
 
     def __init__(self, found: Allocations, numbers: Any, count: int) -> None:
         self.count, self._sized, self._addressed, self._live, self._live_sized = (
@@ -39,23 +41,27 @@ class AllocationSums:
                 (self._bytes, size != NONE),
                 (self._live_bytes, is_live & (size != NONE)),
             ):
-                # Halves, as sums of many large sizes have more than 64 bits.
+                # In two halves, as sums of many large sizes exceed 64 bits.
                 np.add.at(bytes_of[:, 0], of[which], size[which] >> _LOW_BITS)
                 np.add.at(bytes_of[:, 1], of[which], size[which] & ((1 << _LOW_BITS) - 1))
 
     def bytes_of(self, number: int) -> int | None:
-        """The bytes of those whose size is known; None where there are some, and no size is known."""
+        """The bytes of a group's allocations with known sizes; None where it has some, but no size
+        is known.
+        """
         return _known(self._bytes[number], self.count[number], self._sized[number])
 
     def never_freed(self, number: int) -> tuple[int | None, int | None]:
-        """How many were never freed, and their bytes; not known where no address was recorded."""
+        """How many of a group were never freed, and their bytes; None where no address was recorded."""
         if self.count[number] and not self._addressed[number]:
             return None, None
         live = int(self._live[number])
         return live, _known(self._live_bytes[number], live, self._live_sized[number])
 
     def most_first(self) -> Any:
-        """The numbers of which there are some: by bytes that were never freed, then by all bytes."""
+        """The groups that have allocations, those with the most bytes that were never freed first, then by
+        all bytes. Shape `(n,)`.
+        """
         some = flagged(len(self.count), lambda part: self.count[part] > 0)
 
         def most(of: Any) -> Any:
@@ -74,7 +80,7 @@ def _about(halves: Any) -> Any:
 
 
 class Sites:
-    """Who made the allocations: groups of one site, thread and place, in the order of these."""
+    """Allocations in groups by site (the call that made them), thread and place, sorted by these."""
 
     def __init__(self, found: Allocations) -> None:
         self._found = found
@@ -84,34 +90,34 @@ class Sites:
         self._rows = Grouped(made(len(rows), np.int32, lambda part: numbers[rows[part]]), rows)
 
     def first(self, number: int) -> int:
-        """A row of a group."""
+        """The first row of a group."""
         return int(self._first[number])
 
     def sizes(self, number: int) -> Any:
-        """The sizes of a group's allocations that are known."""
+        """The known sizes of a group's allocations. Shape `(n,)`."""
         sizes = self._found.column("size_bytes")[self._rows.of(number)]
         return sizes[sizes != NONE]
 
     def lived_ns(self, number: int) -> Any:
-        """From allocation to free, of those that were freed."""
+        """The times from allocation to free of a group's allocations that were freed. Shape `(n,)`."""
         rows = self._rows.of(number)
         return lived_ns(self._found, rows[was_freed(self._found, rows)])
 
 
 def was_freed(found: Allocations, rows: Any) -> Bools:
-    """Which allocations were ended by a free, and not by another that was given their address."""
+    """Flags the allocations that a free ended, and not another allocation at their address. Shapes `(n,)`."""
     ended = found.column("ended")[rows]
     return np.asarray((ended != NONE) & ~found.column("is_made")[np.maximum(ended, 0)])
 
 
 def lived_ns(found: Allocations, rows: Any) -> Any:
-    """From allocation to end, of some that ended."""
+    """The times from allocation to end, for rows of allocations that ended. Shapes `(n,)`."""
     at_ns = found.column("at_ns")
     return at_ns[found.column("ended")[rows]] - at_ns[rows]
 
 
 def never_freed(found: Allocations) -> Any:
-    """The rows of allocations that were never freed, the largest first."""
+    """The rows of allocations that were never freed, the largest first. Shape `(n,)`."""
 
     def is_live(part: slice) -> Bools:
         addressed = found.column("is_made")[part] & (found.column("key")[part] != NONE)
@@ -122,13 +128,13 @@ def never_freed(found: Allocations) -> Any:
 
 
 def faults_of(found: Allocations) -> Any:
-    """The rows of faults, by what they are, and then in the order of time."""
+    """The rows of faults, sorted by kind, then by time. Shape `(n,)`."""
     rows = flagged(len(found), lambda part: found.column("fault")[part] != NONE)
     return rows[np.argsort(found.column("fault")[rows], kind="stable")]
 
 
 def given_again(found: Allocations) -> int:
-    """How many allocations end where their address was given out once more."""
+    """How many allocations end because their address was allocated again."""
     count = 0
     for part in parts(len(found)):
         ended = found.column("ended")[part]
@@ -137,9 +143,7 @@ def given_again(found: Allocations) -> int:
 
 
 def places_with_most(found: Allocations, most: int) -> tuple[Int32s, int]:
-    """The places where bytes were counted, at most so many with the highest peaks, and how many others there
-    are; all for 0.
-    """
+    """The `most` places with the highest peaks, or all for 0, shape `(n,)`, and how many others there are."""
     some = np.asarray(found.counted)
     if not 0 < most < len(some):
         return some, 0
@@ -149,7 +153,9 @@ def places_with_most(found: Allocations, most: int) -> tuple[Int32s, int]:
 
 
 def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Any, Any]]:
-    """The times and the bytes from these on, of each of some places."""
+    """Yield each of some places, with the times at which its bytes changed and the bytes from then on, shapes
+    `(steps,)`.
+    """
     of: Int32s = found.step_column("place")
     is_wanted = np.zeros(found.place_count, np.bool_)
     is_wanted[places] = True
@@ -161,7 +167,7 @@ def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Any, Any
 
 
 class LiveAt:
-    """How many allocations of a process were live at a time, and their bytes."""
+    """Answers how many allocations of a process were live at a time, and their bytes."""
 
     def __init__(self, found: Allocations) -> None:
         self._pids, self._of_place = numbered(found.place_pids)
@@ -173,23 +179,23 @@ class LiveAt:
         self._sums: dict[int, tuple[tuple[Any, Any], tuple[Any, Any]]] = {}
 
     def at(self, pid: int | None, at_ns: int) -> tuple[int, int]:
-        """Those that began before a time, and did not end until it."""
+        """The count and the bytes of the allocations that began before a time, and had not ended by then."""
         known = NONE if pid is None else pid
         number = int(np.searchsorted(self._pids, known))
         if number == len(self._pids) or self._pids[number] != known:
             return 0, 0
         if number not in self._sums:
-            # One process after the other seldom ends contexts in turn.
+            # Only one process is kept, as processes seldom end contexts in turn.
             self._sums = {number: self._sums_of(self._rows.of(number))}
         begun, ended = (_before(sums, at_ns) for sums in self._sums[number])
         return begun[0] - ended[0], round(begun[1] - ended[1])
 
     def _sums_of(self, rows: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """When its allocations began and ended, in order, and their bytes until then."""
+        """The sorted begins of allocations and their cumulative bytes, and the same for their ends."""
         at_ns, size = self._found.column("at_ns"), np.maximum(self._found.column("size_bytes")[rows], 0)
         ended = self._found.column("ended")[rows]
         has_ended = ended != NONE
-        # One that ended at once is live at no time: it begins before 1 ns later.
+        # An allocation that ends in the ns of its begin is never live.
         ends_ns = np.maximum(at_ns[ended[has_ended]], at_ns[rows[has_ended]] + 1) - 1
         order = np.argsort(ends_ns, kind="stable")
         return (at_ns[rows], _sums(size)), (ends_ns[order], _sums(size[has_ended][order]))
@@ -200,6 +206,6 @@ def _sums(sizes: Any) -> Any:
 
 
 def _before(sums: tuple[Any, Any], at_ns: int) -> tuple[int, float]:
-    """How many come before a time, and their bytes together."""
+    """How many times are before `at_ns`, and the sum of their bytes."""
     place = int(np.searchsorted(sums[0], at_ns, "left"))
     return place, float(sums[1][place])

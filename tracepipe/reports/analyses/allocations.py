@@ -1,4 +1,6 @@
-"""Follows allocations from the call that made them to that which freed them, as far as a recording tells."""
+"""Follows allocations from the call that made them to the call that freed them, as far as a
+recording shows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from tracepipe.reports.frames.stored import Growing, parts, put_away
 DOUBLE, UNKNOWN, REFUSED = "double free", "free of an unknown address", "free refused"
 IN_USE, FAILED = "address given again while in use", "allocation failed"
 FAULTS = (IN_USE, FAILED, DOUBLE, UNKNOWN, REFUSED)
-"""What should not happen, in the order of the texts."""
+"""The faults; their order is that of the tables."""
 Place = tuple[int | None, int | None, str]
 """Process, GPU, kind of memory."""
 _KINDS = (DEVICE, MANAGED, HOST, ALL_IN_USE)
@@ -40,22 +42,21 @@ _COLUMNS = {
 
 
 class Allocations:
-    """What was found, a row for each event in the order of time, in columns:
+    """Allocations, frees and faults: a row for each event, sorted by time, in columns of shape `(rows,)`:
 
     at_ns, tid, place, site
     size_bytes                      NONE where it is not known
-    key                             of its process, side and address; NONE without an address
+    key                             number of process, side and address; NONE without an address
     is_made                         whether it is an allocation
-    ended                           of an allocation the row that freed it, or that got its address while it
-                                    was in use; NONE while nothing is known to have ended it
-    fault                           place in `FAULTS`, NONE for none
-    before                          of a fault the row of the free that came first, or of the allocation that
-                                    has the address; NONE without
+    ended                           for an allocation, the row of its free, or of the allocation that got its
+                                    address while it was in use; NONE where no end is known
+    fault                           index into `FAULTS`, NONE for none
+    before                          for a fault, the row of the first free, or of the allocation that has the
+                                    address; NONE without
 
-    `steps` are bytes over time, from each time on. What is of a place is in lists by its number: the last and
-    the most bytes and when those were reached, whether sizes are known at all, addresses that were given out
-    once more after their free (`reused`), and events without an address (`unmatched`), which belong to no
-    allocation.
+    `steps` are the bytes over time. The values of each place are in lists by its number: the last and the
+    most bytes, when the most were reached, whether sizes are known at all, the allocations at an address that
+    was freed before (`reused`), and the events without an address (`unmatched`).
     """
 
     def __init__(self, from_calls: bool) -> None:
@@ -76,23 +77,23 @@ class Allocations:
         self.unmatched: Any = array("i")
         self.is_known, self.is_counted = bytearray(), bytearray()
         self.counted: Any = array("i")
-        """Places where bytes were counted, in the order in which they first were."""
+        """The places whose bytes were counted, in the order of their first events."""
 
     def __len__(self) -> int:
         return self.ended_column.count
 
     def column(self, name: str) -> Any:
-        """One of the columns."""
+        """One of the columns, shape `(rows,)`."""
         of = self.ended_column if name == "ended" else self.columns[name]
         return of.so_far(len(self))
 
     def step_column(self, name: str) -> Any:
-        """One of those of bytes over time."""
+        """One of the columns of bytes over time, shape `(steps,)`."""
         return self.steps[name].so_far(self.steps[name].count)
 
     def put_away(self) -> None:
-        """Keep addresses and places out of memory, where they are many. Nothing is to be added any more.
-        Raises OutputError.
+        """Move addresses and places to files, where there are many. Nothing may be added afterwards. Raises
+        OutputError.
         """
         for one in (self.sites, self._odd, self._keys, self._places):
             one.put_away()
@@ -105,7 +106,7 @@ class Allocations:
         return len(self._places)
 
     def place_number(self, pid: int | None, gpu: int | None, kind: str) -> int:
-        """The number of a place, which is given one if it has none."""
+        """The number of a place; a new place gets the next number."""
         packed = _PLACE.pack(NONE if pid is None else pid, NONE if gpu is None else gpu, _KINDS.index(kind))
         number = self._places.number(packed)
         if number == len(self.total_bytes):
@@ -116,22 +117,22 @@ class Allocations:
         return number
 
     def place(self, number: int) -> Place:
-        """The place of a number."""
+        """The place with a number."""
         pid, gpu, kind = _PLACE.unpack(self._places[number])
         return None if pid == NONE else pid, None if gpu == NONE else gpu, _KINDS[kind]
 
     @property
     def place_pids(self) -> Int64s:
-        """The processes of all places, NONE for none."""
+        """The processes of all places, shape `(places,)`, NONE for an unknown one."""
         pids: Int64s = np.frombuffer(self._places.data, _OF_PLACE)["pid"]
         return pids
 
     def site(self, number: int) -> str:
-        """The text of a site."""
+        """The text of the site with a number."""
         return self.sites[number].decode("utf-8", "replace")
 
     def key(self, pid: int | None, address: str, on_host: bool) -> int:
-        """The number of an address of a process, on the device's or the host's side."""
+        """The number of an address of a process, on the side of the device or of the host."""
         try:
             value = int(address, 16)
         except ValueError:
@@ -142,7 +143,7 @@ class Allocations:
         return self._keys.number(_KEY.pack(NONE if pid is None else pid, value, on_host, is_odd))
 
     def address(self, key: int) -> str | None:
-        """The address of a key, None without one."""
+        """The address of a key, None for NONE."""
         if key == NONE:
             return None
         _, value, _, is_odd = _KEY.unpack(self._keys[key])
@@ -150,7 +151,7 @@ class Allocations:
 
 
 def allocations(run: Run) -> Allocations:
-    """Every allocation of a recording, in the order of time; of calls where it has no memory events."""
+    """Return all allocations of a recording, sorted by time; from calls where it has no memory events."""
     events = AllocationEvents(run)
     following = _Following(Allocations(events.from_calls))
     for some in events:
@@ -160,18 +161,18 @@ def allocations(run: Run) -> Allocations:
 
 
 class _Following:
-    """Which addresses are in use, on the way through the recording."""
+    """Follows which addresses are in use through the recording."""
 
     def __init__(self, found: Allocations) -> None:
         self.found = found
         self._live, self._freed = array("i"), array("i")
-        """By the number of a key: the row of the allocation that has the address, or of its free; NONE."""
+        """By key: the row of the allocation that has the address, and the row of its last free; else NONE."""
         self._rows: list[tuple[Any, ...]] = []
         self._ended: list[tuple[int, int]] = []
         self._steps: list[tuple[int, int, int]] = []
 
     def follow(self, events: pl.DataFrame) -> None:
-        """Take the next events, in order."""
+        """Process the next events, which are sorted by time."""
         self._first = len(self.found)
         for event in events.iter_rows(named=True):
             effect = event["effect"]
@@ -188,7 +189,7 @@ class _Following:
         self._keep()
 
     def _keep(self) -> None:
-        """Put what was found into the columns."""
+        """Append the rows that were found to the columns."""
         rows, ended, steps = self._rows, self._ended, self._steps
         self._rows, self._ended, self._steps = [], [], []
         for (name, kind), values in zip(_COLUMNS.items(), zip(*rows, strict=True), strict=bool(rows)):
@@ -204,7 +205,7 @@ class _Following:
         self, event: dict[str, Any], place: int, key: int, fault: str | None = None, before: int = NONE,
         is_made: bool = False, has_size: bool = True,
     ) -> int:  # fmt: skip
-        """Keep an event; its row."""
+        """Add an event, and return its row."""
         size = event["size_bytes"] if has_size else None
         self._rows.append(
             (
@@ -222,7 +223,7 @@ class _Following:
         return self._first + len(self._rows) - 1
 
     def _key(self, event: dict[str, Any], side: str) -> int:
-        """The number of an event's address; NONE without one."""
+        """The key of an event's address; NONE without one."""
         if event["address"] is None:
             return NONE
         key = self.found.key(event["pid"], event["address"], side == HOST)
@@ -232,7 +233,7 @@ class _Following:
         return key
 
     def _of(self, row: int) -> tuple[int, int]:
-        """Place and size of an earlier row."""
+        """The place and the size of an earlier row."""
         if row >= self._first:
             _, size, _, place, *_ = self._rows[row - self._first]
         else:
@@ -242,7 +243,7 @@ class _Following:
     def _count(self, place: int, at_ns: int, change_bytes: int, known_bytes: int | None = None) -> None:
         found = self.found
         total = found.total_bytes[place] + change_bytes if known_bytes is None else known_bytes
-        # Less than nothing was allocated before the recording began.
+        # A negative sum comes from allocations that were made before the recording began.
         total = found.total_bytes[place] = min(max(0, total), _MOST)
         if total > found.most_bytes[place] or not found.is_counted[place]:
             found.most_bytes[place], found.most_ns[place] = total, at_ns
@@ -291,7 +292,7 @@ class _Following:
         self._count(was_place, at_ns, -size_bytes, event["total_bytes"])
 
     def _refused(self, event: dict[str, Any]) -> None:
-        """A call that failed: it did nothing."""
+        """Add the fault of a call that failed, and so changed nothing."""
         side = FREES.get(event["effect"])
         place = self.found.place_number(event["pid"], event["gpu"], side or DEVICE)
         if side is None:
@@ -305,7 +306,9 @@ class _Following:
 
 
 def _dead(run: Run) -> Bools:
-    """The shapes of main threads that were dead when the scheduler took them off a processor."""
+    """Flags the shapes of main threads that were dead when the scheduler took them off a processor. Shape
+    `(shapes,)`.
+    """
     switches, every = run.layer("scheduler"), np.arange(len(run.shapes), dtype=np.int32)
     pid = run.shapes.column("pid", every)
     is_main: Bools = (pid != NONE) & (pid == run.shapes.column("tid", every))
@@ -319,7 +322,7 @@ def _dead(run: Run) -> Bools:
 
 
 def ends_of(run: Run) -> Int64s:
-    """The processes that ended, NONE for that which is not known, in order; others end with the recording."""
+    """The sorted pids of processes that ended during the recording, NONE for an unknown one. Shape `(n,)`."""
     shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
     exits = shapes.column("name", every) == shapes.number_of("name", "exit_group")
     gone: Any = np.flatnonzero((exits & run.seen("syscall")) | _dead(run))

@@ -1,4 +1,4 @@
-"""Splits calls by layer: how long each spent in ioctls, in the driver, off the processor, and on the GPU."""
+"""Splits the time of calls by layer: ioctls, the driver, off the processor, and on the GPU."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tracepipe.reports.frames.stored import made, parts
 
 HOOKED = "hooked functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")
-"""The parts of a call, outermost first. Where they overlap the innermost has the time: a thread that sleeps
-in an ioctl is off the CPU. Hooked functions are those inside the call; one around it says nothing of it."""
+"""The parts of a call, outermost first. Where they overlap, the time counts for the innermost: a thread that
+sleeps in an ioctl is off the CPU. Hooked functions only count inside the call, not around it."""
 GPU = "GPU"
 OFF_CPU = "off-CPU"
 _LAYER_OF = {
@@ -29,12 +29,12 @@ _LAYER_OF = {
     "driver": "kernel",
     OFF_CPU: "scheduler",
 }
-# Places on a line are integers of 64 bits.
+# The longest `_Line`: its positions are integers of 64 bits.
 _LINE_NS = 1 << 62
 
 
 def hooked_title(run: Run) -> str:
-    """What hooked functions are called: Python's, where all those of processes are."""
+    """The name of hooked functions: "Python functions" where all those of processes are Python's."""
     every = np.arange(len(run.shapes), dtype=np.int32)
     layers, pids = run.shapes.column("layer", every), run.shapes.column("pid", every)
     numbers = np.unique(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
@@ -43,7 +43,7 @@ def hooked_title(run: Run) -> str:
 
 
 class HostTime:
-    """Where the threads of a recording were, by layer. `recorded` are the parts that are known."""
+    """The time of a recording's threads by layer. `recorded` lists the parts that were recorded."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -68,7 +68,7 @@ class HostTime:
         self._seen_ns, self._is_scheduled = self._running(len(first))
 
     def _parts_of(self, layer: str) -> Any:
-        """The rows of a layer that may last, some at a time."""
+        """Yield the rows of a layer that are not instants, a part at a time."""
         of, shapes = self._run.layer(_LAYER_OF[layer]), self._shapes[layer]
         for part in parts(len(of)):
             yield of, np.flatnonzero((of.kind[part] != INSTANT) & shapes[of.shape[part]]) + part.start
@@ -77,7 +77,9 @@ class HostTime:
         return any(len(rows) for _, rows in self._parts_of(layer))
 
     def _running(self, threads: int) -> tuple[Int64s, Bools]:
-        """By thread: from when until when it was seen to run, and whether it ever was."""
+        """For each thread the first and the last time at which it ran, shape `(2, threads)`, and whether it
+        ever ran, shape `(threads,)`.
+        """
         seen_ns = np.zeros((2, threads), np.int64)
         seen_ns[0], seen_ns[1] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
         is_scheduled = np.zeros(threads, np.bool_)
@@ -90,15 +92,16 @@ class HostTime:
         return seen_ns, is_scheduled
 
     def is_scheduled(self, rows: Any) -> Bools:
-        """Of rows of the calls, whether their threads are ever seen to run."""
+        """For rows of calls, whether a scheduler event shows their threads running. Shapes `(n,)`."""
         scheduled: Bools = self._is_scheduled[self._thread[self._run.layer("userspace").shape[rows]]]
         return scheduled
 
     def split(self, rows: Any) -> dict[str, Any]:
-        """For each of `PARTS` and each with what is inside, the ns of calls, as columns. Their
-        `rows` are in order; the exclusive ones add up to their lengths.
+        """The time of calls in ns, as columns of shape `(rows,)`: for each of `PARTS` without inner parts,
+        and as "… inclusive" with them. `rows` are sorted; the exclusive times add up to the lengths of the
+        calls.
 
-        The recording is looked at in stretches of time. What a call is in there adds up.
+        The recording is processed in stretches of time, whose results are added.
         """
         calls = Moving(self._run.layer("userspace"), self._thread, rows=rows)
         names = [name for layer in PARTS[1:] for name in (layer, f"{layer} inclusive")]
@@ -110,13 +113,13 @@ class HostTime:
         }
         moving[HOOKED] = Moving(self._run.layer("hook"), self._thread, rows=self._hooked(rows))
         for begin_ns, end_ns in stretches_of(calls, *moving.values()):
-            asked = calls.within(begin_ns, end_ns)
+            here = calls.within(begin_ns, end_ns)
             spans = {layer: one.within(begin_ns, end_ns) for layer, one in moving.items()}
-            threads = np.unique(asked.thread)
+            threads = np.unique(here.thread)
             at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
             for first in range(0, len(threads), at_once):
                 line = _Line(begin_ns, end_ns, threads[first : first + at_once])
-                self._split(line, asked, spans, found)
+                self._split(line, here, spans, found)
         starts_ns, ends_ns = self._run.layer("userspace").start_ns, self._run.layer("userspace").end_ns
         found["itself"] = made(
             len(rows),
@@ -128,7 +131,7 @@ class HostTime:
         return found
 
     def _hooked(self, rows: Any) -> Any:
-        """The rows of hooked functions that are inside some calls, which are apart from each other."""
+        """The rows of hooked functions inside some calls, which do not overlap. Shape `(n,)`."""
         calls, hooks = self._run.layer("userspace"), self._run.layer("hook")
         if not len(hooks):
             return np.empty(0, np.int64)
@@ -141,9 +144,9 @@ class HostTime:
             inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
         return np.flatnonzero(inside)
 
-    def _split(self, line: _Line, asked: Touching, spans: dict[str, Touching], found: dict[str, Any]) -> None:
-        """Add what the calls of a line are in there."""
-        calls, start, end = line.placed(asked)
+    def _split(self, line: _Line, here: Touching, spans: dict[str, Touching], found: dict[str, Any]) -> None:
+        """Add the times of the calls on a line to `found`."""
+        calls, start, end = line.placed(here)
         covered, inside_ns = nothing(), np.zeros(len(start), np.int64)
         for layer in reversed(PARTS[1:]):
             _, *ends = line.placed(spans[layer])
@@ -158,8 +161,8 @@ class HostTime:
 
 
 class _Line:
-    """Threads in a stretch of time, one behind the other, so that one search answers for all of them. Between
-    two there is 1 ns at the end of each and at the begin of the next.
+    """Threads in a stretch of time, laid one after the other on a line, so one search serves all of them. A
+    gap of 1 ns at both ends of each thread separates them.
     """
 
     def __init__(self, begin_ns: int, end_ns: int, threads: Int64s) -> None:
@@ -167,16 +170,16 @@ class _Line:
         self._starts = np.arange(len(threads), dtype=np.int64) * (end_ns - begin_ns + 2)
 
     def placed(self, spans: Touching) -> tuple[Int64s, Int64s, Int64s]:
-        """The places of those spans that are of the threads, and where they start and end on the line."""
+        """The places of the spans that belong to the threads, and their starts and ends on the line."""
         at = np.minimum(np.searchsorted(self._threads, spans.thread), len(self._threads) - 1)
         some = np.flatnonzero(self._threads[at] == spans.thread)
         first = self._starts[at[some]] + 1 - self._begin_ns
         return spans.place[some], first + spans.start_ns[some], first + spans.end_ns[some]
 
     def outside(self, from_ns: Int64s, until_ns: Int64s) -> Stretches:
-        """What is before each thread's first time, and after its last; by thread."""
+        """The stretches before each thread's first time, and after its last; arguments are by thread."""
         begin_ns, end_ns = self._begin_ns, self._end_ns
-        # Of one that has none all is before the first.
+        # For a thread without times, everything is before the first.
         first = np.clip(from_ns[self._threads], begin_ns, end_ns) - begin_ns
         last = np.clip(until_ns[self._threads], begin_ns, end_ns) - begin_ns
         before = Stretches(self._starts, self._starts + 1 + first)
@@ -184,10 +187,11 @@ class _Line:
 
 
 class Breakdown:
-    """Calls of known length by layer: `PARTS`, each with what is inside it (`… inclusive`), and `GPU`.
+    """The time of calls of known length by layer: `PARTS`, each also with its inner parts (`… inclusive`),
+    and `GPU`.
 
-    `rows` are theirs in the `userspace` layer, in order. Kernels and copies that a call asked for run beside
-    it and after it.
+    `rows` are the calls' rows in the `userspace` layer, sorted. Kernels and copies that a call launched run
+    during the call and after it.
     """
 
     def __init__(self, run: Run, rows: Any, host: HostTime) -> None:
@@ -195,8 +199,8 @@ class Breakdown:
         self._ns = host.split(rows)
         self._ns[GPU] = made(len(rows), np.int64, lambda part: 0)
         self._has_gpu = np.zeros(len(rows), np.bool_)
-        self.asked = 0
-        """How many kernels and copies on a GPU some call asked for, these or others."""
+        self.launched = 0
+        """How many kernels and copies on a GPU were launched by a call, of these rows or others."""
         self._add_gpu(LaunchCalls(run))
 
     def _add_gpu(self, launches: LaunchCalls) -> None:
@@ -206,7 +210,7 @@ class Breakdown:
         for name in ("gpu_kernel", "transfer"):
             for work, rows in launches.work(name):
                 call = launches.find(work, rows)
-                self.asked += int(np.count_nonzero(call != NONE))
+                self.launched += int(np.count_nonzero(call != NONE))
                 rows, call = rows[call != NONE], call[call != NONE]
                 around = nearest_of_some(self._layer.parent, wanted, call)
                 rows, around = rows[around != NONE], around[around != NONE]
@@ -215,13 +219,15 @@ class Breakdown:
                 self._has_gpu[at] = True
 
     def lengths_ns(self, some: Any) -> Int64s:
-        """The lengths of some of the calls."""
+        """The lengths of the calls at some places. Shapes `(n,)`."""
         rows = self._rows[some]
         lengths_ns: Int64s = self._layer.end_ns[rows] - self._layer.start_ns[rows]
         return lengths_ns
 
     def known_ns(self, what: str, some: Any) -> Int64s:
-        """How long some of the calls were in a layer, of those of which that is known."""
+        """How long the calls at some places were in a layer, without those of which it is not known. The
+        shape is `(n,)` with fewer or equally many items.
+        """
         layer = what.removesuffix(" inclusive")
         if layer == GPU:
             some = some[self._has_gpu[some]]

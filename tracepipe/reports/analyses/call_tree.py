@@ -1,4 +1,4 @@
-"""All that happened in one call, as a tree: calls, system calls, driver functions, sleep, the GPU."""
+"""Everything that happened in one call, as a tree: calls, system calls, driver functions, sleep, the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import flagged, parts
 from tracepipe.reports.report import Column, Table
 
-# Layers from the outermost in: of two that start together, the first encloses the other.
+# The layers, outermost first: of two events that start together, the first layer's encloses the other.
 _RANKS = {"call": 0, "hook": 1, "syscall": 2, "driver": 3, "off-CPU": 4, "scheduler": 5, "GPU": 6}
 _LAYERS = {
     "call": "userspace",
@@ -26,11 +26,11 @@ _LAYERS = {
     "scheduler": "scheduler",
 }
 Item = tuple[int, int | None, str, str]
-"""Start, end (None of an instant), layer, name."""
+"""Start, end (None for an instant), layer, name."""
 
 
 def tree_of(run: Run, row: int, top: int) -> tuple[Table, int]:
-    """The tree of a row of `run.calls`, and how many lines beyond `top` are left out (0: none are)."""
+    """The tree of a row of calls with at most `top` lines, or all for 0, and how many lines are left out."""
     call = run.rows("userspace", np.array([row])).row(0, named=True)
     items = _on_thread(run, call, row) + _off_cpu(run, call)
     items.sort(key=lambda item: (item[0], _RANKS[item[2]], -(item[1] or item[0])))
@@ -49,12 +49,14 @@ def tree_of(run: Run, row: int, top: int) -> tuple[Table, int]:
         Column("depth", "depth", "count", spare=True),
     )
     rows = [("  " * depth + name, *rest, depth) for name, *rest, depth in shown]
-    note = "Times from the start of the call. itself: less what stands under it."
+    note = "At: after the start of the call. Itself: the length without the lines inside it."
     return Table("tree", "In this call", columns, rows, note), len(lines) - len(shown)
 
 
 def _of_thread(run: Run, call: dict[str, Any], *, running: bool) -> Bools:
-    """By shape: whether its events are of the call's thread, and say when that ran, or do not."""
+    """Flags the shapes of the call's thread, shape `(shapes,)`: with `running`, those of the stretches in
+    which it ran, else all others.
+    """
     every = np.arange(len(run.shapes), dtype=np.int32)
     same = (run.shapes.column("name", every) == run.shapes.number_of("name", RUNNING)) == running
     for key in ("pid", "tid"):
@@ -64,7 +66,7 @@ def _of_thread(run: Run, call: dict[str, Any], *, running: bool) -> Bools:
 
 
 def _on_thread(run: Run, call: dict[str, Any], row: int) -> list[Item]:
-    """What began in the call on its thread; ends beyond the call's are cut to it."""
+    """The events that began in the call, on its thread; they are cut at the end of the call."""
     first_ns, end_ns = call["start_ns"], call["end_ns"]
     shapes = _of_thread(run, call, running=False)
     items: list[Item] = []
@@ -81,7 +83,7 @@ def _on_thread(run: Run, call: dict[str, Any], row: int) -> list[Item]:
 
 
 def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Any:
-    """The rows of some shapes that began in a stretch of time."""
+    """The rows of some shapes that began in a stretch of time. Shape `(n,)`."""
 
     is_call = layer.is_call
 
@@ -94,7 +96,7 @@ def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Any:
 
 
 def _is_inside(run: Run, row: int, rows: Any) -> Bools:
-    """Which rows of `run.calls` are a row or inside it."""
+    """Flags the rows of calls that are `row` or inside it. Shapes `(n,)`."""
     parents = run.layer("userspace").parent
     wanted = np.zeros(len(parents), np.bool_)
     wanted[row] = True
@@ -115,7 +117,7 @@ def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
         inside = (end_ns > first_ns) & (start_ns < last_ns)
         starts.append(start_ns[inside])
         ends.append(end_ns[inside])
-    # It is off the processor between two times when it runs, and before and after them it is not known.
+    # A thread is off the processor between two stretches in which it runs; outside them it is not known.
     around = [ts_ns for ts_ns in (before_ns, after_ns) if abs(ts_ns) < TIME_LIMIT_NS]
     edges = np.array(around, np.int64)
     gaps = Stretches(
@@ -130,7 +132,7 @@ def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
 
 
 def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
-    """Kernels and copies that a call, or one inside it, asked for."""
+    """The kernels and copies that a call, or one inside it, launched."""
     launches, found = LaunchCalls(run), []
     for name in ("gpu_kernel", "transfer"):
         for work, rows in launches.work(name):
@@ -143,7 +145,7 @@ def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
 
 
 def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:
-    """A line for each item: name, layer, start, length, length less what is inside, depth."""
+    """A line for each item: name, layer, start, length, length without inner items, depth."""
     lines: list[list[Any]] = []
     around: list[tuple[int, int]] = []  # end and line of those that are open
     for start_ns, end_ns, layer, name in items:
@@ -151,7 +153,7 @@ def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:
             around.pop()
         length_ns = None if end_ns is None else end_ns - start_ns
         if around and length_ns is not None:
-            # A thread may sleep on beyond the end of what it was in when it began to.
+            # A thread may sleep beyond the end of the call in which it fell asleep.
             lines[around[-1][1]][4] -= min(end_ns or 0, around[-1][0]) - start_ns
         lines.append([name, layer, start_ns - base_ns, length_ns, length_ns, len(around)])
         if end_ns is not None:

@@ -1,4 +1,4 @@
-"""Which stack of Python asked for a piece of the GPU's work."""
+"""Finds the Python stack that launched each piece of the GPU's work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.reports.analyses.cuda_calls import told_by_names
+from tracepipe.reports.analyses.cuda_calls import values_by_names
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
@@ -17,16 +17,20 @@ from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import parts
 
 NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
-"""In the place of a stack: the call has none, it is of a thread of autograd, no call is recorded."""
+"""Values in place of a stack: the call has none; the call is on a thread of autograd; the call was not
+recorded."""
 BACKWARD = 1 << 32
-"""Added to the stack of the forward line that work of autograd's is for."""
-# PyTorch's emit_nvtx: `aten::linear, seq = 5, op_id = 12`; and autograd's threads, cut to 15 characters.
+"""Added to the number of the forward line's stack where autograd launched the work."""
+# A range of PyTorch's emit_nvtx: `aten::linear, seq = 5, op_id = 12`; and the names of autograd's threads, of
+# which the kernel keeps 15 characters.
 _SEQUENCE = re.compile(r", seq ?= ?(\d{1,18})\b")
 _AUTOGRAD = re.compile(r"pt_autograd_\d*")
 
 
 def called_by(run: Run, calls: Int64s) -> Int64s:
-    """Of rows of `run.calls` the stack of each, or of the next call around it that has one; NO_STACK."""
+    """For rows of calls, the stack of each call, or of the nearest call around it that has one; else
+    NO_STACK. Shapes `(n,)`.
+    """
     layer = run.layer("userspace")
     if layer.stack is None:
         return np.full(len(calls), NO_STACK, np.int64)
@@ -36,8 +40,8 @@ def called_by(run: Run, calls: Int64s) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Some kernels or copies of a layer, by their rows, and what asked for each: a stack, or what stands for
-    one.
+    """Some kernels or copies of a layer: their rows, and the stack that launched each, or one of NO_STACK,
+    AUTOGRAD and NO_CALL. Shapes `(n,)`.
     """
 
     name: str
@@ -47,14 +51,14 @@ class Work:
 
 
 def work_by_stack(run: Run) -> Iterator[Work]:
-    """What ran on GPUs, kernels and then copies, some at a time."""
+    """Yield the work on GPUs in parts, kernels first, then copies."""
     layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
     if not layers:
         return
     launches, autograd = LaunchCalls(run), Autograd(run)
     for name, layer in layers.items():
         on_gpu = np.ones(len(run.shapes), np.bool_)
-        if name == "transfer":  # the others are copies as the host has them
+        if name == "transfer":  # transfers without a GPU are the host's view of copies
             on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
         has_length = layer.has_length
         for part in parts(len(layer)):
@@ -72,17 +76,17 @@ def work_by_stack(run: Run) -> Iterator[Work]:
 
 
 class Autograd:
-    """Links calls of autograd's threads to the forward line by the sequence numbers in annotations.
+    """Links calls on autograd's threads to the forward line by the sequence numbers in annotations.
 
-    The number counts what a thread of Python does: the range of autograd's that has it is for the forward
-    range that had it last. Without such annotations autograd's calls are known by their thread's name.
+    The number counts the operators of a Python thread: a range of autograd belongs to the last forward range
+    with the same number. Without such annotations, autograd's calls are recognized by their thread's name.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._calls = run.layer("userspace")
         shapes = np.arange(len(run.shapes), dtype=np.int32)
-        # Both numbers have 32 bits, and may be NONE.
+        # Both ids have 32 bits, and may be NONE.
         self._threads = (run.shapes.column("pid", shapes).astype(np.int64) << 32) + run.shapes.column(
             "tid", shapes
         )
@@ -90,7 +94,9 @@ class Autograd:
         self._forward: dict[tuple[int, int], int] = {}
 
     def find(self, calls: Int64s) -> Int64s:
-        """Of some calls without a stack the forward's with BACKWARD, AUTOGRAD or NO_STACK."""
+        """For calls without a stack, the forward stack plus BACKWARD, else AUTOGRAD or NO_STACK.
+        Shapes `(n,)`.
+        """
         found = np.full(len(calls), NO_STACK, np.int64)
         threads = self._threads[self._calls.shape[calls]]
         for thread in np.unique(threads).tolist():
@@ -111,9 +117,9 @@ class Autograd:
         return (pid if pid >= 0 else None), (tid if tid >= 0 else None)
 
     def _numbers_at(self, thread: int, times_ns: Int64s) -> Int64s:
-        """The sequence number of the outermost range that has one, at some times of a thread; NONE."""
+        """At each time of a thread, the sequence number of the outermost range that has one; else NONE."""
         if self._ranges is None:
-            self._look_at_ranges()
+            self._read_ranges()
         assert self._ranges is not None
         rows = self._ranges.get(thread)
         if rows is None:
@@ -127,11 +133,11 @@ class Autograd:
         inside = (starts[at] <= times_ns) & (times_ns < ends[at])
         return np.where(inside, self._sequence[annotations.shape[rows[at]]], NONE)
 
-    def _look_at_ranges(self) -> None:
-        """Find the ranges with sequence numbers by thread, and the stack of the last of each number."""
+    def _read_ranges(self) -> None:
+        """Find the ranges with sequence numbers by thread, and the stack of the last range of each number."""
         self._ranges = {}
-        of, told = told_by_names(self._run, "annotation", _sequence_of)
-        self._sequence = np.array([NONE if one is None else one for one in told], np.int64)[of]
+        of, numbers = values_by_names(self._run, "annotation", _sequence_of)
+        self._sequence = np.array([NONE if one is None else one for one in numbers], np.int64)[of]
         annotations = self._run.layer("annotation")
         rows = np.flatnonzero((self._sequence[annotations.shape] != NONE) & (annotations.kind != INSTANT))
         threads = self._threads[annotations.shape[rows]]
@@ -144,7 +150,9 @@ class Autograd:
             self._take_forward(self._ids(thread)[0] or 0, own, stacked[of_calls == thread])
 
     def _take_forward(self, pid: int, ranges: Int64s, calls: Int64s) -> None:
-        """Keep the stack of the first call in each range, of the last range with a number."""
+        """Keep the stack of the first call in each range; the last range of a number replaces
+        earlier ones.
+        """
         annotations, stack = self._run.layer("annotation"), self._calls.stack
         if not len(calls) or stack is None:
             return

@@ -1,4 +1,6 @@
-"""What differs between the recordings of two sides, and what of it by more than those of one side do."""
+"""The differences between the recordings of two sides, and which exceed those between recordings of
+one side.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +29,17 @@ from tracepipe.reports.frames.samples import (
 from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken, touched
 from tracepipe.reports.frames.text_order import in_text_order
 
-# What is looked at to decode a name.
+# The bytes that are read to decode a name.
 _NAME_BYTES = 64
-# Names whose figures are made at a time.
+# The names whose figures are computed at a time.
 _ROWS_AT_ONCE = 1 << 12
-# What is compared of a name, and the least spread that its recordings count as having.
+# The figures of a name that are compared, and the least spread in ns that is assumed.
 _TESTED = ("p50_ns", "p95_ns", "count")
 _LEAST_NS = 1.0
 
 
 class Sizes(NamedTuple):
-    """How many recordings A has, how many B."""
+    """The number of recordings of A and of B."""
 
     a: int
     b: int
@@ -45,9 +47,11 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of both sides: a value for each recording, NaN where it is not known. `score` is how many
-    times the spread the difference is, None where it was not compared; `p` the chance of that, None where the
-    difference is no larger than the spread, or there is none.
+    """One figure of both sides: a value for each recording, shapes `(recordings,)`, NaN where it is not
+    known.
+
+    `score` is the difference divided by the spread, None where it was not compared. `p` is the chance of such
+    a score, None where the difference does not exceed the spread, or there is no spread.
     """
 
     a: Any
@@ -57,23 +61,23 @@ class Difference:
 
     @property
     def medians(self) -> tuple[float | None, float | None]:
-        """The middle of A, of B."""
+        """The medians of A and of B."""
         return _median(self.a), _median(self.b)
 
     @property
     def change(self) -> float | None:
-        """By how much the median of B is above that of A."""
+        """The median of B less that of A."""
         a, b = self.medians
         return None if a is None or b is None else b - a
 
     def percent(self, change: float | None) -> float | None:
-        """A difference in percent of the median in A."""
+        """A difference in percent of the median of A."""
         before = self.medians[0]
         return 100 * change / before if change is not None and before else None
 
     @property
     def percent_bounds(self) -> tuple[float | None, float | None]:
-        """The least and the greatest change from a recording of A to one of B, in percent of that of A."""
+        """The least and the greatest change from a recording of A to one of B, in percent of the former."""
         if self.change is None or np.nanmin(self.a) <= 0:
             return None, None
         ratios = np.nanmin(self.b) / np.nanmax(self.a), np.nanmax(self.b) / np.nanmin(self.a)
@@ -81,7 +85,7 @@ class Difference:
 
     @property
     def spread(self) -> float | None:
-        """How far recordings are from the median of their side, in the mean; of both sides together."""
+        """The mean distance of the recordings from the median of their side, both sides added."""
         if self.change is None:
             return None
         return sum(float(middle(side[~np.isnan(side)][None])[1][0]) for side in (self.a, self.b))
@@ -104,26 +108,26 @@ class Change:
 
     @property
     def total_ns(self) -> int:
-        """By how much the time in all changed."""
+        """The change of the total time in ns."""
         return round(self.figures["total_ns"].change or 0)
 
     @property
     def counts(self) -> tuple[float, float]:
-        """How many there are in A, in B: the medians."""
+        """The median counts of A and of B."""
         a, b = self.figures["count"].medians
         return a or 0, b or 0
 
     @property
     def only_in(self) -> str:
-        """The side whose recordings alone have it; empty where both sides do."""
+        """The only side whose recordings have the name; empty where both sides have it."""
         count = self.figures["count"]
         return "B" if not count.a.any() else "A" if not count.b.any() else ""
 
 
 class Changes:
-    """Every name of the recordings, a row in the columns for each; `Change` is made of those that are shown.
+    """All names of the recordings, each a row of columns. A `Change` is made only of those that are shown.
 
-    `add` what each recording has, one after the other, then `compare`.
+    Call `add` for each recording, then `compare`. Flags and columns have the shape `(rows,)`.
     """
 
     def __init__(self, sizes: Sizes, alpha: float, least: float) -> None:
@@ -131,7 +135,7 @@ class Changes:
         self.comparison = Comparison(*sizes, alpha)
         self._texts: dict[Kind, Numbered] = {}
         self._added: dict[Kind, list[tuple[int, Any, dict[str, Any]]]] = {}
-        # The rows of a kind follow those of the one before.
+        # The first row of each kind; the rows of a kind follow those of the kind before.
         self._starts: list[int] = []
         self._columns: dict[tuple[str, int], Growing] = {
             (name, recording): Growing(np.float64) for name in MEASURES for recording in range(sum(sizes))
@@ -139,7 +143,7 @@ class Changes:
         self._scores: dict[str, Any] = {}
 
     def add(self, recording: int, found: dict[Kind, Measured]) -> None:
-        """Add names of a recording, which is not needed any more then. Raises OutputError."""
+        """Add the names of a recording, which may be dropped afterwards. Raises OutputError."""
         for kind, of in found.items():
             texts = self._texts.setdefault(kind, Numbered())
             rows = made(len(of.numbers), np.int32, partial(_numbers, texts, of))
@@ -151,9 +155,11 @@ class Changes:
         lost: Counter[str],
         totals: Sequence[tuple[str, Sequence[int | None]]],
     ) -> list[Difference]:
-        """Compare all names but those of the layers that are left out; and totals, which are a layer of
-        records and one value for each recording. `lost` is how many events of each such layer a recording
-        has lost at most: no smaller difference between counts is reported, and none between totals.
+        """Compare all names, except those of the layers in `left_out`, and the totals, each given as a layer
+        of records and one value for each recording. Return the differences of the totals.
+
+        `lost` has the most events of each layer of records that a recording lost: no smaller difference
+        between counts is reported, and none between totals.
         """
         for kind in KINDS:
             self._starts.append(len(self))
@@ -175,7 +181,7 @@ class Changes:
         ]
 
     def _lay_out(self, kind: Kind) -> None:
-        """Put what the recordings have of a kind into columns."""
+        """Write the figures of a kind of all recordings into the columns."""
         count, first = len(self._texts.get(kind, ())), len(self)
         for (name, _), column in self._columns.items():
             column.extend(np.nan if name.startswith("p") else 0, count)
@@ -188,17 +194,17 @@ class Changes:
             self._texts[kind].put_away()
 
     def _values(self, name: str, rows: Any) -> Any:
-        """A figure of some rows, a column for each recording."""
+        """A figure of some rows, shape `(rows, recordings)`."""
         columns = [self._columns[name, recording].so_far(len(self)) for recording in range(sum(self.sizes))]
         return np.stack([column[rows] for column in columns], axis=1)
 
     def _medians(self, name: str, rows: Any) -> tuple[Any, Any]:
-        """The medians of a figure of some rows in A, in B."""
+        """The medians of a figure of some rows in A and in B. Shapes `(rows,)`."""
         values = self._values(name, rows)
         return middle(values[:, : self.sizes.a])[0], middle(values[:, self.sizes.a :])[0]
 
     def _floors(self, values: Any) -> Any:
-        """The least spread of rows: below it no difference is reported."""
+        """The least spread that is assumed for rows: no smaller difference is reported. Shape `(rows,)`."""
         return np.maximum(np.abs(middle(values)[0]) * self._least / 100, _LEAST_NS)
 
     def _compared(self, name: str, lost: Counter[str], part: slice) -> Any:
@@ -214,9 +220,10 @@ class Changes:
         for layer, record_layer in LAYER_OF.items():
             rows = self.is_of((layer,))[part]
             if layer in EXITS:
-                floors[rows] = np.inf  # as many as the kernel has warps, which its own count says
+                floors[rows] = np.inf  # these counts follow from that of the kernel, which is compared
             elif layer not in DECIDED_BY_PROGRAM:
-                floors[rows] = np.maximum(floors[rows], np.sqrt(2 * levels[rows]))  # as of independent events
+                # The spread of counts of independent events (Poisson).
+                floors[rows] = np.maximum(floors[rows], np.sqrt(2 * levels[rows]))
             floors[rows] += lost[record_layer]
         return self.comparison.add(values, floors)
 
@@ -224,7 +231,9 @@ class Changes:
         return self._columns["count", 0].count
 
     def _differs(self, name: str) -> Bools:
-        """Which rows differ in a figure by more than the spread, and not by chance where that can be said."""
+        """Flags the rows that differ in a figure by more than the spread; where enough recordings allow it,
+        only those that do not differ by chance.
+        """
         scores = self._scores[name]
         differing: Bools = np.zeros(len(self), np.bool_)
         for part in parts(len(self)):
@@ -235,27 +244,27 @@ class Changes:
 
     @property
     def can_claim(self) -> bool:
-        """Whether there are enough recordings to tell a change from chance."""
+        """Whether there are enough recordings to distinguish a change from chance."""
         return self.comparison.has_spread and self.comparison.least_p <= self._alpha
 
     @cached_property
     def length_changed(self) -> Bools:
-        """Which rows have another median length."""
+        """Flags the rows whose median lengths differ."""
         return self._differs("p50_ns")
 
     @cached_property
     def tail_changed(self) -> Bools:
-        """Which rows have another tail, where the median is the same."""
+        """Flags the rows whose tails differ, but not their medians."""
         return self._differs("p95_ns") & ~self.length_changed
 
     @cached_property
     def count_changed(self) -> Bools:
-        """Which rows have another count."""
+        """Flags the rows whose counts differ."""
         return self._differs("count")
 
     @cached_property
     def totals_ns(self) -> tuple[Int64s, Int64s]:
-        """How long all of a name took in A, in B: the medians."""
+        """The medians of the total time of each name in A and in B, in ns."""
 
         before_ns, after_ns = empty(len(self), np.int64), empty(len(self), np.int64)
         for part in parts(len(self)):
@@ -264,14 +273,14 @@ class Changes:
 
     @cached_property
     def total_ns(self) -> Int64s:
-        """By how much the time in all changed."""
+        """The change of the total time of each name in ns."""
         before_ns, after_ns = self.totals_ns
         change_ns: Int64s = made(len(self), np.int64, lambda part: after_ns[part] - before_ns[part])
         return change_ns
 
     @cached_property
     def is_in_both(self) -> Bools:
-        """Which rows are of names that both sides have."""
+        """Flags the names that both sides have."""
         both: Bools = np.zeros(len(self), np.bool_)
         for part in parts(len(self)):
             counts = self._values("count", part) > 0
@@ -280,7 +289,7 @@ class Changes:
 
     @cached_property
     def is_compared(self) -> Bools:
-        """Which rows have lengths in every recording."""
+        """Flags the rows that have lengths in every recording."""
         every: Bools = np.zeros(len(self), np.bool_)
         for part in parts(len(self)):
             every[part] = ~np.isnan(self._values("p50_ns", part)).any(axis=1)
@@ -296,20 +305,20 @@ class Changes:
 
     @property
     def is_reported(self) -> Bools:
-        """Which rows differ in any figure."""
+        """Flags the rows that differ in any figure."""
         reported: Bools = self.length_changed | self.tail_changed | self.count_changed
         return reported
 
     def is_of(self, layers: Collection[str]) -> Bools:
-        """Which rows are of some layers of samples."""
+        """Flags the rows of some layers of samples."""
         flags = np.zeros(len(self), np.bool_)
         for (what, _), first, last in zip(KINDS, self._starts, [*self._starts[1:], len(self)], strict=True):
             flags[first:last] = what in layers
         return flags
 
     def directions(self) -> Any:
-        """Of each row, below 0 where what differs is less in B, above where it is more. Where one figure is
-        less and another more, the time in all decides.
+        """For each row a negative number where the differing figures are less in B, a positive one where they
+        are more. Where figures disagree, the total time decides.
         """
         which = np.zeros(len(self), np.int8)
         flags = zip(_TESTED, (self.length_changed, self.tail_changed, self.count_changed), strict=True)
@@ -325,7 +334,7 @@ class Changes:
         return which
 
     def first(self, flags: Bools, most: int = 0) -> Iterator[Change]:
-        """The flagged ones with the largest change of time, at most so many, or all where that is 0. Raises
+        """The flagged rows with the largest changes of the total time: the first `most`, or all for 0. Raises
         OutputError.
         """
         if most <= 0:
@@ -337,14 +346,14 @@ class Changes:
             kept = np.concatenate([kept, np.flatnonzero(flags[part]) + part.start])
             if most < len(kept):
                 surely, perhaps = greatest(self._sizes_ns(kept), np.arange(len(kept)), most)
-                # Of equal changes names decide.
+                # Equal changes are sorted by name.
                 named = nsmallest(most - len(surely), kept[perhaps].tolist(), self._key)
                 kept = np.concatenate([kept[surely], np.array(named, np.int64)])
         sizes_ns = dict(zip(kept.tolist(), self._sizes_ns(kept).tolist(), strict=True))
         return map(self.__getitem__, sorted(sizes_ns, key=lambda row: (-sizes_ns[row], self._key(row))))
 
     def _text_of(self, rows: Any) -> Callable[[int], str]:
-        """What gives layer and name of some rows by their places, in the order of which they stand."""
+        """A function that returns the sort key of a row (layer and name) by its index in `rows`."""
         return lambda at: "\0".join(self._key(int(rows[at])))
 
     def __iter__(self) -> Iterator[Change]:
@@ -354,7 +363,7 @@ class Changes:
                 yield self._change(row, {name: of[at] for name, of in values.items()})
 
     def _sizes_ns(self, rows: Int64s) -> Any:
-        """By how much the time of some rows changed, up or down."""
+        """The absolute change of the total time of some rows. Shapes `(n,)`."""
         return np.abs(self.total_ns[rows])
 
     def _key(self, row: int) -> Key:
@@ -383,6 +392,6 @@ class Changes:
 
 
 def _numbers(texts: Numbered, of: Measured, part: slice) -> list[int]:
-    """The numbers among all names of those of a recording."""
+    """The numbers, among all names, of a part of a recording's names."""
     touched(_NAME_BYTES * (part.stop - part.start))
     return [texts.number(of.texts[number]) for number in of.numbers[part].tolist()]

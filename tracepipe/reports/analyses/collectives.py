@@ -1,4 +1,4 @@
-"""Who comes last to each collective: the others wait for it in their kernels, and then all transfer.
+"""Which GPU is last in each collective: the others wait for it in their kernels, then all transfer.
 
 GPU 0  ├─ waits ──────────┬─ transfers ──┤
 GPU 1                     ├─ transfers ──┤
@@ -17,20 +17,20 @@ from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
-# Kernels of collectives of each GPU that are looked at.
+# The most collective kernels of each GPU that are analyzed.
 KERNELS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A GPU in the collectives of one kernel: how often it came last, how long it waited and transferred."""
+    """A GPU in the collectives of one kernel: how often it was last, how long it waited and transferred."""
 
     gpu: int
     last: int
     waiting_ns: int
     transfer_ns: int
     made_wait_ns: int
-    """How long the others waited for it, where it came last."""
+    """How long the others waited for it when it was last, summed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """Those that were found; of `unmatched` kernels it is not known which belong together."""
+    """The collectives, and the number of kernels that could not be matched with those of other GPUs."""
 
     found: list[Collective]
     unmatched: int
 
 
 def collectives_of(run: Run, work: Work, kinds: Any) -> Collectives:
-    """The collectives of a recording of several GPUs.
+    """Return the collectives of a recording of several GPUs.
 
-    The nth kernel of a name on one GPU belongs to the nth on the others, if all have as many and those that
-    belong together run at one time.
+    The nth kernel of a name on one GPU belongs to the nth on the others, if all GPUs have the same number of
+    them, and those that belong together overlap in time.
     """
     if len(work.gpus) < 2:
         return Collectives([], 0)
@@ -77,13 +77,13 @@ def _weight(collective: Collective) -> tuple[int, str]:
 
 
 class _Names:
-    """The names of kernels."""
+    """Groups kernels by name."""
 
     def __init__(self, run: Run, work: Work) -> None:
         self._run, self._work = run, work
 
     def of(self, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
-        """The rows of each name, in their order."""
+        """Yield each name with its rows, sorted. Shapes `(n,)`."""
         found: dict[str, list[Int64s]] = {}
         for what in (KERNEL, WARPS):
             own = rows[self._work.what[rows] == what]
@@ -104,7 +104,9 @@ class _Names:
 
 
 def _together(work: Work, of_gpus: list[Int64s]) -> Int64s:
-    """The rows of the collectives of one name: a row for each GPU, a column for each that all run at once."""
+    """The rows of the collectives of one name, shape `(gpus, collectives)`, without those whose kernels do
+    not all overlap in time.
+    """
     if len(of_gpus) < 2 or len({len(rows) for rows in of_gpus}) > 1:
         return np.zeros((len(of_gpus), 0), np.int64)
     rows: Int64s = np.stack(of_gpus)
@@ -112,11 +114,11 @@ def _together(work: Work, of_gpus: list[Int64s]) -> Int64s:
 
 
 def _collective(name: str, gpus: list[int], work: Work, rows: Int64s) -> Collective:
-    """What becomes of the columns of `rows`, a row for each GPU."""
+    """The collectives of one name from the rows of their kernels, shape `(gpus, collectives)`."""
     start_ns, end_ns = work.start_ns[rows], work.end_ns[rows]
-    all_there_ns = start_ns.max(axis=0)
-    waiting_ns, last = all_there_ns - start_ns, start_ns.argmax(axis=0)
-    transfer_ns, waited_ns = end_ns - all_there_ns, waiting_ns.sum(axis=0)
+    last_start_ns = start_ns.max(axis=0)
+    waiting_ns, last = last_start_ns - start_ns, start_ns.argmax(axis=0)
+    transfer_ns, waited_ns = end_ns - last_start_ns, waiting_ns.sum(axis=0)
     members = [
         Member(
             gpu,

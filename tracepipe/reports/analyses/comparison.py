@@ -1,9 +1,11 @@
-"""Compares two sides of several recordings each: is a difference more than recordings of one side differ by.
+"""A permutation test between two sides of several recordings each: is a difference larger than the
+differences between recordings of one side?
 
-A recording is one observation, however many events it has: load, clocks and addresses differ from run to run
-and change all events of one. The test assumes one thing alone, that the recordings could have been of either
-side if the sides do not differ. All ways to divide them are then as likely as the one that was recorded, and
-how large the largest difference is in each is what chance makes (Westfall and Young's maximum statistic).
+A recording is one observation, however many events it has: load, clocks and addresses differ between runs,
+and affect all events of a run. The only assumption is that each recording could have been on either side if
+the sides do not differ. All divisions of the recordings into two sides are then equally likely, and the
+largest difference in each division shows how large it gets by chance (Westfall and Young's maximum
+statistic).
 """
 
 from __future__ import annotations
@@ -16,22 +18,22 @@ from tracepipe.event.columns import Bools
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made, parts
 
-# Where there are more ways to divide the recordings, some are drawn.
+# The most divisions of the recordings that are tried; of more, a random sample is.
 _WAYS_MAX = 500
 _SEED = 1
-# Differences of numbers that differ by rounding alone are equal.
+# Scores that differ by less than this share are equal: they differ by rounding.
 _ROUNDING = 1e-9
 _ROWS_AT_ONCE = 1 << 12
 
 
 def ways(count_a: int, count_b: int) -> int:
-    """In how many ways recordings can be divided; which side is which does not matter."""
+    """The number of ways to divide the recordings into two sides, which are interchangeable."""
     every = comb(count_a + count_b, count_a)
     return every // 2 if count_a == count_b else every
 
 
 def enough(alpha: float) -> int:
-    """How many recordings of each side can have a p of `alpha`."""
+    """The least number of recordings of each side with which p can be as small as `alpha`."""
     count = 2
     while ways(count, count) * alpha < 1:
         count += 1
@@ -39,7 +41,9 @@ def enough(alpha: float) -> int:
 
 
 def _divisions(count_a: int, count_b: int, alpha: float) -> Bools:
-    """Which recordings each division has on the first side; the first one is that which was recorded."""
+    """For each division, which recordings are on the first side, shape `(divisions, recordings)`. The first
+    division is the real one.
+    """
     count = count_a + count_b
     most = max(_WAYS_MAX, ceil(1 / alpha))
     if (every := ways(count_a, count_b)) <= most:
@@ -53,7 +57,9 @@ def _divisions(count_a: int, count_b: int, alpha: float) -> Bools:
 
 
 def middle(values: Any) -> tuple[Any, Any]:
-    """The median of each row, and how far values are from it in the mean."""
+    """The median of each row, and the mean distance of its values from the median. `values` has the shape
+    `(rows, recordings)`, the results `(rows,)`.
+    """
     ordered = np.sort(values, axis=1)
     count = ordered.shape[1]
     medians = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2
@@ -61,7 +67,7 @@ def middle(values: Any) -> tuple[Any, Any]:
 
 
 def _scores(a: Any, b: Any, floors: Any) -> Any:
-    """How many times the spread the difference is, row by row."""
+    """The difference of the medians divided by the spread, row by row. Shape `(rows,)`."""
     (median_a, spread_a), (median_b, spread_b) = middle(a), middle(b)
     differences = np.abs(median_b - median_a)
     spreads = np.maximum(spread_a + spread_b, floors)
@@ -72,13 +78,13 @@ def _scores(a: Any, b: Any, floors: Any) -> Any:
 
 
 class Comparison:
-    """All that is compared between two sides, as one family of tests: `add` it, then ask for `p`."""
+    """All comparisons between two sides, as one family of tests: `add` all values, then ask for `p`."""
 
     def __init__(self, count_a: int, count_b: int, alpha: float) -> None:
         self.has_spread = count_a + count_b > 2
-        """Whether a side has several recordings. Two alone say nothing of what chance makes."""
+        """Whether a side has several recordings. With one each, nothing shows what chance causes."""
         self._divisions = _divisions(count_a, count_b, alpha)
-        # Of each division, the largest score of all that was added.
+        # For each division, the largest score of all values that were added.
         self._largest = np.zeros(len(self._divisions))
 
     @property
@@ -87,16 +93,17 @@ class Comparison:
         return 1 / len(self._divisions)
 
     def add(self, values: Any, floors: Any) -> Any:
-        """The scores of rows, which have a value for each recording, those of A first: the difference of the
-        medians of both sides by their spread, which counts at least as much as the row's floor.
+        """Add rows of values and return their scores: the difference of the medians of both sides, divided by
+        the spread, or by the row's floor where that is larger.
 
-        The spread is the distance of recordings from the median of their side, in the mean; of both sides
-        together. A row in which a value is not known has no score, which is 0.
+        `values` has the shape `(rows, recordings)`, the recordings of A first; `floors` and the result have
+        the shape `(rows,)`. The spread is the mean distance of the recordings from the median of their side,
+        both sides added.
         """
         scores = made(len(values), np.float64, lambda part: np.zeros(part.stop - part.start))
         for part in parts(len(values), _ROWS_AT_ONCE):
             here, least = values[part], floors[part]
-            # No division has a score above 1 where all recordings together differ by less.
+            # Where all recordings differ by less than the floor, no division has a score above 1.
             some = np.flatnonzero(np.ptp(here, axis=1) > least)
             here, least = here[some], least[some]
             for at, first in enumerate(self._divisions if len(some) else ()):
@@ -107,7 +114,7 @@ class Comparison:
         return scores
 
     def p(self, scores: Any) -> Any:
-        """The chance that the largest of all scores is as large, where nothing differs between the sides."""
+        """The chance that the largest of all scores is at least this large, if the sides do not differ."""
         ordered = np.sort(self._largest)
         above = len(ordered) - np.searchsorted(ordered, np.asarray(scores) * (1 - _ROUNDING))
         return above / len(ordered)

@@ -1,10 +1,10 @@
-"""What calls of the CUDA libraries do, by their names: launch, allocate, copy."""
+"""Classifies calls of the CUDA libraries by their names: launch, allocate, copy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from tracepipe.event.columns import Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import direction_named
@@ -14,7 +14,8 @@ from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 
-# Not cuLaunchHostFunc and its like, which run on the host.
+Value = TypeVar("Value")
+# Launches, without cuLaunchHostFunc and similar ones, which run on the host.
 _LAUNCH = re.compile(
     r"(__)?(cu(da)?|hip(Ext|Module|ExtModule)?)(Launch(Cooperative)?Kernel(MultiDevice|Ex|ExC)?|LaunchGrid(Async)?|Launch|GraphLaunch)"
     r"(_v\d+)?(_ptsz|_ptds)?"
@@ -22,76 +23,89 @@ _LAUNCH = re.compile(
 
 
 def is_launch(name: str) -> bool:
-    """Whether a call of that name puts kernels, or a graph of them, on a stream."""
+    """Whether a call with that name launches kernels, or a graph of them."""
     return _LAUNCH.fullmatch(name) is not None
 
 
-def told_by_names(run: Run, layer: str, told: Callable[[str], Any]) -> tuple[Int32s, list[Any]]:
-    """What names tell of the shapes of a layer: for each shape the place in a list, others that of None."""
+def values_by_names(
+    run: Run, layer: str, value_of: Callable[[str], Value | None]
+) -> tuple[Int32s, list[Value | None]]:
+    """Compute a value from the name of each shape of a layer, once for each name.
+
+    Return an index into a list of values for each shape, shape `(shapes,)`, and that list. Shapes of other
+    layers have the index of None, 0.
+    """
     names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
     seen = run.seen(layer)
-    answers: dict[Any, int] = {None: 0}
+    values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)
     used = np.unique(names[seen])
     for part in parts(len(used)):
         for number in used[part].tolist():
-            of_name[number] = answers.setdefault(told(run.shapes.value("name", number)), len(answers))
-    return np.where(seen, of_name[names], np.int32(0)), list(answers)
+            of_name[number] = values.setdefault(value_of(run.shapes.value("name", number)), len(values))
+    return np.where(seen, of_name[names], np.int32(0)), list(values)
 
 
 def _that_match(run: Run, layer: str, matches: Callable[[str], bool]) -> Bools:
-    """The shapes of a layer whose names match."""
-    of, answers = told_by_names(run, layer, matches)
+    """Flags the shapes of a layer whose names match. Shape `(shapes,)`."""
+    of, answers = values_by_names(run, layer, matches)
     found: Bools = np.array(answers, np.bool_)[of]
     return found
 
 
 def _first(run: Run, shapes: Bools) -> Bools:
-    """The rows of `run.calls` of some shapes, but ends without a begin; a runtime's and the driver's in it
-    once.
+    """Flags the calls of some shapes, without ends that have no begin. A runtime call and the driver's call
+    inside it count once. Shape `(calls,)`.
     """
     calls = run.layer("userspace")
     return first_flagged(calls.parent, shapes[calls.shape] & calls.is_call)
 
 
 def launching(run: Run) -> Bools:
-    """Which rows of `run.calls` launch kernels."""
+    """Flags the calls that launch kernels. Shape `(calls,)`."""
     return _first(run, _that_match(run, "userspace", is_launch))
 
 
 def calls_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
-    """The rows of `run.calls` whose whole names match a pattern, but for ends without a begin."""
+    """The rows of the calls whose whole names match a pattern, without ends that have no begin.
+    Shape `(n,)`.
+    """
     return rows_named(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
 
 
 def outermost_named(run: Run, pattern: re.Pattern[str]) -> Int64s:
-    """The rows of `run.calls` whose whole names match, a runtime's call and the driver's inside it once."""
+    """The rows of the calls whose whole names match; a runtime call and the driver's call inside it count
+    once. Shape `(n,)`.
+    """
     shapes = _that_match(run, "userspace", lambda name: pattern.fullmatch(name) is not None)
     return np.flatnonzero(_first(run, shapes))
 
 
 def rows_named(run: Run, layer: str, matches: Callable[[str], bool]) -> Int64s:
-    """The rows of a layer whose names match, but for ends without a begin."""
+    """The rows of a layer whose names match, without ends that have no begin. Shape `(n,)`."""
     shapes, of = _that_match(run, layer, matches), run.layer(layer)
     return np.flatnonzero(shapes[of.shape] & of.is_call) if shapes.any() else np.empty(0, np.int64)
 
 
 def rows_by_effect(run: Run) -> dict[str, Int64s]:
-    """What calls did to memory: effect → rows of `run.calls`, a runtime's and the driver's inside it once."""
-    of, told = told_by_names(run, "userspace", effect_of)
+    """Effect on memory → rows of the calls that had it, shape `(n,)`. A runtime call and the driver's call
+    inside it count once.
+    """
+    of, effects = values_by_names(run, "userspace", effect_of)
     found = {}
     for effect in (*MEMORY_EFFECTS, "transfer"):
-        has_it = np.array([one is not None and one[0] == effect for one in told], np.bool_)[of]
+        has_it = np.array([one is not None and one[0] == effect for one in effects], np.bool_)[of]
         found[effect] = np.flatnonzero(_first(run, has_it)) if has_it.any() else np.empty(0, np.int64)
     return found
 
 
 def directions(run: Run, rows: Int64s) -> list[str]:
-    """Where rows of `run.calls` copy to, as their arguments say, else their names."""
+    """The directions in which calls copy, from their arguments, else from their names."""
     calls = run.layer("userspace")
     names = run.shapes.column("name", calls.shape[rows]).tolist()
-    told = {number: effect_of(run.shapes.value("name", number))[1] or "copy" for number in set(names)}
-    given = run.args.texts_of("direction", calls.args[rows])
+    by_name = {number: effect_of(run.shapes.value("name", number))[1] or "copy" for number in set(names)}
+    by_args = run.args.texts_of("direction", calls.args[rows])
     return [
-        told[name] if text is None else direction_named(text) for text, name in zip(given, names, strict=True)
+        by_name[name] if text is None else direction_named(text)
+        for text, name in zip(by_args, names, strict=True)
     ]

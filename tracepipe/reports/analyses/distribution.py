@@ -1,4 +1,4 @@
-"""How lengths are spread: count, total, mean, percentiles. Percentiles are lengths that occurred."""
+"""The distribution of lengths: total, mean, percentiles. Percentiles are lengths that occurred."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ LENGTH_COLUMNS = (
     *(Column(f"p{percent}_ns", f"p{percent}", "ns") for percent in PERCENTS),
     Column("max_ns", "max", "ns"),
 )
-"""The columns that `lengths` and `of_values` fill. p95: 95 of 100 are no longer (nearest rank)."""
+"""The columns that `lengths` and `of_values` fill. p95: 95% are no longer than this (nearest rank)."""
 
 
 def percentile(values: pl.Expr, percent: int) -> pl.Expr:
-    """The least value that so many percent of the known values do not exceed; null without any."""
+    """The least value that `percent` % of the known values do not exceed; null without known values."""
     known = values.drop_nulls().sort()
     rank = (known.len().cast(pl.Int64) * percent + 99) // 100
     return known.slice((rank - 1).clip(0), 1).first()
 
 
 def total(values: pl.Expr) -> pl.Expr:
-    """The sum of the known values; null, and not 0, where none is known."""
+    """The sum of the known values; null (not 0) without known values."""
     return pl.when(values.count() > 0).then(values.sum())
 
 
 def lengths(column: str = "dur_ns") -> list[pl.Expr]:
-    """The aggregations behind `LENGTH_COLUMNS`, for a group_by; lengths that are not known are left out."""
+    """The aggregations of `LENGTH_COLUMNS` for a group_by; unknown lengths are left out."""
     values = pl.col(column)
     return [
         total(values).alias("total_ns"),
@@ -43,7 +43,7 @@ def lengths(column: str = "dur_ns") -> list[pl.Expr]:
 
 
 def rank(values: Any, percent: int) -> Any:
-    """The least of numpy numbers that so many percent do not exceed; None without any."""
+    """The least of numpy values that `percent` % of them do not exceed; None without values. Shape `(n,)`."""
     if not len(values):
         return None
     at = max((len(values) * percent + 99) // 100 - 1, 0)
@@ -51,7 +51,7 @@ def rank(values: Any, percent: int) -> Any:
 
 
 def of_values(values: Any) -> tuple[int | None, ...]:
-    """The cells of `LENGTH_COLUMNS` for numpy integers; None each without any."""
+    """The cells of `LENGTH_COLUMNS` for numpy integers of shape `(n,)`; all None without values."""
     if not len(values):
         return (None,) * len(LENGTH_COLUMNS)
     ordered = np.sort(values)

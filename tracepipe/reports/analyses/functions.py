@@ -15,15 +15,15 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.frames.text_order import in_text_order
 
-# Counts are of 32 bits: ten digits.
+# The largest count: 32 bits, which is ten digits.
 _COUNT_MOST = (1 << 31) - 1
 SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of a layer, a place in the columns for each: name and layer as shapes have them, how many
-    calls, and the range of their lengths, which are in order.
+    """The functions of a layer, as columns of shape `(functions,)`: the numbers of name and layer in the
+    table of shapes, the count of calls, and the range `first`…`last` of their sorted lengths in `lengths_ns`.
     """
 
     name: Int32s
@@ -37,17 +37,17 @@ class Functions:
         return len(self.count)
 
     def row(self, run: Run, at: int) -> tuple[Any, ...]:
-        """Name, layer, count, lengths."""
+        """The cells of a function: name, layer, count, and the distribution of its lengths."""
         known = self.lengths_ns[self.first[at] : self.last[at]]
         return (*self.place(run, at), int(self.count[at]), *of_values(known))
 
     def place(self, run: Run, at: int) -> tuple[str, str]:
-        """The name and the layer of one."""
+        """The name and the layer of a function."""
         value = run.shapes.value
         return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
 
     def measures(self, sort: str) -> Any:
-        """By what they are sorted; NONE where that is not known."""
+        """The values by which functions are sorted, shape `(functions,)`; NONE where they are not known."""
         known = self.last - self.first
         some = np.flatnonzero(known)
         measures = np.full(len(known), NONE, np.int64)
@@ -64,8 +64,8 @@ class Functions:
         return measures
 
     def ranked(self, run: Run, sort: str, top: int) -> Any:
-        """The places of those that count most, `top` of them or, with 0, all, in order. Of a million names
-        few are looked at where numbers decide.
+        """The indices of the first `top` functions in the order of `sort`, or of all with 0. Names are only
+        decoded where numbers do not decide, as there may be a million.
         """
         measure = self.measures(sort)
 
@@ -82,7 +82,7 @@ class Functions:
         return nsmallest(top, np.concatenate([surely, perhaps]).tolist(), rank)
 
     def _all_ranked(self, run: Run, measure: Any, by_name: bool) -> Int32s:
-        """The same order of all, as a column."""
+        """The same order for all functions, as a column of shape `(functions,)`."""
 
         def by_numbers_first(at: int) -> str:
             name, layer = self.place(run, at)
@@ -98,7 +98,7 @@ class Functions:
 
 
 def functions_of(run: Run, layer_name: str) -> Functions:
-    """The functions of a layer."""
+    """Return the functions of a layer."""
     layer, every = run.layer(layer_name), np.arange(len(run.shapes), dtype=np.int32)
     names, layers = run.shapes.column("name", every), run.shapes.column("layer", every)
     of_shape, first = equal(layers, names)

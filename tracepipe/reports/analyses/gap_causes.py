@@ -1,4 +1,4 @@
-"""What the CPU did while GPUs were idle, summed up by what it was."""
+"""What the CPU did while GPUs were idle, summed by cause."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from tracepipe.reports.frames.stored import made, parts, taken, zeros
 from tracepipe.reports.frames.text_order import in_text_order
 
 KEYS = ("state", "call", "syscall")
-"""By which causes are distinguished: columns of what threads did in gaps."""
+"""The columns that distinguish causes."""
 WHERE = (BETWEEN, FIRST, LAST)
 STATE_WORDS = {"other system calls": "system call"}
-"""What a state is called where it is not shown by its own name."""
+"""The texts of states whose names are not shown."""
 
 
 def state_text(state: str, states: HostStates) -> str:
-    """A state as it is shown: user code is known as such only where nothing else could be meant."""
+    """The text of a state. "user code" is only shown where all layers were recorded that it could
+    be instead.
+    """
     whole = {"ioctl", "off-CPU"} <= states.recorded
     if state == HOOKED:
         return states.hooked
@@ -30,13 +32,13 @@ def state_text(state: str, states: HostStates) -> str:
 
 
 def in_words(states: HostStates, state: int, call: int, syscall: int) -> tuple[str, str | None, str | None]:
-    """A state, the call and the system call inside it, by their numbers."""
+    """The texts of a state, a call and the system call inside it, from their numbers."""
     return STATES[state], states.name(call), states.name(syscall)
 
 
 class Causes:
-    """What the CPU did while each GPU was idle, a number for each GPU, state and call. `sums_ns` has the time
-    of each by where gaps lie.
+    """What the CPU did while each GPU was idle: a number for each GPU, state and call. `gpu` has the GPU of
+    each, shape `(causes,)`, and `sums_ns` its time, for each of WHERE.
     """
 
     def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
@@ -53,31 +55,31 @@ class Causes:
         self._rows = Grouped(of, np.arange(count, dtype=np.int32))
 
     def words(self, number: int) -> tuple[str, str | None]:
-        """State and call."""
+        """The state and the call of a cause."""
         at = int(self._first[number])
         state, call, syscall = in_words(self._states, *(int(self._doing[key][at]) for key in KEYS))
         return state_text(state, self._states), call or syscall
 
     def lengths_ns(self, number: int) -> Any:
-        """How long one lasted in each gap between work."""
+        """The time of a cause in each gap between work. Shape `(gaps,)`."""
         rows = self._rows.of(number)
         return self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
 
     def in_all_ns(self, numbers: Any) -> tuple[int, int, int]:
-        """How long some lasted together between work, before the first and after the last."""
+        """The total time of some causes between work, before the first work, and after the last."""
         between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in WHERE)
         return between, before, after
 
     def outside_ns(self, numbers: Any) -> Any:
-        """How long each of some lasted before the first work and after the last."""
+        """The time of each of some causes before the first work and after the last. Shapes `(n,)`."""
         return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
 
     def first(self, numbers: Any, top: int) -> Any:
-        """Those of one GPU that lasted longest, at most `top`, or all for 0."""
+        """The longest `top` of some causes, or all for 0, longest first. Shapes `(n,)`."""
         if top <= 0:
             between_ns = self.sums_ns[BETWEEN][numbers]
             return numbers[in_text_order(self._text_of(numbers), -between_ns, -self.outside_ns(numbers))]
-        # Of a million few are looked at where the time between work decides.
+        # Texts are only decoded for causes with equal times, as there may be a million causes.
         some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
         return np.array(nsmallest(top, some, key=self._rank), np.int64)
 

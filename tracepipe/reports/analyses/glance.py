@@ -1,4 +1,4 @@
-"""What a recording says of its GPUs at a glance: sentences first, then the figures behind them."""
+"""The GPUs of a recording at a glance: sentences first, then the figures behind them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,45 @@ from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Table
 from tracepipe.units import duration_text, size_text
 
-# Ranges that are looked at, each of which takes some hundred bytes meanwhile.
+# The most ranges that are analyzed: each takes some hundred bytes of memory.
 RANGES_MAX = 100_000
-# GPUs that a sentence is said of: the busiest are no news, the most idle are.
+# The most GPUs that get a sentence: the most idle ones, as a busy GPU is no news.
 _GPUS_SAID = 8
 _LISTED = 5
-# Of this share of the launches the kernels are there, where none was left out: some may have been lost.
+# The least ratio of recorded kernels to launches where none were left out: some may have been lost.
 _FEWER = 0.9
-# A GPU that is idle for less is kept busy.
+# A GPU that is idle for less than this counts as busy.
 _IDLE_PERCENT = 20
 _GPU = Column("gpu", "GPU", "id")
 
 
 @dataclass(slots=True)
 class Glance:
-    """What is known of the GPUs. Each part is empty where the recording does not tell it."""
+    """What is known about the GPUs. Each part is empty where the recording lacks it."""
 
     shares: list[Shares] = field(default_factory=list)
     processes: dict[int, str] = field(default_factory=dict)
-    """By GPU the name and pid of the process whose work it does, where it is one."""
+    """By GPU, the name and pid of the process whose work it does, where that is a single process."""
     delays: list[tuple[int, ...]] = field(default_factory=list)
-    """By GPU: launches, p50, p99 and the longest of their delays, p50 and most of the queue."""
+    """A row for each GPU: GPU, launches, p50, p99 and the longest of their delays, p50 and maximum of the
+    queue."""
     peaks: list[Peak] = field(default_factory=list)
     lines: list[tuple[str, int, int]] = field(default_factory=list)
     ranges: list[Range] = field(default_factory=list)
     collectives: Collectives = field(default_factory=lambda: Collectives([], 0))
     launches: int = 0
     kernels: int = 0
-    """How many launches were recorded, and how many kernels."""
+    """How many launches and how many kernels were recorded."""
     notes: list[str] = field(default_factory=list)
 
     @property
     def lacks_kernels(self) -> bool:
-        """Whether kernels were left out, as by `--gpu-kernels`: a GPU may have been busy with them."""
+        """Whether kernels were left out, as with `--gpu-kernels`: a GPU may have been busy with those."""
         return self.kernels < _FEWER * self.launches
 
 
 def glance_of(run: Run) -> Glance:
-    """Look at all that a recording has of its GPUs."""
+    """Analyze everything that a recording has about its GPUs."""
     found = Glance(launches=int(np.count_nonzero(launching(run))))
     work = gpu_work(run)
     if len(work):
@@ -81,7 +82,8 @@ def glance_of(run: Run) -> Glance:
         found.peaks = peaks_of(run)
     elif allocated:
         found.notes.append(
-            f"peak memory is left out, of more than {EVENTS_MAX:,} allocations: tracepipe memory has it"
+            f"peak memory is not shown, as there are over {EVENTS_MAX:,} allocations: tracepipe memory shows "
+            "it"
         )
     found.lines = gpu_by_line(run) if found.shares else []
     if found.shares and not found.lines and len(run.layer("annotation")):
@@ -89,23 +91,23 @@ def glance_of(run: Run) -> Glance:
             found.ranges = [row for row in ranges_by_gpu_time(run, own=True).first(_LISTED) if row[5]]
         else:
             found.notes.append(
-                f"ranges are left out, as they are more than {RANGES_MAX:,}: tracepipe annotations has them"
+                f"ranges are not shown, as there are over {RANGES_MAX:,}: tracepipe annotations shows them"
             )
     return found
 
 
 def sentences(run: Run, found: Glance) -> Table:
-    """What matters of it, in words."""
+    """The main results as sentences."""
     rows = [(line,) for of in (_busy, _overlap, _late, _most, _memory) for line in of(run, found)]
     return Table("glance", "GPU at a glance", (Column("says", ""),), rows)
 
 
 def _busy(run: Run, found: Glance) -> Iterator[str]:
-    """How busy each GPU was, the most idle first, and whether the CPU is why."""
+    """How busy each GPU was, the most idle first, and whether the CPU is the cause."""
     if found.shares and found.lacks_kernels:
         yield (
             f"Only {found.kernels:,} kernels of {found.launches:,} launches were recorded: the GPUs were "
-            "busy for longer than this says."
+            "busy for longer than shown here."
         )
         return
     most_idle = sorted(found.shares, key=lambda one: (-(one.percent(one.idle_ns) or 0), one.gpu))
@@ -118,9 +120,9 @@ def _busy(run: Run, found: Glance) -> Iterator[str]:
         if idle < _IDLE_PERCENT or unasked is None:
             yield f"{line}."
         elif unasked >= 50:
-            yield f"{line}. In {_share(unasked)} of the idle time nothing was asked for: the CPU is late."
+            yield f"{line}. For {_share(unasked)} of the idle time no work was launched: the CPU is late."
         else:
-            yield f"{line}. In {_share(100 - unasked)} of the idle time its next work was asked for."
+            yield f"{line}. For {_share(100 - unasked)} of the idle time the next work was already launched."
     if len(most_idle) > _GPUS_SAID:
         yield f"The other {len(most_idle) - _GPUS_SAID} GPUs were busier."
 
@@ -130,19 +132,19 @@ def _share(percent: float) -> str:
 
 
 def _overlap(run: Run, found: Glance) -> Iterator[str]:
-    """How much of the communication is hidden."""
+    """How much of the communication overlaps with computation."""
     communication_ns = sum(one.communication_ns for one in found.shares)
     if communication_ns and not found.lacks_kernels:
         span_ns = sum(one.span_ns for one in found.shares)
-        beside_ns = sum(one.communication_beside_ns for one in found.shares)
+        hidden_ns = sum(one.communication_hidden_ns for one in found.shares)
         yield (
             f"Communication takes {_share(100 * communication_ns / span_ns)} of the time; kernels compute "
-            f"during {_share(100 * beside_ns / communication_ns)} of it."
+            f"during {_share(100 * hidden_ns / communication_ns)} of it."
         )
 
 
 def _late(run: Run, found: Glance) -> Iterator[str]:
-    """Which GPU the others wait for."""
+    """The GPU for which the others wait most."""
     waited: dict[int, list[int]] = {}
     count = 0
     for collective in found.collectives.found:
@@ -155,17 +157,17 @@ def _late(run: Run, found: Glance) -> Iterator[str]:
         process = found.processes.get(gpu)
         of = f" ({process})" if process and len(set(found.processes.values())) > 1 else ""
         yield (
-            f"GPU {gpu}{of} comes last to {last} of {count} collectives; the others wait "
+            f"GPU {gpu}{of} is the last to start {last} of {count} collectives; the others wait "
             f"{duration_text(waited_ns)} for it."
         )
 
 
 def _most(run: Run, found: Glance) -> Iterator[str]:
-    """The line or the range that costs most."""
+    """The line or the range with the most GPU time."""
     total_ns = sum(gpu_ns for _, gpu_ns, _ in found.lines)
     if total_ns:
         line, gpu_ns, _ = found.lines[0]
-        yield f"{line} asks for {_share(100 * gpu_ns / total_ns)} of the GPU's work."
+        yield f"{line} launches {_share(100 * gpu_ns / total_ns)} of the GPU's work."
     elif found.ranges:
         name, *_, busy_ns, _ = found.ranges[0]
         yield f"The range {name} keeps the GPU busy for {duration_text(busy_ns or 0)}."
@@ -176,11 +178,11 @@ def _memory(run: Run, found: Glance) -> Iterator[str]:
     for peak in found.peaks[:1]:
         line = f"Peak memory: {size_text(peak.peak_bytes)}"
         if peak.gpu is not None:
-            line += f" of GPU {peak.gpu}"
+            line += f" on GPU {peak.gpu}"
         if peak.kept and keeps_segments(run):
             line += (
-                f". PyTorch's caching allocator keeps its segments until the end: that {peak.kept} of "
-                f"{peak.allocations} are not freed is no leak"
+                f". PyTorch's caching allocator keeps its segments until the end: the {peak.kept} of "
+                f"{peak.allocations} that are not freed are not a leak"
             )
         yield f"{line}."
 
@@ -192,7 +194,7 @@ def figures(run: Run, found: Glance) -> list[Table]:
 
 
 def gpu_time(found: Glance) -> Table:
-    """What the time of each GPU goes to."""
+    """How each GPU spent its time."""
     rows = []
     for one in found.shares:
         parts = (one.span_ns - one.idle_ns, one.compute_ns, one.communication_ns, one.copies_ns, one.idle_ns)
@@ -202,8 +204,8 @@ def gpu_time(found: Glance) -> Table:
                 found.processes.get(one.gpu),
                 one.span_ns,
                 *(one.percent(part) for part in parts),
-                one.percent(one.communication_beside_ns, one.communication_ns),
-                one.percent(one.copies_beside_ns, one.copies_ns),
+                one.percent(one.communication_hidden_ns, one.communication_ns),
+                one.percent(one.copies_hidden_ns, one.copies_ns),
                 one.percent(one.unasked_ns, one.idle_known_ns),
             )
         )
@@ -221,16 +223,17 @@ def gpu_time(found: Glance) -> Table:
                 ("idle", "idle"),
                 ("communication_beside", "comm. hidden"),
                 ("copies_beside", "copies hidden"),
-                ("unasked", "not asked"),
+                ("unasked", "not launched"),
             )
         ),
     )
     note = (
-        "Of the time from a GPU's first work to its last. Comm. hidden: the share of communication during "
-        "which kernels compute. Copies hidden: during which any kernel runs. Not asked: the share of the "
-        "idle time before the call for the next work began."
+        "Shares of the time from a GPU's first work to its last. Comm. hidden: the share of the "
+        "communication time during which kernels compute. Copies hidden: the share of the copy time during "
+        "which any kernel runs. Not launched: the share of the idle time before the call that launched the "
+        "next work."
     )
-    return Table("gpu_time", "What the GPUs' time goes to", columns, rows, note)
+    return Table("gpu_time", "How the GPUs spent their time", columns, rows, note)
 
 
 def _collectives(found: Glance) -> Table:
@@ -257,12 +260,13 @@ def _collectives(found: Glance) -> Table:
         Column("made_wait_ns", "made wait", "ns"),
     )
     note = (
-        "A kernel of a collective waits until the last GPU has begun its own, and then transfers. Last: how "
-        "often a GPU was that one; made wait: how long the others waited for it then, together."
+        "The kernel of a collective waits until the last GPU has started its kernel, and then transfers. "
+        "Last: how often this GPU was the last one; made wait: how long the others waited for it then, "
+        "summed."
     )
     if found.collectives.unmatched:
-        note += f" Of {found.collectives.unmatched:,} kernels it is not known which belong together."
-    return Table("collectives", "Collectives, and who comes last", columns, rows, note, grouped=True)
+        note += f" {found.collectives.unmatched:,} kernels could not be matched with those of other GPUs."
+    return Table("collectives", "Collectives, and which GPU is last", columns, rows, note, grouped=True)
 
 
 def _delays(found: Glance) -> Table:
@@ -276,10 +280,10 @@ def _delays(found: Glance) -> Table:
         Column("queue_max", "queue max", "count"),
     )
     note = (
-        "From the return of a call to the start of what it asked for, 0 where that began earlier. Queue: "
-        "launches of the GPU that had not started when a call began, itself counted."
+        "From the return of a launch call to the start of its work on the GPU; 0 where the work started "
+        "earlier. Queue: launches on the GPU that had not started when a call began, including its own."
     )
-    return Table("launch_delay", "From launch to start", columns, found.delays, note)
+    return Table("launch_delay", "From launch to start on the GPU", columns, found.delays, note)
 
 
 def _lines(found: Glance) -> Table:
@@ -306,7 +310,7 @@ def _ranges(found: Glance) -> Table:
         Column("idle_percent", "idle", "percent"),
     )
     rows = [(name, count, wall, busy, idle) for name, count, wall, _, _, busy, idle in found.ranges[:_LISTED]]
-    note = "Idle: from the first work of a range to its last. Ranges inside others are part of them."
+    note = "Idle: between the first work of a range and its last. A range includes the ranges inside it."
     return Table("gpu_ranges", "Ranges by the GPU's time", columns, rows, note)
 
 

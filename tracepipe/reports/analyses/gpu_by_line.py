@@ -1,4 +1,4 @@
-"""The GPU's time by the line of Python that asked for it, of the user's own code."""
+"""The GPU's time by the line of Python that launched the work."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
 FRAMES = ("own", "innermost", "all")
-# So many stacks are remembered with their texts.
+# The number of stacks whose texts are cached.
 _REMEMBERED = 1 << 12
 _NO_LINE = "(no Python)"
-_OTHERS = {AUTOGRAD: "autograd, for no known line", NO_CALL: "(its call is not recorded)"}
-"""What stands for stacks that are none."""
+_OTHERS = {AUTOGRAD: "autograd (line not known)", NO_CALL: "(launch call not recorded)"}
+"""The texts that replace the line of work without a stack."""
 
 
 def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
-    """Each line with its time on GPUs in ns and the number of its kernels and copies, the longest first.
-    Nothing where no stacks were recorded.
+    """Return each line with its time on GPUs in ns and the number of its kernels and copies, most time first.
+    The list is empty where no stacks were recorded.
     """
     if not len(run.stacks):
         return []
@@ -38,14 +38,14 @@ def gpu_by_line(run: Run) -> list[tuple[str, int, int]]:
 
 
 class Lines:
-    """Turns stacks, as `work_by_stack` has them, into the texts of their lines: those that `frames` names."""
+    """Converts stacks from `work_by_stack` to the texts of their lines, of which `frames` selects some."""
 
     def __init__(self, run: Run, frames: str = FRAMES[0]) -> None:
         self._stacks, self._frames = run.stacks, frames
         self._known: dict[int, list[str]] = {}
 
     def of(self, stack: int) -> list[str]:
-        """The lines that stand for a stack: one, or with `all` each of its own once."""
+        """The lines of a stack: one of them, or, with `all`, each distinct one."""
         if stack not in self._known:
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()

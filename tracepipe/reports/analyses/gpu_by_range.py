@@ -1,4 +1,4 @@
-"""What the GPU did for each range that a program marked: by the calls on its thread that launched it."""
+"""What the GPU did for each range that a program marked, found by the launch calls inside the range."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import empty, parts
 from tracepipe.reports.frames.text_order import in_text_order
 
-# What PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
+# The suffix that PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
 _MORE = re.compile(r", (seq|op_id|sizes|input_op_ids) ?= ?.*")
 Row = tuple[str, int, int, int, int | None, int | None, float | None]
-"""A name, how many ranges it has and how long they are; how much was launched in them, how long the GPU had
-it, how long it was busy, and the share in which it was idle."""
+"""Name, number of ranges, the sum of their lengths; number of launches inside them, the time from the first
+work to the last, the busy part of it, and the idle part in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The sums of each name of ranges, as columns; the names by the place there."""
+    """The sums for each name of ranges, as columns of shape `(names,)`; `names` has the name of each row."""
 
     names: Numbered
     count: Int64s
@@ -41,7 +41,7 @@ class Ranges:
         return len(self.names)
 
     def first(self, top: int) -> list[Row] | KeptRows:
-        """Those that the GPU was busy with for longest, at most so many, or all for 0. Raises OutputError."""
+        """The `top` rows with the most busy time, or all for 0. Raises OutputError."""
         if top <= 0:
             in_order = in_text_order(lambda at: self.names[at].decode(), -self.busy_ns, -self.wall_ns)
             return kept_rows(map(self._row, each(in_order)))
@@ -52,7 +52,7 @@ class Ranges:
                 (self.busy_ns == self.busy_ns[last]) & (self.wall_ns < self.wall_ns[last])
             )
             order = np.flatnonzero(~is_less)
-        # Of equal ones names decide.
+        # Equal rows are sorted by name.
         places = (int(at) for at in order)
         return [self._row(at) for at in nsmallest(top, places, self._key)]
 
@@ -68,7 +68,7 @@ class Ranges:
 
 
 class _Work:
-    """Kernels and copies, with the thread and the time of the calls that launched them."""
+    """Kernels and copies, with the threads and the times of the calls that launched them. Shapes `(n,)`."""
 
     def __init__(self, run: Run) -> None:
         launches, calls = LaunchCalls(run), run.layer("userspace")
@@ -90,7 +90,9 @@ class _Work:
 
 
 class _OnGpu:
-    """By row of the annotations: how many launches, from when to when, and how long the GPU worked."""
+    """For each row of the annotations: the number of launches, the first and the last time of their work, and
+    how long the GPU was busy with it. Shapes `(annotations,)`.
+    """
 
     def __init__(self, count: int) -> None:
         self.launches = np.zeros(count, np.int64)
@@ -99,16 +101,19 @@ class _OnGpu:
         self.busy_ns = np.zeros(count, np.int64)
 
     def add(self, ranges: Int64s, start_ns: Int64s, end_ns: Int64s) -> None:
-        """Add work to the ranges in which it was launched, no range more than once."""
+        """Add work to the ranges in which it was launched. Shapes `(n,)`."""
         np.add.at(self.launches, ranges, 1)
         np.minimum.at(self.first_ns, ranges, start_ns)
         np.maximum.at(self.last_ns, ranges, end_ns)
 
     def settle(self, ranges: Int64s, start_ns: Int64s, end_ns: Int64s) -> None:
-        """Add up when any work of each range ran; all of it is given at once."""
+        """Sum the time during which any work of each range ran. The arguments have all work. Shapes
+        `(n,)`.
+        """
         order = np.lexsort((start_ns, ranges))
         ranges, start_ns, end_ns = ranges[order], start_ns[order], end_ns[order]
-        # The latest end so far in the same range: ends by their rank, behind those of the ranges before.
+        # The latest end so far in the same range: a running maximum over ranks of ends, which are higher in
+        # later ranges.
         ends, rank = np.unique(end_ns, return_inverse=True)
         group, _ = equal(ranges)
         latest = np.maximum.accumulate(group.astype(np.int64) * len(ends) + rank) % max(len(ends), 1)
@@ -119,7 +124,7 @@ class _OnGpu:
 
 
 def _threads(run: Run) -> Int64s:
-    """A number for the thread of each shape."""
+    """A number for the thread of each shape. Shape `(shapes,)`."""
     shapes = np.arange(len(run.shapes), dtype=np.int32)
     pid, tid = (run.shapes.column(name, shapes).astype(np.int64) for name in ("pid", "tid"))
     threads: Int64s = (pid << 32) + tid
@@ -127,7 +132,7 @@ def _threads(run: Run) -> Int64s:
 
 
 def ranges_by_gpu_time(run: Run, *, own: bool = False) -> Ranges:
-    """Ranges of threads by name; `own`: those of no domain alone."""
+    """Return the ranges of threads by name; with `own`, only those without a domain."""
     ranges = run.layer("annotation")
     every = np.arange(len(run.shapes), dtype=np.int32)
     wanted = run.shapes.column("range", every) == NONE
@@ -139,7 +144,7 @@ def ranges_by_gpu_time(run: Run, *, own: bool = False) -> Ranges:
 
 
 def _on_gpu(run: Run, ranges: Layer, is_range: Bools) -> _OnGpu:
-    """What was launched in each range."""
+    """The work that was launched in each range."""
     on_gpu, work = _OnGpu(len(ranges)), _Work(run)
     domains = run.shapes.column("domain", np.arange(len(run.shapes), dtype=np.int32))
     threads, rows = _threads(run)[ranges.shape], np.flatnonzero(is_range)
@@ -161,7 +166,9 @@ def _on_gpu(run: Run, ranges: Layer, is_range: Bools) -> _OnGpu:
 
 
 def _innermost(ranges: Layer, rows: Int64s, times_ns: Int64s) -> Int64s:
-    """The innermost of some ranges, of one thread and domain, at each time; NONE without one."""
+    """At each time the innermost of some ranges, which are of one thread and domain; else NONE.
+    Shapes `(n,)`.
+    """
     at = np.searchsorted(ranges.start_ns[rows], times_ns, "right") - 1
     found = np.where(at >= 0, rows[np.maximum(at, 0)], NONE)
     while len(over := np.flatnonzero((found != NONE) & (ranges.end_ns[found] <= times_ns))):
@@ -170,7 +177,7 @@ def _innermost(ranges: Layer, rows: Int64s, times_ns: Int64s) -> Int64s:
 
 
 def _rows(run: Run, ranges: Layer, rows: Int64s, names: Any, on_gpu: _OnGpu) -> Ranges:
-    """The sums of each name."""
+    """The sums for each name."""
     name, first = equal(names[rows])
     numbers = Numbered()
     of_name = empty(len(first), np.int64)

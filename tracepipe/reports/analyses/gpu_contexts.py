@@ -1,4 +1,4 @@
-"""Context switch points: where a GPU goes on with another process, and calls that change the context."""
+"""Context switch points: where a GPU continues with another process, and calls that change the context."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import flagged
 from tracepipe.reports.report import Column, Table
 
-# Calls that make, end, or change a thread's current context; those that only ask are not among them.
+# Calls that create, end or change a thread's current context, without calls that only query it.
 _CALL = re.compile(
     r"cuCtx(Create|Destroy|Attach|Detach|SetCurrent|PushCurrent|PopCurrent)(_v\d+)?"
     r"|cuDevicePrimaryCtx(Retain|Release|Reset)(_v\d+)?|cuGreenCtx(Create|Destroy)|cuCtxFromGreenCtx"
     r"|cudaSetDevice|cudaInitDevice|cudaDeviceReset"
 )
-_PROCESS, _CALLED, _DRIVER = "GPU goes on with another process", "call", "driver function"
+_PROCESS, _CALLED, _DRIVER = "GPU continues with another process", "call", "driver function"
 _ABOUT_CONTEXTS = ("kernel", "scheduler")
 _COLUMNS = ("start_ns", "name", "gpu", "pid", "tid", "dur_ns")
 
 
 def context_points(run: Run, work: Work, idle: list[Idle]) -> pl.DataFrame:
-    """Every point in the order of time: start_ns, kind, name, gpu, pid, tid, dur_ns, in_idle.
+    """Return all points, sorted by time: start_ns, kind, name, gpu, pid, tid, dur_ns, in_idle.
 
-    `dur_ns` is how long the call took, and of a GPU that goes on with another process how long it was idle
-    there; `in_idle`: whether any GPU was idle at the time.
+    `dur_ns` is the length of the call, or how long the GPU was idle before it continued with another process.
+    `in_idle` is whether any GPU was idle at that time.
     """
     points = pl.concat([_processes(run, work), _calls(run), _driver(run)]).sort("start_ns")
     if not len(points):
@@ -47,7 +47,7 @@ def context_points(run: Run, work: Work, idle: list[Idle]) -> pl.DataFrame:
 
 
 def _processes(run: Run, work: Work) -> pl.DataFrame:
-    """Where the next piece of work on a GPU is another process's than the one before."""
+    """The points at which the next work on a GPU belongs to another process than the work before."""
     is_first = np.zeros(len(work) + 1, np.bool_)
     is_first[work.bounds] = True
 
@@ -76,7 +76,7 @@ def _processes(run: Run, work: Work) -> pl.DataFrame:
 
 
 def _kind(kind: str) -> pl.Expr:
-    # One byte a row, where a text takes sixteen.
+    # An enum takes one byte a row, a text sixteen.
     return pl.lit(kind, pl.Enum((_PROCESS, _CALLED, _DRIVER))).alias("kind")
 
 
@@ -96,7 +96,7 @@ def _driver(run: Run) -> pl.DataFrame:
 
 
 def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Table]:
-    """The points by what happened, and the first of them one by one; nothing without any."""
+    """The points by kind and name, and the first of them one by one; no tables without points."""
     points = context_points(run, work, idle)
     if not len(points):
         return []
@@ -113,7 +113,10 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
         *LENGTH_COLUMNS,
     )
     order = [column.key for column in columns]
-    note = "Length: of the call, and where a GPU goes on with another process, how long it was idle there."
+    note = (
+        "Length: of the call; where a GPU continues with another process, how long it was idle in between. "
+        "In idle: how many happened while a GPU was idle."
+    )
     counts = counted.sort("kind", maintain_order=True).select(order)
     if 0 < top < len(counts):
         note += f" {len(counts) - top} more, with less time: --top 0 lists all."
@@ -138,5 +141,5 @@ def context_tables(run: Run, work: Work, idle: list[Idle], top: int) -> list[Tab
     counted_rows = kept_rows(counts.iter_rows())
     return [
         Table("contexts", "Context switch points", columns, counted_rows, note, grouped=True),
-        Table("context_points", "One by one", each, kept_rows(rows), left_out),
+        Table("context_points", "Context switch points in order", each, kept_rows(rows), left_out),
     ]

@@ -1,4 +1,4 @@
-"""What the time of a GPU goes to: compute, communication, copies and idle, and what passes at one time."""
+"""How a GPU spends its time: compute, communication, copies and idle, and how much of these overlap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import NONE, Bools
-from tracepipe.reports.analyses.cuda_calls import told_by_names
+from tracepipe.reports.analyses.cuda_calls import values_by_names
 from tracepipe.reports.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
@@ -15,9 +15,9 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import flagged, made, parts, taken
 
 COMPUTE, COMMUNICATION, COPIES = range(3)
-"""What work is for."""
-# Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those that frameworks have in their place. As much
-# of a name is looked at as stands before its template's arguments.
+"""The purposes of work."""
+# Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those of frameworks that replace them. The template
+# arguments of a name are not searched.
 _COMMUNICATES = re.compile(
     r"(^|[: ])((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
     r"\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all))",
@@ -27,12 +27,12 @@ _COMMUNICATES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The time of one GPU from its first work to its last, in ns. `pid` is the process whose work it is, None
+    """The time of one GPU from its first work to its last, in ns. `pid` is the process of its work, None
     where there are several, or it is not known.
 
-    `communication_beside_ns` is how long a kernel computed at the same time, and `copies_beside_ns` how long
-    any kernel ran. `unasked_ns` is how long it was idle before the call for its next work began, of
-    `idle_known_ns` in which that call is known.
+    `communication_hidden_ns` is the time of communication during which a kernel computed, `copies_hidden_ns`
+    the time of copies during which any kernel ran. `unasked_ns` is the idle time before the begin of the call
+    that launched the next work, out of `idle_known_ns`, the idle time for which that call is known.
     """
 
     gpu: int
@@ -43,32 +43,32 @@ class Shares:
     communication_ns: int
     copies_ns: int
     idle_ns: int
-    communication_beside_ns: int
-    copies_beside_ns: int
+    communication_hidden_ns: int
+    copies_hidden_ns: int
     unasked_ns: int
     idle_known_ns: int
 
     @property
     def span_ns(self) -> int:
-        """From the first work to the last."""
+        """The time from the first work to the last."""
         return self.last_ns - self.first_ns
 
     def percent(self, part_ns: int, whole_ns: int | None = None) -> float | None:
-        """A part of the span, or of another whole, in percent; None of nothing."""
+        """A part of the span, or of another whole, in percent; None where the whole is 0."""
         whole_ns = self.span_ns if whole_ns is None else whole_ns
         return 100 * part_ns / whole_ns if whole_ns else None
 
 
 def communicates(name: str) -> bool:
-    """Whether a kernel of that short name moves data between GPUs, with whatever it reduces on the way."""
+    """Whether a kernel with that short name moves data between GPUs, also where it reduces them."""
     return _COMMUNICATES.search(name.partition("<")[0]) is not None
 
 
 def kinds_of(run: Run, work: Work) -> Any:
-    """By row of work what it is for, as a column."""
-    of_shape, told = told_by_names(run, "gpu_kernel", communicates)
-    shapes: Bools = np.array(told, np.bool_)[of_shape]
-    launches = run.warp_table.launches.told_by_names(communicates)
+    """The purpose of each row of work, shape `(rows,)`."""
+    of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
+    shapes: Bools = np.array(answers, np.bool_)[of_shape]
+    launches = run.warp_table.launches.values_by_names(communicates)
 
     def kinds(part: slice) -> Any:
         what, row = work.what[part], work.row[part]
@@ -84,7 +84,7 @@ def kinds_of(run: Run, work: Work) -> Any:
 
 
 def shares_of(run: Run, work: Work, kinds: Any) -> list[Shares]:
-    """What the time of each GPU goes to."""
+    """How each GPU spent its time."""
     return [_shares(run, work, kinds, idle_of(work, gpu, rows)) for gpu, rows in work.of_gpus()]
 
 
@@ -108,7 +108,9 @@ def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
 
 
 def _process_of(run: Run, work: Work, rows: slice) -> int | None:
-    """The one process that is known to have asked for some rows of work, or whose these are."""
+    """The pid of the only process that launched some rows of work; None for several, or where it is
+    not known.
+    """
     found: set[int] = set()
     shapes = run.layer("userspace").shape
     for part in parts(rows.stop - rows.start):
@@ -121,18 +123,20 @@ def _process_of(run: Run, work: Work, rows: slice) -> int | None:
 
 
 def rows_of(kinds: Any, rows: slice, kind: int) -> Any:
-    """Those of some rows of work that are of a kind, counted from the first one, as a column."""
+    """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
     return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
 
 
 def _when(work: Work, kinds: Any, rows: slice, kind: int) -> Stretches:
-    """When any work of a kind ran."""
+    """The stretches in which any work with a purpose ran."""
     some = rows_of(kinds, rows, kind)
     return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
 
 
 def _unasked_ns(run: Run, work: Work, idle: Idle) -> tuple[int, int]:
-    """How long the GPU was idle before the call for its next work began, and how long with a known call."""
+    """The idle time before the begin of the call that launched the next work, and the idle time for which
+    that call is known.
+    """
     unasked_ns, known_ns, calls = 0, 0, run.layer("userspace")
     following = made(
         len(idle.gaps.following), np.int32, lambda part: idle.gaps.following[part] + idle.rows.start

@@ -1,4 +1,4 @@
-"""What each GPU did, as columns: kernels, copies, warps; when it was busy, and which call asked for what."""
+"""The work of each GPU as columns: kernels, copies, warps; when it was busy, and which call launched it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts
 
 GPUS_MAX: Final = 4096
 KERNEL, COPY, WARPS = range(3)
-"""What work is."""
+"""The kinds of work."""
 _LAYER_OF: Final = {KERNEL: "gpu_kernel", COPY: "transfer"}
 _OF_CALL: Final = ("name", "pid", "tid", "start_ns", "end_ns")
 _LARGE: Final = 1 << 31
@@ -30,12 +30,13 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Kernels and copies on GPUs, and the warps of launches without a kernel, as columns by GPU and start.
+    """Kernels and copies on GPUs, and the warps of launches without a kernel, as columns of shape `(rows,)`,
+    sorted by GPU and start. Work without a length is left out.
 
-    `gpu` is 0 where it was not recorded; `row` is that in the layer, or of the first warp; `pid` a number of
-    shapes. `call` is the row in `run.calls` of the call that asked for it, NONE where it is not known, and
-    `by_order` says that it has no launch id, and that the last launch or copy before it is taken. What has no
-    length is left out. `bounds` are the first row of each of `gpus`, and the last one's end.
+    `row` is the row in the layer, or that of the first warp; `pid` is a number in the table of shapes. `call`
+    is the row of the call that launched the work, NONE where it is not known. `by_order` flags work without a
+    launch id, for which the last launch or copy before it is taken. `gpus` has the GPUs, 0 where it was not
+    recorded, and `bounds` the first row of each, and the end of the last.
     """
 
     gpus: Any
@@ -52,7 +53,7 @@ class Work:
         return len(self.row)
 
     def of_gpus(self) -> Iterator[tuple[int, slice]]:
-        """Each GPU, and the rows of its work; of more than GPUS_MAX those with most of it."""
+        """Yield each GPU and the rows of its work; of more than GPUS_MAX, those with the most work."""
         shown = np.sort(np.argsort(-np.diff(self.bounds), kind="stable")[:GPUS_MAX])
         for gpu, first, end in zip(
             self.gpus[shown].tolist(),
@@ -63,12 +64,12 @@ class Work:
             yield gpu, slice(first, end)
 
     def left_out(self) -> list[str]:
-        """The note that there are more GPUs, if there are."""
+        """A note about GPUs beyond GPUS_MAX, if there are any."""
         more = len(self.gpus) - GPUS_MAX
-        return [f"{more:,} more GPUs, with less work, are not looked at"] if more > 0 else []
+        return [f"{more:,} more GPUs, with less work, are not analyzed"] if more > 0 else []
 
     def name(self, run: Run, place: int) -> str | None:
-        """The name of a row."""
+        """The name of the work at a row."""
         what, row = int(self.what[place]), self.row[place : place + 1]
         if what == WARPS:
             return str(run.warp_table.frame("name", rows=row)["name"][0])
@@ -77,7 +78,7 @@ class Work:
 
 
 def gpu_work(run: Run) -> Work:
-    """What the GPUs of a recording did."""
+    """Return the work of the GPUs of a recording."""
     found = {name: Growing(kind) for name, kind in _KINDS.items()}
     _add_layer(run, KERNEL, found)
     ids = found["launch"].so_far(found["launch"].count)
@@ -124,8 +125,8 @@ def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
 
 
 def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernels: bool) -> None:
-    """Add launches without a kernel, from the first entry to the last exit; warps of no launch one by one,
-    where there is no kernel at all.
+    """Add the launches without a kernel, from the first entry to the last exit of their warps. Where there is
+    no kernel at all, also add the warps without a launch, one by one.
     """
     table = run.warp_table
     if not len(table):
@@ -147,7 +148,7 @@ def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernel
         span.add(of_group[of[named]], rows[named], start_ns[named], end_ns[named])
         alone = ~named
         _add(found, of[alone], (gpu, pid, launch, has_launch), rows[alone], start_ns[alone], end_ns[alone])
-    groups = span.met()
+    groups = span.with_warps()
     for part in parts(len(groups)):
         some = groups[part]
         of_launch = first[some]
@@ -162,7 +163,7 @@ def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernel
 
 
 def _is_in(known: Int64s, values: Int64s) -> Bools:
-    """Whether values are among some that are in order."""
+    """Flags the values that are among sorted ones. Shapes `(n,)`."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     found: Bools = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
@@ -172,7 +173,7 @@ def _is_in(known: Int64s, values: Int64s) -> Bools:
 def _add(
     found: dict[str, Growing], of: Any, columns: tuple[Any, ...], rows: Any, start_ns: Any, end_ns: Any
 ) -> None:
-    """Add work of warps, of these launches."""
+    """Add the work of warps; `of` has the launch of each."""
     gpu, pid, launch, has_launch = (column[of] for column in columns)
     values = {
         "gpu": gpu, "what": WARPS, "row": rows, "pid": pid, "start_ns": start_ns, "end_ns": end_ns,
@@ -183,7 +184,7 @@ def _add(
 
 
 class _Spans:
-    """From when to when groups of warps are there, and the first row of each."""
+    """The begins and ends of groups of warps, and the first row of each. Shapes `(groups,)`."""
 
     def __init__(self, count: int) -> None:
         self.start_ns, self.end_ns, self.row = (empty(count, kind) for kind in (np.int64, np.int64, np.int32))
@@ -196,24 +197,26 @@ class _Spans:
                 column[part] = value
 
     def add(self, groups: Any, rows: Any, start_ns: Any, end_ns: Any) -> None:
-        """Take warps."""
+        """Add warps by their groups. Shapes `(n,)`."""
         if not len(groups):
             return
-        # Warps of one launch stand together.
+        # Warps of one launch are neighbours.
         starts = np.flatnonzero(np.diff(groups, prepend=-1))
         of = groups[starts]
         np.minimum.at(self.start_ns, of, np.minimum.reduceat(start_ns, starts))
         np.maximum.at(self.end_ns, of, np.maximum.reduceat(end_ns, starts))
         np.minimum.at(self.row, of, rows[starts])
 
-    def met(self) -> Any:
-        """The groups that have warps, in the order in which they were met."""
+    def with_warps(self) -> Any:
+        """The groups that have warps, in the order of their first warps. Shape `(n,)`."""
         groups = flagged(len(self.row), lambda part: self.row[part] < (1 << 31) - 1)
         return taken(groups, in_order(taken(self.row, groups)))
 
 
 def _by_id(run: Run, start_ns: Any, launch: Any, has_launch: Any) -> Any:
-    """The call that has the launch id of each row of work: the last before it, as an id may come again."""
+    """The call with the launch id of each row of work: the last one before it, as an id may recur. Shape
+    `(rows,)`.
+    """
     launches = LaunchCalls(run)
 
     def found(part: slice) -> Any:
@@ -224,7 +227,7 @@ def _by_id(run: Run, start_ns: Any, launch: Any, has_launch: Any) -> Any:
 
 
 def _by_order(run: Run, work: dict[str, Any], call: Any, has_launch: Any) -> Any:
-    """Fill in calls for work without a launch id; returns which these are."""
+    """Fill in the calls of work without a launch id; return the flags of the work for which this was done."""
     what = work["what"]
     by_order = made(len(call), np.bool_, lambda part: np.zeros(part.stop - part.start, np.bool_))
     without = flagged(len(call), lambda part: (call[part] == NONE) & ~has_launch[part])
@@ -243,12 +246,12 @@ def _by_order(run: Run, work: dict[str, Any], call: Any, has_launch: Any) -> Any
 
 
 def _last_before(run: Run, work: dict[str, Any], rows: Any, calls: Int64s, into: Any) -> None:
-    """Put the last of some rows of `run.calls`, of the same process, before each of some rows of work."""
+    """Write into `into`, for some rows of work, the last of `calls` of the same process that began before."""
     layer = run.layer("userspace")
-    # Numbers of processes may be below 0.
+    # Numbers of process ids may be negative.
     own = Grouped(run.shapes.column("pid", layer.shape[calls]).astype(np.int64) + _LARGE, calls)
     for key, some in Grouped(work["pid"][rows].astype(np.int64) + _LARGE, rows):
-        # Work of no known process: the latest call of any.
+        # For work of an unknown process, the last call of any process counts.
         of_pid = calls if key == NONE + _LARGE else own.of(key)
         if not len(of_pid):
             continue
@@ -260,8 +263,8 @@ def _last_before(run: Run, work: dict[str, Any], rows: Any, calls: Int64s, into:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """When one GPU did nothing, between its first work and its last. `rows` are those of its work, to whose
-    first one the places of `gaps` count; `last` is the place of the one that ends last.
+    """The idle time of one GPU between its first work and its last. `rows` are the rows of its work. The
+    indices in `gaps` are relative to the first of them, as is `last`, the work that ends last.
     """
 
     gpu: int
@@ -273,20 +276,20 @@ class Idle:
 
     @property
     def idle_ns(self) -> int:
-        """How long the gaps are together."""
+        """The sum of the gaps."""
         every = parts(len(self.gaps.start_ns))
         return sum(int((self.gaps.end_ns[part] - self.gaps.start_ns[part]).sum()) for part in every)
 
 
 def idle_of(work: Work, gpu: int, rows: slice) -> Idle:
-    """The gaps of one GPU, whose work stands at these rows."""
+    """The idle time of one GPU, whose work is at these rows."""
     start_ns, end_ns = work.start_ns[rows], work.end_ns[rows]
     last = int(np.argmax(end_ns))
     return Idle(gpu, rows, gaps_between(start_ns, end_ns), int(start_ns[0]), int(end_ns[last]), last)
 
 
 def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
-    """The outermost call around each row of `run.calls`: name, pid, tid, start_ns, end_ns; null for null."""
+    """The outermost call around each row of calls: name, pid, tid, start_ns, end_ns; null for null."""
     tops = outermost_rows(run, rows.fill_null(NONE).to_numpy())
     if not len(run.layer("userspace")):
         return run.some("userspace", *_OF_CALL).clear(len(rows))
@@ -296,7 +299,7 @@ def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
 
 
 def outermost_rows(run: Run, rows: Any) -> Any:
-    """The rows of the outermost calls around these, NONE for NONE, as a column."""
+    """The rows of the outermost calls around some rows of calls, NONE for NONE. Shapes `(n,)`."""
     parents = run.layer("userspace").parent
     is_outermost = made(len(parents), np.bool_, lambda part: parents[part] == NOBODY)
 

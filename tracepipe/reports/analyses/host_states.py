@@ -1,4 +1,5 @@
-"""What a thread did in stretches of time: each ns once, off the CPU before driver before system call."""
+"""The states of a thread in stretches of time. Each ns counts once: off the CPU before driver before system
+call."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import Growing, parts, taken
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
-"""States beside `LAYERS[1:]`: in a CUDA call and in nothing below it; in none that was recorded; before the
-thread first ran and after it last did; no thread is known. `HOOKED` is one too: in a function of a hook's
-own layer, and in no CUDA call."""
+"""The states in addition to `PARTS[1:]`. IN_CALL: in a CUDA call, and in no layer below it. USER: in no
+recorded function. ABSENT: before the thread first ran, or after it last did. UNKNOWN: the thread is not
+known. `HOOKED` is a state too: in a function of a hook's own layer, and in no CUDA call."""
 OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
 Spent = dict[str, Any]
-"""Columns of what `HostStates.of` says."""
+"""The columns that `HostStates.of` yields."""
 _INNERMOST_FIRST = tuple(reversed([part for part in PARTS[1:] if part != HOOKED]))
 STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER, UNKNOWN)
 
 
 class _Spans:
-    """Spans of one thread in the order of time."""
+    """The spans of one thread, sorted by time."""
 
     def __init__(self, run: Run, layer: Layer, rows: Any) -> None:
         self._shapes = run.shapes
@@ -39,13 +40,13 @@ class _Spans:
         )
 
     def at(self, ts_ns: Any) -> Any:
-        """The place of the span that each time lies in, -1 for none; they do not overlap."""
+        """The index of the span that contains each time, -1 for none. The spans do not overlap."""
         place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
         inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
         return np.where(inside, place, -1)
 
     def outermost(self) -> _Spans:
-        """Those that begin in no other: spans of several layers may overlap."""
+        """Keep the spans that begin in no other one: spans of several layers may overlap."""
         before_ns = np.maximum.accumulate(self.end_ns)[:-1]
         kept = np.concatenate([np.ones(len(self.start_ns[:1]), np.bool_), self.start_ns[1:] >= before_ns])
         self.start_ns, self.end_ns, self._shape = (
@@ -54,7 +55,7 @@ class _Spans:
         return self
 
     def names(self, places: Any) -> Any:
-        """The numbers of the names of the spans at some places, NONE for -1."""
+        """The numbers of the names of the spans at some indices, NONE for -1."""
         if not len(self._shape):
             return np.full(len(places), NONE, np.int32)
         numbers = self._shapes.column("name", self._shape[np.maximum(places, 0)])
@@ -62,7 +63,7 @@ class _Spans:
 
 
 class _ByThread:
-    """The spans of each thread, of some shapes; `outermost`: those in no other of their layer."""
+    """The spans of some shapes by thread; with `outermost`, only those inside no other of their layer."""
 
     def __init__(self, run: Run, name: str, of_thread: Any, shapes: Any, *, outermost: bool = False) -> None:
         self._run, self._layer = run, run.layer(name)
@@ -78,19 +79,19 @@ class _ByThread:
         self.any = rows.count > 0
 
     def of(self, thread: int) -> _Spans:
-        """The spans of one."""
+        """The spans of a thread."""
         return _Spans(self._run, self._layer, self._rows.of(thread))
 
 
 class HostStates:
-    """The states of the threads of a recording. `recorded` are those of `PARTS` that are known."""
+    """The states of the threads of a recording. `recorded` has those of `PARTS` that were recorded."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         every = np.arange(len(run.shapes), dtype=np.int32)
         pids, tids, names = (run.shapes.column(key, every) for key in ("pid", "tid", "name"))
         of_thread, first = equal(pids, tids)
-        # They are in the order of both.
+        # Threads are sorted by pid, then by tid.
         self._ids = pids[first], tids[first]
         is_ioctl = names == run.shapes.number_of("name", "ioctl")
         all_of = np.ones(len(every), np.bool_)
@@ -110,9 +111,9 @@ class HostStates:
         self._syscalls = _ByThread(run, "syscall", of_thread, all_of, outermost=True)
         self._hooks = _ByThread(run, "hook", of_thread, all_of, outermost=True)
         self.states = tuple(state for state in STATES[:-1] if state != HOOKED or self._hooks.any)
-        """Those that some thread may be in."""
+        """The states that a thread of this recording can be in."""
         self.hooked = hooked_title(run)
-        """What `HOOKED` is called."""
+        """The name of `HOOKED`."""
 
     def _number(self, thread: Thread) -> int:
         """The number of a thread, NONE where it has no shape."""
@@ -128,13 +129,13 @@ class HostStates:
         return union.gaps() if layer == OFF_CPU else union
 
     def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> Iterator[Spent]:
-        """How long a thread was in which state in each of some stretches, in order and apart from each other,
-        some of them at a time.
+        """Yield how long a thread was in each state in each of some stretches, a part of them at a time. The
+        stretches are sorted and do not overlap.
 
-        stretch: the place of it; state: a place in `STATES`; call: the number of the name of the outermost
-        CUDA call at that time, else of the outermost hooked function, or NONE; syscall: of the system call,
-        where it is in neither; dur_ns. Names and states are numbers: as texts they would take ten times as
-        much.
+        The columns are `stretch`, its index; `state`, an index into `STATES`; `call`, the number of the name
+        of the outermost CUDA call at that time, else of the outermost hooked function, or NONE; `syscall`,
+        the same for the system call where it is in neither; and `dur_ns`. Names and states are numbers, as
+        texts would take ten times as much memory.
         """
         number = self._number(thread)
         calls, syscalls = self._calls.of(number), self._syscalls.of(number)
@@ -155,7 +156,7 @@ class HostStates:
                 state[_is_in(layers[code], left)] = code
             if seen_ns:
                 first_ns, last_ns = seen_ns
-                # One that sleeps in a call to the end of the recording is not seen to run again.
+                # A thread that sleeps in a call until the end of the recording does not run again.
                 waits = (call >= 0) | (syscall >= 0) | (hook >= 0)
                 state[(left < first_ns) | (left >= last_ns)] = STATES.index(ABSENT)
                 state[(left >= last_ns) & waits] = STATES.index(OFF_CPU)
@@ -163,7 +164,7 @@ class HostStates:
             names["call"] = np.where(names["call"] == NONE, hooks.names(hook), names["call"])
             names["syscall"] = np.where(names["call"] == NONE, names["syscall"], NONE).astype(np.int32)
             columns = {"stretch": stretch, "state": state.astype(np.uint8), **names}
-            # The last stretch may go on in the next piece.
+            # The last stretch may continue in the next piece.
             added = _added_up([*open_, {**columns, "dur_ns": right - left}])
             last = int(np.searchsorted(added["stretch"], added["stretch"][-1:].max(initial=0)))
             open_ = [{key: column[last:] for key, column in added.items()}]
@@ -171,12 +172,12 @@ class HostStates:
         yield from open_
 
     def name(self, number: int) -> str | None:
-        """What a call's or a system call's number in `of` stands for."""
+        """The name with a number from the columns `call` and `syscall` of `of`."""
         return None if number == NONE else self._run.shapes.text(number)
 
 
 def _pieces(start_ns: Any, end_ns: Any, edges: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """The stretches, cut at the edges, some at a time: start, end, the place of the stretch."""
+    """Yield the stretches, cut at the edges, a part at a time: starts, ends, indices of the stretches."""
     for some in [*parts(len(start_ns))] or [slice(0, 0)]:
         first_ns, last_ns = start_ns[some][:1], end_ns[some][-1:]
         within = [edge[(edge > first_ns) & (edge < last_ns)] for edge in edges if len(first_ns)]
@@ -191,7 +192,9 @@ def _pieces(start_ns: Any, end_ns: Any, edges: list[Any]) -> Iterator[tuple[Any,
 
 
 def _added_up(pieces: list[Spent]) -> Spent:
-    """The time of each stretch, state, call and system call, in the order in which they come first."""
+    """The sums of the time of each stretch, state, call and system call, in the order of their
+    first pieces.
+    """
     spent = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
     dur_ns = spent.pop("dur_ns")
     order, starts = runs(*spent.values())

@@ -1,4 +1,4 @@
-"""The gaps of GPUs one by one: when, after and before which work, and what the CPU did in each."""
+"""The single gaps of GPUs: when, between which work, and what the CPU did in each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, made, parts, taken
 
 BETWEEN, FIRST, LAST = range(3)
-"""Where a gap lies: between work, before the first work, after the last work."""
+"""Where a gap is: between work, before the first work, after the last work."""
 _DOING: Final = {"gap": "i4", "state": "u1", "call": "i4", "syscall": "i4", "dur_ns": "i8"}
 _KINDS: Final = {
     "gpu": "i4", "where": "u1", "start_ns": "i8", "end_ns": "i8", "previous": "i4", "following": "i4",
@@ -25,12 +25,12 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class IdleGaps:
-    """The gaps of all GPUs, with the time before the first work and after the last, as columns, by GPU and
-    start.
+    """The gaps of all GPUs, also before the first work and after the last, as columns of shape `(gaps,)`,
+    sorted by GPU and start.
 
-    `gpu` is its place among the GPUs that worked; `previous` and `following` are rows of work, NONE for none;
-    `call` is the row in `run.calls` of the outermost call that asked for what came next (after the last work:
-    for the last), NONE where it is not known, and `by_order` as in `Work`.
+    `gpu` is an index into the GPUs that worked. `previous` and `following` are rows of work, NONE for none.
+    `call` is the row of the outermost call that launched the following work (after the last work: that work
+    itself), NONE where it is not known. `by_order` is as in `Work`.
     """
 
     gpu: Any
@@ -46,20 +46,20 @@ class IdleGaps:
         return len(self.start_ns)
 
     def dur_ns(self, rows: Any) -> Any:
-        """How long some are."""
+        """The lengths of some gaps. Shape `(n,)`."""
         return self.end_ns[rows] - self.start_ns[rows]
 
     def total_ns(self) -> int:
-        """How long all are together."""
+        """The sum of all lengths."""
         return sum(int(self.dur_ns(part).sum()) for part in parts(len(self)))
 
     def take(self, rows: Any) -> IdleGaps:
-        """Some of them."""
+        """The gaps at some rows."""
         return IdleGaps(*(taken(getattr(self, field.name), rows) for field in fields(self)))
 
     def queued_ns(self, run: Run, rows: Any) -> tuple[Any, Any]:
-        """How much of some gaps passed after the call for what came next had returned, and where that is
-        known.
+        """How much of each of some gaps is after the return of the call for the following work, and whether
+        that is known. Shapes `(n,)`.
         """
         calls, known = self.call[rows], (self.call[rows] != NONE) & ~self.by_order[rows]
         if not known.any():
@@ -70,22 +70,22 @@ class IdleGaps:
 
 
 def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
-    """The gaps of all GPUs, and who ended each."""
+    """Return the gaps of all GPUs, with the call that ended each."""
     found = {name: Growing(kind) for name, kind in _KINDS.items() if name != "call"}
-    asked = Growing(np.int32)
+    launched = Growing(np.int32)
     for number, one in enumerate(idle):
         for values, of in _gaps(run, number, one):
             by_order = work.by_order[of]
             for name, column in found.items():
                 column.extend(by_order if name == "by_order" else values[name], len(of))
-            asked.extend(of, len(of))
-    rows = asked.whole()
+            launched.extend(of, len(of))
+    rows = launched.whole()
     call = outermost_rows(run, made(len(rows), np.int32, lambda part: work.call[rows[part]]))
     return IdleGaps(**{name: column.whole() for name, column in found.items()}, call=call)
 
 
 def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, Any], Any]]:
-    """The gaps of a GPU, some at a time, and whose call is asked for: rows of work."""
+    """Yield the gaps of a GPU, a part at a time, and for each the row of the work whose call ended it."""
     first, gaps = idle.rows.start, idle.gaps
     begin_ns, end_ns = min(run.facts.start_ns, idle.first_ns), max(run.facts.end_ns, idle.last_ns)
     if begin_ns < idle.first_ns:
@@ -107,14 +107,14 @@ def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, Any], A
 
 
 def _outside(gpu: int, where: int, times_ns: tuple[int, int], between: tuple[int, int]) -> dict[str, Any]:
-    """The time before the first work, or after the last."""
+    """The gap before the first work, or after the last."""
     values = (gpu, where, *times_ns, *between)
     return dict(zip(("gpu", "where", "start_ns", "end_ns", "previous", "following"), values, strict=True))
 
 
 def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
-    """What the thread that asked for what came next did in each gap: gap, and as `HostStates.of` has them
-    state, call, syscall, dur_ns.
+    """What the thread that launched the following work did in each gap: the columns gap, and state, call,
+    syscall and dur_ns as in `HostStates.of`.
     """
     found = {key: Growing(dtype) for key, dtype in _DOING.items()}
     shapes, calls = run.shapes, run.layer("userspace")
@@ -128,11 +128,11 @@ def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
         for key, column in found.items():
             values = {"gap": nobody, "dur_ns": gaps.dur_ns(nobody)} if key not in unknown else unknown
             column.extend(values[key], len(nobody))
-        asked = np.flatnonzero(known) + part.start
+        some = np.flatnonzero(known) + part.start
         # Gaps of several GPUs overlap each other, those of one do not.
-        thread = of_shape[calls.shape[gaps.call[asked]]]
-        threads.extend(gaps.gpu[asked] * np.int64(len(first)) + thread, len(asked))
-        rows.extend(asked, len(asked))
+        thread = of_shape[calls.shape[gaps.call[some]]]
+        threads.extend(gaps.gpu[some] * np.int64(len(first)) + thread, len(some))
+        rows.extend(some, len(some))
     for number, own in Grouped(threads.whole(), rows.whole()):
         shape = int(first[number % len(first)])
         ids = (shapes.value(key, int(shapes.column(key, shape))) for key in ("pid", "tid"))

@@ -1,4 +1,4 @@
-"""What the GPUs' hardware counted while kernels ran: means of the samples that lie in them."""
+"""Hardware counters of the GPUs during kernels: the means of the samples inside each kernel."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ _COLUMNS = (
     Column("dram_write_percent", "of peak", "percent"),
     Column("sm_clock_mhz", "SM MHz", "number"),
 )
-"""Of each of SERIES."""
+"""A column for each of SERIES."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """By name of a kernel: launches that are long enough, samples in them, and of SERIES sums and counts."""
+    """By kernel name: the launches that are long enough and the samples in them, shapes `(names,)`; the sums
+    and the counts of the values of SERIES, shapes `(names, series)`.
+    """
 
     launches: Any
     samples: Any
@@ -39,14 +41,14 @@ class _Counted:
     known: Any
 
     def means(self, at: int) -> Iterator[float | None]:
-        """Of one name, in the units of the columns; None where no sample has a value."""
+        """The means of one name, in the units of the columns; None where no sample has a value."""
         for column, total, count in zip(_COLUMNS, self.sums[at], self.known[at], strict=True):
             scale = _BYTES_A_GB if column.unit == "bytes_per_s" else 1
             yield float(total / count) * scale if count else None
 
 
 def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
-    """The kernels that were sampled most, `top` of them or, with 0, all; how many are left out."""
+    """The `top` kernels with the most samples, or all for 0, and how many are left out."""
     every = np.arange(len(run.shapes), dtype=np.int32)
     names = run.shapes.column("name", every)
     of_shape, first = equal(names)
@@ -68,10 +70,10 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
     intervals = sorted({samples.interval_ns for samples in run.counters.gpus.values()})
     each = " or ".join(map(duration_text, intervals))
     note = (
-        f"Means of the samples, {each} each, that lie in launches longer than two of them; they count what "
-        "the whole GPU did, other kernels of that time too."
+        f"Means of the samples (one every {each}) inside launches that are longer than two samples. They "
+        "count the whole GPU, including other kernels that ran at that time."
     )
-    title = "What the hardware counted while kernels ran"
+    title = "Hardware counters during kernels"
     rows = kept_rows(map(row, shown.tolist()))
     return Table("counters", title, columns, rows, note), len(order) - len(shown)
 

@@ -1,4 +1,4 @@
-"""Which call asked for a piece of the GPU's work, by the launch id that both have."""
+"""Finds the call that launched a piece of the GPU's work, by the launch id that both have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracepipe.reports.frames.stored import Growing, parts, taken
 class LaunchCalls:
     """The calls of a recording that have a launch id.
 
-    An id may come again: the last call of it before the work counts, or where clocks are off the first after.
+    An id may recur: its last call before the work counts, or the first one after it, where clocks are wrong.
     """
 
     def __init__(self, run: Run) -> None:
@@ -29,12 +29,14 @@ class LaunchCalls:
             ids.extend(_launches(calls, some), len(some))
             rows.extend(some, len(some))
         self._starts_ns = calls.start_ns
-        # Rows are in the order of their starts: where ids are equal, a stable sort leaves them so.
+        # Rows are sorted by start, and a stable sort keeps this order among equal ids.
         order = np.argsort(ids.whole(), kind="stable")
         self._ids, self._rows = taken(ids.whole(), order), taken(rows.whole(), order)
 
     def work(self, name: str) -> Iterator[tuple[Layer, Int64s]]:
-        """The rows of a layer that have a launch id and a length, some at a time; copies those on a GPU."""
+        """Yield the rows of a layer that have a launch id and a length, a part at a time; of copies, only
+        those on a GPU.
+        """
         work, shapes = self._run.layer(name), self._has_launch
         if name == "transfer":
             every = np.arange(len(shapes), dtype=np.int32)
@@ -44,14 +46,16 @@ class LaunchCalls:
             yield work, np.flatnonzero(shapes[work.shape[part]] & has_length[part]) + part.start
 
     def find(self, work: Layer, rows: Int64s) -> Int64s:
-        """The call, its row, that asked for each of some rows; NONE where none was recorded."""
+        """For each of some rows of work, the row of the call that launched it, NONE where none was recorded.
+        Shapes `(n,)`.
+        """
         return self.last_before(_launches(work, rows), work.start_ns[rows])
 
     def last_before(self, ids: Int64s, starts_ns: Int64s) -> Int64s:
-        """As `find`, of work with these launch ids that starts at these times."""
+        """Like `find`, for work with these launch ids and start times. Shapes `(n,)`."""
         low, end = np.searchsorted(self._ids, ids), np.searchsorted(self._ids, ids, "right")
         first, high = low.copy(), end.copy()
-        # How many of an id's calls are not after the work: a search in each id's at once.
+        # How many calls of the id are not after the work: a binary search for all ids in parallel.
         while len(open_ := np.flatnonzero(low < high)):
             middle = (low[open_] + high[open_]) // 2
             is_before = self._starts_ns[self._rows[middle]] <= starts_ns[open_]
@@ -64,5 +68,5 @@ class LaunchCalls:
 
 
 def _launches(layer: Layer, rows: Int64s) -> Int64s:
-    """The launch ids of rows that have one."""
+    """The launch ids of rows that have one. Shapes `(n,)`."""
     return np.zeros(len(rows), np.int64) if layer.launch is None else layer.launch[rows]

@@ -1,4 +1,4 @@
-"""How long work waits after its launch until it starts on the GPU, and how much of it waits at one time."""
+"""The delay from a launch to the start of its work on the GPU, and the number of launches that wait."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tracepipe.reports.frames.stored import Growing, made, parts
 
 
 class Delays(NamedTuple):
-    """Of the launches of one GPU, as columns."""
+    """The delays of the launches on one GPU, as columns of shape `(launches,)`."""
 
     delay_ns: Any
-    """From the return of the call to the start of what it asked for; 0 where that began earlier."""
+    """From the return of the call to the start of its work; 0 where the work started earlier."""
     depth: Any
-    """How many launches had not started on the GPU when a call began, itself counted."""
+    """How many launches had not started on the GPU when a call began, including its own."""
 
 
 def delays_of(run: Run, work: Work, rows: slice) -> Delays:
-    """The delays of a GPU, whose work stands at these rows. Of a launch of a graph the first kernel counts;
-    work whose call is not known by its launch id does not.
+    """The delays of a GPU, whose work is at these rows. For the launch of a graph, its first kernel counts.
+    Work whose call was not found by its launch id is left out.
     """
     calls = run.layer("userspace")
     tops = outermost_rows(run, work.call[rows])
-    has_length, is_met = calls.has_length, np.zeros(len(calls), np.bool_)
+    has_length, is_counted = calls.has_length, np.zeros(len(calls), np.bool_)
     called_ns, returned_ns, started_ns = (Growing(np.int64) for _ in range(3))
     for part in parts(rows.stop - rows.start):
         own = np.flatnonzero((tops[part] != NONE) & ~work.by_order[rows][part])
         own = own[has_length[tops[part][own]]]
         _, first = np.unique(tops[part][own], return_index=True)
         own = np.sort(own[first])
-        own = own[~is_met[tops[part][own]]]
+        own = own[~is_counted[tops[part][own]]]
         call = tops[part][own]
-        is_met[call] = True
+        is_counted[call] = True
         called_ns.extend(calls.start_ns[call], len(call))
         returned_ns.extend(calls.end_ns[call], len(call))
         started_ns.extend(work.start_ns[rows][part][own], len(call))
@@ -44,7 +44,7 @@ def delays_of(run: Run, work: Work, rows: slice) -> Delays:
     asked_ns = np.sort(asked_ns)
 
     def depth(part: slice) -> Any:
-        # What starts before its call, as clocks are off, would make the queue shorter than the call itself.
+        # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
         waiting = np.arange(part.start + 1, part.stop + 1) - np.searchsorted(began_ns, asked_ns[part])
         return np.maximum(waiting, 1)
 

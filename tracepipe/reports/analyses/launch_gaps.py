@@ -1,10 +1,10 @@
-"""What calls alone tell of a GPU's idle time: the time between launches, and that after a synchronise call.
+"""A GPU's idle time from calls alone: the time between launches, and the time after a synchronise call.
 
     launch ──▶ …  cuCtxSynchronize ──────┤ all work that was asked for is done │ launch ──▶
                                           └────── surely idle ─────────────────┘
 
-Between two launches a GPU may still work. After a call that waits for all of it, none of the process's work
-is on it until the next call that asks for some, if no other thread asked meanwhile.
+Between two launches a GPU may still work. After a call that waits for all work, the process has no work on
+the GPU until its next call that launches some, if no other thread launched any meanwhile.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tracepipe.reports.report import Column, Table
 
 _VARIANT = r"(_v\d+)?(_ptsz|_ptds)?"
 _SYNCHRONISE = re.compile(r"cu(Ctx|daDevice|daThread)Synchronize" + _VARIANT)
-# More than launches: whatever may put work on a GPU, so that idle is not claimed where it was not.
+# All calls that may give work to a GPU, not only launches: idle time must not be claimed wrongly.
 _WORK = re.compile(
     r"(__)?cu\w*(Launch|Memcpy|Memset|Prefetch|GraphUpload|BatchMemOp|WriteValue|MemMap|Discard)\w*"
 )
 _OF_DEVICES = re.compile(r"cudaSetDevice|cuCtxCreate" + _VARIANT)
 _CREATES = re.compile(r"cuCtxCreate.*")
-# Processes that are named in notes.
+# The most processes that are named in notes.
 _NAMED_MAX = 20
-# Options of a capture that leave calls out.
+# The options of a capture that leave calls out.
 _LEAVING_OUT = ("only", "exclude", "min_duration_ns", "sample")
 
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """Stretches in which a process surely had nothing on its GPU, as columns, in the order of processes and
-    then of time. `pid` is the number of the process's id; `after` and `before` are rows of calls.
+    """Stretches in which a process surely had no work on its GPU, as columns of shape `(n,)`, sorted by
+    process and time. `pid` is the number of the process's id; `after` and `before` are rows of calls.
     """
 
     pid: Any
@@ -53,8 +53,8 @@ class _Idle:
 
 
 def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[str]]:
-    """Tables of the time between launches and of that after synchronise calls, and what must be known of
-    them; nothing where no launch was recorded.
+    """Return tables of the time between launches and of the time after synchronise calls, and notes on them;
+    both are empty where no launch was recorded.
     """
     launches = np.flatnonzero(launching(run)).astype(np.int32)
     if not len(launches):
@@ -78,8 +78,9 @@ def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[
 
 
 class _Processes:
-    """Rows by process, of those with most of them: at most `top`, or all for 0, in the order of their first
-    rows. `pids` are numbers of ids; `left_out` is how many others there are.
+    """Rows by process, for the `top` processes with the most rows, or all for 0, in the order of their first
+    rows. `pids` has the number of the process id of each row, shape `(rows,)`; `left_out` is the number of
+    other processes.
     """
 
     def __init__(self, pids: Any, rows: Any, top: int) -> None:
@@ -96,13 +97,13 @@ class _Processes:
 
 
 def _pids(run: Run, rows: Any) -> Any:
-    """The numbers of the processes' ids that made calls."""
+    """The numbers of the process ids of some rows of calls. Shapes `(n,)`."""
     return run.shapes.column("pid", run.layer("userspace").shape[rows])
 
 
 def _between_launches(run: Run, launches: Any, top: int) -> tuple[Table, int]:
-    """From the return of each launch to the next one, and from launch to launch, by process; and how many
-    processes are left out.
+    """The time from the return of each launch to the next launch, and from launch to launch, by process; and
+    how many processes are left out.
     """
     calls, processes = run.layer("userspace"), _Processes(_pids(run, launches), launches, top)
 
@@ -120,23 +121,23 @@ def _between_launches(run: Run, launches: Any, top: int) -> tuple[Table, int]:
         Column("launches", "launches", "count"),
         *LENGTH_COLUMNS,
     )
-    note = "The GPU may work in that time: a kernel runs after its launch has returned."
+    note = "The GPU may work during this time: a kernel runs after its launch has returned."
     table = Table("launch_gaps", "Time between launches", columns, kept_rows(rows()), note, grouped=True)
     return table, processes.left_out
 
 
 def _surely_idle(run: Run, launches: Any) -> tuple[_Idle, list[str]]:
-    """The stretches of all processes, and why some have none."""
+    """The surely idle stretches of all processes, and notes on why some processes have none."""
     waits = outermost_named(run, _SYNCHRONISE).astype(np.int32)
     notes = []
     if not len(waits):
-        notes.append("no call that waits for the whole GPU (cudaDeviceSynchronize) was recorded")
+        notes.append("no calls that wait for all work of a GPU (cudaDeviceSynchronize) were recorded")
     several = _with_several_devices(run)
     unsure = waits[np.isin(_pids(run, waits), several)]
     found = _pids(run, unsure)
     named = found[np.sort(np.unique(found, return_index=True)[1])]
     notes += [
-        f"{_process(run, pid)} uses several GPUs or contexts: a synchronise call waits for one of them"
+        f"{_process(run, pid)} uses several GPUs or contexts, and a synchronise call waits for only one"
         for pid in named[:_NAMED_MAX].tolist()
     ]
     if len(named) > _NAMED_MAX:
@@ -146,7 +147,7 @@ def _surely_idle(run: Run, launches: Any) -> tuple[_Idle, list[str]]:
 
 
 def _with_several_devices(run: Run) -> Any:
-    """The processes, by the numbers of their ids, that choose several GPUs or make several contexts."""
+    """The numbers of the ids of processes that choose several GPUs, or create several contexts."""
     calls, rows = run.layer("userspace"), calls_named(run, _OF_DEVICES)
     known: dict[str | None, int] = {None: NONE}
     devices = made(
@@ -173,11 +174,13 @@ def _succeeded(run: Run, rows: Any) -> Any:
 
 
 def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
-    """From the end of each wait that no other work of its process came into, to the next work of that."""
+    """The stretches from the end of each wait to the next work of its process, for waits during which no
+    other thread of the process launched work.
+    """
     calls = run.layer("userspace")
     own = in_order(_pids(run, work).astype(np.int64) - NO_SUCH)
     work, count = taken(work, own), len(work)
-    # Processes and times in one number, so that those of all processes are compared at once.
+    # Process and time in one number, so one search serves all processes.
     rows = np.concatenate((work, work, waits, waits))
     starts = slice(0, count), slice(2 * count, 2 * count + len(waits))
     times_ns = taken(calls.end_ns, rows)
@@ -189,12 +192,12 @@ def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
     )
     until = np.maximum.accumulate(ended)
     before, after = np.searchsorted(begun, start, "left"), np.searchsorted(begun, end, "left")
-    # A call that another thread is in, or begins, meanwhile may ask for work that the wait does not cover.
+    # During the wait, a call of another thread may launch work that the wait does not cover.
     sure = np.flatnonzero((before == after) & (before > 0) & (after < count))
     sure = sure[until[before[sure] - 1] <= start[sure]]
     of_work, of_wait = _pids(run, work), _pids(run, waits)
     sure = sure[(of_work[before[sure] - 1] == of_wait[sure]) & (of_work[after[sure]] == of_wait[sure])]
-    # Of several waits before one piece of work the first to end counts.
+    # Of several waits before the same work, the first to end counts.
     sure = sure[np.lexsort((end[sure], after[sure]))]
     sure = sure[np.unique(after[sure], return_index=True)[1]]
     waits, work = waits[sure], work[after[sure]]
@@ -202,7 +205,7 @@ def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
 
 
 def _idle_by_process(run: Run, idle: _Idle, kept: Any, top: int) -> tuple[Table, int]:
-    """How long each process surely had nothing on its GPU, and how many processes are left out."""
+    """How long each process surely had no work on its GPU, and how many processes are left out."""
     processes = _Processes(idle.pid[kept], kept, top)
     rows = (
         (_process(run, pid), len(own), *of_values(idle.end_ns[own] - idle.start_ns[own]))
@@ -210,9 +213,9 @@ def _idle_by_process(run: Run, idle: _Idle, kept: Any, top: int) -> tuple[Table,
     )
     columns = (Column("process", "process"), Column("gaps", "gaps", "count"), *LENGTH_COLUMNS)
     note = (
-        "From the end of a call that waits for the whole GPU to the next call that may give it work, where "
-        "no other thread gave it any meanwhile: nothing of this process was on it. Idle time that no such "
-        "call precedes is not among it."
+        "From the end of a call that waits for all work of the GPU to the next call that may give it work, "
+        "where no other thread did so meanwhile: this process then had no work on the GPU. Idle time that "
+        "does not follow such a call is not included."
     )
     return Table("surely_idle", "Surely idle", columns, kept_rows(rows), note), processes.left_out
 
@@ -235,7 +238,7 @@ def _longest(run: Run, idle: _Idle, kept: Any, top: int) -> Table:
         Column("ended_by", "ended by"),
         Column("tid", "thread", "id"),
     )
-    return Table("gaps", "The longest", columns, kept_rows(map(row, shown.tolist())))
+    return Table("gaps", "The longest gaps", columns, kept_rows(map(row, shown.tolist())))
 
 
 def _call(run: Run, row: int) -> str:
@@ -245,15 +248,14 @@ def _call(run: Run, row: int) -> str:
 
 
 def _process(run: Run, pid: int) -> str:
-    """Name and id of a process, whose id has this number."""
+    """The name and the id of a process, from the number of its id."""
     own = run.shapes.value("pid", pid)
     return run.process_name(own) if own is None else f"{run.process_name(own)} {own}"
 
 
 def _notes(run: Run) -> Iterator[str]:
-    asked = run.facts.header.get("options", {})
-    if left_out := [name for name in _LEAVING_OUT if asked.get(name)]:
-        options = ", ".join(left_out)
-        yield f"calls were left out ({options}): it is not known when the GPU surely had no work"
+    options = run.facts.header.get("options", {})
+    if left_out := ", ".join(name for name in _LEAVING_OUT if options.get(name)):
+        yield f"calls were left out ({left_out}): it is not known when the GPU surely had no work"
     if lost := run.facts.losses["userspace"] + run.facts.losses["unknown layer"]:
-        yield f"{lost} events of calls were lost: the GPU may have got work where it counts as surely idle"
+        yield f"{lost} events of calls were lost: the GPU may have had work where it counts as surely idle"

@@ -1,4 +1,4 @@
-"""What was allocated and copied: by events of memory and of copies, or by the calls that did it."""
+"""What was allocated and copied, from events of memory and copies, or from the calls that did it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tracepipe.reports.report import Column, Table
 
 _ON_GPU = " (GPU)"
 Pieces = dict[str, list[tuple[Layer, Int64s]]]
-"""What was done to memory → rows of layers that did it."""
+"""Operation on memory → the layers and rows of its events."""
 
 
 def _all_of(run: Run, name: str, found: Pieces) -> None:
-    """Add all events of a layer, those on a GPU apart."""
+    """Add all events of a layer; those on a GPU get a separate name."""
     layer = run.layer(name)
     names = run.shapes.column("name", layer.shape)
     on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
@@ -33,7 +33,7 @@ def _all_of(run: Run, name: str, found: Pieces) -> None:
 
 
 def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
-    """Add what calls allocated and released that succeeded, and what they copied."""
+    """Add the allocations and frees of calls that succeeded; with `copies`, also their copies."""
     calls = run.layer("userspace")
     for effect, rows in rows_by_effect(run).items():
         results, known = run.args.result(calls.args[rows], calls.end_args[rows])
@@ -49,15 +49,18 @@ def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
 
 
 def moved(run: Run) -> list[Table]:
-    """Allocations and copies, in all and by what was done: how many, how large, how fast."""
-    note = "Rate: bytes copied by the time of the call, of “(GPU)” by that of the copy on the GPU."
+    """Allocations and copies, in total and by operation: how many, how large, how fast."""
+    note = (
+        "Rate: bytes divided by the time of the call that copied them; for “(GPU)”, by the time of the copy "
+        "on the GPU."
+    )
     found: Pieces = {}
     _all_of(run, "memory", found)
     found.pop(MEMORY_IN_USE, None)  # it moves nothing
     from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
     if from_calls:
         _of_calls(run, found, copies=not len(run.layer("transfer")))
-        note += " The recording has no events of memory: these are of the calls that succeeded."
+        note += " The recording has no memory events: allocations are those of the calls that succeeded."
     _all_of(run, "transfer", found)
     rows = [_row(run, what, pieces) for what, pieces in found.items()]
     columns = (
@@ -75,14 +78,14 @@ def moved(run: Run) -> list[Table]:
 
 
 def _are_copies(run: Run, what: str, layer: Layer) -> bool:
-    """Whether rows of a layer, called so, copied something."""
+    """Whether the rows of a layer with the name `what` are copies."""
     return layer is run.layer("transfer") or (layer is run.layer("userspace") and what not in MEMORY_EFFECTS)
 
 
 def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
-    """What was allocated on GPUs and what was copied, as one row."""
+    """One row with the bytes that were allocated on GPUs, and those that were copied."""
     allocated = [row for row in rows if row[0] == "alloc" or effect_of(row[0])[0] == "alloc"]
-    # A copy that a call asked for and the GPU recorded is one.
+    # A copy that both a call and the GPU recorded counts once.
     by_calls = [row for row in rows if row[0] in copies and not row[0].endswith(_ON_GPU)]
     copied = by_calls or [row for row in rows if row[0] in copies]
     row = (_sum(allocated), sum(row[1] for row in allocated), _sum(copied), sum(row[1] for row in copied))
@@ -92,7 +95,7 @@ def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
         Column("copied_bytes", "copied", "bytes"),
         Column("copies", "copies", "count"),
     )
-    return Table("bytes", "Bytes in all", columns, [row] if allocated or copied else [])
+    return Table("bytes", "Total bytes", columns, [row] if allocated or copied else [])
 
 
 def _sum(rows: list[tuple[Any, ...]]) -> int | None:
@@ -104,12 +107,12 @@ def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, 
     known_bytes, known_ns, rates = Growing(np.int64), Growing(np.int64), Growing(np.float64)
     moved_bytes = took_ns = 0
     for layer, rows in pieces:
-        # To allocate much takes no longer than to allocate little.
+        # An allocation has no rate: its time does not depend on its size.
         has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
         is_many = len(rows) > ROWS_AT_ONCE
         for part in parts(len(rows)):
             some = layer.rows(rows[part])
-            # What is read of arguments is kept with them, which is much of many.
+            # Parsed arguments are cached; a copy of the table keeps those of many rows out of the cache.
             args = run.args.afresh() if is_many else run.args
             size_bytes, is_sized = args.size_bytes(some.args, some.end_args)
             dur_ns, has_length = some.end_ns - some.start_ns, some.has_length

@@ -1,4 +1,4 @@
-"""How much memory of each GPU was allocated at most, and whether PyTorch's caching allocator holds it."""
+"""The peak of each GPU's allocated memory, and whether PyTorch's caching allocator holds it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from tracepipe.reports.analyses.allocation_events import DEVICE, MANAGED
 from tracepipe.reports.analyses.allocation_sums import AllocationSums
 from tracepipe.reports.analyses.allocations import Allocations, allocations
-from tracepipe.reports.analyses.cuda_calls import rows_by_effect, told_by_names
+from tracepipe.reports.analyses.cuda_calls import rows_by_effect, values_by_names
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 
-# Allocations and frees that are followed: each takes some hundred bytes meanwhile.
+# The most allocations and frees that are followed: each takes some hundred bytes of memory.
 EVENTS_MAX = 100_000
-# PyTorch's kernels, what it calls its own operators, and its threads: pt_autograd_0, pt_nccl_watchdg.
+# Parts of the names of PyTorch's kernels and operators; and of its threads: pt_autograd_0, pt_nccl_watchdg.
 _OF_PYTORCH = ("at::native::", "c10::", "aten::")
 _THREAD_OF_PYTORCH = "pt_"
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most bytes that a process had of one GPU at a time, and when; of how many allocations `kept` were
-    not freed.
+    """The most bytes that a process had on one GPU at a time, and when; the number of its allocations, and of
+    those that were not freed (`kept`).
     """
 
     pid: int | None
@@ -39,14 +39,14 @@ def _is_pytorch(name: str) -> bool:
 
 
 def keeps_segments(run: Run) -> bool:
-    """Whether what is allocated is segments of PyTorch's caching allocator, by kernels, operators, threads or
-    frames of Python that are PyTorch's. Its own profiler has the allocations inside of segments.
+    """Whether the allocations are segments of PyTorch's caching allocator, judged by PyTorch's kernels,
+    operators, threads or Python frames. (PyTorch's profiler records the allocations inside the segments.)
     """
     if run.facts.source == "chrome":
         return False
-    if any(True in told_by_names(run, layer, _is_pytorch)[1] for layer in ("gpu_kernel", "annotation")):
+    if any(True in values_by_names(run, layer, _is_pytorch)[1] for layer in ("gpu_kernel", "annotation")):
         return True
-    if run.warp_table.launches.told_by_names(_is_pytorch).any():
+    if run.warp_table.launches.values_by_names(_is_pytorch).any():
         return True
     comms = np.unique(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
     for part in parts(len(comms)):
@@ -57,14 +57,14 @@ def keeps_segments(run: Run) -> bool:
 
 
 def allocations_in(run: Run) -> int:
-    """How many events and calls allocate or free, about: no more than `EVENTS_MAX` are followed."""
+    """About how many events and calls allocate or free memory."""
     calls = rows_by_effect(run)
-    told = sum(len(rows) for effect, rows in calls.items() if effect.startswith(("alloc", "free")))
-    return len(run.layer("memory")) + told
+    count = sum(len(rows) for effect, rows in calls.items() if effect.startswith(("alloc", "free")))
+    return len(run.layer("memory")) + count
 
 
 def peaks_of(run: Run) -> list[Peak]:
-    """By process and GPU, the highest first."""
+    """The peaks of each process and GPU, the highest first."""
     found: Allocations = allocations(run)
     sums = AllocationSums(found, found.column("place"), found.place_count)
     peaks = []

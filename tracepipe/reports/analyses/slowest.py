@@ -1,4 +1,4 @@
-"""The longest of single calls, found without a look at all of them at once."""
+"""The longest single calls, found part by part."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tracepipe.reports.frames.stored import parts
 
 
 def slowest_calls(layer: Layer, most: int) -> list[int]:
-    """The rows of the longest calls that are in no other, at most so many: the longest first, of equals the
-    one that began first.
+    """The rows of the `most` longest outermost calls, the longest first; among equal ones, the
+    earliest first.
     """
     rows, lengths_ns = np.empty(0, np.int64), np.empty(0, np.int64)
     for part in parts(len(layer) if most > 0 else 0):

@@ -1,7 +1,7 @@
-"""What a stall reason says of a kernel: the wait that it is, its usual cause, and what usually helps.
+"""Advice on stall reasons: what each means, its usual causes, and what usually helps.
 
-After the descriptions of the reasons in the documentation of Nsight Compute (Kernel Profiling Guide, "Warp
-Stall Reasons").
+It follows the descriptions of the reasons in the documentation of Nsight Compute (Kernel Profiling Guide,
+"Warp Stall Reasons").
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _ADVICE: Final = {
     "mio_throttle": "the queue for shared memory and special functions is full. Use fewer and wider "
     "accesses to shared memory.",
     "tex_throttle": "the queue for textures is full. Use fewer texture fetches, or plain loads for some.",
-    "drain": "warps have left and wait for their stores. Usual cause: many stores at the end that are "
+    "drain": "warps have exited and wait for their stores. Usual cause: many stores at the end that are "
     "not coalesced.",
     "imc_miss": "warps wait for a constant that is not in the cache. Usual cause: indices into constant "
     "memory that differ within a warp.",
     "barrier": "warps wait at __syncthreads() for others of their block. Usual causes: work that "
-    "differs between the warps of a block, and large blocks of which one or two fit an SM. Divide work "
+    "differs between the warps of a block, and large blocks of which only one or two fit an SM. Divide work "
     "more evenly, or use smaller blocks.",
     "membar": "warps wait for a memory fence. Use fewer fences, or of a narrower scope.",
-    "math_pipe_throttle": "the unit that computes is busy with other warps. It is what a kernel bound "
-    "by arithmetic should show; less arithmetic, or tensor cores for it, makes it faster.",
-    "gmma": "warps wait for the tensor cores. It is what a matrix product should show.",
+    "math_pipe_throttle": "the arithmetic unit is busy with other warps. This is expected of a kernel "
+    "bound by arithmetic; less arithmetic, or tensor cores, makes it faster.",
+    "gmma": "warps wait for the tensor cores. This is expected of a matrix product.",
     "wait": "warps wait for an instruction of fixed latency. More independent work per thread, or more "
     "warps, hides it.",
-    "not_selected": "warps are ready, and another one is issued. There are enough of them; fewer warps "
+    "not_selected": "warps are ready, but another warp is issued. There are enough warps; fewer warps "
     "with more registers each may do as well.",
-    "dispatch_stall": "the dispatcher holds warps back. Usual cause: conflicts about the register file.",
-    "no_instructions": "warps wait for their code. Usual causes: a kernel that is longer than the cache "
-    "of instructions, jumps, or a launch that has just begun. Unroll less.",
+    "dispatch_stall": "the dispatcher holds warps back. Usual cause: conflicts in the register file.",
+    "no_instructions": "warps wait for their code. Usual causes: a kernel that is longer than the "
+    "instruction cache, jumps, or a launch that has just begun. Unroll less.",
     "branch_resolving": "warps wait for the target of a branch. Usual cause: many short branches. Use "
     "fewer, or predicated code.",
     "sleeping": "all threads of the warps sleep or have yielded, as __nanosleep() does.",
@@ -45,5 +45,5 @@ _ADVICE: Final = {
 
 
 def advice_on(reason: str) -> str:
-    """A few sentences on a reason."""
+    """Return a few sentences on a stall reason."""
     return _ADVICE.get(reason, "see the warp stall reasons in the documentation of Nsight Compute.")

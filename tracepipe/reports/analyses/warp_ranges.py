@@ -1,4 +1,4 @@
-"""Where the warps of a kernel spend their time: by the ranges that its source marks."""
+"""How the warps of a kernel spend their time, by the ranges that its source marks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _COLUMNS = (
     Column("kernel", "kernel"),
     Column("range", "range"),
     Column("grid", "grid", spare=True),
-    Column("life_percent", "of life", "percent"),
+    Column("life_percent", "share", "percent"),
     Column("count", "ranges", "count"),
     Column("warps", "warps", "count", spare=True),
     Column("p50_ns", "p50", "ns"),
     Column("p95_ns", "p95", "ns", spare=True),
     Column("max_ns", "max", "ns"),
-    Column("warp_p50_ns", "a warp", "ns"),
+    Column("warp_p50_ns", "per warp", "ns"),
     Column("skew_p50_ns", "skew p50", "ns"),
     Column("skew_max_ns", "max", "ns"),
 )
 _NOTE = (
-    "Of life: of all lives of the kernel's warps, without the ranges inside. p50, p95, max: of one range. "
-    "A warp: its ranges of that name together (median). Skew of a block: between the warps with most and "
-    "least of that."
+    "Share: of the lifetimes of all warps of the kernel, without the ranges inside. p50, p95, max: of one "
+    "range. Per warp: the sum of a warp's ranges of that name (median). Skew of a block: the difference of "
+    "these sums between its warps with the most and the least."
 )
 NO_RANGE = "(none)"
 
 
 def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table | None:
-    """The ranges of the kernels that `pattern` finds, those with most warps first, `top` kernels or all (0);
-    of one launch where its id is given. None where no warp has a range.
+    """The ranges of the kernels that match `pattern`, those with the most warps first: `top` kernels, or all
+    for 0. With `launch`, only of launches with that id. None where no warp has a range.
     """
     table = run.warp_table.ranges
     ranges = table.numbers("warp_row", "name", "dur_ns", "self_ns")
@@ -69,8 +69,8 @@ def _percent(part_ns: int, life_ns: int) -> float | None:
 
 
 def _rows(ranges: pl.DataFrame, blocks: pl.DataFrame, life_ns: int) -> Iterator[tuple[Any, ...]]:
-    """A row for each name of one kernel's ranges, by its number, that with most time first. `blocks` are
-    launch and block of all warps.
+    """Yield a row for each name of one kernel's ranges (as its number), most time first. `blocks` has the
+    launch and the block of all warps.
     """
     lengths = ranges.group_by("name").agg(
         pl.col("self_ns").sum(),

@@ -1,7 +1,7 @@
-"""Figures: pictures of a recording. A new one is a file here and a line in `FIGURES`.
+"""Figures: pictures of a recording. A file here and a line in `FIGURES` make a figure.
 
-They are drawn by matplotlib on its own canvas, without a display. What is many is binned: the number of
-things in a picture does not grow with the recording.
+matplotlib draws them on its own canvas, without a display. Numerous items are binned, so the number of items
+in a picture does not grow with the recording.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["FIGURES"]
 
 FIGURES: dict[str, tuple[str, Callable[[Scope], list[Panel]]]] = {
     "heatmap": ("Warps on the SMs over time", occupancy.panels),
-    "skew": ("When the warps of a kernel leave", exit_skew.panels),
+    "skew": ("When the warps of a kernel exit", exit_skew.panels),
     "latency": ("How long calls take", latency.panels),
     "gaps": ("When GPUs are idle", gpu_idle.panels),
 }
-"""Name on the command line → heading, and what makes the panels of a scope."""
+"""Name on the command line → heading, and the function that returns the panels of a scope."""

@@ -1,4 +1,4 @@
-"""The warps that pictures are drawn of, as columns of `frames/stored.py`: a million of them take little."""
+"""The warps of pictures, as columns of `frames/stored.py`: a million of them take little memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, flagged, parts, taken
 
 NOT_RECORDED = -1
-"""In place of an SM, of a name, and of an id of a launch where `has_launch` is False."""
+"""The value of an unknown SM, of an unknown name, and of a launch id where `has_launch` is False."""
 _NARROW = {"sm": "int32", "gpu": "int64", "name": "int32", "has_launch": "bool"}
 _OF_TABLE = ("gpu", "launch", "name", "sm", "entry_ns", "last_exit_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnWarps:
-    """A value for each warp, in the order of the file. `name` is the place in `names`; `end_ns` is that of
-    the run for a warp that never left.
+    """Columns of shape `(warps,)`, in the order of the file. `name` is an index into `names`. `end_ns` is the
+    end of the run for a warp that never exited.
     """
 
     sm: Any
@@ -36,7 +36,7 @@ class DrawnWarps:
         return len(self.sm)
 
     def those(self, which: Any) -> DrawnWarps:
-        """The warps that `which` flags, which gets a part of the rows."""
+        """The warps that `which` flags; it is called with slices of the rows."""
         rows = flagged(len(self), which)
         if len(rows) == len(self):
             return self
@@ -44,7 +44,7 @@ class DrawnWarps:
         return replace(self, **{name: taken(column, rows) for name, column in columns.items()})
 
     def launches(self) -> int:
-        """How many launches they are of, by id and name."""
+        """How many different launches they belong to, by id and name."""
         found = pl.DataFrame(schema={"launch": pl.UInt64(), "has_launch": pl.Boolean(), "name": pl.Int32()})
         for part in parts(len(self)):
             more = pl.DataFrame({name: getattr(self, name)[part] for name in found.columns}).unique()
@@ -52,7 +52,7 @@ class DrawnWarps:
         return len(found)
 
     def counts(self, column: str) -> dict[int, int]:
-        """How many have each value of a column."""
+        """How many warps have each value of a column."""
         values, of = self.present(column), getattr(self, column)
         counts = np.zeros(len(values), np.int64)
         for part in parts(len(self)):
@@ -60,7 +60,7 @@ class DrawnWarps:
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
     def present(self, column: str) -> Any:
-        """The values that a column has, each once, in their order."""
+        """The distinct values of a column, sorted. Shape `(n,)`."""
         values = getattr(self, column)
         found = np.empty(0, values.dtype)
         for part in parts(len(self)):
@@ -69,10 +69,10 @@ class DrawnWarps:
 
 
 def drawn_warps(run: Run, kernel: str, start_ns: int, end_ns: int) -> DrawnWarps:
-    """The warps that touch a stretch, of kernels whose names `kernel` finds. Raises OutputError."""
+    """The warps that touch a window, of kernels whose names match `kernel`. Raises OutputError."""
     table = run.warp_table
     names = sorted({one["name"] for one in table.kernels()[0] if one["name"] is not None})
-    # A name by its number, as there are few of them and many warps.
+    # Names are numbers here, as there are few names and many warps.
     number = pl.col("name").cast(pl.Enum(names)).to_physical().cast(pl.Int32)
     end = pl.col("last_exit_ns").fill_null(run.facts.end_ns)
     is_drawn = (pl.col("entry_ns") <= end_ns) & (pl.col("end_ns") >= start_ns)

@@ -1,4 +1,5 @@
-"""Exit skew: when the warps of a kernel leave after the first of their launch, and how lanes leave apart."""
+"""Exit skew: when the warps of a kernel exit after the first of their launch, and how far apart their lanes
+exit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tracepipe.reports.frames.stored import flagged, made, parts, release
 from tracepipe.units import duration_text
 
 KERNELS_MAX = 6
-# Up to here each warp is drawn.
+# Up to this number each warp is drawn.
 WARPS_MAX = 1000
 BINS_MAX = 240
 _IN_BIN = 16
@@ -25,7 +26,7 @@ _IN_BIN = 16
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """A value for each warp, as columns: place on the grid, first and last exit, ns after the first of its
+    """Columns of shape `(warps,)`: place on the grid, first and last exit in ns after the first exit of the
     launch, and the time from the first lane's exit to the last one's.
     """
 
@@ -40,7 +41,9 @@ class Exits:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """What the values of neighbours on the grid are, for each group: nan where no warp is in it."""
+    """The distribution of the values of groups of neighbours on the grid; nan where a group has no warp.
+    `edges` has the shape `(groups + 1,)`, the others `(groups,)`.
+    """
 
     edges: Any
     least: Any
@@ -52,7 +55,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What is drawn: each warp where they are few, `each`, else groups of them; and what spans the axes."""
+    """What is drawn: each of a few warps (`each`), else groups of them; and the ranges of the axes."""
 
     warps: tuple[int, int]
     last_ns: tuple[int, int]
@@ -63,7 +66,7 @@ class Picture:
 
 
 def panels(scope: Scope) -> list[Panel]:
-    """A panel for each kernel whose exits are known, those with most warps."""
+    """A panel for each kernel whose exits are known, those with the most warps."""
     from tracepipe.reports.findings.grouping import kernels_of
 
     kernels = kernels_of(scope.run, scope.kernel, None)
@@ -78,7 +81,7 @@ def panels(scope: Scope) -> list[Panel]:
 
 
 def _timed(kernels: Any, scope: Scope) -> Iterator[tuple[Any, Any]]:
-    """The kernels of which warps left in the stretch, and which these are."""
+    """The kernels with warps that exited in the window, and the rows of these warps."""
     for kernel in kernels:
         if kernel.has_exits and len(rows := _inside(kernel, scope)):
             yield kernel, rows
@@ -87,7 +90,7 @@ def _timed(kernels: Any, scope: Scope) -> Iterator[tuple[Any, Any]]:
 def _none(scope: Scope, any_warps: bool) -> str:
     if not len(scope.run.warp_table) and not len(scope.run.layer("gpu_thread")):
         return "No warps and no GPU threads were recorded"
-    which = f" of a kernel that {scope.kernel!r} finds" if scope.kernel else ""
+    which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
     return (
         f"No exit of a warp{which} was recorded{scope.place()}"
         if any_warps or which
@@ -96,7 +99,7 @@ def _none(scope: Scope, any_warps: bool) -> str:
 
 
 def _inside(kernel: Any, scope: Scope) -> Any:
-    """The kernel's warps that left in the stretch."""
+    """The rows of the kernel's warps that exited in the window. Shape `(n,)`."""
     last_ns = kernel.last_exit_ns
     rows = flagged(
         len(last_ns), lambda part: (last_ns[part] >= scope.start_ns) & (last_ns[part] <= scope.end_ns)
@@ -106,7 +109,7 @@ def _inside(kernel: Any, scope: Scope) -> Any:
 
 
 def _exits(kernel: Any, rows: Any) -> Exits:
-    """The exits of some warps of a kernel."""
+    """The exits of some rows of a kernel's warps."""
     begin_ns = reduced(np.minimum, kernel.first_exit_ns, kernel.launch_starts)
     row, width = kernel.launch_row, int(kernel.warp.max()) + 1
 
@@ -123,7 +126,7 @@ def _exits(kernel: Any, rows: Any) -> Exits:
 
 
 def _called(kernel: Any, names: Counter[str]) -> str:
-    """The kernel's name, with its grid where another has the same."""
+    """The kernel's name, with its grid where another kernel has the same name."""
     if names[kernel.kernel] == 1 or kernel.grid is None:
         return short(kernel.kernel)
     return f"{short(kernel.kernel)} (grid {'×'.join(str(size) for size in kernel.grid)})"
@@ -136,26 +139,26 @@ def _panel(name: str, kernel: Any, rows: Any, scope: Scope) -> Panel:
     times = f" in {launches} launches" if launches > 1 else ""
     picture = _picture(exits, apart > 0)
     if count == 1 and not apart:
-        return Panel(f"{name}: its only warp leaves with all its lanes at once{scope.place()}")
-    title = f"{name}: {count:,} warps{times} leave over {duration_text(picture.last_ns[1])}{scope.place()}"
+        return Panel(f"{name}: all lanes of its only warp exit together{scope.place()}")
+    title = f"{name}: {count:,} warps{times} exit within {duration_text(picture.last_ns[1])}{scope.place()}"
     if apart:
-        title += f"; in {apart:,} the lanes leave apart, by up to {duration_text(picture.apart_ns[1])}"
+        title += f"; in {apart:,} of them the lanes exit up to {duration_text(picture.apart_ns[1])} apart"
     else:
-        title += ", each with all its lanes at once"
+        title += "; the lanes of each exit together"
     how = "Time of each warp's last exit after the first exit of its launch"
     if count > WARPS_MAX:
-        how += f", in {_bins(count)} groups of neighbours on the grid: range, 5 to 95 of 100, median"
+        how += f", in {_bins(count)} groups of neighbours on the grid: range, 5% to 95%, median"
     elif apart:
-        how += ", as a dot, with a line from where its first lane left"
+        how += ", as a dot, with a line from the exit of its first lane"
     if apart:
         how += "; below it, the time from the first lane's exit to the last one's"
     if kernel.lanes_timed:
-        how += ". Each thread took its own time, so that lanes differ by noise too"
+        how += ". Each thread was timed separately, so lanes also differ by noise"
     return Panel(title, f"{how}.", 3.9 if apart else 2.7, partial(_draw, picture, apart > 0))
 
 
 def _picture(exits: Exits, apart: bool) -> Picture:
-    """What a picture of some exits needs, which is little however many they are."""
+    """What a picture of exits needs, which stays small with any number of them."""
     spans = (_span(exits.warp), _span(exits.last_ns), _span(exits.apart_ns))
     if len(exits) <= WARPS_MAX:
         return Picture(*spans, each=exits)
@@ -173,7 +176,7 @@ def _picture(exits: Exits, apart: bool) -> Picture:
 
 
 def _span(values: Any) -> tuple[int, int]:
-    """The least and the greatest."""
+    """The least and the greatest value."""
     both = [(int(values[part].min()), int(values[part].max())) for part in parts(len(values))]
     return min(low for low, _ in both), max(high for _, high in both)
 
@@ -225,7 +228,7 @@ def _draw_each(axes: Any, warp: Any, first: Any, last: Any, look: tuple[str, str
 
 
 def _value_axis(axes: Any, span: tuple[float, float], many: bool, label: str, ticks: int) -> None:
-    """Begins at 0, but not far below bands."""
+    """Set up the value axis, which begins at 0 unless the bands are far above it."""
     least, most = span
     axes.set_ylim(bottom=least - (most - least) * 0.1 if many and least > most / 2 else min(0.0, most - 0.5))
     axes.set_ylabel(label)
@@ -236,7 +239,7 @@ def _value_axis(axes: Any, span: tuple[float, float], many: bool, label: str, ti
 def _warp_axis(axes: Any, low: int, high: int) -> None:
     room = max(0.5, (high - low) * 0.01)
     axes.set_xlim(low - room, high + room)
-    # Of one warp no tick but its own.
+    # A single warp gets a single tick.
     whole = ticker.MaxNLocator(9, integer=True) if high > low else ticker.FixedLocator([low])
     axes.xaxis.set_major_locator(whole)
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda at, _: f"{at:,.0f}"))
@@ -252,10 +255,10 @@ def _dot(count: int) -> float:
 
 
 def _draw_groups(axes: Any, groups: Groups, size_ns: int) -> None:
-    """Range, percentiles and median of neighbours. A group that no warp is in breaks the bands."""
+    """Draw range, percentiles and median of the groups. A group without warps breaks the bands."""
     for least, most, alpha, label in (
         (groups.least, groups.most, 0.25, "all"),
-        (groups.p5, groups.p95, 0.55, "5 to 95 of 100"),
+        (groups.p5, groups.p95, 0.55, "5% to 95%"),
     ):
         axes.stairs(
             most / size_ns,

@@ -32,19 +32,19 @@ def panels(scope: Scope) -> list[Panel]:
     work = gpu_work(scope.run)
     found = {gpu: _busy(scope, work.start_ns[rows], work.end_ns[rows]) for gpu, rows in work.of_gpus()}
     if not any(count for count, _ in found.values()):
-        return [Panel(f"No work of a GPU was recorded{scope.place()}")]
+        return [Panel(f"No work on a GPU was recorded{scope.place()}")]
     drawn, left_out = gpus_of({gpu: count for gpu, (count, _) in found.items() if count})
     return [_panel(scope, gpu, found[gpu][1]) for gpu in drawn] + left_out
 
 
 def _busy(scope: Scope, start_ns: Any, end_ns: Any) -> tuple[int, Stretches]:
-    """How much work touches the stretch, and when there is any in it."""
+    """How many pieces of work touch the window, and the stretches in which there is any."""
     rows = flagged(
         len(start_ns), lambda part: (start_ns[part] <= scope.end_ns) & (end_ns[part] >= scope.start_ns)
     )
 
     def cut(times_ns: Any) -> Any:
-        """Some times, cut to the stretch."""
+        """Times clipped to the window."""
         return made(
             len(rows), np.int64, lambda part: np.clip(times_ns[rows[part]], scope.start_ns, scope.end_ns)
         )
@@ -55,7 +55,7 @@ def _busy(scope: Scope, start_ns: Any, end_ns: Any) -> tuple[int, Stretches]:
 def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
     where = gpu_name(scope.run, gpu)
     if not len(busy.start_ns):
-        return Panel(f"{where}: its work has no length{scope.place()}")
+        return Panel(f"{where}: no work with a length{scope.place()}")
     gaps_ns = busy.gaps().lengths_ns()
     first_ns, last_ns = int(busy.start_ns[0]), int(busy.end_ns[-1])
     length_ns, idle_ns = last_ns - first_ns, int(gaps_ns.sum())
@@ -64,14 +64,14 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
         share, longest = _percent(idle_ns / length_ns), duration_text(int(gaps_ns.max()))
         title = (
             f"{where}: idle for {duration_text(idle_ns)} of the {duration_text(length_ns)} from its first to "
-            f"its last work{scope.place()} ({share}); {_gaps(len(gaps_ns))}, the longest {longest}"
+            f"its last work{scope.place()} ({share}); {_gaps(len(gaps_ns))}, longest {longest}"
         )
     how = (
-        "A gap is a stretch in which no kernel, copy or warp ran on any stream. The darker a cell of "
-        "the strip, the more of it had work"
+        "A gap is a stretch in which no kernel, copy or warp ran on any stream. A darker cell of the "
+        "strip was busy for more of its time"
     )
     if len(gaps_ns):
-        how += "; below it the gaps by length: the time that those of a length take, and their number"
+        how += ". Below it, the gaps by length: the total time of the gaps of each length, and their number"
     draw = partial(_draw, busy, gaps_ns, first_ns - scope.run.facts.start_ns)
     return Panel(title, f"{how}.", 3.1 if len(gaps_ns) else 0.95, draw)
 
@@ -107,12 +107,12 @@ def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
     axes.set_xlabel(
-        f"time after {moment_text(first_ns, end_ns - start_ns)} of the run ({unit}); the darker, the busier"
+        f"time after {moment_text(first_ns, end_ns - start_ns)} of the run ({unit}); darker is busier"
     )
 
 
 def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
-    """How dark each cell is: by how busy it is, and a little for what is too short to be seen."""
+    """The shade of each cell, by how busy it is; work that is too short to be seen gets the lightest one."""
     cells = min(CELLS, end_ns - start_ns)
     edges = np.linspace(0, end_ns - start_ns, cells + 1).astype(np.int64) + start_ns
     share = busy.covered_ns(edges[:-1], edges[1:]) / np.maximum(1, np.diff(edges))
@@ -123,7 +123,7 @@ def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
 
 def _draw_lengths(axes: Any, gaps_ns: Any) -> None:
     low, high = (int(np.floor(np.log10(max(1, value)))) for value in (int(gaps_ns.min()), int(gaps_ns.max())))
-    low = min(low, high - 2)  # one length alone is no block across the picture
+    low = min(low, high - 2)  # else a single length would be a block across the picture
     edges = np.array(
         [step * 10.0**power for power in range(low, high + 1) for step in _BINS_A_DECADE]
         + [10.0 ** (high + 1)]
@@ -149,4 +149,4 @@ def _draw_lengths(axes: Any, gaps_ns: Any) -> None:
     log_time_axis(axes.xaxis)
     rule(axes, "y")
     axes.set_xlabel("length of a gap")
-    axes.set_ylabel(f"idle in all ({unit}),\nand how many gaps")
+    axes.set_ylabel(f"total idle ({unit}),\nand number of gaps")

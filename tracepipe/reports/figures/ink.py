@@ -1,4 +1,4 @@
-"""How figures look: colours that colour-blind people can tell apart, letters, axes of times with units."""
+"""The style of figures: colours that colour-blind people can distinguish, fonts, axes of times with units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 from tracepipe.reports.frames.libraries import matplotlib, ticker
 
 WIDTH_IN = 10.0
-# Of Okabe and Ito; each also differs from the others by a mark or a place.
+# Colours of Okabe and Ito; a mark or a place also distinguishes each from the others.
 SERIES, LATE, ACCENT = "#0072b2", "#d55e00", "#e69f00"
 INK, FAINT, RULE = "#1f2430", "#626a78", "#d4d8de"
-# What a page may set by its own style in place of these colours.
+# The CSS variables that replace these colours on a page.
 VARIABLES = {
     SERIES: "var(--series)",
     LATE: "var(--late)",
@@ -19,7 +19,7 @@ VARIABLES = {
     FAINT: "var(--faint)",
     RULE: "var(--rule)",
 }
-# Grey on white, and on black, where there is nothing.
+# A grey for empty cells, which shows on white and on black.
 NOTHING = (0.5, 0.5, 0.5, 0.13)
 HEAT = "viridis"
 _SIZES_NS = ((10**9, "s"), (10**6, "ms"), (10**3, "µs"), (1, "ns"))
@@ -44,19 +44,20 @@ SETTINGS: dict[str, Any] = {
     "axes.facecolor": "none",
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    # Names are those of the recorded program: nothing in them is mathematics.
+    # Names come from the recorded program: they are not mathematics.
     "text.parse_math": False,
     "text.usetex": False,
-    # Letters as outlines, as the fonts of whoever looks are not known; and the same file each time.
+    # Letters are outlines, as the viewer's fonts are not known.
     "svg.fonttype": "path",
-    # Without it an image that is not made smooth would not be left to whoever shows it.
+    # Else matplotlib would resample images that a viewer should scale without smoothing.
     "image.composite_image": False,
+    # The same figure gives the same file each time.
     "svg.hashsalt": "tracepipe",
 }
 
 
 def unit_of(length_ns: float) -> tuple[int, str]:
-    """The unit in which a stretch of that length reads well, in ns and by name."""
+    """The unit for times of this length, as its size in ns and its name."""
     for size_ns, unit in _SIZES_NS:
         if length_ns >= 2 * size_ns:
             return size_ns, unit
@@ -64,7 +65,7 @@ def unit_of(length_ns: float) -> tuple[int, str]:
 
 
 def moment_text(ts_ns: int, length_ns: int) -> str:
-    """A time with as many digits as tell it from one `length_ns` later."""
+    """A time with enough digits to distinguish it from one `length_ns` later."""
     size_ns, unit = unit_of(2 * abs(ts_ns))
     digits = 0
     while size_ns > length_ns * 10**digits and digits < 9:
@@ -73,12 +74,12 @@ def moment_text(ts_ns: int, length_ns: int) -> str:
 
 
 def heat() -> Any:
-    """The colours of counts, pale grey for none."""
+    """The colour map of counts, with a pale grey for none."""
     return matplotlib.colormaps[HEAT].with_extremes(bad=NOTHING)
 
 
 def log_time_axis(axis: Any) -> None:
-    """Decades of ns, each with the unit that it reads well in; where there are few, twos and fives too."""
+    """Label decades of ns, each with a suitable unit; where there are few, label twos and fives too."""
     axis.set_major_locator(ticker.LogLocator(base=10, numticks=20))
     axis.set_minor_locator(ticker.LogLocator(base=10, subs=range(2, 10), numticks=100))
     axis.set_major_formatter(ticker.FuncFormatter(lambda ns, _: decade_text(ns)))
@@ -90,7 +91,7 @@ def log_time_axis(axis: Any) -> None:
 
 
 def decade_text(ns: float) -> str:
-    """`100 µs`; three digits at most."""
+    """A time with a suitable unit and at most three digits: `100 µs`."""
     for size_ns, unit in _SIZES_NS:
         if ns >= size_ns * 0.999:
             return f"{ns / size_ns:.3g} {unit}"
@@ -98,6 +99,6 @@ def decade_text(ns: float) -> str:
 
 
 def rule(axes: Any, axis: str) -> None:
-    """Thin lines behind the data, across one axis."""
+    """Draw thin lines behind the data, across one axis."""
     axes.grid(axis=axis, color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)

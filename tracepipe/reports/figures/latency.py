@@ -1,4 +1,4 @@
-"""Latency: how the lengths of calls are spread, a row for each function, on one logarithmic axis."""
+"""Latency: the distribution of the lengths of calls, a row for each function, on one logarithmic axis."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from tracepipe.units import duration_text
 
 _LAYERS = (("userspace", "CUDA API calls"), ("syscall", "system calls"), ("kernel", "driver functions"))
 FUNCTIONS_MAX = 9
-# With fewer, each is a dot.
+# With fewer calls, each is a dot.
 HISTOGRAM_MIN = 20
 _BINS_A_DECADE = 12
-# Of each percentile: its mark, its colour.
+# The mark and the colour of each percentile.
 _MARKS = dict(zip(PERCENTS, (("o", INK), ("D", ACCENT), ("^", LATE)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class CallLengths:
-    """Lengths of the calls of one name, ns, as a column; the least, and the cells of `LENGTH_COLUMNS`."""
+    """The lengths of the calls of one name in ns, shape `(calls,)`; the least one, and the cells of
+    `LENGTH_COLUMNS`.
+    """
 
     name: str
     dur_ns: Any
@@ -53,7 +55,7 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
         any_spans = any(bool(inside(part).any()) for part in parts(len(layer)))
         lengths = " with a known length" if any_spans else ""
         return Panel(f"No {title}{lengths} were recorded{scope.place()}")
-    # A call that never returned has no length to be in place of those inside it.
+    # A call that never returned has no length, so the calls inside it count instead.
     first = first_flagged(layer.parent, has_length)
     of_all = flagged(len(layer), lambda part: inside(part) & first[part])
     of_shape = shapes.column("name", np.arange(len(shapes), dtype=np.int32))
@@ -73,33 +75,34 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
         rows.append(_called(layer, _of_shapes(layer, timed, of_shape == number), shapes.text(number)))
     text = f"{_upper(title)}: {_what(rows[0])}"
     how = (
-        "Lengths from entry to return, on a log axis; each shape is a histogram, as high as its "
-        f"fullest of {_BINS_A_DECADE} bins a decade; with fewer than {HISTOGRAM_MIN} calls each is a dot."
+        "Lengths from entry to return, on a logarithmic axis. Each area is a histogram with "
+        f"{_BINS_A_DECADE} bins per decade, scaled to its fullest bin; with fewer than {HISTOGRAM_MIN} "
+        "calls, each call is a dot."
     )
     if len(by_time) > 1:
         left_out = (
-            f"the {len(names)} of {len(by_time)} names with most time"
+            f"the {len(names)} of {len(by_time)} names with the most time"
             if len(by_time) > len(names)
             else "by total time"
         )
-        how += f" Functions: {left_out}; “all” leaves out calls inside others of known length."
+        how += f" Functions: {left_out}; “all” excludes calls inside others of known length."
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
 
 def _of_shapes(layer: Layer, calls: Any, shapes: Any) -> Any:
-    """Those of some calls that have some shapes."""
+    """The calls whose shapes are flagged."""
     return taken(calls, flagged(len(calls), lambda part: shapes[layer.shape[calls[part]]]))
 
 
 def _called(layer: Layer, calls: Any, name: str) -> CallLengths:
-    """The lengths of calls, which are rows of a layer."""
+    """The lengths of the calls at some rows of a layer."""
     dur_ns = made(len(calls), np.int64, lambda part: layer.end_ns[calls[part]] - layer.start_ns[calls[part]])
     least_ns = min((int(dur_ns[part].min()) for part in parts(len(dur_ns))), default=0)
     return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
 
 
 def _what(calls: CallLengths) -> str:
-    """The lengths in a sentence."""
+    """The lengths of calls as a sentence."""
     _, _, half, _, most, _ = (duration_text(length or 0) for length in calls.spread)
     if len(calls.dur_ns) == 1:
         return f"the only one takes {half}"
@@ -137,7 +140,7 @@ def _draw(rows: list[CallLengths], figure: Any) -> None:
 
 
 def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
-    """The lengths of one name above their line: a histogram, or dots where they are few."""
+    """Draw the lengths of one name above their line: a histogram, or dots for a few."""
     if len(row.dur_ns) >= HISTOGRAM_MIN:
         counts = np.zeros(len(edges) - 1, np.int64)
         for part in parts(len(row.dur_ns)):
@@ -153,7 +156,7 @@ def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
 
 
 def _mark(axes: Any, row: CallLengths, base: float, least: float) -> None:
-    """The percentiles, by nearest rank, each with its own mark."""
+    """Draw the percentiles (nearest rank), each with its own mark."""
     _, _, *percentiles, _ = row.spread
     for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):
         label = f"p{percent}" if base == 0 else None

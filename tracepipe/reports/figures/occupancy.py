@@ -1,4 +1,4 @@
-"""Heat maps: how many warps each SM holds over time, a picture for each stretch in which a GPU works."""
+"""Heat maps: the number of warps on each SM over time, a picture for each stretch in which a GPU works."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STRETCHES_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Active warps: the mean of each cell, an array of (rows, cells).
+    """The mean number of active warps in each cell: `level`, shape `(rows, cells)`.
 
-    `sms`: the SM of each row, the first one where a row has the mean of several, `sms_in_row`.
+    `sms` has the SM of each row, shape `(rows,)`: the first one, where a row is the mean of `sms_in_row` SMs.
     """
 
     start_ns: int
@@ -41,7 +41,7 @@ class Grid:
 
 
 def panels(scope: Scope) -> list[Panel]:
-    """A heat map for each GPU and each stretch of work, those with most warp time."""
+    """A heat map for each GPU and each stretch of work, those with the most warp time."""
     warps = scope.warps()
     if not len(warps):
         return [Panel(_none(scope))]
@@ -56,7 +56,7 @@ def panels(scope: Scope) -> list[Panel]:
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: no warp has a length"))
         if len(shown) < len(stretches):
             more = f"{len(stretches) - len(shown)} more stretches, with less work, are not drawn"
-            found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}: --start, --end and --kernel choose"))
+            found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}: --start, --end, --kernel select them"))
     return found + left_out
 
 
@@ -65,7 +65,7 @@ def _is(column: Any, value: int) -> Callable[[slice], Any]:
 
 
 def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
-    """When any of them is there."""
+    """The stretches in which any of the warps runs."""
     whole = nothing()
     for part in parts(len(warps)):
         times = (np.clip(of[part], scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
@@ -75,15 +75,17 @@ def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
 
 def _none(scope: Scope) -> str:
     if len(scope.run.warp_table):
-        which = f" of a kernel that {scope.kernel!r} finds" if scope.kernel else ""
+        which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
         return f"No warp{which} ran{scope.place()}"
     if len(scope.run.layer("gpu_thread")):
-        return "The recording has single threads and no warps with their SM: there is no occupancy to draw"
+        return "Single threads were recorded, but no warps with their SMs: occupancy is not known"
     return "No warps were recorded"
 
 
 def bursts(busy: Stretches) -> list[tuple[int, int]]:
-    """Stretches of work, those joined that are nearer to each other than they are long."""
+    """The stretches of work as (start, end); two are joined where the gap between them is no longer than both
+    together.
+    """
     found: list[tuple[int, int]] = []
     for start_ns, end_ns in zip(busy.start_ns.tolist(), busy.end_ns.tolist(), strict=True):
         if found and start_ns - found[-1][1] <= (found[-1][1] - found[-1][0]) + (end_ns - start_ns):
@@ -94,7 +96,7 @@ def bursts(busy: Stretches) -> list[tuple[int, int]]:
 
 
 def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches with most warp time, in the order of time."""
+    """The stretches with the most warp time, in the order of time."""
     if len(stretches) <= STRETCHES_MAX:
         return stretches
     starts_ns, work = [start_ns for start_ns, _ in stretches], np.zeros(len(stretches))
@@ -106,9 +108,9 @@ def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tupl
 
 
 def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None) -> Grid:
-    """How many warps there are on each SM in each cell of a stretch.
+    """The number of warps on each SM in each cell of a stretch.
 
-    All SMs of the GPU are rows, idle ones too; where fewer than half hold warps, those alone.
+    All SMs of the GPU are rows, also idle ones. Where fewer than half of them hold warps, only those are.
     """
     sms = warps.present("sm")
     if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != NOT_RECORDED:
@@ -121,28 +123,28 @@ def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None
         row = np.searchsorted(sms, warps.sm[part]) // in_row
         for ts_ns, since in ((warps.entry_ns, entered), (warps.end_ns, left)):
             since.add(row, np.clip(ts_ns[part], start_ns, end_ns) - start_ns)
-    # What is rounding of a sum is no warp.
+    # A tiny level is the rounding of a sum, not a warp.
     level = (
         np.diff(entered.time_ns() - left.time_ns(), axis=1, prepend=0.0)
         / ((end_ns - start_ns) / cells)
         / in_row
     )
-    # Narrow, as there may be many pictures.
+    # float32 saves memory, as there may be many pictures.
     level = np.where(level > 1e-9, level, 0).astype(np.float32)
     return Grid(start_ns, end_ns, level, sms[::in_row], in_row)
 
 
 class _Since:
-    """For each row and the end of each cell: the time since every event before it, added up."""
+    """For each row and the end of each cell: the sum of the times since all events before it."""
 
     def __init__(self, rows: int, cells: int, length_ns: int) -> None:
         self._shape, self._length_ns = (rows, cells), length_ns
         self._count, self._total_ns = np.zeros(rows * cells, np.int64), np.zeros(rows * cells)
 
     def add(self, row: Any, ts_ns: Any) -> None:
-        """Events in these rows at these times."""
+        """Add events in these rows at these times. Shapes `(n,)`."""
         cells = self._shape[1]
-        # As floats, as a long time in ns many times over is no 64-bit number.
+        # Floats, as a sum of long times in ns exceeds 64 bits.
         cell = np.minimum((ts_ns / (self._length_ns / cells)).astype(np.int64), cells - 1)
         place = row * cells + cell
         self._count += np.bincount(place, minlength=self._count.size)
@@ -155,7 +157,7 @@ class _Since:
 
 
 def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
-    """The most warps that an SM held at a time, and that SM."""
+    """The most warps that one SM held at a time, and that SM."""
     most = 0, int(warps.sm[0])
     sms = warps.present("sm")
     stay = warps.those(lambda part: warps.end_ns[part] > warps.entry_ns[part])
@@ -177,7 +179,7 @@ def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int
     after = moment_text(start_ns - scope.run.facts.start_ns, end_ns - start_ns)
     how = (
         f"Each cell is the mean number of warps between their entry and last exit on {_row_of(grid)} over "
-        f"{duration_text(grid.cell_ns)}, grey where there is none; above it, their sum over all SMs."
+        f"{duration_text(grid.cell_ns)}, grey where there are none. Above it: the sum over all SMs."
     )
     rows = int(grid.level.shape[0])
     draw = partial(_draw, grid, f"after {after} of the run")
@@ -190,7 +192,7 @@ def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int
 
 
 def _map_in(rows: int) -> float:
-    """How high so many rows are drawn, inches."""
+    """The height of a map of `rows` rows in inches."""
     return min(3.6, max(0.5, rows * 0.16))
 
 
@@ -209,11 +211,11 @@ def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int)
     most, sm = fullest_sm(warps)
     what = f"{kernels}{times}: {len(warps):,} warps"
     if sm == NOT_RECORDED:
-        return f"{what} in {length}, at most {most:,} at once, on SMs not recorded"
+        return f"{what} in {length}, at most {most:,} at a time; their SMs were not recorded"
     used = len([one for one in warps.present("sm").tolist() if one != NOT_RECORDED])
     known = sm_count(scope.run, gpu)
     of_all = f" of {known}" if known and known >= used else ""
-    return f"{what} on {used}{of_all} SMs in {length}, at most {most} at once on an SM"
+    return f"{what} on {used}{of_all} SMs in {length}, at most {most} at a time on one SM"
 
 
 def _draw(grid: Grid, after: str, figure: Any) -> None:
@@ -231,7 +233,7 @@ def _draw(grid: Grid, after: str, figure: Any) -> None:
     above.grid(axis="y", color=RULE, linewidth=0.6)
     above.set_axisbelow(True)
     above.tick_params(labelbottom=False)
-    # SVG has it cell by cell; and where it is made larger, its colours are ready, which takes a fifth.
+    # An SVG contains every cell. Colours computed here take a fifth of the time that matplotlib would take.
     level = np.ma.masked_equal(grid.level, 0)
     colours = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, level.max()), heat())
     axes.imshow(
@@ -251,7 +253,7 @@ def _draw(grid: Grid, after: str, figure: Any) -> None:
 
 
 def _label_rows(axes: Any, sms: Any) -> None:
-    """Each row by its SM while there is room, then some."""
+    """Label the rows with their SMs: all of them, or as many as fit."""
     step = next(
         step for step in (1, 2, 4, 8, 12, 16, 24, 32, 64, 128) if len(sms) / step <= 24 or step == 128
     )

@@ -1,4 +1,6 @@
-"""What a figure is made of: panels, whose titles state what they show, and the scope they are drawn from."""
+"""The parts of a figure: panels, whose titles state what they show, and the scope that they are
+drawn from.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ _NAME_LETTERS = 60
 
 @dataclass(slots=True)
 class Panel:
-    """One picture. `title` states what it shows, `how` in a sentence how it was computed.
+    """One picture. `title` states what it shows, `how` explains how it was computed.
 
-    `draw` gets a matplotlib (sub)figure of `height_in` inches and puts no title in it; None: there is nothing
-    to draw, and the title says why.
+    `draw` draws into a matplotlib (sub)figure that is `height_in` inches high, without a title. It is None
+    where there is nothing to draw; the title then states why.
     """
 
     title: str
@@ -34,9 +36,9 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is to be drawn: a run, a stretch of it on the trace clock, and kernels by their names.
+    """What is drawn: a run, a window of it on the trace clock, and the kernels whose names match `kernel`.
 
-    `is_cut`: the stretch was asked for, and is not the whole run.
+    `is_cut`: the window was given by options, and is not the whole run.
     """
 
     run: Run
@@ -46,15 +48,15 @@ class Scope:
     is_cut: bool = False
 
     def spans(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows of a frame of spans that touch the stretch."""
+        """The rows of a frame of slices that touch the window."""
         return frame.filter((pl.col("start_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
 
     def warps(self) -> DrawnWarps:
-        """The kernels' warps that touch the stretch."""
+        """The kernels' warps that touch the window."""
         return drawn_warps(self.run, self.kernel, self.start_ns, self.end_ns)
 
     def place(self) -> str:
-        """Which stretch, for a sentence: empty for the whole run."""
+        """The window as a phrase; empty for the whole run."""
         if not self.is_cut:
             return ""
         base_ns = self.run.facts.start_ns
@@ -62,7 +64,7 @@ class Scope:
 
 
 def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
-    """The scope that options ask for: times after the start of the run, a regular expression; "": all.
+    """Return the scope of options: times after the start of the run, and a regular expression; "" means all.
 
     Raises TracepipeError.
     """
@@ -74,7 +76,7 @@ def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
     try:
         re.compile(kernel)
     except re.error as e:
-        raise TracepipeError(f"{kernel!r} is no regular expression: {e}", "try a part of the name") from e
+        raise TracepipeError(f"Invalid regular expression {kernel!r}: {e}.", "Try a part of the name.") from e
     return Scope(run, start_ns, max(end_ns, start_ns + 1), kernel, bool(start or end))
 
 
@@ -87,12 +89,12 @@ def empty_stretch(start_ns: int, end_ns: int, length_ns: int) -> TracepipeError:
 
 
 def gpu_name(run: Run, gpu: int) -> str:
-    """A GPU by its number, and what it is where the recording tells."""
+    """A GPU's number, with its name where that was recorded."""
     return f"GPU {gpu} {short(str(_about_gpu(run, gpu).get('name', '')))}".rstrip()
 
 
 def gpus_of(counts: dict[int, int]) -> tuple[list[int], list[Panel]]:
-    """The GPUs that are drawn, those of which there is most; and what says that others are not."""
+    """The GPUs that are drawn, those with the highest counts, and a panel that states that others are not."""
     most = sorted(counts, key=lambda gpu: (-counts[gpu], gpu))
     more = len(most) - GPUS_MAX
     left_out = [Panel(f"{more} more GPUs, with less work, are not drawn")] if more > 0 else []
@@ -100,7 +102,7 @@ def gpus_of(counts: dict[int, int]) -> tuple[list[int], list[Panel]]:
 
 
 def sm_count(run: Run, gpu: int) -> int | None:
-    """How many SMs a GPU has, where the recording tells."""
+    """How many SMs a GPU has; None where that was not recorded."""
     about = _about_gpu(run, gpu)
     count = about.get("sms", about.get("sm_count"))
     return count if isinstance(count, int) else None
@@ -115,7 +117,7 @@ def _about_gpu(run: Run, gpu: int) -> dict[str, Any]:
 
 
 def short(name: str, letters: int = _NAME_LETTERS) -> str:
-    """A name that fits a label and can be drawn: of a long one its begin and end."""
+    """A name that fits a label and can be drawn: a long one loses its middle."""
     name = shown(name)
     if len(name) <= letters:
         return name

@@ -16,12 +16,12 @@ from tracepipe.reports.figures.panel import Panel
 from tracepipe.reports.figures.png import DOTS_PER_INCH, write_png
 from tracepipe.reports.frames.libraries import agg, figure, matplotlib, np
 
-# Of a title in a picture, at its size and width.
+# The letters of a title that fit the width of a picture.
 _TITLE_LETTERS = 112
 _LINE_IN = 0.19
 _PICTURE_MAX_IN = 400
 _SVG_UNITS_PER_INCH = 96
-# What a program would write about itself into an SVG.
+# Metadata that matplotlib would write into an SVG.
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})")
 
@@ -29,7 +29,7 @@ _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})")
 @contextmanager
 def _settings(**more: Any) -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context({**SETTINGS, **more}):
-        # Letters that the font lacks are drawn as boxes, which says it.
+        # Letters that the font lacks are drawn as boxes, so a warning is not needed.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
 
@@ -37,7 +37,7 @@ def _settings(**more: Any) -> Iterator[None]:
 def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
     """Write all panels below each other, each under its title; `to` is "png" or "svg".
 
-    They are drawn one after the other: a picture may be as high as a house.
+    Panels are drawn one after the other, as a picture may be very high.
     """
     panels = _as_many_as_fit(panels)
     titles = [textwrap.wrap(panel.title, _TITLE_LETTERS) for panel in panels]
@@ -48,13 +48,13 @@ def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
     with _settings(**{"figure.facecolor": "white"}):
         figures = map(_titled, panels, titles, heights)
         if to == "png":
-            write_png(out, round(WIDTH_IN * DOTS_PER_INCH), heights, map(_dots, figures))
+            write_png(out, round(WIDTH_IN * DOTS_PER_INCH), heights, map(_pixels, figures))
         else:
             _write_svg(out, heights, figures)
 
 
 def _titled(panel: Panel, title: list[str], height: int) -> Any:
-    """A figure of a panel under its title."""
+    """A matplotlib figure of a panel under its title."""
     whole = _blank(height / DOTS_PER_INCH)
     weight = "bold" if panel.draw else None
     whole.suptitle("\n".join(title), x=0.008, ha="left", fontsize=10, fontweight=weight)
@@ -63,8 +63,8 @@ def _titled(panel: Panel, title: list[str], height: int) -> Any:
     return whole
 
 
-def _dots(whole: Any) -> Any:
-    """A figure as rows of dots, of red, green and blue."""
+def _pixels(whole: Any) -> Any:
+    """A figure as pixels: uint8, shape `(height, width, 3)`."""
     whole.set_dpi(DOTS_PER_INCH)
     canvas = agg.FigureCanvasAgg(whole)
     canvas.draw()
@@ -93,7 +93,7 @@ def _svg(whole: Any) -> str:
 
 
 def _blank(height_in: float) -> Any:
-    # Parts of a figure refer to each other: the one before is in memory until that is looked for.
+    # The parts of a figure refer to each other: without a collection the last figure would stay in memory.
     gc.collect()
     whole = figure.Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     whole.get_layout_engine().set(hspace=0, h_pad=0.025)
@@ -101,7 +101,7 @@ def _blank(height_in: float) -> Any:
 
 
 def _as_many_as_fit(panels: Sequence[Panel]) -> list[Panel]:
-    """Those that fit on the largest picture, and how many do not."""
+    """The panels that fit on the largest picture, and a panel that states how many do not."""
     kept: list[Panel] = []
     height_in = 0.0
     for panel in panels:
@@ -109,7 +109,7 @@ def _as_many_as_fit(panels: Sequence[Panel]) -> list[Panel]:
         if height_in > _PICTURE_MAX_IN:
             return [
                 *kept,
-                Panel(f"{len(panels) - len(kept)} more are not drawn: a picture has an end, a page has not"),
+                Panel(f"{len(panels) - len(kept)} more do not fit a picture: a page (HTML) shows all"),
             ]
         kept.append(panel)
     return kept
@@ -118,7 +118,7 @@ def _as_many_as_fit(panels: Sequence[Panel]) -> list[Panel]:
 def inline_svg(panel: Panel) -> str:
     """One panel without its title as an `<svg>` element for a page, whose style sets the colours."""
     assert panel.draw
-    # Letters as text, in the page's font, which can be searched and copied.
+    # Letters are text in the page's font, which can be searched and copied.
     with _settings(**{"svg.fonttype": "none"}):
         whole = _blank(panel.height_in)
         panel.draw(whole)

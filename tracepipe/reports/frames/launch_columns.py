@@ -116,7 +116,7 @@ class LaunchTable:
         """What the number of a name stands for, as it can be written anywhere."""
         return self._names[number].decode("utf-8", "replace")
 
-    def told_by_names(self, told: Callable[[str], bool]) -> Bools:
+    def values_by_names(self, told: Callable[[str], bool]) -> Bools:
         """By launch, what the name of its kernel tells; nothing where it has none."""
         names = range(len(self._names))
         of_name = np.fromiter(chain((told(self.name(number)) for number in names), (False,)), np.bool_)

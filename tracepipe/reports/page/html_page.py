@@ -1,7 +1,7 @@
-"""Writes a page of tables, findings and figures that needs nothing else: no script, no file, no network.
+"""Writes a page of tables, findings and figures in one file: without scripts, other files or the network.
 
-What stands in it comes from recordings that nobody vouches for. The template escapes all of it, and the
-page's policy lets a browser run no script and load nothing, whatever it holds.
+Its content comes from recordings that are not trusted. The template escapes all of it, and the page's content
+security policy forbids a browser to run any script or load anything.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tracepipe.units import duration_text
 
 _TEMPLATES = Path(__file__).parent
 _PRE_COLUMNS = 120
-# A table of more has smaller letters.
+# A table with more columns has smaller letters.
 _NARROW_COLUMNS = 11
-# What a line that says that something is missing starts with.
+# The beginnings of lines that state that something is missing.
 _LOST = ("lost", "left out", "skipped")
 
 
 @dataclass(slots=True)
 class Section:
-    """What a report found, under a heading; `missing` is why it found nothing."""
+    """The result of a report under a heading; `missing` is the reason why there is none."""
 
     name: str
     heading: str
@@ -122,14 +122,14 @@ def _facts(facts: Facts) -> Iterable[tuple[str, str]]:
 
 
 def _limits(facts: Facts) -> Iterable[dict[str, str]]:
-    """What was lost and how far times may be off, losses first; said also where there is nothing to say."""
+    """The losses and the errors of clocks, losses first; also stated where there are none."""
     lines = list(lacks(facts))
     lost = [line for line in lines if line.startswith(_LOST)]
     if not facts.losses:
-        yield {"kind": "none", "text": "no event is known to be lost"}
+        yield {"kind": "none", "text": "no events are known to be lost"}
     yield from ({"kind": "lost", "text": line} for line in lost)
     if not facts.clocks:
-        yield {"kind": "clock", "text": f"all times are of one clock, {facts.trace_clock}"}
+        yield {"kind": "clock", "text": f"all times are on one clock, {facts.trace_clock}"}
     yield from ({"kind": "note", "text": line} for line in lines if line not in lost)
 
 
@@ -150,7 +150,7 @@ def _part(part: Table | Drawing) -> dict[str, Any]:
         return {"kind": "text", "lines": [part.empty]}
     if isinstance(part, Table):
         return _table(part)
-    # Data of other drawings has each of its events.
+    # Other drawings are shown as text, as their data has every single event.
     if part.name == "findings" and (data := part.lazily()):
         return {"kind": "findings", "title": "Findings", "findings": data}
     lines = list(part.draw(_PRE_COLUMNS, False))
@@ -182,7 +182,7 @@ def _text(value: Any, unit: str) -> str:
 
 
 def _exact(value: Any, unit: str) -> str:
-    """The whole number behind one that was rounded, the whole name behind one that was shortened."""
+    """The exact number of a rounded one, or the whole name of a shortened one; else empty."""
     if not unit and value is not None and titled(value) != value:
         return str(value)
     exact = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}

@@ -1,4 +1,5 @@
-"""Draws spans with letters: a named bar where there is room, else how much of each cell is covered."""
+"""Draws slices with characters: a named bar where there is room, else a shade for how much of a cell they
+cover."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
 
 Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
-"""Starts and ends of some spans, and what gives the names of some of them by their places."""
-# From so many cells on a span is a bar of its own.
+"""Starts and ends of slices, shapes `(n,)`, and a function that returns names by their indices."""
+# The least number of cells of a slice that is drawn as a bar.
 BAR_CELLS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Letters: ends and filling of a bar, shades from little cover to all, levels, an instant."""
+    """The characters of a drawing: ends and filling of a bar, shades from little cover to full, levels, an
+    instant.
+    """
 
     begin: str
     end: str
@@ -35,24 +38,26 @@ ASCII = Glyphs("[", "]", "=", ".:+#", ".:-=+*%#", "'", "<=")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The stretch of time that is drawn, over so many cells."""
+    """The stretch of time that is drawn, and the number of its cells."""
 
     start_ns: int
     end_ns: int
     cells: int
 
     def places(self, ts_ns: Any) -> Any:
-        """Where times stand, in cells and their parts, cut to the window."""
+        """The positions of times in cells, with fractions, clipped to the window. Shapes `(n,)`."""
         at = (ts_ns - self.start_ns) * (self.cells / max(1, self.end_ns - self.start_ns))
         return np.clip(at, 0, self.cells)
 
     def edges_ns(self) -> Any:
-        """The bounds of the cells, ns after the start: of times since 1970 a float holds 256 ns."""
+        """The bounds of the cells in ns after the start, shape `(cells + 1,)`. Times since 1970 would not do,
+        as floats of that size have steps of 256 ns.
+        """
         return np.linspace(0, max(1, self.end_ns - self.start_ns), self.cells + 1)
 
 
 def axis(window: Window, base_ns: int) -> str:
-    """Times over the cells, counted from `base_ns`, with a unit each; as many as there is room for."""
+    """The axis above the cells: times after `base_ns` with their units, as many as fit."""
     line = [" "] * window.cells
     step = max(1, window.cells // max(1, window.cells // 16))
     length_ns = window.end_ns - window.start_ns
@@ -67,7 +72,7 @@ def axis(window: Window, base_ns: int) -> str:
 
 
 def _time_text(ts_ns: int, step_ns: int) -> str:
-    """A time to a twentieth of a step, which is less than a cell."""
+    """A time rounded to a twentieth of a step, which is less than a cell."""
     if ts_ns == 0:
         return "0"
     size_ns = next((ns for ns in (10**9, 10**6, 10**3) if abs(ts_ns) >= ns), 1)
@@ -79,7 +84,7 @@ def _time_text(ts_ns: int, step_ns: int) -> str:
 
 
 def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
-    """One row of spans that do not overlap, some at a time."""
+    """One row of slices that do not overlap, which come in parts."""
     cover = _Cover(window.cells)
     bars: dict[int, str] = {}
     for start_ns, end_ns, names in spans:
@@ -95,7 +100,7 @@ def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
 
 
 class _Cover:
-    """Which share of each cell spans cover."""
+    """The share of each cell that slices cover."""
 
     def __init__(self, cells: int) -> None:
         self._cells = cells
@@ -103,7 +108,7 @@ class _Cover:
         self._touched = np.zeros(cells + 1, bool)
 
     def add(self, begin: Any, end: Any) -> None:
-        """Count in some spans, by where they begin and end."""
+        """Add slices by their begins and ends in cells. Shapes `(n,)`."""
         first, last = begin.astype(np.int64), end.astype(np.int64)
         self._touched[first] = True
         same = first == last
@@ -115,10 +120,10 @@ class _Cover:
         np.add.at(self._change, last, -1)
 
     def shares(self) -> Any:
-        """Of all that were counted in."""
+        """The share of each cell that all added slices cover, shape `(cells,)`."""
         cells = self._cells
         whole: Any = (self._cover[:cells] + np.cumsum(self._change)[:cells]).clip(0, 1)
-        # A span too short to cover anything is there all the same.
+        # A slice that is too short to cover anything is still drawn.
         return np.where(self._touched[:cells], np.maximum(whole, 1e-9), whole)
 
 
@@ -133,7 +138,7 @@ def _bar(name: str, cells: int, glyphs: Glyphs) -> list[str]:
 
 
 def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
-    """A row with a mark wherever something happened."""
+    """A row with a mark in each cell that has an instant."""
     line = [" "] * window.cells
     for ts_ns, _, _ in instants:
         for at in np.unique(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
@@ -142,9 +147,9 @@ def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
 
 
 def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
-    """How many spans there are at a time, as bars from none to the most, each the mean of a cell."""
+    """The number of slices at a time, as a bar for the mean of each cell, relative to the highest."""
     edges = window.edges_ns()
-    # The time that all spans together spend before each edge.
+    # The sum of the time of all slices before each edge.
     spent = np.zeros(len(edges))
     for start_ns, end_ns, _ in spans:
         for ts_ns, sign in ((start_ns, 1), (end_ns, -1)):
@@ -154,15 +159,16 @@ def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
             spent += sign * (before * edges - sums[before])
     level = np.diff(spent) / np.diff(edges)
     most = float(level.max(initial=0))
-    # What is rounding of a sum is no span.
+    # A tiny level is the rounding of a sum, not a slice.
     shares = np.where(level > most * 1e-9, level, 0) / (most or 1)
     return "".join(_shade(min(share, 1.0), glyphs.bars) for share in shares)
 
 
 def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int, glyphs: Glyphs) -> list[str]:
-    """A value that changes in steps, as bars of so many rows from 0 to `most`; a cell shows its largest.
+    """A value that changes in steps, as bars that are `rows` high from 0 to `most`. A cell shows its largest
+    value.
 
-    `ts_ns` are in order, numpy integers; before the first the value is 0.
+    `ts_ns` are sorted integers of shape `(n,)`; before the first one the value is 0.
     """
     edges = np.floor(window.edges_ns()[:-1]).astype(np.int64) + window.start_ns
     held = np.searchsorted(ts_ns, edges, "right")

@@ -1,4 +1,4 @@
-"""Words and data for what a recording is and what it lacks, which every report states."""
+"""The description of a recording and of what it lacks, which every report states."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tracepipe.reports.frames.run import Facts
 from tracepipe.units import duration_text
 
 _OUTCOMES = {
-    "unclosed": "calls had no end: they are counted, their length is not known",
+    "unclosed": "calls had no end: they are counted, but their length is not known",
     "no_begin": "ends had no begin: they are not counted as calls",
-    "overlaps": "spans do not nest in the order of their events: their callers are found by the times",
+    "overlaps": "slices do not nest in the order of their events: their callers are found by their times",
 }
 
 
 def heading(facts: Facts) -> str:
-    """Which recording, of what, how long."""
+    """The heading of a recording: its path, source, length and number of events."""
     counts = ", ".join(f"{facts.counts[layer]:,} {layer}" for layer in LAYERS if facts.counts[layer])
     length = duration_text(facts.end_ns - facts.start_ns)
     return f"{facts.path}: {facts.source}, {length}, {counts or 'no events'}"
 
 
 def lacks(facts: Facts) -> Iterator[str]:
-    """What did not go as it should, most important last: problems, clocks, losses."""
+    """What the recording lacks, the most important last: problems, clocks, losses."""
     yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():
@@ -34,15 +34,15 @@ def lacks(facts: Facts) -> Iterator[str]:
 
 
 def _clocks(facts: Facts) -> Iterator[str]:
-    for said in facts.clocks:
-        clock, method = said["clock"], said["method"]
+    for known in facts.clocks:
+        clock, method = known["clock"], known["method"]
         if method == "assumed":
-            yield f"clock {clock}: placed by an assumed offset, error unknown"
+            yield f"clock {clock}: aligned by an assumed offset, with an unknown error"
         elif method == "same":
-            yield f"clock {clock}: stands alone, related to no other clock"
+            yield f"clock {clock}: not related to any other clock"
         else:
-            by = f"{fit_text(said)}, " if method == "fit" else ""
-            yield f"clock {clock}: {by}within {said['bound_ns']} ns of {facts.trace_clock}"
+            by = f"{fit_text(known)}, " if method == "fit" else ""
+            yield f"clock {clock}: {by}within {known['bound_ns']} ns of {facts.trace_clock}"
     for clock, count in facts.unplaced.items():
         yield (
             f"left out: {count} events on {clock}, which has no clock pairs; "
@@ -51,7 +51,7 @@ def _clocks(facts: Facts) -> Iterator[str]:
 
 
 def as_json(facts: Facts) -> dict[str, Any]:
-    """All of it as data; times on the trace clock, ns."""
+    """The facts as JSON values; times are ns on the trace clock."""
     keys = ("path", "source", "trace_clock", "start_ns", "end_ns", "counts", "losses", "skipped", "ambiguous")
     data = {key: getattr(facts, key) for key in (*keys, "unplaced", "clocks", "notes")}
     outcomes = {name: getattr(facts.outcomes, name) for name in _OUTCOMES}

@@ -1,4 +1,4 @@
-"""Writes a report for people: tables as wide as the terminal, every number with its unit."""
+"""Writes a report as text: tables that fit the terminal's width, every number with its unit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tracepipe.reports.writing.facts_text import heading, lacks
 from tracepipe.units import duration_text, size_text, three_digits
 
 _UNKNOWN = "–"
-# From here on there is room for two blanks between columns.
+# From this width on, two blanks separate columns.
 _WIDE = 100
-# Names may be folded beyond this, before a spare column is left out for them.
+# Longer names are shortened before a spare column is left out for them.
 _NAME_COLUMNS = 30
-# Texts are cut to that, and where numbers leave no room to less.
+# Texts are cut to the first width, or to the second where numbers leave no more room.
 _NAME_LEAST, _LEAST = 12, 3
-# What a name of C++ with parameters has.
+# Characters of a C++ name with parameters.
 _CPP = frozenset("<(")
 _UNITS: dict[str, Callable[[Any], str]] = {
     "": str,
@@ -39,13 +39,13 @@ _ASCII = str.maketrans({"µ": "u", "…": "~", "–": "-", "×": "x", "→": ">"
 
 
 def shown(text: str, ascii_only: bool = False) -> str:
-    """What a terminal can be given: names are those of the recorded program."""
+    """A text that is safe on a terminal, as names come from the recorded program."""
     text = printable(text)
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 
 def cell(value: Any, unit: str) -> str:
-    """A value as people read it, with its unit."""
+    """A value as text, with its unit."""
     return _UNKNOWN if value is None else _UNITS[unit](value)
 
 
@@ -58,18 +58,18 @@ def report_lines(
     ascii_only: bool = False,
     full_names: bool = False,
 ) -> Iterator[str]:
-    """The lines of the whole report, each row of a table on one; with `full_names` no name is cut."""
+    """The lines of the whole report, one for each row of a table; with `full_names` no name is shortened."""
     from rich.console import Console
     from rich.text import Text
 
     out = io.StringIO()
-    # Without a colour system nothing but text is written.
+    # Without a colour system only text is written.
     system: Any = "standard" if colours else None
     console = Console(
         file=out, width=width, force_terminal=colours, color_system=system, highlight=False, emoji=False
     )
 
-    def said(text: str, style: str = "", wraps: bool = True) -> Iterator[str]:
+    def styled(text: str, style: str = "", wraps: bool = True) -> Iterator[str]:
         text = shown(text, ascii_only)
         if not wraps and not colours:
             yield text.rstrip()
@@ -81,37 +81,37 @@ def report_lines(
 
     for at, facts in enumerate(recordings):
         side = f"{result.sides[at]} " if result.sides else ""
-        yield from said(f"{side}{heading(facts)}", "dim")
+        yield from styled(f"{side}{heading(facts)}", "dim")
     if result.title:
-        yield from said(result.title, "bold")
+        yield from styled(result.title, "bold")
     for part in result.parts:
         if isinstance(part, Table) and part.empty and not part.rows:
             yield ""
-            yield from said(part.empty)
+            yield from styled(part.empty)
         elif isinstance(part, Table):
             yield ""
-            yield from said(part.title, "bold")
+            yield from styled(part.title, "bold")
             for style, text in _lines_of(part, width, ascii_only, full_names):
-                yield from said(text, style, wraps=_is_prose(part))
+                yield from styled(text, style, wraps=_is_prose(part))
             if part.note:
-                yield from said(part.note, "dim")
+                yield from styled(part.note, "dim")
         elif drawn := list(part.draw(width, ascii_only)):
             for line in ("", *drawn):
-                yield from said(line, wraps=False)
+                yield from styled(line, wraps=False)
     notes = [("", line) for line in result.notes]
     for facts in recordings:
-        # What one of several recordings lacks is said of that one.
+        # With several recordings, a note about one of them names it.
         of = f"{facts.path}: " if len(recordings) > 1 else ""
         notes += [(of, line) for line in lacks(facts)]
     if notes:
         yield ""
     for of, line in notes:
         is_loss = line.startswith(("lost", "left out", "skipped"))
-        yield from said(of + line, "yellow" if is_loss else "")
+        yield from styled(of + line, "yellow" if is_loss else "")
 
 
 def _kept(table: Table, width: int) -> list[int]:
-    """The places of the columns that are shown: spare ones while there is room, the first of them first."""
+    """The indices of the columns that are shown; spare ones, in their order, as long as there is room."""
     spares = [at for at, column in enumerate(table.columns) if column.spare]
     if not spares or width < _WIDE:
         return [at for at, column in enumerate(table.columns) if not column.spare]
@@ -124,7 +124,7 @@ def _kept(table: Table, width: int) -> list[int]:
         column, size = table.columns[at], longest[at]
         return max(len(column.title), size if column.unit else min(size, _NAME_COLUMNS)) + 2
 
-    # The first cell of a group has a line of its own.
+    # The first cell of a group is on a separate line.
     free = width - sum(taken(at) for at in range(table.grouped, len(table.columns)) if at not in spares)
     dropped = set()
     for at in spares:
@@ -141,8 +141,8 @@ def _is_prose(table: Table) -> bool:
 
 
 def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> Iterator[tuple[str, str]]:
-    """The lines of a table, each with its style. Texts that have no room are elided in the middle; with
-    `full_names` they are written in full, and the line is as long as it takes.
+    """Yield the lines of a table, each with its style. Texts without room are elided in the middle; with
+    `full_names` they are written in full, and lines may be longer than the terminal is wide.
     """
     from rich.cells import cell_len
 
@@ -166,7 +166,7 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     sizes = [max(cell_len(title), size) for title, size in zip(titles, cells, strict=True)]
     words = [[title] for title in titles]
     if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > room:
-        # Titles of numbers take several lines then, a word each.
+        # Titles of number columns then take several lines, one for each word.
         words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
         sizes = [max(size, *map(cell_len, of)) for of, size in zip(words, cells, strict=True)]
     if not full_names:
@@ -188,24 +188,24 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
 
 
 def _below(row: list[str]) -> list[str]:
-    """A row of a group, whose first cell stands above all of them."""
+    """A row of a group without its first cell, which is on a line above the group."""
     _, second, *rest = row
     return [f"  {second}", *rest]
 
 
 def _text(value: Any, column: Column, ascii_only: bool, full_names: bool) -> str:
-    """A cell as it is written."""
+    """The text of a cell."""
     text = cell(value, column.unit)
     return shown(text if full_names or column.unit else titled(text), ascii_only)
 
 
 def titled(text: str) -> str:
-    """A text as it is shown: a name of C++ without namespaces and parameters."""
+    """A text as it is shown: a C++ name loses its namespaces and parameters."""
     return kernel_title(text) if "::" in text and not _CPP.isdisjoint(text) else text
 
 
 def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
-    """Make columns of text so narrow that all have room, the widest first."""
+    """Narrow columns of text, the widest first, until all columns have room."""
     texts = [at for at, flag in enumerate(is_text) if flag]
     for least in (_NAME_LEAST, _LEAST) if texts else ():
         while (over := sum(sizes) - room) > 0 and (widest := max(sizes[at] for at in texts)) > least:
@@ -217,7 +217,7 @@ def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
 
 
 def _placed(text: str, size: int, is_text: bool) -> str:
-    """A text in its column, a number at the right of its own."""
+    """A cell padded to its column: text on the left, numbers on the right."""
     from rich.cells import cell_len
 
     text = _elided(text, size)
@@ -226,7 +226,7 @@ def _placed(text: str, size: int, is_text: bool) -> str:
 
 
 def _elided(text: str, size: int) -> str:
-    """A text that has room, without its middle where it is too long."""
+    """A text that fits `size` cells; a longer one loses its middle."""
     from rich.cells import cell_len
 
     if cell_len(text) <= size:

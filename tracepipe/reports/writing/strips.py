@@ -1,4 +1,4 @@
-"""Rows of a timeline: spans and instants in columns, of which some are looked at at a time."""
+"""Rows of a timeline: slices and instants as columns, which are read in parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABEL_COLUMNS = 13
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Some rows of columns, in the order of their starts; `names` gives those of some rows."""
+    """Some `rows` of columns of starts and ends, sorted by start; `names` returns the names of rows."""
 
     start_ns: Any
     end_ns: Any
@@ -27,7 +27,7 @@ class Spans:
     rows: Any
 
     def parts(self) -> Iterator[Part]:
-        """Their starts and ends, and what gives the names of some of them, some at a time."""
+        """Yield starts, ends and the function for names, a part at a time."""
         for part in parts(len(self.rows)):
             rows = self.rows[part]
             yield self.start_ns[rows], self.end_ns[rows], partial(self._names, rows)
@@ -43,7 +43,7 @@ class Spans:
 
 @dataclass(slots=True)
 class Strip:
-    """One row. `level`: how many spans there are at a time is drawn."""
+    """One row. With `level`, the number of slices at a time is drawn instead of the slices."""
 
     label: str
     spans: Sequence[Spans] = ()
@@ -51,7 +51,7 @@ class Strip:
     level: bool = False
 
     def draw(self, window: Window, glyphs: Glyphs) -> str:
-        """Its label and letters; where a span is drawn, no instant is."""
+        """The label and the cells; a slice hides an instant in the same cell."""
         label = self.label
         spans = (part for one in self.spans for part in one.parts())
         if self.level:
@@ -65,7 +65,7 @@ class Strip:
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
 
     def _most_at_once(self, window: Window) -> int:
-        """How many spans there are at one time, at most."""
+        """The most slices at one time."""
         starts_ns, ends_ns = Growing(np.int64), Growing(np.int64)
         for one in self.spans:
             for start_ns, end_ns, _ in one.parts():
@@ -76,7 +76,7 @@ class Strip:
         return most_at_once(starts_ns.whole(), ends_ns.whole())
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
-        """The spans and instants of the row, times from the start of the run, one after the other."""
+        """The slices and instants of the row as iterators, with times after the start of the run."""
         return {
             "row": self.label.strip(),
             "spans": (
@@ -93,7 +93,7 @@ def _start(span: tuple[int, int, str | None]) -> int:
 
 @dataclass(slots=True)
 class Group:
-    """Rows under a title: a thread, a GPU, what the recording lacks."""
+    """Rows under a title: a thread, a GPU, or the lost events."""
 
     title: str
     rows: list[Strip] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Formats of exported tables. A new one is a function here and a line in `FORMATS`."""
+"""Formats of exported tables. A function here and a line in `FORMATS` make a format."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, BinaryIO
 from tracepipe.errors import OutputError
 from tracepipe.reports.frames.libraries import pl
 
-# Text that a spreadsheet would run as a formula has a quote in front, by which it is shown as text (OWASP,
-# "CSV Injection"). A number is none, though it may begin with a sign.
+# Text that a spreadsheet would run as a formula gets a quote in front, which makes it text (OWASP, "CSV
+# Injection"). A number is not a formula, though it may begin with a sign.
 _FORMULA, _NUMBER = r"^[=+\-@＝＋－＠\t\r\n]", r"^[+-]?[0-9]+(\.[0-9]+)?$"
 ROWS_OF_PART = 1 << 13
-"""Rows that take little memory, where texts are short."""
-# What Parquet has the least and greatest values of; and how many parts, where texts are long.
+"""The rows of a part; they take little memory where texts are short."""
+# The rows of a row group of Parquet, for which it has least and greatest values; and the parts of a group
+# where texts are long.
 _ROWS_OF_GROUP, _PARTS_OF_GROUP = 1 << 16, 4
 WriteTable = Callable[["pl.Schema", Iterator["pl.DataFrame"], int, BinaryIO], None]
 
@@ -29,10 +30,10 @@ def _parquet(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: 
 
 def _arrow(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: BinaryIO) -> None:
     with _lazily(schema, frames, "Arrow") as table:
-        # Older Polars knows no size of batches, and makes one of each part.
+        # Older versions of Polars have no such option, and make a batch of each part.
         has_size = "record_batch_size" in signature(table.sink_ipc).parameters
         size: dict[str, Any] = {"record_batch_size": rows} if has_size and rows < ROWS_OF_PART else {}
-        # The oldest layout of text, which every reader of Arrow files knows.
+        # The oldest layout of text, which every reader of Arrow files supports.
         table.sink_ipc(out, compression="zstd", compat_level=pl.CompatLevel.oldest(), **size)
 
 
@@ -40,14 +41,16 @@ def _csv(schema: pl.Schema, frames: Iterator[pl.DataFrame], rows: int, out: Bina
     text = pl.col(pl.String)
     is_formula = text.str.contains(_FORMULA) & ~text.str.contains(_NUMBER)
     shown = pl.when(is_formula).then(pl.lit("'") + text).otherwise(text).name.keep()
-    # Part by part: Polars gathers many rows of a lazy table, however long they are.
+    # Part by part, as Polars collects many rows of a lazy table, however long they are.
     for at, frame in enumerate(chain([pl.DataFrame(schema=schema)], frames)):
         frame.with_columns(shown).write_csv(out, include_header=at == 0)
 
 
 @contextmanager
 def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Iterator[pl.LazyFrame]:
-    """The parts as a table that is not in memory. Raises what they raise, and OutputError on a full disk."""
+    """The parts as a lazy table, which is never wholly in memory. Raises what the parts raise, and
+    OutputError on a full disk.
+    """
     failed: list[BaseException] = []
 
     def source(*_: Any) -> Iterator[pl.DataFrame]:
@@ -69,14 +72,13 @@ def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Ite
 
 
 FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}
-"""Format → how the parts of a table are written that have so many rows each; the name is the ending of its
-files."""
+"""Format → the function that writes the parts of a table; the name is also the ending of the files."""
 
 
 def write_table(
     schema: pl.Schema, frames: Iterator[pl.DataFrame], out: BinaryIO, to: str, rows: int = ROWS_OF_PART
 ) -> None:
-    """Write the parts of a table, of so many rows each, in one of `FORMATS`. Raises OSError or OutputError on
+    """Write the parts of a table, of `rows` rows each, in one of `FORMATS`. Raises OSError or OutputError on
     a full disk.
     """
     FORMATS[to](schema, frames, rows, out)

@@ -1,4 +1,4 @@
-"""Says in a sentence what differs between two sides, and by what evidence."""
+"""Writes the sentence that states what differs between two sides, with the evidence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracepipe.units import duration_text
 
 
 class _Words(NamedTuple):
-    """What less time and more time is called."""
+    """The words for less time and for more time."""
 
     less: str
     more: str
@@ -28,16 +28,17 @@ _OF_TIME = _Words(
     "{less} of {all} got faster, {more} slower",
 )  # fmt: skip
 _OF_EXITS = _Words(
-    "in B threads leave closer together", "in B threads leave further apart",
-    "in B some threads leave closer together, some further apart", "closer together", "further apart",
-    "{less} of {all} got less, {more} more",
+    "in B threads exit closer together", "in B threads exit further apart",
+    "in B some threads exit closer together, some further apart", "closer together", "further apart",
+    "{less} of {all} decreased, {more} increased",
 )  # fmt: skip
 
 
 def verdict(found: Changes, alpha: float, least: float) -> str:
-    """The sentence. It says that B is faster or slower where there are recordings enough to claim that.
+    """Return the sentence. It states that B is faster or slower if there are enough recordings for that
+    claim.
 
-    Hardly faster or slower is what changes by less than `least` percent of the time of its layer.
+    A change of less than `least` percent of the time of its layer is called "hardly" faster or slower.
     """
     reported = found.is_reported
     if not found.can_claim:
@@ -45,7 +46,7 @@ def verdict(found: Changes, alpha: float, least: float) -> str:
     if not reported.any():
         return _nothing(found, alpha)
     every = np.ones(len(found), np.bool_)
-    # Where nothing else was recorded, exits decide: of exits alone that is the question.
+    # Exits decide only where nothing else was recorded.
     exits_alone = bool(found.is_of(EXITS).all())
     words = _OF_EXITS if exits_alone else _OF_TIME
     timed = reported if exits_alone else _decisive(found, reported)
@@ -54,11 +55,11 @@ def verdict(found: Changes, alpha: float, least: float) -> str:
     says, most = "B differs, but nothing shows that it is faster or slower.", reported
     if faster.any() and slower.any():
         net_ns = int(found.total_ns[faster | slower].sum())
-        says = "In part, and on the whole " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
+        says = "In part, and overall " + ("yes" if net_ns < 0 else "no") + f": {words.some}."
         most = faster | slower
     elif (faster.any() or slower.any()) and _weight(found, timed) < least:
         change = words.less_of_some if faster.any() else words.more_of_some
-        says, most = f"Hardly: what is {change} is under {least:g}% of the time of its kind.", timed
+        says, most = f"Hardly: the part that is {change} is under {least:g}% of the time of its layer.", timed
     elif faster.any():
         says, most = f"Yes: {words.less}.", faster
     elif slower.any():
@@ -70,17 +71,17 @@ def verdict(found: Changes, alpha: float, least: float) -> str:
 
 
 def _without_claim(found: Changes, reported: Bools, alpha: float, least: float) -> str:
-    """What is said of recordings that are too few to tell a change of the program from chance."""
+    """The sentence for recordings that are too few to distinguish a change of the program from chance."""
     says = "These two runs differ."
     if found.comparison.has_spread:
         count = enough(alpha)
         says = (
-            f"Too few recordings to claim a change: the smallest p that {found.sizes.a} and {found.sizes.b} "
-            f"can have is {found.comparison.least_p:.2g}; record {count} of each."
+            f"Too few recordings to claim a change: the smallest p with {found.sizes.a} and {found.sizes.b} "
+            f"of them is {found.comparison.least_p:.2g}. Record {count} of each side."
         )
     if not reported.any():
-        than = "the recordings of one side do" if found.comparison.has_spread else f"{least:g}%"
-        same = f"Nothing that both have differs by more than {than}."
+        than = "recordings of one side do" if found.comparison.has_spread else f"{least:g}%"
+        same = f"No name that both sides have differs by more than {than}."
         return f"{says} {same}" if found.comparison.has_spread else same
     most = _decisive(found, reported)
     most = most if most.any() else reported
@@ -88,14 +89,14 @@ def _without_claim(found: Changes, reported: Bools, alpha: float, least: float) 
 
 
 def _decisive(found: Changes, some: Bools) -> Bools:
-    """What the program does itself; what its threads wait in counts where there is nothing else."""
+    """The rows whose time the program itself decides; if there are none, those in which its threads wait."""
     ours: Bools = some & found.is_of(DECIDED_BY_PROGRAM)
     timed: Bools = some & ~found.is_of(EXITS)
     return ours if ours.any() else timed
 
 
 def _weight(found: Changes, reported: Bools) -> float:
-    """How many percent of the time of a layer in A is what changed: of the layer where that is most."""
+    """The change in percent of the layer's time in A, for the layer where this is most."""
     shares = [0.0]
     for layer in LAYER_OF:
         of = found.is_of((layer,))
@@ -107,19 +108,19 @@ def _weight(found: Changes, reported: Bools) -> float:
 
 
 def evidence(one: Change) -> str:
-    """How one thing differs, with its figures."""
+    """A sentence about how one name differs, with its figures."""
     layer, name = one.key
-    in_all = f"{duration_text(abs(one.total_ns))} {'less' if one.total_ns < 0 else 'more'} in all"
+    total = f"{duration_text(abs(one.total_ns))} {'less' if one.total_ns < 0 else 'more'} in total"
     if one.count_changed and one.only_in:
-        return f"{name} is in {one.only_in} alone: {in_all}."
+        return f"{name} is only in {one.only_in}: {total}."
     before, after = (f"{count:,.15g}" for count in one.counts)
     if one.count_changed:
-        return f"{name} happens {after} times and not {before}{_sure(one.figures['count'])}: {in_all}."
+        return f"{name} occurs {after} times instead of {before}{_sure(one.figures['count'])}: {total}."
     if one.length_changed:
         median = name if layer in EXITS else f"The median length of {name}"
         times = f"{before} times" if before == after else f"{before} and {after} times"
-        return f"{median} is {_from_to(one.figures['p50_ns'])}, {times}: {in_all}."
-    return f"5 of 100 of {name} take over {_from_to(one.figures['p95_ns'])}: {in_all}."
+        return f"{median} is {_from_to(one.figures['p50_ns'])}, {times}: {total}."
+    return f"5% of {name} take over {_from_to(one.figures['p95_ns'])}: {total}."
 
 
 def _from_to(figure: Difference) -> str:
@@ -144,8 +145,8 @@ def _nothing(found: Changes, alpha: float) -> str:
     if not compared.any():
         return "Not enough data: nothing has a length in every recording."
     says = (
-        "Nothing changed by more than recordings of one side differ, where a false alarm has a chance of "
-        f"{100 * alpha:g}%."
+        "Nothing changed by more than recordings of one side differ (the chance of a false alarm is "
+        f"{100 * alpha:g}%)."
     )
     some = _decisive(found, compared)
     some = some if some.any() else compared
@@ -155,7 +156,7 @@ def _nothing(found: Changes, alpha: float) -> str:
     low, high = figure.percent_bounds
     if low is not None and high is not None:
         says += (
-            f" The median length of {largest.key[1]}, which takes most, changes by {low:+.1f}% to "
+            f" The median length of {largest.key[1]}, which takes the most time, changes by {low:+.1f}% to "
             f"{high:+.1f}% between single recordings."
         )
     return says
