@@ -68,7 +68,7 @@ def kinds_of(run: Run, work: Work) -> Any:
     """The purpose of each row of work, shape `(rows,)`."""
     of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
     shapes: Bools = np.array(answers, np.bool_)[of_shape]
-    launches = run.warp_table.launches.values_by_names(communicates)
+    launches = run.warp_table.launches.flags_by_names(communicates)
 
     def kinds(part: slice) -> Any:
         what, row = work.what[part], work.row[part]

@@ -46,7 +46,7 @@ def keeps_segments(run: Run) -> bool:
         return False
     if any(True in values_by_names(run, layer, _is_pytorch)[1] for layer in ("gpu_kernel", "annotation")):
         return True
-    if run.warp_table.launches.values_by_names(_is_pytorch).any():
+    if run.warp_table.launches.flags_by_names(_is_pytorch).any():
         return True
     comms = np.unique(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
     for part in parts(len(comms)):

@@ -1,1 +1,1 @@
-"""A recording as frames: what every analysis reads."""
+"""A recording as columns and frames, which every analysis reads."""

@@ -1,4 +1,4 @@
-"""The arguments of a recording by their numbers: read once each, when one of their columns is asked for."""
+"""The arguments of a recording by their numbers. Each is parsed once, when one of its values is needed."""
 
 from __future__ import annotations
 
@@ -15,80 +15,84 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import series, three
 from tracepipe.reports.frames.stored import parts
 
-# Texts that become a column at a time.
+# The texts that become a column at a time.
 _AT_ONCE = 1 << 14
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class _Numbers:
-    """An integer of each arguments, where it is known."""
+    """An integer from each of the arguments, where it is known."""
 
     def __init__(self, count: int) -> None:
-        # The last place is for no arguments.
+        # The last place is for "no arguments" (NONE).
         self.values: Int64s = np.zeros(count + 1, np.int64)
         self.known = np.zeros(count + 1, np.bool_)
 
     def put(self, number: int, value: object) -> None:
-        """Keep the value of one, if it is an integer of 64 bits."""
+        """Set the value of some arguments, if it is an integer of 64 bits."""
         if type(value) is int and value in _INT64:
             self.values[number], self.known[number] = value, True
 
     def either(self, first: Int32s, then: Int32s) -> tuple[Int64s, Bools]:
-        """The values of the first arguments, or of others where those have none; and which are known."""
+        """The values of `first`, or of `then` where those have none, and flags for known values.
+        Shapes `(n,)`.
+        """
         numbers = np.where(self.known[first], first, then)
         return self.values[numbers], self.known[numbers]
 
 
 class ArgsTable:
-    """What reports ask of arguments, as columns by their numbers; NONE has nothing of it."""
+    """The values of arguments that reports need, as columns by their numbers. NONE has no values.
+
+    Arrays of numbers, and the columns of their values, have the shape `(n,)`.
+    """
 
     def __init__(self, kept: KeptArgs) -> None:
         self._kept = kept
-        # Memory that is not written to is not taken: most arguments are not asked for.
+        # np.zeros takes memory only where it is written, and most arguments are never parsed.
         self._size_bytes, self._result = _Numbers(kept.count), _Numbers(kept.count)
         self._sizes: dict[str, dict[int, Any]] = {"grid": {}, "block": {}}
         self._is_read = np.zeros(kept.count + 1, np.bool_)
 
     def afresh(self) -> ArgsTable:
-        """The same, and nothing of it is read so far."""
+        """The same table with nothing parsed so far."""
         return ArgsTable(self._kept)
 
     def args(self, number: int) -> Args:
-        """All of one."""
+        """All arguments with a number."""
         return self._kept.args(number)
 
     def text_bytes(self, numbers: Int32s) -> int:
-        """How much text some have, but for a little."""
+        """About how many bytes of text some arguments have."""
         return self._kept.text_bytes(numbers)
 
     def read(self, numbers: Int32s) -> None:
-        """Make what the other methods give of these arguments, but for what is text."""
+        """Parse some arguments, and cache their numbers and sizes."""
         wanted = np.unique(numbers)
         wanted = wanted[(wanted != NONE) & ~self._is_read[wanted]]
         self._is_read[wanted] = True
         for number in itertools.chain.from_iterable(wanted[part].tolist() for part in parts(len(wanted))):
             args = self._kept.args(number)
-            given = args.get
             self._size_bytes.put(number, next((args[key] for key in SIZE_KEYS if key in args), None))
-            self._result.put(number, given("result", given("retval")))
+            self._result.put(number, args.get("result", args.get("retval")))
             for key, sizes in self._sizes.items():
                 if key in args and (size := _three(args[key])):
                     sizes[number] = size
 
     def size_bytes(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
-        """Sizes that begins, or else ends, have among their arguments, and which are known."""
+        """The sizes among the arguments of begins, else of ends, and flags for known ones."""
         self.read(args)
         self.read(end_args)
         return self._size_bytes.either(args, end_args)
 
     def result(self, args: Int32s, end_args: Int32s) -> tuple[Int64s, Bools]:
-        """Results that ends, or else begins, have among their arguments, and which are known."""
+        """The results among the arguments of ends, else of begins, and flags for known ones."""
         self.read(args)
         self.read(end_args)
         return self._result.either(end_args, args)
 
     def sizes(self, key: str, numbers: Int32s) -> pl.Series | None:
-        """The grid or block among arguments, null without; None where none has any."""
+        """The grid or block among arguments, null where there is none; None where no arguments have one."""
         self.read(numbers)
         known = self._sizes[key]
         if not known:
@@ -99,7 +103,7 @@ class ArgsTable:
         return by_number.gather(places.replace_strict(to, return_dtype=pl.Int64))
 
     def addresses(self, numbers: Int32s) -> pl.Series:
-        """The address among arguments, as text."""
+        """The addresses among arguments, as text."""
         return _gathered("address", numbers + 1, self._address)
 
     def _address(self, number: int) -> str | None:
@@ -116,7 +120,7 @@ class ArgsTable:
         return None if text == b"{}" else text.decode()
 
     def texts_of(self, key: str, numbers: Int32s) -> list[str | None]:
-        """One argument as text, None where it is not among them."""
+        """One argument as text, None where it is missing."""
         found: dict[int, str | None] = {NONE: None}
         for number in numbers.tolist():
             if number not in found:
@@ -130,7 +134,7 @@ class ArgsTable:
 
 
 def _gathered(name: str, numbers: Int32s, text: Callable[[int], str | None]) -> pl.Series:
-    """The texts of numbers from 0 on, each made once."""
+    """A column of the texts of non-negative numbers; each text is computed once."""
     wanted, places = np.unique(numbers, return_inverse=True)
     parts = [
         pl.Series(

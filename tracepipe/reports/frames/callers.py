@@ -1,4 +1,4 @@
-"""Who is inside whom, where the nesting of events did not say it."""
+"""Depths of spans, and their callers where the nesting of events did not find them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from tracepipe.reports.frames.libraries import np
 
 
 def depths(parent: Int32s) -> Int32s:
-    """How many spans are around each one; `parent` is the place of the next, NONE without any."""
+    """How many spans are around each one. `parent` has the row of the innermost one, or NONE.
+    Shapes `(n,)`.
+    """
     count = len(parent)
-    # The last place stands for nobody. Each round looks twice as far up: a deep recursion needs few.
+    # The last place is for "no caller". Each round doubles the distance, so a deep recursion needs few
+    # rounds.
     above = np.append(np.where(parent == NONE, count, parent), count).astype(np.int32)
     depth: Int32s = (above != count).astype(np.int32)
     while bool((more := depth[above]).any()):
@@ -23,9 +26,9 @@ def depths(parent: Int32s) -> Int32s:
 
 
 def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Any) -> Int64s:
-    """For each span the place of the shortest of the last ones that encloses it, NONE without any.
+    """For each span the innermost of the last `BESIDE_MAX` open spans that encloses it, else NONE.
 
-    They come in the order of their starts, the longer first; `lasts` says which may be callers.
+    Spans are sorted by start, the longer first; `lasts` flags those that can be callers. Shapes `(n,)`.
     """
     parent = np.full(len(start_ns), NONE, np.int64)
     starts, ends, may_call = start_ns.tolist(), end_ns.tolist(), lasts.tolist()

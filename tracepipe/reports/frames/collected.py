@@ -1,4 +1,4 @@
-"""The events of a whole recording in columns."""
+"""Collects the events of a whole recording as columns."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts, release, taken
 
-# What most recordings have no use for is not kept until an event has it.
+# Columns that are only kept once an event has a value, and the values of the events before it.
 _MISSING = {"args": NONE, "dur_ns": 0, "launch": 0}
 _OF_MOVED = ("source_ns", "bound_ns")
-# So many shapes stay in the tables: to meet one again takes as long as to read fifty events.
+# The most shapes that stay in the tables: adding a shape again takes as long as reading fifty events.
 _SHAPES_MAX, _SHAPES_BYTES_MAX = 1 << 14, 4 * KEPT_BYTES_MAX
-# Values of counters and ends of arrows are in no frame.
+# Values of counters and ends of flows are in no frame.
 _NO_SPANS = [ord(phase) for phase in NO_SLICES]
 
 
@@ -50,21 +50,21 @@ class Collected:
         self._count += len(events)
 
     def _late(self, dtype: Any, missing: int, width: tuple[int, ...] = ()) -> Growing:
-        """A column that no event had so far."""
+        """A column that no event has had so far."""
         column = Growing(dtype, width)
         for part in parts(self._count):
             column.extend(missing, part.stop - part.start)
         return column
 
     def in_order(self, is_whole: Bools) -> TraceColumns:
-        """All of them in the order in which they are nested; `is_whole` says by shape which are X. Nothing is
-        to be added any more.
+        """Return all events, sorted as they are nested; `is_whole` flags the shapes of whole slices (X). No
+        event may be added afterwards.
         """
         columns = {name: column.whole() for name, column in self._columns.items()}
         self._columns = {}
         count = len(columns["ts_ns"])
         for name, missing in _MISSING.items():
-            # One value in memory stands for all.
+            # A broadcast array keeps one value in memory.
             one = np.int32(missing) if name == "args" else np.int64(missing)
             columns.setdefault(name, np.broadcast_to(one, count))
         order = _order(columns["ts_ns"], columns["dur_ns"], columns["shape"], is_whole)
@@ -74,13 +74,13 @@ class Collected:
 
 
 def _order(ts_ns: Int64s, dur_ns: Int64s, shape: Int32s, is_whole: Bools) -> Int64s | None:
-    """As `order_of`: most recordings stand in order, and to see that a part at a time takes no memory."""
+    """The same as `order_of`. Most recordings are sorted, and checking that part by part takes no memory."""
     start = 0
     while start < len(ts_ns):
         stop = start + ROWS_AT_ONCE
         while stop < len(ts_ns) and ts_ns[stop] == ts_ns[stop - 1]:
             stop += 1
-        # With the first one after it, to see that it is no earlier.
+        # With the first event after the part, which must not be earlier.
         part = slice(start, stop + 1)
         if order_of(ts_ns[part], dur_ns[part], is_whole[shape[part]]) is not None:
             return order_of(ts_ns, dur_ns, is_whole[shape])
@@ -90,24 +90,24 @@ def _order(ts_ns: Int64s, dur_ns: Int64s, shape: Int32s, is_whole: Bools) -> Int
 
 
 class CollectedLayers:
-    """The events of each group of layers that nest together, and of those that do not nest. Shapes and
-    arguments get numbers that stay, so that the tables can be relieved.
+    """The events of each group of layers that nest together, and of the layers that do not nest. Shapes and
+    arguments get permanent numbers, so the recording's tables can drop them.
     """
 
     def __init__(self, tables: Tables, shapes: ShapeTable, args: KeptArgs) -> None:
         self._tables, self._shapes, self._args = tables, shapes, args
         self._numbers: Int32s = np.empty(0, np.int32)
-        """By the number of a shape in the tables, that of the same in `shapes`."""
+        """By the number of a shape in the tables, its number in `shapes`."""
         self._last = np.empty(0, np.int32)
         """The shapes of the last batch, as the tables number them."""
         self._collected: dict[int, Collected] = {}
 
     def add(self, events: TraceColumns) -> None:
         """Add the events of a batch. Raises OutputError."""
-        met = self._tables.shapes[len(self._numbers) :]
-        if met:
-            new = np.array([self._shapes.number(shape) for shape in met], np.int32)
-            self._numbers = np.concatenate([self._numbers, new])
+        new = self._tables.shapes[len(self._numbers) :]
+        if new:
+            numbers = np.array([self._shapes.number(shape) for shape in new], np.int32)
+            self._numbers = np.concatenate([self._numbers, numbers])
         self._last = events.shape
         events.shape = self._numbers[events.shape]
         if self._args.put_away:
@@ -125,7 +125,7 @@ class CollectedLayers:
             self._collected.setdefault(group, Collected()).add(events.take(places))
 
     def relieve(self) -> None:
-        """Make room in the tables: of shapes those stay that were met last, if there are many."""
+        """Free memory of the tables: if there are many shapes, only those of the last batch stay."""
         self._args.put_all_away()
         if len(self._tables.shapes) <= _SHAPES_MAX:
             self._keep(np.arange(len(self._numbers), dtype=np.int32))
@@ -141,9 +141,9 @@ class CollectedLayers:
         self._numbers = numbers
 
     def forget_shapes(self) -> None:
-        """Leave arguments alone in the tables. Nothing is to be added any more."""
+        """Drop everything except arguments from the tables. No event may be added afterwards."""
         self._tables.keep(np.empty(0, np.int32), np.arange(self._tables.args_count, dtype=np.int32))
 
     def take(self, name: str) -> TraceColumns:
-        """The events of a group in order. They are not kept here any more."""
+        """Remove and return the sorted events of a group."""
         return self._collected.pop(FRAMES.index(name), Collected()).in_order(self._shapes.is_whole)

@@ -1,4 +1,4 @@
-"""Collects samples of what GPUs' hardware counted, and gives their means over stretches of time."""
+"""Collects samples of the GPUs' hardware counters, and sums them over stretches of time."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, empty, parts
 
 SERIES = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_READ, DRAM_READ_SHARE, DRAM_WRITE, DRAM_WRITE_SHARE, SM_CLOCK)
-"""The counters that are kept, in the order of a row."""
-# Other GPUs' samples are left out: each has files of its own.
+"""The counters that are kept, in the order of the columns."""
+# The most GPUs whose samples are kept, as each needs separate files.
 _GPUS_MAX = 256
-# Of a billion such values the sum is exact enough; no GPU counts as much in any unit.
+# Larger values are ignored: no GPU has them in any unit, and sums of a billion of them would lose precision.
 _VALUE_MAX = 1e15
 
 
 class CounterTable:
-    """The samples of a recording, on the trace clock. Call `add` with each batch, then `finish`."""
+    """The counter samples of a recording, on the trace clock. Call `add` for each batch, then `finish`."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._growing: dict[int, tuple[Growing, Growing, Growing]] = {}
         self.gpus: dict[int, GpuSamples] = {}
-        """Those of each GPU, when all is added."""
+        """The samples of each GPU, after `finish`."""
 
     def add(self, events: TraceColumns) -> None:
-        """Take the samples of a batch, whose numbers are the tables'. Raises OutputError."""
+        """Add the samples of a batch, whose shapes and arguments are numbers in the tables. Raises
+        OutputError.
+        """
         gpus: dict[int, list[int]] = {}
         for number in np.unique(events.shape).tolist():
             shape = self._tables.shapes[number] if number >= 0 else None
             if shape is not None and shape.phase == COUNTS and shape.layer == shape.name == GPU_COUNTERS:
                 gpus.setdefault(shape.gpu or 0, []).append(number)
         for gpu, shapes in gpus.items():
-            # A sample without a length has no interval that it could be the mean of.
+            # A sample is the mean over its interval, so one without a length has no meaning.
             rows = np.flatnonzero(np.isin(events.shape, shapes) & (events.dur_ns > 0))
             if len(rows) and (gpu in self._growing or len(self._growing) < _GPUS_MAX):
                 self._take(gpu, events, rows)
@@ -63,19 +65,19 @@ class CounterTable:
             column.extend(more, len(rows))
 
     def finish(self) -> None:
-        """All is added."""
+        """Make `gpus` of all samples. Nothing may be added afterwards."""
         for gpu, columns in sorted(self._growing.items()):
             self.gpus[gpu] = GpuSamples(*(column.whole() for column in columns))
         self._growing = {}
 
 
 def _number(value: Any) -> float:
-    """A value of a sample; NaN where there is none that can be."""
+    """A value of a sample; NaN where it is missing or invalid."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _VALUE_MAX else math.nan
 
 
 class GpuSamples:
-    """The samples of one GPU in the order of their starts, and sums up to each."""
+    """The samples of one GPU, sorted by start, and their cumulative sums."""
 
     def __init__(self, start_ns: Any, end_ns: Any, values: Any) -> None:
         if bool((np.diff(start_ns) < 0).any()):
@@ -83,13 +85,13 @@ class GpuSamples:
             start_ns, end_ns, values = start_ns[order], end_ns[order], values[order]
         self._start_ns, self._end_ns = start_ns, np.maximum.accumulate(end_ns)
         self.interval_ns = int(np.median(end_ns - start_ns))
-        """How long a sample is, of the middle one by length."""
+        """The median length of a sample."""
         self._sums = _sums(np.nan_to_num, values)
         self._known = _sums(np.isfinite, values)
 
     def inside(self, start_ns: Any, end_ns: Any) -> tuple[Any, Any, Any]:
-        """Of each stretch how many samples lie in it as a whole, and of each of `SERIES` their sum and how
-        many have a value.
+        """For each stretch the number of samples that are wholly inside it, shape `(n,)`; and for each of
+        `SERIES` the sum and the number of their values, shapes `(n, series)`.
         """
         first = np.searchsorted(self._start_ns, start_ns, "left")
         last = np.maximum(np.searchsorted(self._end_ns, end_ns, "right"), first)
@@ -97,7 +99,7 @@ class GpuSamples:
 
 
 def _sums(of: Any, values: Any) -> Any:
-    """The sums of what a function makes of the rows before each. Raises OutputError."""
+    """The cumulative sums of `of(values)`, shape `(rows + 1, series)`. Raises OutputError."""
     sums = empty(len(values) + 1, np.float64, values.shape[1:])
     sums[0] = 0
     for part in parts(len(values)):
@@ -106,6 +108,8 @@ def _sums(of: Any, values: Any) -> Any:
 
 
 def is_long(start_ns: Any, end_ns: Any, samples: GpuSamples) -> Bools:
-    """Which stretches are longer than two samples: at least one lies in each as a whole."""
+    """Flags the stretches that are longer than two samples: at least one sample is wholly inside them. Shapes
+    `(n,)`.
+    """
     long: Bools = end_ns - start_ns > 2 * samples.interval_ns
     return long

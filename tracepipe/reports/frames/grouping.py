@@ -1,4 +1,4 @@
-"""Rows by a number that they have, and numbers for rows that are equal."""
+"""Groups rows by numbers, sorts them, and numbers equal rows. All columns have the shape `(rows,)`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BITS = 63
 
 
 def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
-    """Each number from 0 on that there is, in order, and its places, in theirs."""
+    """Yield each distinct non-negative number, sorted, with the rows that have it, in their order."""
     if not len(numbers):
         return
     order, bounds = sorted_by(numbers)
@@ -24,13 +24,15 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
 
 
 def each(numbers: Any) -> Iterator[int]:
-    """Numbers of a column one by one, as Python's."""
+    """Yield the numbers of a column as Python integers."""
     for part in parts(len(numbers)):
         yield from numbers[part].tolist()
 
 
 class Grouped:
-    """Rows by the number from 0 on that they have, in their order, as parts of a column."""
+    """Rows by a non-negative number that each has. The rows of a number keep their order, and are a part of a
+    column.
+    """
 
     def __init__(self, numbers: Any, rows: Any) -> None:
         self._rows, self._bounds, self._numbers = rows, np.zeros(1, np.int64), np.empty(0, np.int64)
@@ -55,8 +57,10 @@ class Grouped:
 
 
 def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
-    """The places of numbers from 0 on in the order of these, and where each begins, and the last ends."""
-    # Sorting by two bytes takes a twentieth of the time.
+    """The indices that sort non-negative numbers, and the first index of each distinct number, with the end
+    of the last. Equal numbers keep their order.
+    """
+    # Sorting 16-bit numbers takes a twentieth of the time.
     narrow = numbers.astype(np.uint16) if int(numbers.max(initial=0)) < 1 << 16 else numbers
     order = np.argsort(narrow, kind="stable")
     ordered = narrow[order]
@@ -65,8 +69,8 @@ def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
 
 
 def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[Any]]:
-    """The values of columns by the number below `count` that their rows have, as columns; and where those of
-    each number begin, and the last end. Equal rows keep their order.
+    """Sort columns by a number below `count` that each row has. Return the first row of each number, with the
+    end of the last, shape `(count + 1,)`, and the sorted columns. Equal rows keep their order.
     """
     bounds = np.zeros(count + 1, np.int64)
     for part in parts(len(numbers)):
@@ -84,21 +88,21 @@ def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[An
 
 
 def distinct(column: Any) -> Any:
-    """The values of a column, each once and in order, as a column."""
-    # np.unique of some versions makes a table of hashes, whose memory is not given back.
+    """The sorted distinct values of a column, shape `(values,)`."""
+    # np.unique of some versions of numpy makes a hash table, whose memory is not returned to the system.
     ordered = np.sort(column)
     return taken(ordered, starts_of(ordered))
 
 
 def numbered(column: Any) -> tuple[Any, Any]:
-    """The values of a column, each once and in order; and for each row the place of its value there."""
+    """The sorted distinct values of a column, and for each row the index of its value."""
     values = distinct(column)
     return values, made(len(column), np.int32, lambda part: np.searchsorted(values, column[part]))
 
 
 def batches(bounds: Int64s) -> Iterator[slice]:
-    """Groups of rows some at a time, so that they have few rows together, or are one. `bounds` is where the
-    rows of each group begin, and those of the last end.
+    """Yield slices of groups with few rows together, or single groups. `bounds` has the first row of each
+    group, and the end of the last.
     """
     first, last = 0, len(bounds) - 1
     while first < last:
@@ -109,14 +113,14 @@ def batches(bounds: Int64s) -> Iterator[slice]:
 
 
 def reduced(how: Any, column: Any, starts: Any) -> Any:
-    """What a ufunc as `np.minimum` makes of the rows of a column from each start to the next, the last to its
-    end; as a column.
+    """Reduce the rows of a column from each start to the next with a ufunc such as `np.minimum`. Shape
+    `(starts,)`.
     """
     found = empty(len(starts), column.dtype)
     for part in parts(len(column)):
         first, last = np.searchsorted(starts, [part.start, part.stop])
         if first == len(starts) or starts[first] > part.start:
-            # The rows before the first start here go on with those of the part before.
+            # The rows before the first start belong to the last group of the part before.
             until = min(int(starts[first]) if first < len(starts) else part.stop, part.stop)
             rest = how.reduce(column[part.start : until])
             found[first - 1] = how(found[first - 1], rest)
@@ -126,7 +130,9 @@ def reduced(how: Any, column: Any, starts: Any) -> Any:
 
 
 def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
-    """The places with the greatest numbers, at most so many, and those that are as good as the next."""
+    """The places with the greatest numbers, fewer than `most`, and the places whose equal numbers compete for
+    the rest of `most`.
+    """
     values = numbers[places]
     if len(places) <= most:
         return places, places[:0]
@@ -135,7 +141,9 @@ def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
 
 
 def runs(*columns: Any) -> tuple[Int32s, Int64s]:
-    """The places of rows in the order of some columns, the first first, and where equal rows start."""
+    """The indices that sort rows by some columns, the first column first, and the starts of equal rows among
+    them.
+    """
     order: Int32s = np.lexsort(columns[::-1]).astype(np.int32)
     differs = np.zeros(len(order), np.bool_)
     differs[:1] = True
@@ -146,20 +154,20 @@ def runs(*columns: Any) -> tuple[Int32s, Int64s]:
 
 
 def equal(*columns: Any) -> tuple[Int32s, Int32s]:
-    """A number for each row, the same for equal ones and in their order; and the first row of each number.
-    Columns.
+    """A number for each row, equal for equal rows and in their sort order, and the first row of
+    each number.
     """
     values, of = numbered(one_number(*columns))
     count, first = len(of), empty(len(values), np.int32)
     for part in parts(count):
-        # From the last row on: of equal ones the first stays.
+        # In reverse, so the first of equal rows is written last, and stays.
         rows = np.arange(count - part.start, count - part.stop, -1, dtype=np.int32) - 1
         first[of[rows]] = rows
     return of, first
 
 
 def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
-    """The values of rows, none below 0, in the order of the numbers of these, and then in theirs; columns."""
+    """Non-negative values, sorted by the number of their rows, then by value."""
     count = len(numbers)
     most = max((int(values[part].max()) for part in parts(count)), default=0)
     highest = max((int(numbers[part].max()) for part in parts(count)), default=0)
@@ -167,7 +175,7 @@ def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
     if highest.bit_length() + bits > _BITS:
         in_order: Int64s = values[np.lexsort((values, numbers))]
         return in_order
-    # Both in one integer: that sorts where it stands.
+    # Both in one integer, which is sorted in place.
     both = np.empty(count, np.int64)
     for part in parts(count):
         both[part] = numbers[part] << bits | values[part]
@@ -177,7 +185,7 @@ def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
 
 
 def starts_of(*columns: Any) -> Any:
-    """The rows in which one of the columns is not as in the row before, and the first row."""
+    """The rows in which any of the columns differs from the row before, and the first row. Shape `(n,)`."""
 
     def differs(part: slice) -> Any:
         before = slice(max(part.start - 1, 0), part.stop)
@@ -190,18 +198,18 @@ def starts_of(*columns: Any) -> Any:
 
 
 def in_order(*columns: Any) -> Any:
-    """The rows in the order of some columns, the first first, equal ones in theirs."""
+    """The row numbers sorted by some columns, the first column first; equal rows keep their order."""
     return sort_within(one_number(*columns), np.arange(columns[0].size, dtype=np.int64))
 
 
 def one_number(*columns: Any) -> Any:
-    """A number for each row, from 0 on, that is in the order of some columns, the first first."""
+    """A non-negative number for each row, whose order is that of some columns, the first column first."""
     count, bits = columns[0].size, 0
     number = np.broadcast_to(np.int64(0), count)
     for column in columns:
         least, width = _range(column)
         if bits + width > _BITS:
-            # Places among all values have half as many bits at most.
+            # Indices of distinct values have at most half as many bits.
             values, column = numbered(column)
             least, width = 0, len(values).bit_length()
         if bits + width > _BITS:
@@ -214,13 +222,13 @@ def one_number(*columns: Any) -> Any:
 
 
 def _range(column: Any) -> tuple[int, int]:
-    """The least value of a column, and how many bits the others take above it."""
+    """The least value of a column, and the number of bits of the differences to it."""
     ends = [(int(column[part].min()), int(column[part].max())) for part in parts(column.size)]
     least = min((low for low, _ in ends), default=0)
     return least, (max((high for _, high in ends), default=0) - least).bit_length()
 
 
 def _packed(number: Any, column: Any, least: int, width: int, part: slice) -> Any:
-    """Numbers, and the values of a column behind them."""
+    """A part of the numbers, each with the value of a column in its low bits."""
     above: Any = number[part].astype(np.int64) << width
     return above | (column[part].astype(np.int64) - least)

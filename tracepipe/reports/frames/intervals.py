@@ -1,4 +1,6 @@
-"""Stretches of time as sorted columns: their union, the gaps between them, how much of a span they cover."""
+"""Stretches of time as sorted columns: their union, the gaps between them, and how much of a span
+they cover.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,20 @@ from tracepipe.reports.frames.stored import Growing, flagged, joined, made, part
 
 
 class Gaps(NamedTuple):
-    """Columns of the gaps between stretches: when, and between which of those the gap lies."""
+    """The gaps between stretches, as columns of shape `(gaps,)`: when, and between which stretches."""
 
     start_ns: Any
     end_ns: Any
     previous: Any
-    """The first of the stretches that ends where the gap starts."""
+    """The first stretch that ends where the gap starts."""
     following: Any
-    """The first that starts where the gap ends."""
+    """The first stretch that starts where the gap ends."""
 
 
 def gaps_between(start_ns: Any, end_ns: Any) -> Gaps:
-    """The gaps between stretches in the order of their starts, each of which has a length."""
+    """The gaps between stretches, which are sorted by start, and each longer than 0. Shapes `(n,)`."""
     found = [Growing(dtype) for dtype in (np.int64, np.int64, np.int32, np.int32)]
-    # Up to the last row: the latest end, and the first row that has it.
+    # The latest end so far, and the first row that has it.
     until_ns, latest = TIME_LIMIT_NS + 1, -1
     for part in parts(len(start_ns)):
         starts_ns, ends_ns = start_ns[part], end_ns[part]
@@ -44,11 +46,11 @@ def gaps_between(start_ns: Any, end_ns: Any) -> Gaps:
 
 
 class Stretches:
-    """The union of half-open stretches [start, end), numpy integers, ns."""
+    """The union of half-open stretches [start, end) in ns. Columns have the shape `(n,)`."""
 
     def __init__(self, start_ns: Any, end_ns: Any) -> None:
         if len(start_ns) <= 1:
-            # A million threads may have one each.
+            # A fast path, as a million threads may have one stretch each.
             lasts = end_ns > start_ns
             self.start_ns, self.end_ns = start_ns[lasts], end_ns[lasts]
             return
@@ -67,7 +69,7 @@ class Stretches:
 
     @cached_property
     def _before_ns(self) -> Any:
-        """How long those before each are together, and all of them."""
+        """The sum of the lengths before each stretch, and of all of them."""
         before_ns = Growing(np.int64)
         before_ns.extend(0, 1)
         total_ns = 0
@@ -79,11 +81,11 @@ class Stretches:
 
     @property
     def total_ns(self) -> int:
-        """How long they are together."""
+        """The sum of the lengths."""
         return int(self._before_ns[-1])
 
     def overlap_ns(self, other: Stretches) -> int:
-        """How long both are."""
+        """The length of the intersection with another union."""
         return self.total_ns + other.total_ns - self.joined(other).total_ns
 
     def gaps(self) -> Stretches:
@@ -91,7 +93,7 @@ class Stretches:
         return Stretches(self.end_ns[:-1], self.start_ns[1:])
 
     def lengths_ns(self) -> Any:
-        """How long each is."""
+        """The length of each stretch."""
         return made(len(self.start_ns), np.int64, lambda part: self.end_ns[part] - self.start_ns[part])
 
     def joined(self, other: Stretches) -> Stretches:
@@ -101,11 +103,11 @@ class Stretches:
         )
 
     def covered_ns(self, start_ns: Any, end_ns: Any) -> Any:
-        """How much of each span [start, end) lies in the union."""
+        """How much of each span [start, end) is inside the union. Shapes `(n,)`."""
         return self._until(end_ns) - self._until(start_ns)
 
     def _until(self, ts_ns: Any) -> Any:
-        """The length of what lies before each time."""
+        """The length of the union before each time. Shapes `(n,)`."""
         if not len(self.start_ns):
             return np.zeros(len(ts_ns), np.int64)
         at = np.searchsorted(self.start_ns, ts_ns, "right")
@@ -115,13 +117,13 @@ class Stretches:
 
 
 def nothing() -> Stretches:
-    """No stretch at all."""
+    """The empty union."""
     return Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def most_at_once(start_ns: Any, end_ns: Any) -> int:
-    """How many stretches there are at one time, at most: one that ends makes room for one that starts then.
-    Each column is put in order.
+    """The most stretches at one time; one that ends when another starts does not overlap it. Both columns,
+    shapes `(n,)`, are sorted in place.
     """
     start_ns.sort()
     end_ns.sort()

@@ -1,4 +1,4 @@
-"""The texts of a recording's arguments: what is much lies in a file, and is read when it is asked for."""
+"""The texts of a recording's arguments. Most are in a file, and are read when they are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracepipe.reports.frames.stored import no_room, unnamed_file
 
 
 class KeptArgs:
-    """Arguments by numbers: those of the tables, after those that were put away before."""
+    """Arguments by number: first those that were moved to the file, then those in the recording's tables."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -26,16 +26,18 @@ class KeptArgs:
 
     @property
     def put_away(self) -> int:
-        """How many arguments come before those of the tables."""
+        """How many arguments are in the file."""
         return len(self._ends)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many arguments there are."""
         return len(self._ends) + self._tables.args_count
 
     def put_all_away(self) -> None:
-        """Write those of the tables to the file: the tables may forget them. Raises OutputError."""
+        """Write the arguments of the tables to the file; the tables may drop them then. Raises
+        OutputError.
+        """
         texts = [self._tables.text(number) for number in range(self._tables.args_count)]
         end = self._ends[-1] if self._ends else 0
         self._write(b"".join(texts), end)
@@ -63,13 +65,13 @@ class KeptArgs:
         return os.pread(self._file, self._ends[number] - start, start)
 
     def text_bytes(self, numbers: Any) -> int:
-        """How much text some arguments have that are in the file; there is little of the others."""
+        """How many bytes some arguments have in the file; those in the tables are few."""
         ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
         known = numbers[(numbers != NONE) & (numbers < len(self._ends))]
         return int((ends[known] - np.where(known > 0, ends[known - 1], 0)).sum())
 
     def args(self, number: int) -> Args:
-        """Arguments: a dict of its own."""
+        """The arguments with a number, as a new dict."""
         if number >= len(self._ends):
             return self._tables.args(number - len(self._ends))
         if number == NONE:
@@ -78,11 +80,11 @@ class KeptArgs:
         return json.loads(text) if _is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
 
     def json(self, number: int) -> bytes:
-        """The text of arguments as `orjson` writes it; of those that it cannot write, as they were kept."""
+        """The text of arguments as `orjson` writes it, or as it was stored where `orjson` cannot write it."""
         text = self.text(number)
         return text.lstrip() if _is_odd(text) else orjson.dumps(orjson.loads(text))
 
 
 def _is_odd(text: bytes) -> bool:
-    """Whether arguments hold integers beyond 64 bits: `Tables` puts a blank before their texts."""
+    """Whether arguments contain integers beyond 64 bits: `Tables` puts a blank before their texts."""
     return text.startswith(b" ")

@@ -1,4 +1,4 @@
-"""Rows of a table, which are out of memory where they are many."""
+"""Rows of a table, which are in a file where there are many."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, touched
 
-# Rows that are in memory together.
+# The rows that are in memory at a time.
 _AT_ONCE = 1_000
 
 
 class KeptRows:
-    """Rows in a column of bytes, some after the other."""
+    """Rows that are pickled in a column of bytes."""
 
     def __init__(self) -> None:
         self._bytes, self._ends, self._count = Growing(np.uint8), [0], 0
 
     def add(self, rows: list[Any]) -> None:
-        """Add some behind the others. Raises OutputError."""
+        """Append rows. Raises OutputError."""
         packed = np.frombuffer(pickle.dumps(rows, pickle.HIGHEST_PROTOCOL), np.uint8)
         self._bytes.extend(packed, len(packed))
         self._ends.append(self._bytes.count)
@@ -37,8 +37,8 @@ class KeptRows:
 
 
 def kept_rows(rows: Iterable[Any]) -> list[Any] | KeptRows:
-    """The rows that an iterable gives, which can be gone through again: a list, or in a file where they are
-    many. Raises OutputError.
+    """The rows of an iterable as a sequence that can be iterated over again: a list, or `KeptRows` where
+    there are many. Raises OutputError.
     """
     given = iter(rows)
     some = list(islice(given, _AT_ONCE))

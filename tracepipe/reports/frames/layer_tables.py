@@ -1,4 +1,4 @@
-"""The layers of a recording as tables for other programs: times in whole ns, null where not known."""
+"""The layers of a recording as tables for other programs: times in integer ns, null where not known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.frames.warp_columns import COLUMNS
 
-# Rows of a part; and the text that they have at most, or there are fewer.
+# The most rows of a part, and the most text of its rows, for which there may be fewer rows.
 _ROWS_AT_ONCE, _TEXT_BYTES = 1 << 13, 1 << 20
 _TIMES = ("start_ns", "end_ns", "dur_ns", "kind")
 _THREAD = ("pid", "tid", "cpu", "comm")
@@ -37,27 +37,29 @@ _STACKS = {
 
 
 class LayerTable(NamedTuple):
-    """A table of a run: how many rows it has, a part of them, and how much text a part has at most."""
+    """A table of a run: functions for its number of rows, for a part of them, and for the most bytes of text
+    of a part.
+    """
 
     count: Callable[[Run], int]
     part: Callable[[Run, slice], pl.DataFrame]
     text_bytes: Callable[[Run, slice], int] = lambda run, rows: 0
 
     def rows_at_once(self, run: Run) -> int:
-        """How many rows take little memory, wherever in the table they stand."""
+        """A number of rows of which any part takes little memory."""
         found = _ROWS_AT_ONCE
         for rows in self._parts(run, _ROWS_AT_ONCE):
             found = min(found, (rows.stop - rows.start) * _TEXT_BYTES // max(self.text_bytes(run, rows), 1))
         return max(found, 1)
 
     def frames(self, run: Run, rows_at_once: int) -> Iterator[pl.DataFrame]:
-        """All of it, so many rows at a time."""
+        """Yield the whole table, `rows_at_once` rows at a time."""
         for rows in self._parts(run, rows_at_once):
             yield self.part(run, rows)
 
     def _parts(self, run: Run, at_once: int) -> Iterator[slice]:
         for some in parts(self.count(run)):
-            # A row has a hundred times what one has of a column.
+            # Smaller parts, as a whole row takes a hundred times as much as one of its columns.
             for start in range(some.start, some.stop, at_once):
                 yield slice(start, min(start + at_once, some.stop))
 
@@ -69,23 +71,23 @@ def _numbered(frame: pl.DataFrame, rows: slice) -> pl.DataFrame:
 
 
 def _three(column: str, name: str) -> Iterator[pl.Expr]:
-    """The three numbers of sizes or indices, each as a column."""
+    """The three numbers of sizes or indices, each as a separate column."""
     for at, axis in enumerate("xyz"):
         yield pl.col(column).arr.get(at, null_on_oob=True).alias(f"{name}_{axis}")
 
 
 def _spans(layer: str, *columns: str) -> LayerTable:
-    """The spans of a layer with the columns that an export has of them, and the number of each row."""
+    """The table of a layer with some columns, and the number of each row."""
     sizes = [what for what in ("grid", "block") if f"{what}_x" in columns]
     others = {"parent_row": "parent", **dict.fromkeys(_SIZES, "")}
-    asked = [name for column in columns if (name := others.get(column, column))]
+    needed = [name for column in columns if (name := others.get(column, column))]
 
     def part(run: Run, rows: slice) -> pl.DataFrame:
-        frame = _numbered(run.part(layer, rows, *asked, *sizes), rows)
+        frame = _numbered(run.part(layer, rows, *needed, *sizes), rows)
         wide = frame.with_columns(
             pl.col("kind").cast(pl.String), *(e for what in sizes for e in _three(what, what))
         )
-        if "parent" in asked:
+        if "parent" in needed:
             wide = wide.with_columns(pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64))
         return wide.select("row", *columns)
 
@@ -93,8 +95,8 @@ def _spans(layer: str, *columns: str) -> LayerTable:
 
 
 def _gpu_threads(run: Run, rows: slice) -> pl.DataFrame:
-    told = ("phase", "name", "pid", "gpu", "launch", "bound_ns", "args")
-    threads = run.part("gpu_thread", rows, "start_ns", "block", "thread", *told)
+    columns = ("phase", "name", "pid", "gpu", "launch", "bound_ns", "args")
+    threads = run.part("gpu_thread", rows, "start_ns", "block", "thread", *columns)
     indices = [one for what in ("block", "thread") for one in _three(what, f"{what}_index")]
     of_thread = pl.col("phase", "name", "pid", "gpu", "launch")
     ts_ns = pl.col("start_ns").alias("ts_ns")
@@ -129,7 +131,7 @@ def _stacks(run: Run, rows: slice) -> pl.DataFrame:
 
 
 def _of_longest(texts: Iterable[str], rows: slice) -> int:
-    """How much text rows have at most, with one of these in each."""
+    """The most bytes of text of rows that have one of these texts each."""
     return max(map(len, texts), default=0) * len(range(rows.start, rows.stop))
 
 
@@ -149,7 +151,7 @@ def _warp_bytes(run: Run, rows: slice) -> int:
 def _clocks(run: Run) -> pl.DataFrame:
     return pl.DataFrame(
         {
-            name: pl.Series([said.get(name) for said in run.facts.clocks], dtype=getattr(pl, kind))
+            name: pl.Series([clock.get(name) for clock in run.facts.clocks], dtype=getattr(pl, kind))
             for name, kind in _CLOCKS.items()
         }
     )
@@ -183,4 +185,4 @@ TABLES: dict[str, LayerTable] = {
     ),
     "clocks": LayerTable(lambda run: len(run.facts.clocks), lambda run, rows: _clocks(run)[rows]),
 }
-"""Name of a table → how it is made of a run. docs/reports.md says what each column means."""
+"""The tables by name. docs/reports.md documents their columns."""

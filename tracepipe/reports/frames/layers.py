@@ -1,4 +1,4 @@
-"""The layers of a recording: numpy columns, and the frames that are made of them."""
+"""The layers of a recording as numpy columns, and the polars frames of these."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ COLUMNS = (
     "thread", "phase", "bound_ns", "args", "start_ns", "end_ns", "kind", "depth", "lane", "parent",
     "end_args", "dur_ns", "stack", "python",
 )  # fmt: skip
-"""The columns of a frame, in their order: `Run` says what they have."""
+"""The columns of a frame, in their order; `Run` documents them."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """A row for each span and instant, in the order of their starts.
+    """A row for each slice and instant, sorted by start. Columns have the shape `(rows,)`.
 
-    `kind` is a place in `KINDS`; `shape`, `args` and `stack` are numbers of the begin, and `end_args` of the
-    end, NONE without; `parent` is the row of the next around it in this layer, or NONE. The others are None
-    where no row has a value.
+    `kind` is an index into `KINDS`. `shape`, `args` and `stack` are numbers of the begin, and `end_args` of
+    the end, NONE without a value. `parent` is the row of the innermost slice around it in this layer, or
+    NONE. The columns below them are None where no row has a value.
     """
 
     start_ns: Int64s
@@ -56,24 +56,24 @@ class Layer:
 
     @property
     def has_length(self) -> Bools:
-        """Whether the length of each is known."""
+        """Flags the rows whose length is known."""
         known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
         return known
 
     @property
     def is_call(self) -> Bools:
-        """All but ends without a begin."""
+        """Flags all rows except ends without a begin."""
         calls: Bools = self.kind != NO_BEGIN
         return calls
 
     @property
     def is_outermost(self) -> Bools:
-        """Spans that are in no other: their lengths may be added up."""
+        """Flags the slices that are inside no other: their lengths can be summed."""
         outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
         return outermost
 
     def lengths_ns(self, rows: Any) -> Int64s:
-        """The lengths of some rows, as far as they are known."""
+        """The known lengths of some rows, which are flags or row numbers. Shape `(known,)`."""
         if rows.dtype != np.bool_:
             some = rows[self.has_length[rows]]
             return np.asarray(self.end_ns[some] - self.start_ns[some])
@@ -87,13 +87,13 @@ class Layer:
         return lengths_ns
 
     def rows(self, rows: Int64s | slice) -> Layer:
-        """Some rows as they are: `parent` is a row of the whole."""
+        """Some rows, in which `parent` is still a row of the whole layer."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if column is None else column[rows] for name, column in columns.items()}
         return Layer(**some)
 
     def take(self, rows: Int64s) -> Layer:
-        """Some rows, which are a layer. Callers that are not among them are none."""
+        """Some rows as a layer of their own: `parent` is NONE where the caller is not among them."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if of is None else taken(of, rows) for name, of in columns.items()}
         places = np.full(len(self) + 1, NONE, np.int32)
@@ -103,7 +103,9 @@ class Layer:
 
 
 def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
-    """The layers of what nests on streams, and of copies by the call."""
+    """Divide the layer of events that nest on streams into kernels, with copies on GPUs, and copies
+    by call.
+    """
     found = {}
     for name in ("transfer", "gpu_kernel"):
         rows = _rows_of(both, table.frames == FRAMES.index(name))
@@ -118,7 +120,7 @@ def _rows_of(layer: Layer, shapes: Bools) -> Any:
 
 def threads_of(events: TraceColumns) -> Layer:
     """The layer of events that do not nest: those of single threads of a GPU."""
-    # One value in memory stands for all.
+    # Broadcast arrays keep one value in memory.
     kind: Bytes = np.broadcast_to(np.uint8(INSTANT), len(events))
     none: Int32s = np.broadcast_to(np.int32(0), len(events))
     lane: Bytes = np.broadcast_to(np.uint8(0), len(events))
@@ -180,11 +182,11 @@ class Frames:
     def _bound_ns(self, layer: Layer) -> pl.Series:
         if layer.bound_ns is None or layer.source_ns is None:
             return _nulls("bound_ns", len(layer), pl.Int64())
-        # On the trace's own clock a time is as right as it was recorded.
+        # A time that was recorded on the trace's clock has no error from an alignment.
         return where(layer.source_ns != NONE, pl.Series("bound_ns", layer.bound_ns))
 
     def _of_args(self, layer: Layer, name: str) -> pl.Series:
-        """What begin or end say; of a result, the end first."""
+        """A value of the begin, else of the end; for a result, of the end first."""
         if name == "address":
             begin, end = self._args.addresses(layer.args), self._args.addresses(layer.end_args)
             return pl.select(pl.coalesce(begin, end)).to_series()
@@ -205,13 +207,13 @@ class Frames:
         return pl.Series("python", texts, dtype=pl.String).gather(places)
 
     def _kernel(self, layer: Layer) -> pl.Series:
-        """The longest name of a kernel that the recording has, as argument in some formats."""
+        """The longest name that the recording has for a kernel; some formats have it as an argument."""
         short = self._table.texts("name", layer.shape)
         whole = self._table.texts("kernel", layer.shape)
-        said = self._args.texts_of("function", layer.args)
+        of_args = self._args.texts_of("function", layer.args)
         longest = [
             one if one is not None and short_kernel_name(one) == name else recorded or name
-            for name, recorded, one in zip(short, whole, said, strict=True)
+            for name, recorded, one in zip(short, whole, of_args, strict=True)
         ]
         return pl.Series("kernel", longest, dtype=pl.String)
 
@@ -258,7 +260,7 @@ def _nulls(name: str, count: int, dtype: Any) -> pl.Series:
 
 
 def _with_source(texts: pl.Series, source_ns: Int64s | None) -> pl.Series:
-    """Arguments as text, with the reading of the clock that their event was on."""
+    """Arguments as JSON text, with the time of their event on its own clock as `source_ns`."""
     if source_ns is None:
         return texts
     text, source = pl.col(texts.name), pl.col("source")

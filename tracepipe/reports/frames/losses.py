@@ -1,4 +1,4 @@
-"""Stretches in which events were lost, in columns: a recording may have a million."""
+"""Collects the stretches in which events were lost as columns: a recording may have a million."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from tracepipe.event.model import Record
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.stored import Growing
 
-# So many layers, and so many reasons, keep their names. There are ten; what a file says is any text.
+# The most layers, and the most reasons, whose names are kept. There are ten, but a file may contain any text.
 _TEXTS_MAX = 100
 _NUMBERS = ("count", "start_ns", "dur_ns", "cpu")
-# Of each text what stands for those that are too many.
+# The texts that replace those beyond the maximum.
 _TEXTS = {"layer": "other layers", "reason": "other reasons"}
 _ROWS_AT_ONCE = 1 << 10
 _INT64_MAX = (1 << 63) - 1
 
 
 class LossTable:
-    """A row for each loss, in file order. Call `add` with each, then `finish`, then the rest."""
+    """A row for each loss, in file order. Call `add` for all losses, then `finish`, then the other
+    methods.
+    """
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, ...]] = []
-        """The last ones, which are not in columns yet."""
+        """The last rows, which are not in columns yet."""
         self._growing = {name: Growing(np.int64) for name in (*_NUMBERS, *_TEXTS)}
         self._places: dict[str, dict[str, int]] = {name: {} for name in _TEXTS}
         self._columns: dict[str, Any] = {}
@@ -33,7 +35,7 @@ class LossTable:
 
     def add(self, record: Record, start_ns: int) -> None:
         """Add a loss that began at `start_ns`. Raises OutputError."""
-        # A processor's number may be any; none has one beyond 63 bits.
+        # A file may contain any number of a processor; real ones fit 63 bits.
         cpu = record.get("cpu", NONE)
         cpu = cpu if cpu <= _INT64_MAX else NONE
         places = (self._place(name, record.get(name)) for name in _TEXTS)
@@ -42,7 +44,7 @@ class LossTable:
             self._put()
 
     def _put(self) -> None:
-        """Put rows into columns."""
+        """Append the rows to the columns."""
         rows = np.array(self._rows, np.int64).reshape(len(self._rows), len(self._growing))
         for column, values in zip(self._growing.values(), rows.T, strict=True):
             column.extend(values, len(values))
@@ -57,23 +59,25 @@ class LossTable:
         return places.setdefault(text, len(places))
 
     def finish(self) -> None:
-        """Nothing is to be added any more. Raises OutputError."""
+        """Make the columns. Nothing may be added afterwards. Raises OutputError."""
         self._put()
         self._columns = {name: growing.whole() for name, growing in self._growing.items()}
 
     def column(self, name: str) -> Any:
-        """Numbers of all losses, NONE where there is none; a layer or a reason by its place in `texts`."""
+        """A column of shape `(losses,)`, NONE where a value is missing; layers and reasons are indices into
+        `texts`.
+        """
         return self._columns[name]
 
     def texts(self, name: str) -> list[str]:
-        """The layers, or the reasons, in the order in which they were met."""
+        """The layers, or the reasons, in the order of their first occurrences."""
         return list(self._places[name])
 
     def frame(self, rows: slice = slice(None)) -> pl.DataFrame:
         """Some rows: layer, count, start_ns, dur_ns, cpu, reason."""
         columns: dict[str, Any] = {name: self.column(name)[rows] for name in _NUMBERS}
         for name in _TEXTS:
-            # The last place is NONE's.
+            # The last place is for NONE.
             texts = pl.Series([*self.texts(name), None], dtype=pl.String)
             places = self.column(name)[rows]
             columns[name] = texts.gather(np.where(places == NONE, len(texts) - 1, places))

@@ -1,4 +1,4 @@
-"""Spans in stretches of time, one after the other: what touches a stretch is looked at, and nothing else."""
+"""Reads spans in successive stretches of time: only those that touch a stretch are in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tracepipe.reports.frames.stored import ROWS_AT_ONCE, parts, release
 
 @dataclass(frozen=True, slots=True)
 class Touching:
-    """Spans that touch a stretch of time, cut to it: their places among those that are looked at, and their
-    threads."""
+    """Spans that touch a stretch of time, clipped to it: their places in `Moving`, and their threads. Shapes
+    `(n,)`.
+    """
 
     place: Int64s
     thread: Int64s
@@ -27,13 +28,13 @@ class Touching:
     end_ns: Int64s
 
     def take(self, some: Any) -> Touching:
-        """Some of them."""
+        """The spans with some indices or flags."""
         return Touching(self.place[some], self.thread[some], self.start_ns[some], self.end_ns[some])
 
 
 class Moving:
-    """The spans of a layer, of some shapes or of some rows, in stretches of time that follow each other.
-    `thread` is the number of each shape's.
+    """The spans of a layer, or of some shapes or rows of it, in successive stretches of time. `thread` has
+    the number of the thread of each shape, shape `(shapes,)`.
     """
 
     def __init__(self, layer: Layer, thread: Any, *, shapes: Bools | None = None, rows: Any = None) -> None:
@@ -44,22 +45,24 @@ class Moving:
         self._open = Touching(none, none, none, none)
 
     def _row(self, place: Any) -> Any:
-        """The rows in the layer of some places."""
+        """The rows of the layer at some places."""
         return place if self._rows is None else self._rows[place]
 
     def starts_ns(self) -> Int64s:
-        """The starts of some, so that not many start between two of them."""
+        """Some of the starts, with few other starts between two of them. Shape `(n,)`."""
         starts_ns: Int64s = self._layer.start_ns[self._row(np.arange(0, self._count, ROWS_AT_ONCE))]
         return starts_ns
 
     def last_ns(self) -> int:
-        """The last end, or a time before all of them."""
+        """The last end; without spans, a time before all times."""
         ends_ns, before_ns = self._layer.end_ns, -TIME_LIMIT_NS
         every = parts(self._count)
         return max((int(ends_ns[self._row(part)].max()) for part in every), default=before_ns)
 
     def within(self, begin_ns: int, end_ns: int) -> Touching:
-        """Those that lie in a stretch, longer than no time. The next stretch begins where this one ends."""
+        """Return the spans that touch a stretch, without instants. The next stretch must begin at
+        `end_ns`.
+        """
         first, start_ns = self._next, self._layer.start_ns
         last = bisect_left(range(self._count), end_ns, first, key=lambda place: start_ns[self._row(place)])
         self._next = last
@@ -79,8 +82,8 @@ class Moving:
 
 
 def stretches_of(wanted: Moving, *others: Moving) -> Iterator[tuple[int, int]]:
-    """Stretches of time that follow each other, from the first span to the last end of those wanted; in each
-    of them few spans start.
+    """Yield successive stretches of time, from the first span to the last end of the wanted spans; few spans
+    start in each.
     """
     last_ns = wanted.last_ns()
     starts_ns = np.unique(np.concatenate([one.starts_ns() for one in (wanted, *others)]))

@@ -1,4 +1,4 @@
-"""Who is inside whom among the rows of a layer."""
+"""Which rows of a layer are inside which."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.reports.frames.libraries import np
 
 NOBODY = NONE
-# Callers that are climbed to one after the other: most calls have few.
+# The most callers that are followed one by one: most calls have few.
 _CLIMBED_MAX = 32
 
 
 def nearest_of(parents: Int32s, wanted: Bools) -> Int32s:
-    """For each row the wanted one that it is or is in, the innermost; NOBODY without one.
+    """For each row, the row itself if it is wanted, else the innermost wanted row around it, else NOBODY.
 
-    `parents` are the rows of the next around each, NOBODY for none; `wanted` has a boolean for each row.
+    `parents` has the row of the innermost caller of each row, or NOBODY, and `wanted` a flag for each row.
+    Shapes `(rows,)`.
     """
     count = len(parents)
-    # The last place stands for nobody. Each round looks twice as far up: a deep recursion needs few.
+    # The last place is for NOBODY. Each round doubles the distance, so a deep recursion needs few rounds.
     to: Int32s = np.empty(count + 1, np.int32)
     to[:-1] = np.where(parents == NOBODY, count, parents)
     to[-1] = count
@@ -30,7 +31,7 @@ def nearest_of(parents: Int32s, wanted: Bools) -> Int32s:
 
 
 def nearest_of_some(parents: Int32s, wanted: Bools, rows: Any) -> Int64s:
-    """As `nearest_of`, for some rows alone."""
+    """Like `nearest_of`, for some rows. `rows` and the result have the shape `(n,)`."""
     found: Int64s = rows.astype(np.int64)
     climbing = np.flatnonzero(~wanted[found])
     for _ in range(_CLIMBED_MAX):
@@ -44,7 +45,9 @@ def nearest_of_some(parents: Int32s, wanted: Bools, rows: Any) -> Int64s:
 
 
 def first_flagged(parents: Int32s, flagged: Bools) -> Bools:
-    """The flagged rows that are in no other flagged one: a runtime's call, and not the driver's inside it."""
+    """Flags the flagged rows that are inside no other flagged row: a runtime call, but not the driver's call
+    inside it. Shapes `(rows,)`.
+    """
     rows = np.flatnonzero(flagged)
     above = parents[rows]
     rows, above = rows[above != NOBODY], above[above != NOBODY]

@@ -1,4 +1,4 @@
-"""Byte strings by number, each once, with some twenty bytes for each besides its own."""
+"""Byte strings by number, each stored once, with an overhead of some twenty bytes each."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tracepipe.reports.frames.stored import Growing, put_away, touched
 
 _HASH = (1 << 32) - 1
 _SLOTS_AT_FIRST = 1 << 6
-# Of the last byte strings, until they go to the others.
+# The bytes of new strings that are collected before they are appended to the column.
 _LATE_BYTES = 1 << 16
-# What is looked at of a column for one of them.
+# The bytes of the column that are touched to read one string.
 _PAGE_BYTES = 1 << 12
 
 
 class Numbered:
-    """Gives byte strings numbers from 0 on, in the order in which they are met. `width` is the length of all
-    of them, 0 where they differ in it.
+    """Assigns the numbers 0, 1, … to byte strings, in the order of their first occurrences. `width` is the
+    length of all strings, or 0 where lengths differ.
     """
 
     def __init__(self, width: int = 0) -> None:
-        # One after the other: a column, and the last of them.
+        # All strings, one after the other: a column, and the new ones.
         self._column, self._late = Growing(np.uint8), bytearray()
         self._kept = memoryview(b"")
         self._width = width
         self._ends: Any = array("q")
         self._hashes: Any = array("I")
-        # Open addressing: a number stands at the first free place from its hash on.
+        # Open addressing: a number is at the first free place from its hash on.
         self._slots: Any = array("i", [NONE]) * _SLOTS_AT_FIRST
 
     def __len__(self) -> int:
@@ -48,29 +48,29 @@ class Numbered:
 
     @property
     def data(self) -> memoryview:
-        """All of them, one after the other. Raises OutputError."""
+        """All strings, one after the other. Raises OutputError."""
         self._keep()
         return self._kept
 
     def _keep(self) -> None:
-        """Put the last ones to the others."""
+        """Append the new strings to the column."""
         if self._late:
             self._column.extend(np.frombuffer(self._late, np.uint8), len(self._late))
             self._late = bytearray()
             self._kept = memoryview(self._column.so_far(self._column.count))
 
     def sizes(self, numbers: Any) -> Any:
-        """How long each of some is, where they differ in it."""
+        """The lengths of some strings, shapes `(n,)`; only where lengths differ."""
         ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
         return ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0)
 
     def find(self, text: bytes) -> int:
-        """The number of one, NONE where it was not met."""
+        """The number of a string, NONE where it has none."""
         number: int = self._slots[self._place(text, hash(text) & _HASH)]
         return number
 
     def number(self, text: bytes) -> int:
-        """The number of one, which is given one if it has none. Raises OutputError."""
+        """The number of a string; a new string gets the next number. Raises OutputError."""
         code = hash(text) & _HASH
         at = self._place(text, code)
         number: int = self._slots[at]
@@ -87,14 +87,14 @@ class Numbered:
         return number
 
     def put_away(self) -> None:
-        """Keep all of them out of memory, where they are many. No more are given numbers then. Raises
+        """Move everything to files, where there is much. No string may get a new number afterwards. Raises
         OutputError.
         """
         self._keep()
         self._ends, self._hashes, self._slots = map(put_away, (self._ends, self._hashes, self._slots))
 
     def _place(self, text: bytes, code: int) -> int:
-        """The place of one, or the free one where it would stand."""
+        """The place of a string, or the free place for it."""
         slots, hashes, mask = self._slots, self._hashes, len(self._slots) - 1
         at = code & mask
         while (number := slots[at]) != NONE and (hashes[number] != code or self[number] != text):

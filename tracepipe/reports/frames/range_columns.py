@@ -1,4 +1,4 @@
-"""Collects the ranges of warps as columns, a row for each."""
+"""Collects the ranges of warps as columns, with a row for each range."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _KINDS = {
 
 
 class RangeTable:
-    """The ranges of batches on the trace clock."""
+    """The ranges of warps on the trace clock. Columns have the shape `(ranges,)`."""
 
     def __init__(self) -> None:
         self._names = Numbered()
         self._columns = {name: Growing(kind) for name, kind in _KINDS.items()}
 
     def add(self, warps: PlacedWarps, first_row: int) -> None:
-        """Take those of a batch whose first warp has that row. Raises OutputError."""
+        """Add the ranges of a batch whose first warp has the row `first_row`. Raises OutputError."""
         if warps.range_ns is None or warps.range_name is None or warps.range_dur_ns is None:
             return
         of = warps.of_ranges()
@@ -47,21 +47,21 @@ class RangeTable:
 
     @property
     def names(self) -> list[str]:
-        """The names of ranges, by their numbers."""
+        """The names of ranges by their numbers."""
         return [self._names[at].decode("utf-8", "replace") for at in range(len(self._names))]
 
     def numbers(self, *columns: str, rows: slice = slice(None)) -> pl.DataFrame:
-        """A few columns of `frame`, with the number of its name in place of each."""
+        """A few columns of `frame`, with the numbers of names instead of names."""
         return pl.DataFrame({name: self._columns[name].so_far(len(self))[rows] for name in columns})
 
     def text_bytes(self, rows: slice) -> int:
-        """How much text the names of some ranges have, each once."""
+        """How many bytes the names of some ranges have, each name counted once."""
         return int(self._names.sizes(np.unique(self._columns["name"].so_far(len(self))[rows])).sum())
 
     def frame(self, rows: slice = slice(None)) -> pl.DataFrame:
-        """A row for each range, in the order of the file: warp_row (in `warps`), name; start_ns, dur_ns;
-        self_ns: less the ranges in it; cycles; open: its end is not known, and is taken to be the warp's last
-        exit.
+        """A row for each range, in the order of the file: warp_row (in `warps`), name, start_ns, dur_ns,
+        self_ns (without the ranges inside it), cycles, open (its end is not known, and is assumed to be the
+        warp's last exit).
         """
         frame = self.numbers(*_KINDS, rows=rows)
         numbers, places = np.unique(frame["name"].to_numpy(), return_inverse=True)

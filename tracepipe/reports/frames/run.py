@@ -1,4 +1,4 @@
-"""Loads a recording for the reports: every layer as a frame of columns, on the trace clock."""
+"""Loads a recording for the reports: each layer becomes a frame of columns, on the trace clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tracepipe.reports.frames.warp_columns import WarpTable
 
 @dataclass(slots=True, kw_only=True)
 class Facts(Account):
-    """What a recording is and what it lacks, besides its events; times on the trace clock, as all are."""
+    """A recording without its events: what it is, and what it lacks. Times are on the trace clock."""
 
     header: Header
     trace_clock: str
@@ -41,79 +41,85 @@ class Facts(Account):
 
     @classmethod
     def of(cls, account: Account, **more: Any) -> Facts:
-        """What was found in reading, and more."""
+        """The facts of an account of the reading, and more fields."""
         return cls(**{field.name: getattr(account, field.name) for field in fields(account)}, **more)
 
 
-class Run:
-    """A recording in columns. Frames are made when they are asked for, a row for each span and instant in the
-    order of their starts:
+@dataclass(frozen=True, slots=True)
+class RunTables:
+    """The tables of a recording in addition to the columns of its layers."""
 
-    start_ns, end_ns                of an instant the same
+    shapes: ShapeTable
+    args: ArgsTable
+    warps: WarpTable
+    losses: LossTable
+    stacks: Stacks
+    stalls: StallTable
+    counters: CounterTable
+
+
+class Run:
+    """A recording in columns. Frames are computed when they are needed, with a row for each slice and
+    instant, sorted by start:
+
+    start_ns, end_ns                equal for an instant
     dur_ns                          null where it is not known: instants, calls without an end
     kind                            one of `spans.KINDS`
     layer, name, phase, pid, tid, cpu, comm, launch, gpu, stream, grid, block, bound_ns
-                                    null where the recording does not tell
-    size_bytes, address, result     from the arguments, `result` at the end; address as text
+                                    null where it was not recorded
+    size_bytes, address, result     from the arguments, `result` of the end; address as text
     args, end_args                  all arguments of begin and end as JSON text
-    depth, parent                   how deep in others of the same thread and layer; the row of the next
+    depth, parent                   how many others of the same thread and layer are around it; the row of the
+                                    innermost of them
     stack, python                   of a call, or of its launch: number in `stacks`, and the user's line
-    lane                            0, or the number of the track beside it on which the timeline draws it
+    lane                            0, or the number of the overlap track on which the timeline draws it
 
-    `layer` has the same as numpy columns, for what must be quick, and `some` a few columns of a frame.
+    `layer` returns the same as numpy columns, which is faster, and `some` returns a few columns of a frame.
     """
 
-    def __init__(
-        self,
-        facts: Facts,
-        layers: dict[str, Layer],
-        shapes: ShapeTable,
-        args: ArgsTable,
-        warps: WarpTable,
-        losses: LossTable,
-        stacks: Stacks,
-        stalls: StallTable,
-        counters: CounterTable,
-    ) -> None:
-        self.facts, self.shapes, self.args, self.warp_table = facts, shapes, args, warps
-        self.stacks, self._layers, self.loss_table, self.stall_table = stacks, layers, losses, stalls
-        self.counters = counters
-        self._frames = Frames(shapes, args, stacks)
+    def __init__(self, facts: Facts, layers: dict[str, Layer], tables: RunTables) -> None:
+        self.facts, self._layers = facts, layers
+        self.shapes, self.args, self.stacks = tables.shapes, tables.args, tables.stacks
+        self.warp_table, self.loss_table, self.stall_table = tables.warps, tables.losses, tables.stalls
+        self.counters = tables.counters
+        self._frames = Frames(self.shapes, self.args, self.stacks)
 
     def layer(self, name: str) -> Layer:
-        """The numpy columns of a layer, one of `FRAMES`."""
+        """The numpy columns of a layer, which is one of `FRAMES`."""
         release()
         return self._layers[name]
 
     def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
-        """Which rows of a layer have a value in a column of their shapes."""
+        """Flags the rows of a layer whose shapes have a value in a column. Shape `(rows,)`."""
         number = self.shapes.number_of(column, value)
         every = np.arange(len(self.shapes), dtype=np.int32)
         flagged: Bools = (self.shapes.column(column, every) == number)[layer.shape]
         return flagged
 
     def seen(self, name: str) -> Bools:
-        """Which shapes the rows of a layer have."""
+        """Flags the shapes that rows of a layer have. Shape `(shapes,)`."""
         layer, seen = self.layer(name), np.zeros(len(self.shapes), np.bool_)
         for part in parts(len(layer)):
             seen[layer.shape[part]] = True
         return seen
 
     def some(self, name: str, *columns: str) -> pl.DataFrame:
-        """A few columns of a layer's frame: what the others have is not looked at."""
+        """A few columns of a layer's frame; the others are not read."""
         return self._frames.frame(self._layers[name], columns)
 
     def rows(self, name: str, rows: Any, *columns: str) -> pl.DataFrame:
-        """A few rows of a layer's frame, all columns or a few; `parent` is a row of the whole."""
+        """A few rows of a layer's frame, with all columns or a few; `parent` is a row of the whole frame."""
         return self._frames.frame(self._layers[name].rows(rows), columns or COLUMNS)
 
     def part(self, name: str, rows: Int64s | slice, *columns: str) -> pl.DataFrame:
-        """As `rows`, of rows near to each other: nothing of them is kept, so that parts take little."""
+        """Like `rows`, for a part of many rows: parsed arguments are not cached, so parts take
+        little memory.
+        """
         frames = Frames(self.shapes, self.args.afresh(), self.stacks)
         return frames.frame(self._layers[name].rows(rows), columns)
 
     def text_bytes(self, name: str, rows: slice) -> int:
-        """How much text rows of a layer that follow each other have, but for a little."""
+        """About how many bytes of text successive rows of a layer have."""
         layer = self._layers[name].rows(rows)
         of_args = sum(map(self.args.text_bytes, (layer.args, layer.end_args)))
         return of_args + self.shapes.text_bytes(layer.shape)
@@ -123,17 +129,19 @@ class Run:
 
     @cached_property
     def annotations(self) -> pl.DataFrame:
-        """The `annotation` layer, with the columns `domain` and, of ranges of a process, `range`."""
+        """The `annotation` layer, with the additional columns `domain` and `range` (of ranges of a
+        process).
+        """
         return self.some("annotation", *COLUMNS, "domain", "range")
 
     @cached_property
     def calls(self) -> pl.DataFrame:
-        """The `userspace` layer: calls of the CUDA libraries, those inside others too (`depth`)."""
+        """The `userspace` layer: calls of the CUDA libraries, also those inside others (`depth`)."""
         return self._frame("userspace")
 
     @cached_property
     def hooks(self) -> pl.DataFrame:
-        """Functions and tracepoints of hooks in layers of their own: `layer` has the names of these."""
+        """Functions and tracepoints of hooks in separate layers, whose names are in `layer`."""
         return self._frame("hook")
 
     @cached_property
@@ -148,7 +156,7 @@ class Run:
 
     @cached_property
     def scheduler(self) -> pl.DataFrame:
-        """When threads run (`running`), and instants of the `scheduler` layer."""
+        """The `scheduler` layer: slices during which threads run (`running`), and instants."""
         return self._frame("scheduler")
 
     @cached_property
@@ -158,7 +166,9 @@ class Run:
 
     @cached_property
     def transfers(self) -> pl.DataFrame:
-        """The `transfer` layer: copies by the call, and where `gpu` is known by the GPU's own times."""
+        """The `transfer` layer: copies with the times of their calls, or, where `gpu` is known, of
+        the GPU.
+        """
         return self._frame("transfer")
 
     @cached_property
@@ -179,7 +189,7 @@ class Run:
 
     @cached_property
     def exits(self) -> pl.DataFrame:
-        """Exits of warps that left in several steps: see `WarpTable.exits`."""
+        """The exits of warps whose lanes did not exit together: see `WarpTable.exits`."""
         return self.warp_table.exits()
 
     @cached_property
@@ -189,26 +199,26 @@ class Run:
 
     @cached_property
     def losses(self) -> pl.DataFrame:
-        """Stretches in which events were lost: layer, count, start_ns, dur_ns, cpu, reason."""
+        """The stretches in which events were lost: layer, count, start_ns, dur_ns, cpu, reason."""
         return self.loss_table.frame()
 
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
-        """The name that a thread had last."""
+        """The last name of a thread."""
         return self.shapes.thread_name(pid, tid)
 
     def process_name(self, pid: int | None) -> str:
-        """What its main thread was called last, else the command that was recorded."""
+        """The last name of the process's main thread, else the command that was recorded."""
         if pid is None:
             return "process (pid not recorded)"
         command = self.facts.header.get("command")
         recorded = PurePath(command[0]).name if command else "process"
-        # Formats without thread ids name the process alone.
+        # Formats without thread ids only name the process.
         given = self.shapes.given_name(pid, None)
         return given or self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
 
 
 class _Loading:
-    """One recording on its way into columns."""
+    """Collects the columns of one recording."""
 
     def __init__(self, opened: OpenRecording, reading: Reading) -> None:
         self._opened, self._reading = opened, reading
@@ -222,7 +232,7 @@ class _Loading:
         self._last_ns = -TIME_LIMIT_NS
 
     def take(self, batch: TraceBatch) -> None:
-        """Add what a batch holds."""
+        """Add a batch."""
         events = batch.events
         kept = np.abs(events.ts_ns) <= TIME_LIMIT_NS
         if batch.others:
@@ -247,18 +257,18 @@ class _Loading:
             self._events.add(events)
 
     def _take_warps(self, batches: list[PlacedWarps]) -> None:
-        """Some batches of warps, of which each may be bad."""
+        """Add batches of warps; bad ones are reported and left out."""
         try:
             self._last_ns = max(self._last_ns, self._warps.add(batches))
         except OverflowError:
             if len(batches) == 1:
-                self._reading.note(Problem(0, "gpu_warp", "holds numbers that are too large to reckon with"))
+                self._reading.note(Problem(0, "gpu_warp", "contains numbers that are too large"))
             else:
                 for one in batches:
                     self._take_warps([one])
 
     def _take_other(self, ts_ns: int, other: Record) -> None:
-        """A record that is neither an event nor warps."""
+        """Add a record that is neither an event nor warps."""
         if other["type"] == "loss" and abs(ts_ns) > TIME_LIMIT_NS:
             self._reading.note(_no_time(ts_ns))
         elif other["type"] == "name":
@@ -269,11 +279,11 @@ class _Loading:
             self._losses.add(other, ts_ns)
 
     def relieve(self) -> None:
-        """Make room in the tables, which hold much that is kept here too."""
+        """Free memory of the recording's tables, much of whose content is kept here too."""
         self._events.relieve()
 
     def finish(self) -> Run:
-        """Match what was taken, and say what was found."""
+        """Match begins and ends, and return the run."""
         account, shapes = self._reading.finish(), self._shapes
         header, footer = self._opened.recording.header, self._reading.footer
         facts = Facts.of(account, header=header, trace_clock=self._opened.clocks.trace_clock, footer=footer)
@@ -297,9 +307,16 @@ class _Loading:
         facts.outcomes = matching.outcomes
         layers = {name: Layer(**one.columns) for name, one in spans.items()} | {"gpu_thread": threads}
         layers |= streams_and_copies(layers["transfer"], shapes)
-        stacks, args = self._opened.recording.tables.stacks, ArgsTable(self._args)
-        tables = self._stalls, self._counters
-        return Run(facts, layers, shapes, args, self._warps, self._losses, stacks, *tables)
+        tables = RunTables(
+            shapes,
+            ArgsTable(self._args),
+            self._warps,
+            self._losses,
+            self._opened.recording.tables.stacks,
+            self._stalls,
+            self._counters,
+        )
+        return Run(facts, layers, tables)
 
 
 def _no_time(ts_ns: int) -> Problem:
@@ -316,8 +333,8 @@ def load_run(
 ) -> Run:
     """Read a recording of any input format into columns.
 
-    `assumed` and `undated` are as in `open_recording`. Raises InputError, on the first bad line
-    where `strict`, FormatError, ClockError, and LibraryMissing.
+    `assumed` and `undated` are as in `open_recording`. Raises InputError (with `strict`, on the first bad
+    line), FormatError, ClockError and LibraryMissing.
     """
     give_back_at_once()
     with open_recording(path, source_format, assumed, undated) as opened, no_collector():

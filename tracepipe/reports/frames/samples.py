@@ -1,4 +1,4 @@
-"""What can be compared between runs: lengths and times of every function, kernel and copy."""
+"""The figures by which runs are compared: counts and lengths of every function, kernel and copy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
 EXITS = (SKEW, SPREAD, LATE)
-"""How far apart threads and warps leave, which is no time that the program takes."""
+"""The layers for how far apart threads and warps exit, which is not time that the program takes."""
 SYSCALL, DRIVER, EVENT = "system call", "driver function", "scheduler"
 DECIDED_BY_PROGRAM = (CALL, KERNEL, COPY)
-"""What happens as often as the program says; the others also as chance has it."""
+"""The layers whose counts the program decides; those of the others also depend on chance."""
 LAYER_OF = {
     CALL: "userspace",
     SYSCALL: "syscall",
@@ -29,27 +29,28 @@ LAYER_OF = {
     COPY: "transfer",
     **dict.fromkeys(EXITS, "gpu_warp"),
 }
-"""The layer of a recording that each comes from; of exits also `gpu_thread`."""
+"""The layer of records of each; exits are also from `gpu_thread`."""
 Key = tuple[str, str]
-"""Layer, one of the above, and name."""
+"""Layer (one of the above) and name."""
 Kind = tuple[str, str]
-"""Layer, and what stands after the names of a part of it."""
+"""Layer, and a suffix of the names of a part of it."""
 KINDS: tuple[Kind, ...] = (*((what, "") for what in LAYER_OF), (COPY, " (GPU)"))
-"""All of them: copies by the call, and by the GPU's own times, are two."""
+"""All kinds: copies with the times of their calls, and copies with the GPU's times, are two kinds."""
 
 
 MEASURES = ("count", "total_ns", "p50_ns", "p95_ns")
-"""What a recording is compared by, of each name: how many, how long together, the median and the tail."""
-# Lengths of one name from which on 5 of 100 are some.
+"""The figures of each name: count, sum of the lengths, median, and tail."""
+# The least number of lengths that have a tail: 5% of fewer are hardly any.
 TAIL_MIN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a recording has of a kind: a place in the columns for each name, so that a million take little.
+    """The figures of a kind in one recording, as columns of shape `(names,)`: a million names take little
+    memory.
 
-    `numbers` are those of the names in `texts`, in their order. `values` has a column for each of `MEASURES`,
-    NaN where it is not known: medians without a length, tails of fewer than `TAIL_MIN`.
+    `numbers` are the sorted numbers of the names in `texts`. `values` has a column for each of `MEASURES`,
+    with NaN where a figure is not known: medians without lengths, tails of fewer than `TAIL_MIN` lengths.
     """
 
     texts: Numbered
@@ -58,7 +59,7 @@ class Measured:
 
 
 def _measured(texts: Numbered, numbers: Int32s, counts: Any, lengths_ns: Int64s, bounds: Any) -> Measured:
-    """Measures of names, of which each has the lengths from one bound to the next. Raises OutputError."""
+    """The figures of names, each of which has the lengths from one bound to the next. Raises OutputError."""
     values = {name: empty(len(numbers), np.float64) for name in MEASURES}
     values["count"][:] = counts
     for some in batches(bounds):
@@ -68,7 +69,7 @@ def _measured(texts: Numbered, numbers: Int32s, counts: Any, lengths_ns: Int64s,
         values["total_ns"][some] = np.bincount(of, here, len(known))
         ordered = np.sort(here) if len(known) == 1 else here[np.lexsort((here, of))]
         for name, percent, least in (("p50_ns", 50, 1), ("p95_ns", 95, TAIL_MIN)):
-            # The shortest length that this share of them does not exceed.
+            # The nearest rank: the least length that this share of the lengths does not exceed.
             at = bounds[some] - first + (known * percent + 99) // 100 - 1
             enough = known >= least
             values[name][some] = np.nan
@@ -77,13 +78,13 @@ def _measured(texts: Numbered, numbers: Int32s, counts: Any, lengths_ns: Int64s,
 
 
 class Gathering:
-    """Lengths on their way to measures: what is of one name may come in several parts."""
+    """Collects lengths by name; the lengths of one name may be added in several parts."""
 
     def __init__(self) -> None:
         self._texts, self._numbers, self._lengths_ns = Numbered(), Growing(np.int32), Growing(np.int64)
 
     def add(self, name: str, lengths_ns: Int64s) -> None:
-        """Add some of a name. Raises OutputError."""
+        """Add lengths of a name, shape `(n,)`. Raises OutputError."""
         number = self._texts.number(name.encode("utf-8", "surrogatepass"))
         for part in parts(len(lengths_ns)):
             count = part.stop - part.start
@@ -91,7 +92,7 @@ class Gathering:
             self._lengths_ns.extend(lengths_ns[part], count)
 
     def measured(self) -> Measured:
-        """All that came, which is something. No more is to be added. Raises OutputError."""
+        """Return the figures of all names. Nothing may be added afterwards. Raises OutputError."""
         self._texts.put_away()
         numbers = self._numbers.whole()
         order, bounds = sorted_by(numbers)
@@ -101,14 +102,14 @@ class Gathering:
 
 
 def is_recorded(facts: Facts, layer: str) -> bool:
-    """Whether a recording has events of a layer, or says that it recorded it."""
+    """Whether a recording has events of a layer, or states in its header that it recorded the layer."""
     got = facts.header.get("layers", {}).get("got", [])
     names = (LAYER_OF[layer], "gpu_thread") if layer in EXITS else (LAYER_OF[layer],)
     return any(facts.counts[name] or name in got for name in names)
 
 
 def measures(run: Run) -> dict[Kind, Measured]:
-    """Every name of a run but its exits. A function called in another is in the time of both."""
+    """Return the figures of all names of a run, without exits. A call inside another counts in both."""
     found: dict[Kind, Measured] = {}
     every = np.arange(len(run.shapes), dtype=np.int32)
     for kind in KINDS:
@@ -125,7 +126,7 @@ def measures(run: Run) -> dict[Kind, Measured]:
 
 
 def _by_name(run: Run, what: str, wanted: Bools) -> Measured | None:
-    """The measures of a layer's rows of the wanted shapes; None where there is no such row."""
+    """The figures of a layer's rows with wanted shapes; None where there are no such rows."""
     layer = run.layer(LAYER_OF[what])
     numbers, rows, is_call = Growing(np.int32), Growing(np.int32), layer.is_call
     for part in parts(len(layer)):

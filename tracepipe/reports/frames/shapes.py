@@ -1,4 +1,5 @@
-"""The shapes of a recording as columns: what events that differ in time and arguments have in common."""
+"""The shapes of a recording as columns. A shape is what events have in common that differ only in time and
+arguments."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, made, parts
 
-# Which frame an event goes to.
-FRAMES = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have columns of their own
+FRAMES = tuple(layer for layer in LAYERS if layer != "gpu_warp")  # warps have separate columns
+"""The frames of a run."""
 GROUPS = tuple(name for name in FRAMES if name not in ("gpu_kernel", "gpu_thread"))
-"""Those whose events nest, by the group that they nest in."""
+"""The groups of frames whose events nest together."""
 _CODES = {name: code for code, name in enumerate(FRAMES)}
 NO_SUCH = -(1 << 31)
 """The number of a value that no shape has."""
@@ -31,46 +32,47 @@ _OF_PLACE = [
     *((name, "<i4") for name in ("comm", "domain", "kernel", "sizes", "layer")),
     *((name, "u1") for name in ("phase", "frame", "flags")),
 ]  # fmt: skip
-# On a stream or not, layer, GPU or process, stream or thread, domain, range.
+# The types of the columns of `rows`: on a stream or not, layer, GPU or process, stream or thread, domain,
+# range.
 _KINDS_OF_ROWS = ("?", "i4", "i4", "i8", "i4", "i4")
 _TEXTS = ("name", "comm", "domain", "kernel")
 _NUMBERS = ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
-# Processes and threads whose given names are kept.
+# The most processes and threads whose given names are kept.
 _GIVEN_MAX = 1 << 16
-# Texts that become a column at a time.
+# The texts that become a column at a time.
 _AT_ONCE = 1 << 14
 
 
 def three() -> Any:
-    """The type of a grid, a block or a place in one."""
+    """The polars type of a grid, a block, or an index into one."""
     return pl.Array(pl.Int64(), 3)
 
 
 def series(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:
-    """A column of these values; null where one is None, or is no such value."""
+    """A column of these values; null where a value is None, or does not have the type."""
     if dtype != three():
         return pl.Series(name, values, dtype=dtype, strict=False)
     if not any(values):
         return pl.repeat(None, len(values), dtype=dtype, eager=True).alias(name)
-    # All numbers at once: lists of lists are turned into columns one by one.
+    # One flat list, as polars converts lists of lists one by one.
     flat = pl.Series([size for value in values for size in value or (0, 0, 0)], dtype=pl.Int64, strict=False)
     known = pl.Series([value is not None for value in values])
     return where(known, flat.reshape((len(values), 3)).alias(name))
 
 
 def where(known: Any, values: pl.Series) -> pl.Series:
-    """Values, and null where they are not known: numpy booleans, or a series of them."""
+    """The values, and null where `known` (numpy booleans, or a series of them) is False. Shapes `(n,)`."""
     return pl.select(pl.when(pl.Series(known, dtype=pl.Boolean)).then(values).alias(values.name)).to_series()
 
 
 class ShapeTable:
-    """Shapes by numbers of their own, each once. A shape is a name at a place: the place is all else of it,
-    with the whole name of a kernel where that is longer.
+    """Shapes by number, each once. A shape is a name at a place: the place is everything else, with the whole
+    name of a kernel where that is longer.
 
-    Columns are numbers: those of `_NUMBERS` stand for themselves, or are below NONE where they are too large;
-    the others are places in tables. NONE is none. A layer is a place in `LAYERS`, or that of a text,
-    inverted.
+    Columns have numbers. In those of `_NUMBERS` a number is the value itself, or less than NONE for a value
+    that is too large; in the others it is an index into a table. NONE means "no value". A layer is an index
+    into `LAYERS`, or the inverted index of a text.
     """
 
     def __init__(self) -> None:
@@ -88,7 +90,7 @@ class ShapeTable:
 
     @property
     def names(self) -> Numbered:
-        """The texts of names, by their numbers in that column."""
+        """The texts of names, by their numbers in the column `name`."""
         return self._texts
 
     def number(self, shape: Shape | None) -> int:
@@ -103,7 +105,7 @@ class ShapeTable:
         layer, frame = self._kind(shape)
         if shape.layer is not None:
             layer = ~self._text(shape.layer)
-        # Some formats and engines give a kernel's parameters, others do not: names are to be the same.
+        # Some formats and engines include a kernel's parameters, others do not: the short names are equal.
         name = short_kernel_name(shape.name) if shape.type == "gpu_kernel" else shape.name
         place = _PLACE.pack(
             *numbers,
@@ -119,7 +121,7 @@ class ShapeTable:
         return self._shapes.number(_SHAPE.pack(self._text(name), self._places.number(place)))
 
     def put_away(self) -> None:
-        """Keep the shapes out of memory, where they are many. No more are given numbers then. Raises
+        """Move the shapes to files, where there are many. No shape may get a new number afterwards. Raises
         OutputError.
         """
         for one in (self._texts, self._sizes, self._places, self._shapes):
@@ -148,7 +150,7 @@ class ShapeTable:
         return self._sizes.number(_SIZES.pack(*(min(size, (1 << 63) - 1) for size in sizes)))
 
     def _kind(self, shape: Shape) -> tuple[int, int]:
-        """The place of a shape's layer in `LAYERS`, and of its frame in `FRAMES`."""
+        """The index of a shape's layer in `LAYERS`, and of its frame in `FRAMES`."""
         key = shape.type, shape.phase != "I" and shape.name != RUNNING, shape.gpu is None
         if key not in self._kinds:
             frame = shape.type if shape.on_stream or shape.row is None else shape.drawn_layer
@@ -162,7 +164,7 @@ class ShapeTable:
         return np.frombuffer(self._places.data, np.dtype(_OF_PLACE))
 
     def column(self, name: str, shapes: Any) -> Any:
-        """A column of some shapes, or of the rows that have these: numbers as they are kept."""
+        """The numbers of a column for some shapes, or for rows that have these shapes. Shapes `(n,)`."""
         if np.size(shapes) <= ROWS_AT_ONCE:
             return self._some(name, shapes)
         kind = np.int32 if name == "name" else np.dtype(_OF_PLACE)[name]
@@ -174,11 +176,11 @@ class ShapeTable:
         return self._of_places()[name][self._of_shapes()["place"][shapes]]
 
     def _at(self, name: str) -> Any:
-        """A column by shape."""
+        """A column of all shapes, shape `(shapes,)`."""
         return self.column(name, np.arange(len(self), dtype=np.int32))
 
     def value(self, name: str, number: int) -> Any:
-        """What a number of a column stands for."""
+        """The value of a number in a column; None for NONE."""
         if name == "layer":
             return LAYERS[number] if number >= 0 else self._text_at(~number)
         if name == "phase":
@@ -204,34 +206,38 @@ class ShapeTable:
 
     @property
     def frames(self) -> Bytes:
-        """The place in `FRAMES` of each shape's events."""
+        """The index in `FRAMES` of each shape's events. Shape `(shapes,)`."""
         frames: Bytes = self._at("frame")
         return frames
 
     def groups(self, numbers: Int32s) -> Bytes:
-        """The place in `FRAMES` of the group that shapes nest in: copies on a stream nest with kernels."""
+        """The index in `FRAMES` of the group in which shapes nest: copies on a stream nest with kernels.
+        Shapes `(n,)`.
+        """
         frames = self.column("frame", numbers)
         groups: Bytes = np.where(frames == _CODES["gpu_kernel"], np.uint8(_CODES["transfer"]), frames)
         return groups
 
     def has_launch(self, shapes: Any) -> Bools:
-        """Whether shapes have launch ids."""
+        """Flags the shapes that have launch ids. Shapes `(n,)`."""
         has: Bools = (self.column("flags", shapes) & _HAS_LAUNCH) != 0
         return has
 
     def has_dur(self, shapes: Any) -> Bools:
-        """Whether shapes have a duration."""
+        """Flags the shapes that have a duration. Shapes `(n,)`."""
         has: Bools = (self.column("flags", shapes) & _HAS_DUR) != 0
         return has
 
     @property
     def is_whole(self) -> Bools:
-        """By shape, whether its events are whole slices (X)."""
+        """Flags the shapes whose events are whole slices (X). Shape `(shapes,)`."""
         whole: Bools = self._at("phase") == ord("X")
         return whole
 
     def rows(self, shapes: Any) -> tuple[Any, ...]:
-        """What the events that nest with those of a shape have in common, as `Shape.row` has it; columns."""
+        """The row in which the events of each shape nest, as in `Shape.row`: a tuple of columns of shape
+        `(n,)`.
+        """
         found = [empty(len(shapes), kind) for kind in _KINDS_OF_ROWS]
         for part in parts(len(shapes)):
             for column, values in zip(found, self._rows(shapes[part]), strict=True):
@@ -249,7 +255,7 @@ class ShapeTable:
         return on_stream, own, first, np.where(number == NONE, second, NONE), domain, number
 
     def series(self, name: str, shapes: Int32s) -> pl.Series:
-        """A column of a frame: of the rows that have these shapes; null where there is none."""
+        """A column of a frame, for rows that have these shapes, `(n,)`; null where there is no value."""
         if name in ("grid", "block"):
             return self._size_series(name, self.column("sizes", shapes))
         values = self.column(name, shapes)
@@ -267,22 +273,22 @@ class ShapeTable:
         return self._columns[name].gather(places).alias(name)
 
     def texts(self, name: str, shapes: Int32s) -> list[str | None]:
-        """A column of texts of a few rows, None where there is none."""
+        """A column of texts for a few rows, None where there is no text."""
         numbers = self.column(name, shapes).tolist()
         known = {number: self.text(number) for number in set(numbers) - {NONE}}
         return [known.get(number) for number in numbers]
 
     def text_bytes(self, shapes: Any) -> int:
-        """How much text some shapes have, each text once."""
+        """How many bytes of text some shapes have, each text counted once."""
         numbers = [np.unique(self.column(name, shapes)) for name in _TEXTS]
         return sum(int(self._texts.sizes(some[some != NONE]).sum()) for some in numbers)
 
     def text(self, number: int) -> str:
-        """What the number of a text stands for, as it can be written anywhere."""
+        """The text with a number; invalid Unicode is replaced."""
         return self._texts[number].decode("utf-8", "replace")
 
     def _text_series(self, name: str) -> pl.Series:
-        """Texts by the numbers that a column has, and null after them."""
+        """The texts by the numbers of a column, and a null after them."""
         if name == "layer":
             return pl.concat(
                 [pl.Series(name, LAYERS, dtype=pl.String), self._text_series("name").alias(name)]
@@ -304,7 +310,7 @@ class ShapeTable:
         return pl.concat([*parts, pl.Series(name, [None], dtype=pl.String)])
 
     def numbers(self, name: str, shapes: Int32s, without: int) -> Int64s:
-        """A column of numbers, as `series`; `without` where there is none."""
+        """A column of integers like `series`, with `without` where there is no value. Shapes `(n,)`."""
         kept = self.column(name, shapes)
 
         def some(part: slice) -> Any:
@@ -336,17 +342,17 @@ class ShapeTable:
         return where((numbers != NONE) & (sizes[:, 0] != NONE), pl.Series(name, sizes))
 
     def give_name(self, record: Record) -> None:
-        """Take the name that a recording gives a process or a thread."""
+        """Add the name that a recording gives a process or a thread."""
         key = record["pid"], record.get("tid")
         if "name" in record and (key in self._given or len(self._given) < _GIVEN_MAX):
             self._given[key] = record["name"]
 
     def given_name(self, pid: int | None, tid: int | None) -> str | None:
-        """That name of a thread, of a process where `tid` is None."""
+        """The name that the recording gives a thread, or a process where `tid` is None."""
         return self._given.get((pid, tid))
 
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
-        """The name that a thread had last, or that the recording gives it."""
+        """The name that the recording gives a thread, else its last name."""
         if given := self.given_name(pid, tid):
             return given
         if self._named is None:
@@ -357,9 +363,9 @@ class ShapeTable:
         return self.value("comm", int(comms[at])) if at < len(keys) and keys[at] == key else None
 
     def _threads_named(self) -> tuple[Int64s, Int32s]:
-        """The keys of threads that have names, in order, and the names that they had last."""
+        """The sorted keys of threads that have names, and their last names. Shapes `(threads,)`."""
         comm = self._at("comm")
-        # What a program calls one of its threads is not a name of its process.
+        # The name that an annotation gives a thread is not the name of its process.
         is_known = (comm != NONE) & (self.frames != _CODES["annotation"])
         named = np.flatnonzero(is_known)[::-1]
         keys = _thread_key(self._at("pid")[named].astype(np.int64), self._at("tid")[named].astype(np.int64))
@@ -368,5 +374,5 @@ class ShapeTable:
 
 
 def _thread_key(pid: Any, tid: Any) -> Any:
-    """Both in 64 bits."""
+    """Process and thread in one integer of 64 bits."""
     return (pid << 32) | (tid & ((1 << 32) - 1))

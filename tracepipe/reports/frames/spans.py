@@ -1,7 +1,7 @@
-"""Spans of each thread's layers and of each stream, from what the nesting makes of the events.
+"""Spans (slices and instants) of each thread's layers and of each stream, made by nesting the events.
 
-`event/nesting.py` has the rules, for the timeline too, so that a report and a timeline say the same of a call
-that does not end, or of an end without a begin.
+The rules are in `event/nesting.py`, which the timeline uses too: a report and a timeline agree on calls
+without an end, and on ends without a begin.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from tracepipe.reports.frames.shapes import FRAMES, ShapeTable
 from tracepipe.reports.frames.stored import empty, flagged, made, parts, taken, touched
 
 KINDS = ("span", "instant", "no_begin", "from_duration", "unclosed")
-"""span: begin and end are known. instant: no length. no_begin: an end alone, which is drawn as an instant.
-from_duration: an end alone, whose duration says when it began. unclosed: a begin without an end; `end_ns` is
-where its caller or the recording ended."""
+"""span: begin and end are known. instant: no length. no_begin: an end without a begin, drawn as an instant.
+from_duration: an end without a begin, whose duration gives the begin. unclosed: a begin without an end;
+`end_ns` is the end of its caller or of the recording."""
 SPAN, INSTANT, NO_BEGIN, FROM_DURATION, UNCLOSED = range(len(KINDS))
-# Events nested at a time: what is made of them is looked at while the processor still has it at hand.
+# The events that are nested at a time: few enough that the results stay in the processor's cache.
 _AT_ONCE: Final = 1 << 14
-# What is looked at and written of each.
+# The bytes that are read and written for each event.
 _ROW_BYTES: Final = 100
-# What a span has as its event has it.
+# The columns that a span takes from its event.
 _OF_EVENT: Final = ("shape", "args", "launch", "bound_ns", "source_ns", "stack")
-# Rows that are nested together: what ended on each is remembered.
+# The rows that are nested together, as the nesting keeps what ended on each.
 _ROWS_AT_ONCE: Final = 1 << 15
-# When what is open ends, until the end of the recording is known.
+# The end of open spans, until the end of the recording is known.
 _OPEN_NS: Final = (1 << 63) - 1
 _NAME_MATTERS: Final = (ord("B"), ord("E"))
 
 
 class Matching:
-    """Matches the events of one recording, one group of layers that nest together after the other."""
+    """Matches begins and ends of one recording, one group of layers after the other."""
 
     def __init__(self) -> None:
         self.nesting = new_nesting()
@@ -49,20 +49,23 @@ class Matching:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What did not go as it should, so far."""
+        """What could not be matched so far."""
         return self.nesting.outcomes
 
     def match(self, events: TraceColumns, shapes: ShapeTable, group: str) -> Spans:
-        """The spans of all events of a group, which are in order. Their columns are not to be used then."""
+        """Return the spans of all events of a group, which are sorted. The columns of `events` are
+        overwritten.
+        """
         spans = Spans(self.nesting, self._spans, _Shapes(shapes, group), events)
         self._spans += spans.count_begun
         return spans
 
 
 class _Shapes:
-    """How the shapes of a group nest: `row` is that of each, `number` that of its kind, in the order of rows.
+    """How the shapes of a group nest. `row` has the row of each shape and `number` its kind, shapes
+    `(shapes,)`; kinds are sorted by row.
 
-    Names matter for begins that meet ends alone, so that a million names are few kinds.
+    Names distinguish kinds only for begins and ends, which must match, so a million names are few kinds.
     """
 
     def __init__(self, table: ShapeTable, group: str) -> None:
@@ -74,12 +77,12 @@ class _Shapes:
         names = np.where(np.isin(phases, _NAME_MATTERS), table.column("name", own), NONE)
         number, first = equal(of_row, phases, has_dur, names)
         self._kinds = [taken(column, first) for column in (of_row, names, phases, has_dur)]
-        # Memory that is not written to is not taken: the places of other groups' shapes.
+        # np.zeros takes memory only where it is written: not for the shapes of other groups.
         self.number, self.row = (np.zeros(len(table), np.int32) for _ in range(2))
         self.number[own], self.row[own] = number, of_row
 
     def put(self, nest: AnyNesting, rows: range) -> int:
-        """Give a nesting without rows some of them, and their kinds; the number of the first of these."""
+        """Add some rows and their kinds to a nesting that has none; return the number of the first kind."""
         first, last = map(int, np.searchsorted(self._kinds[0], [rows.start, rows.stop]))
         for _ in rows:
             nest.add_row()
@@ -91,11 +94,11 @@ class _Shapes:
 
 
 class Spans:
-    """Spans and instants in the order in which they were met: `finish` them, once all groups are matched.
+    """Slices and instants in the order of their events. Call `finish` once all groups are matched.
 
-    `columns` have a row for each, and after `finish` in the order of their starts, callers before the calls
-    in them: those of `layers.Layer`. They are written where those of the events were: no event makes two of
-    them. `last_ns` is the latest time of any, None without one.
+    `columns` are those of `layers.Layer`; after `finish` they are sorted by start, callers before the calls
+    inside them. They overwrite the columns of the events, as no event makes more than one row. `last_ns` is
+    the latest time, None without events.
     """
 
     def __init__(self, nest: AnyNesting, first_span: int, shapes: _Shapes, events: TraceColumns) -> None:
@@ -103,7 +106,7 @@ class Spans:
         self._count = self.count_begun = 0
         self.last_ns: int | None = None
         self._overlapping: list[int] = []
-        """Rows that others stand beside."""
+        """The rows that have overlap tracks."""
         events, bounds = _by_rows(events, shapes)
         count = len(events)
         has_lengths = events.dur_ns.flags.writeable
@@ -115,7 +118,7 @@ class Spans:
             "lane": empty(count, np.uint8),
         }
         given = {name: getattr(events, name) for name in _OF_EVENT}
-        # What is one value for all events stays so.
+        # A broadcast column (one value for all events) stays one.
         self._same = {
             name: column
             for name, column in given.items()
@@ -128,7 +131,7 @@ class Spans:
             self.columns["end_source_ns"] = empty(count, np.int64)
         if "args" in self.columns:
             self.columns["end_args"] = empty(count, np.int32)
-        # The last place is that of no span.
+        # The last place is for "no span".
         self._row_of_span: Int32s = empty(count + 1, np.int32)
         self._row_of_span[-1] = NONE
         self._row: Int32s = empty(count, np.int32)
@@ -139,27 +142,29 @@ class Spans:
         self._row = np.empty(0, np.int32)
 
     def _nest(self, events: TraceColumns, places: range, rows: range) -> None:
-        """Nest the events of some places, which are all those of some rows."""
+        """Nest the events at some places, which are all events of some rows."""
         first, before = self._shapes.put(self._nesting, rows), self._count
         for start in range(places.start, places.stop, _AT_ONCE):
-            # The native core reads columns one after the other, and what is read is written over.
+            # A copy, as the native core reads contiguous columns, and these are overwritten.
             some = events.take(np.arange(start, min(start + _AT_ONCE, places.stop)))
-            met, some.shape = some.shape, self._shapes.number[some.shape] - np.int32(first)
+            shapes, some.shape = some.shape, self._shapes.number[some.shape] - np.int32(first)
             self._nesting.events(some, 0, len(some))
-            some.shape = met
+            some.shape = shapes
             self._take(some)
             touched(len(some) * _ROW_BYTES)
         self._leave(slice(before, self._count), rows)
 
     def _leave(self, spans: slice, rows: range) -> None:
-        """End what is open on some rows at no time yet, and forget these; `spans` are on them."""
+        """Close the open spans of some rows with a provisional end, and drop these rows; `spans`
+        are on them.
+        """
         row, kind = self._row[spans], self.columns["kind"][spans]
-        # Rows that came meanwhile stand beside others. The last place is that of no row.
+        # Rows that the nesting has added are overlap tracks. The last place is for "no row".
         is_open, lanes = (np.zeros(self._nesting.row_count + 1, of) for of in (np.bool_, np.uint8))
-        beside: dict[int, int] = {}
+        overlaps: dict[int, int] = {}
         for at in range(len(rows), self._nesting.row_count):
             base = self._nesting.base(at)
-            lanes[at] = beside[base] = beside.get(base, 0) + 1
+            lanes[at] = overlaps[base] = overlaps.get(base, 0) + 1
         for part in parts(len(row)):
             is_open[row[part][kind[part] == UNCLOSED]] = True
             self.columns["lane"][spans][part] = lanes[row[part]]
@@ -167,11 +172,11 @@ class Spans:
             self._nesting.close(at if at < len(rows) else self._nesting.base(at), _OPEN_NS)
         ops = self._nesting.take_ops().used()
         self._end(ops, np.arange(len(ops["kind"])), None)
-        self._overlapping += [rows.start + base for base in beside]
+        self._overlapping += [rows.start + base for base in overlaps]
         self._nesting.forget_rows()
 
     def _take(self, events: TraceColumns) -> None:
-        """Add what the nesting made of events since the last call."""
+        """Add the operations that the nesting made of the last events."""
         ops = self._nesting.take_ops().used()
         if len(ops["ts"]):
             last_ns = int(ops["ts"].max())
@@ -203,19 +208,19 @@ class Spans:
         return self._row_of_span[np.where(spans == NONE, NONE, spans - self._first_span)]
 
     def _end(self, ops: dict[str, Any], ended: Int64s, events: TraceColumns | None) -> None:
-        """End spans, as operations say."""
+        """Apply operations that end spans."""
         columns, event = self.columns, ops["event"][ended]
         at = self._rows_of_spans(ops["slice_id"][ended])
         columns["end_ns"][at] = ops["ts"][ended]
         closed = at[ops["mark"][ended] == NO_MARK]
         columns["kind"][closed[columns["kind"][closed] == UNCLOSED]] = SPAN
-        told = np.flatnonzero(event != NONE)
+        by_event = np.flatnonzero(event != NONE)
         for name, of_end in (("args", "end_args"), ("source_ns", "end_source_ns")):
             if events is not None and of_end in columns:
-                columns[of_end][at[told]] = getattr(events, name)[event[told]]
+                columns[of_end][at[by_event]] = getattr(events, name)[event[by_event]]
 
     def finish(self, end_ns: int) -> None:
-        """End what is still open, and find out who is in whom."""
+        """Close the spans that are still open, and find the callers and depths of all."""
         self._row_of_span = np.empty(0, np.int32)
         self.columns = {name: column[: self._count] for name, column in self.columns.items()}
         for part in parts(self._count):
@@ -236,17 +241,17 @@ class Spans:
         self.columns |= {name: column[: self._count] for name, column in self._same.items()}
 
     def _settle(self, name: str, value: int) -> None:
-        """Keep a column as one value, where all have that, or it has not come."""
+        """Replace a column by a broadcast value, where all rows have that value, or there is no column."""
         column = self.columns.get(name, np.empty(0, np.int32))
         if not any(bool((column[part] != value).any()) for part in parts(len(column))):
             self._same[name] = np.broadcast_to(column.dtype.type(value), self._count)
             self.columns.pop(name, None)
 
     def _nest_again(self, rows: Int64s) -> None:
-        """Find callers by the times alone where a row has others beside it.
+        """Find callers by times alone, for rows with overlap tracks.
 
-        While one is open it is not known what it encloses, so that such spans are drawn beside each other; by
-        now all ends are known: those of a trace that has an end and a duration alone nest after all.
+        While a span is open, it is not known what it encloses, so such spans get overlap tracks. Now all ends
+        are known: for example, spans that were recorded as an end and a duration nest after all.
         """
         start_ns, end_ns, kind = (self.columns[name][rows] for name in ("start_ns", "end_ns", "kind"))
         order = np.lexsort((-end_ns, start_ns))
@@ -255,7 +260,7 @@ class Spans:
         self.columns["parent"][rows[order]] = np.where(found == NONE, NONE, rows[order][found])
 
     def _sort(self) -> None:
-        """Put the rows in the order of their starts."""
+        """Sort the rows by start."""
         start_ns, depth = self.columns["start_ns"], self.columns.get("depth")
         if not self._is_late(start_ns, depth):
             return
@@ -271,7 +276,7 @@ class Spans:
 
     @staticmethod
     def _is_late(start_ns: Int64s, depth: Int32s | None) -> bool:
-        """Whether a row stands after one that it is to stand before."""
+        """Whether the rows are not sorted."""
         for part in parts(len(start_ns) - 1):
             now, then = part, slice(part.start + 1, part.stop + 1)
             is_late = start_ns[then] < start_ns[now]
@@ -283,8 +288,8 @@ class Spans:
 
 
 def _by_rows(events: TraceColumns, shapes: _Shapes) -> tuple[TraceColumns, Int64s]:
-    """The events, and where those of each `_ROWS_AT_ONCE` rows begin, and the last end. Those of some rows
-    stay in their order.
+    """The events in batches of `_ROWS_AT_ONCE` rows, and the first event of each batch, with the end of the
+    last. Within a batch they keep their order.
     """
     count = -(-shapes.row_count // _ROWS_AT_ONCE)
     if count <= 1:

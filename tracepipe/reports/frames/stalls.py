@@ -1,4 +1,4 @@
-"""Samples of what warps waited for, added up: by function and reason, and by instruction and reason."""
+"""Sums of stall samples: by function and reason, and by instruction and reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from tracepipe.event.model import Record
 
-# So many functions, instructions and names of reasons are told apart, and the rest is counted.
+# The most functions, instructions and names of reasons that are kept apart; the rest is only counted.
 _FUNCTIONS_MAX: Final = 1 << 13
 _INSTRUCTIONS_MAX: Final = 1 << 17
 _REASONS_MAX: Final = 1 << 8
@@ -17,7 +17,7 @@ _OTHER_REASONS: Final = "other reasons"
 
 
 class Instruction(NamedTuple):
-    """An instruction of a function; `module` is the CRC of its module, "" where it is not known."""
+    """An instruction of a function; `module` is the CRC of its module, or "" where it is not known."""
 
     function: str
     module: str
@@ -26,21 +26,21 @@ class Instruction(NamedTuple):
 
 @dataclass(slots=True)
 class Stalls:
-    """The samples of an instruction: by reason, and the line of its source, "" where it is not known."""
+    """The samples of an instruction by reason, and its source line, or "" where it is not known."""
 
     samples: Counter[str] = field(default_factory=Counter)
     line: str = ""
 
 
 class StallTable:
-    """The samples of a recording. Call `add` with each record of them."""
+    """The stall samples of a recording. Call `add` for each record of them."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Counter[str]] = {}
         """Function → reason → samples."""
         self.instructions: dict[Instruction, Stalls] = {}
         self.left_out = 0
-        """Samples of functions, or of instructions, that are too many to be told apart."""
+        """The samples of functions and instructions beyond the number that is kept apart."""
         self.period_cycles: set[int] = set()
         self._reasons: dict[str, str] = {}
 
@@ -83,7 +83,7 @@ class StallTable:
             found.line = found.line or lines[line]
 
     def _reason(self, name: str) -> str:
-        """The name, as one object for all records; that of the rest where there are too many."""
+        """The name as one object for all records; `_OTHER_REASONS` where there are too many names."""
         if name not in self._reasons and len(self._reasons) >= _REASONS_MAX:
             return _OTHER_REASONS
         return self._reasons.setdefault(name, name)

@@ -1,6 +1,7 @@
-"""Tests and distributions, by the functions of `scipy.special`: `scipy.stats` takes 75 MB before it does any.
+"""Statistical tests and distributions, made from functions of `scipy.special`: importing `scipy.stats` takes
+75 MB.
 
-tests/unit/test_statistics.py compares each with that of `scipy.stats`.
+tests/unit/test_statistics.py compares each with `scipy.stats`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from typing import Any
 from tracepipe.reports.frames.libraries import np, special
 from tracepipe.reports.frames.stored import made, parts, release
 
-# Up to so many pairs of a value of A with one of B, all ways to divide the values are counted.
+# Up to this number of pairs, and this number of values on one side, the U test is exact.
 _EXACT_PAIRS_MAX = 1 << 13
 _EXACT_VALUES = 8
-# Below this skewness a Pearson law is a normal one to as many digits as a float has.
+# With less skewness, a Pearson distribution equals a normal one within the precision of a float.
 _LEAST_SKEWNESS = 1.6e-5
 
 
 def normal_above(score: Any) -> Any:
-    """The chance that a normal variable is above a score."""
+    """The chance that a standard normal variable is above a score. Scores and result have the same shape."""
     return special.ndtr(-score)
 
 
 def pearson_above(score: float, skewness: float) -> float:
-    """The chance that a variable of mean 0, variance 1 and this skewness, not below 0, is above a score: by
-    Pearson's law III.
+    """The chance that a Pearson type III variable with mean 0, variance 1 and this skewness (at least 0) is
+    above a score.
     """
     if skewness < _LEAST_SKEWNESS:
         return float(normal_above(score))
@@ -33,19 +34,21 @@ def pearson_above(score: float, skewness: float) -> float:
 
 
 def binomial_above(count: int, tries: int, chance: float) -> float:
-    """The chance that of so many tries so many succeed, or more."""
+    """The chance that at least `count` of `tries` tries succeed, each with the probability `chance`."""
     return float(special.betainc(count, tries - count + 1, chance)) if count > 0 else 1.0
 
 
 def median_interval(values: Any, confidence: float) -> tuple[float, float]:
-    """Bounds of a median that no distribution is assumed for; infinite where there are too few values."""
+    """Distribution-free bounds of the median of `values`, shape `(n,)`; infinite where there are
+    too few values.
+    """
     ordered, count = np.sort(values), len(values)
     most = np.arange(count + 1)
-    # How likely so many values, or fewer, are below the median.
+    # The chances that at most 0, 1, … values are below the median.
     below = special.betainc(np.maximum(count - most, 1), most + 1, 0.5)
     below[-1] = 1.0
     low = int(np.searchsorted(below, (1 - confidence) / 2)) - 1
-    # As many are above it as likely; a bound that is met exactly is the other side's.
+    # The same holds above the median; a bound that is met exactly belongs to the other side.
     high = int(np.searchsorted(1 - below, (1 - confidence) / 2, sorter=most[::-1], side="right"))
     high = count + 1 - high
     return (
@@ -55,7 +58,9 @@ def median_interval(values: Any, confidence: float) -> tuple[float, float]:
 
 
 def ranks(values: Any) -> Any:
-    """Ranks from 1 on along the last axis; equal values share the mean of theirs."""
+    """The ranks, from 1, along the last axis; equal values get the mean of their ranks. The shape is that of
+    `values`.
+    """
     order = np.argsort(values, axis=-1, kind="stable")
     ordered = np.take_along_axis(values, order, -1)
     is_first = np.ones(values.shape, np.bool_)
@@ -69,7 +74,7 @@ def ranks(values: Any) -> Any:
 
 
 class Ranks:
-    """Two samples in one order: the ranks of A among all, as a column, and how much the equal ones take."""
+    """The Mann-Whitney U test of two samples, `a` and `b`, of shapes `(n,)` and `(m,)`."""
 
     def __init__(self, a: Any, b: Any) -> None:
         both = np.empty(len(a) + len(b), np.result_type(a, b))
@@ -84,7 +89,7 @@ class Ranks:
 
     @staticmethod
     def _among(values: Any, both: Any) -> Any:
-        """The mean of the ranks that each value has among all."""
+        """The mean rank of each value among all values."""
 
         def shared(part: slice) -> Any:
             first = np.searchsorted(both, values[part], "left")
@@ -94,13 +99,15 @@ class Ranks:
 
     @property
     def superior(self) -> float:
-        """In how many pairs of a value of A with one of B that of A is greater; an equal pair is half."""
+        """The number of pairs in which the value of A is greater than that of B; an equal pair
+        counts half.
+        """
         count = len(self._of_a)
         total = sum(float(self._of_a[part].sum()) for part in parts(count))
         return total - count * (count + 1) / 2
 
     def greater_p(self) -> float:
-        """The chance that A is so much greater than B (Mann–Whitney U)."""
+        """The chance that A is at least this much greater than B, if both have the same distribution."""
         few = min(len(self._of_a), len(self._of_b)) <= _EXACT_VALUES
         if few and not self.has_ties and len(self._of_a) * len(self._of_b) <= _EXACT_PAIRS_MAX:
             return self._exact()
@@ -109,12 +116,14 @@ class Ranks:
     def _score(self, superior: float) -> float:
         pairs, count = len(self._of_a) * len(self._of_b), len(self._of_a) + len(self._of_b)
         variance = pairs / 12 * (count + 1 - self._ties / (count * (count - 1)))
-        # By half a pair less, as pairs come one by one and a normal variable does not.
+        # Half a pair less is the continuity correction.
         return float((superior - pairs / 2 - 0.5) / variance**0.5)
 
     def _exact(self) -> float:
-        """The chance that ranks add up to no less than those of A: of all ways to divide."""
-        # Twice the ranks are whole.
+        """The exact chance that the sum of the ranks is at least that of A, over all divisions of
+        the values.
+        """
+        # Doubled ranks are integers.
         doubled = np.rint(2 * np.concatenate((self._of_a, self._of_b))).astype(np.int64)
         count = len(self._of_a)
         ways = np.zeros((count + 1, int(np.sort(doubled)[-count:].sum()) + 1))
@@ -126,7 +135,9 @@ class Ranks:
 
 
 def rank_correlation(a: Any, b: Any) -> tuple[float, float]:
-    """Spearman's, and the chance of one as far from 0; nan where all values of one are equal."""
+    """Spearman's rank correlation of two columns of shape `(n,)`, and the chance of one at least as far from
+    0; nan where all values of a column are equal.
+    """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return np.nan, np.nan
     centred = [one - one.mean() for one in (ranks(a), ranks(b))]
@@ -140,6 +151,6 @@ def rank_correlation(a: Any, b: Any) -> tuple[float, float]:
 
 
 def median_slope(y: Any, x: Any) -> float:
-    """The median of the slopes between all two points (Theil and Sen)."""
+    """The median of the slopes between all pairs of points (Theil-Sen). Shapes `(n,)`."""
     run, rise = np.subtract.outer(x, x), np.subtract.outer(y, y)
     return float(np.median(rise[run > 0] / run[run > 0]))

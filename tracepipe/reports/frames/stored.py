@@ -1,7 +1,9 @@
-"""Columns that are too long for memory: they lie in files without names, and are looked at by parts.
+"""Columns that are too long for memory: they are in files without names, and are read by parts.
 
-A file is mapped, so that its column is a numpy array like any other. Its pages count as the process's memory
-once they are looked at; given back they are in the system's cache of files, which has what memory is free.
+A file is mapped, so its column is an ordinary numpy array. Its pages count as the process's memory once they
+are touched. After `release` they are in the kernel's page cache, which uses the memory that is free.
+
+All functions that make a column raise OutputError where a file cannot be written.
 """
 
 from __future__ import annotations
@@ -21,37 +23,37 @@ from tracepipe.reports.frames.libraries import np
 
 # Shorter columns are in memory: a file costs some system calls.
 _LARGE_BYTES = 1 << 20
-# What a file grows by.
+# The least growth of a file.
 _STEP_BYTES = 1 << 22
-# What is looked at before it is given back.
+# The bytes that are touched before all pages are released.
 _MAPPED_BYTES = 1 << 23
 _ROOM_AT_FIRST = 1 << 7
-# What is looked at for a row of all columns together, at most.
+# The most bytes that are touched for a row, in all columns together.
 _ROW_BYTES = 1 << 8
-# Rows that take as long to be divided into parts as to be copied.
+# Up to this number of rows, dividing them into parts takes longer than copying them.
 _FEW = 1 << 10
-# <malloc.h>: from which size on memory has a mapping of its own.
+# <malloc.h>: the option for the size from which an allocation has a separate mapping.
 _M_MMAP_THRESHOLD = -3
 ROWS_AT_ONCE = 1 << 16
-"""Rows of a part: what is made of them is small, and to go on to the next takes no time by comparison."""
+"""The rows of a part: their results take little memory, and the overhead for each part is negligible."""
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
 _touched_bytes = 0
 
 
 def give_back_at_once() -> None:
-    """Have the memory of arrays given back to the system when they are freed.
+    """Make the C library return the memory of arrays to the system as soon as they are freed.
 
-    The C library keeps up to 32 MB of each for the next one, which is seldom as large.
+    By default it keeps up to 32 MB of each for the next one, which is seldom as large.
     """
-    # musl has no such function, and keeps nothing.
+    # musl has no such function, and keeps no memory.
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def release() -> None:
-    """Give back the pages of all columns. They come again where they are looked at."""
+    """Release the pages of all columns. They are mapped again when they are touched."""
     global _touched_bytes
     _touched_bytes = 0
     for one in _maps:
@@ -59,7 +61,7 @@ def release() -> None:
 
 
 def touched(size_bytes: int) -> None:
-    """Say that so much of columns was looked at: now and then it is given back."""
+    """Count bytes of columns that were touched, and release all pages once there are many."""
     global _touched_bytes
     _touched_bytes += size_bytes
     if _touched_bytes > _MAPPED_BYTES:
@@ -67,7 +69,9 @@ def touched(size_bytes: int) -> None:
 
 
 def parts(count: int, at_once: int = ROWS_AT_ONCE) -> Iterator[slice]:
-    """So many rows, some at a time. What was looked at is given back after a large part or many small."""
+    """Yield slices of `count` rows, a part at a time. Pages are released after a large part or many
+    small ones.
+    """
     for start in range(0, count, at_once):
         stop = min(start + at_once, count)
         yield slice(start, stop)
@@ -75,7 +79,7 @@ def parts(count: int, at_once: int = ROWS_AT_ONCE) -> Iterator[slice]:
 
 
 def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
-    """A column of so many values, which are not set. Raises OutputError."""
+    """A column of `count` values that are not set; its shape is `(count, *width)`."""
     size_bytes = count * _row_bytes(dtype, width)
     if size_bytes < _LARGE_BYTES:
         return np.empty((count, *width), dtype)
@@ -83,7 +87,7 @@ def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
 
 
 def zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
-    """A column of so many zeros. Raises OutputError."""
+    """A column of zeros; its shape is `(count, *width)`."""
     column = empty(count, dtype, width)
     for part in parts(count):
         column[part] = 0
@@ -91,7 +95,7 @@ def zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
 
 
 def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
-    """A column of what is made of each part of the rows. Raises OutputError."""
+    """A column of shape `(count,)`; `make` returns its values for a part of the rows."""
     column = empty(count, dtype)
     for part in parts(count):
         column[part] = make(part)
@@ -99,17 +103,17 @@ def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
 
 
 def put_away(values: Any) -> memoryview:
-    """What an array of Python holds, as a column whose values are Python's. Raises OutputError."""
+    """The values of an `array.array` as a column; a memoryview, as its items are Python integers."""
     return memoryview(stored(np.asarray(memoryview(values))))
 
 
 def stored(values: Any) -> Any:
-    """An array as a column. Raises OutputError."""
+    """An array as a column."""
     return made(len(values), values.dtype, lambda part: values[part])
 
 
 def taken(column: Any, rows: Any) -> Any:
-    """The values of some rows, as a column; one value that stands for all still does. Raises OutputError."""
+    """The values of some rows as a column of shape `(rows,)`. A broadcast column stays broadcast."""
     if len(column) and not column.strides[0]:
         return np.broadcast_to(column[0], (len(rows), *column.shape[1:]))
     if len(rows) <= _FEW:
@@ -122,7 +126,9 @@ def taken(column: Any, rows: Any) -> Any:
 
 
 def flagged(count: int, which: Callable[[slice], Bools]) -> Any:
-    """The rows that are flagged, of so many, as a column. Raises OutputError."""
+    """The numbers of the rows for which `which` returns True, as a column of shape `(n,)`. `which` is called
+    with parts of `count` rows.
+    """
     rows = Growing(np.int32)
     for part in parts(count):
         found = np.flatnonzero(which(part))
@@ -131,13 +137,13 @@ def flagged(count: int, which: Callable[[slice], Bools]) -> Any:
 
 
 def unnamed_file() -> int:
-    """A file that is gone with this process however that ends. Raises OSError."""
+    """The descriptor of a file that disappears with this process, however it ends. Raises OSError."""
     with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
         return os.dup(file.fileno())
 
 
 def no_room(what: str, error: OSError) -> OutputError:
-    """What to say where something cannot be kept in such a file."""
+    """The error for data that cannot be written to such a file."""
     return OutputError(
         f"cannot keep {what} in {tempfile.gettempdir()}: {error.strerror}",
         "name a folder with room in TMPDIR",
@@ -156,12 +162,12 @@ class _File:
         self.size_bytes = 0
 
     def column(self, size_bytes: int, dtype: Any, width: tuple[int, ...]) -> Any:
-        """What it holds, which has so many bytes from now on. Raises OutputError."""
+        """Resize the file to `size_bytes`, and return its content as a column. Raises OutputError."""
         try:
             if self._file is None:
                 self._file = unnamed_file()
                 weakref.finalize(self, os.close, self._file)
-            # To write to a page that then finds no room on the disk would end the process.
+            # Without this, writing to a page on a full disk would end the process (SIGBUS).
             os.posix_fallocate(self._file, self.size_bytes, size_bytes - self.size_bytes)
             whole = mmap.mmap(self._file, size_bytes)
         except OSError as e:
@@ -174,7 +180,7 @@ class _File:
 
 
 class Growing:
-    """A column of `count` values that grows."""
+    """A column that grows; it has `count` values."""
 
     def __init__(self, dtype: Any, width: tuple[int, ...] = ()) -> None:
         self.count, self._width = 0, width
@@ -182,7 +188,7 @@ class Growing:
         self._file = _File()
 
     def extend(self, values: Any, count: int) -> None:
-        """Add `count` values, or one value `count` times. Raises OutputError."""
+        """Append `count` values, or one value `count` times."""
         last = self.count + count
         if last > len(self._values):
             self._grow(last)
@@ -191,7 +197,7 @@ class Growing:
         touched(count * self._values.strides[0])
 
     def _grow(self, count: int) -> None:
-        """Make room for so many."""
+        """Make room for `count` values."""
         before, dtype = self._values[: self.count], self._values.dtype
         size_bytes = count * _row_bytes(dtype, self._width)
         if size_bytes < _LARGE_BYTES:
@@ -208,12 +214,12 @@ class Growing:
         return self._values[:count]
 
     def whole(self) -> Any:
-        """All values. The column is not to be used any more."""
+        """All values. Nothing may be appended afterwards."""
         return self._values[: self.count]
 
 
 def joined(columns: Iterable[Any], dtype: Any) -> Any:
-    """Columns one after the other, as one. Raises OutputError."""
+    """The concatenation of columns as one column."""
     whole = Growing(dtype)
     for column in columns:
         for part in parts(len(column)):

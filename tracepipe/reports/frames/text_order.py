@@ -1,4 +1,4 @@
-"""The order of rows that have texts, which are in memory a piece at a time."""
+"""Sorts rows by texts, of which only a piece is in memory at a time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tracepipe.reports.frames.grouping import runs
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 
-# Of all texts that are compared, the pieces together.
+# The memory for the pieces of all texts that are compared.
 _ROOM_BYTES = 1 << 23
 _PIECE_LEAST, _PIECE_MOST = 1 << 4, 1 << 12
 
 
 def in_text_order(text: Callable[[int], str], *columns: Any) -> Int32s:
-    """The places of rows in the order of some columns, the first first, and then of the text that each has.
+    """The indices that sort rows by some columns, the first column first, and then by text. Shape `(rows,)`.
 
-    `text` gives that of a place, as often as it is asked. Raises OutputError.
+    `text` returns the text of a row, and may be called several times. Raises OutputError.
     """
     order, starts = runs(*columns)
     first = 0
     while True:
-        # Those that are as good as another so far, each with the number of its group.
+        # The rows that are equal to another so far, each with the number of its group.
         counts = np.diff(np.append(starts, len(order)))
         alike = np.flatnonzero(np.repeat(counts > 1, counts))
         group = np.repeat(np.arange(len(starts), dtype=np.int32), counts)[alike]
@@ -39,7 +39,7 @@ def in_text_order(text: Callable[[int], str], *columns: Any) -> Int32s:
 
 
 def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> Any:
-    """What the texts of rows have from a byte on: bytes of UTF-8, which are in the order of its letters."""
+    """A piece of the UTF-8 of each row's text, from byte `first` on; UTF-8 sorts like its code points."""
 
     def some(part: slice) -> Any:
         found = (_bytes(text(row))[first : first + room] for row in rows[part].tolist())
@@ -49,5 +49,5 @@ def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> 
 
 
 def _bytes(text: str) -> bytes:
-    """A text in UTF-8 that no text follows for zeros alone: numpy does not tell these from its end."""
+    """A text in UTF-8 with escaped zero bytes, as numpy does not distinguish trailing zeros from the end."""
     return text.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\1")

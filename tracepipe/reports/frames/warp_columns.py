@@ -1,4 +1,5 @@
-"""Collects warp batches as columns: one row for each warp, and one for each exit that tells more."""
+"""Collects warp batches as columns: a row for each warp, and one for each exit of warps whose lanes did not
+exit together."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tracepipe.reports.frames.stored import Growing, made, parts, release
 
 FULL_MASK = (1 << WARP_LANES) - 1
 _LARGEST_NS = 1 << 61
-# As narrow as the columns of the frame.
+# The types of columns that are as narrow as those of the frame.
 _NARROW = {"sm": "int32", "slot": "int32", "entry_mask": "uint32"}
 _KINDS = {
     "warp": "int64", "entry_ns": "int64", "last_exit_ns": "int64", "first_exit_ns": "int64", "exits": "int32",
@@ -24,9 +25,10 @@ _KINDS = {
 }  # fmt: skip
 _ALWAYS = ("warp", "entry_ns", "last_exit_ns")
 _OPTIONAL = ("cycles", *_NARROW)
-"""What not every batch has. Without `exits` each warp left once, and `first_exit_ns` is its last."""
+"""The columns that a batch may lack. Without `exits` each warp exited once, and `first_exit_ns` is its last
+exit."""
 _MISSING = {"sm": 0, "slot": 0, "entry_mask": 0, "exit_count": 1, "exit_clk": 0, "exit_mask": NONE}
-"""What stands for the columns that one of several batches lacks."""
+"""The values of columns that some of several batches lack."""
 _OF_BOTH = ("block_index", "warp_in_block")
 COLUMNS = (
     "launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns", "warp",
@@ -37,12 +39,15 @@ _EXITS = {"warp_row": "int64", "exit_ns": "int64", "mask": "int64"}
 
 
 class WarpTable:
-    """Batches on the trace clock. Call `add` with each, then `finish`, then the rest."""
+    """Warps on the trace clock. Call `add` with all batches, then `finish`, then the other methods.
+
+    Columns have the shape `(warps,)`.
+    """
 
     def __init__(self, trace_clock: str) -> None:
         self._trace_clock = trace_clock
         self.launches = LaunchTable()
-        # By batch: its launch, what it lacks, the row after its last one.
+        # For each batch: its launch, the columns that it lacks, the row after its last one.
         self._launch_of: Any = Growing(np.int32)
         self._lacks_of: Any = Growing(np.uint8)
         self._lasts: Any = Growing(np.int64)
@@ -53,15 +58,15 @@ class WarpTable:
         self.ranges = RangeTable()
         self._count = 0
         self.first_ns: int | None = None
-        """The first entry of a warp."""
+        """The first entry of any warp."""
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, batches: Sequence[PlacedWarps]) -> int:
-        """Take several batches without ranges, or one; returns the end of their last warp.
+        """Add several batches without ranges, or a single one; return the end of their last warp.
 
-        Raises OutputError, and OverflowError on too large numbers.
+        Raises OutputError, and OverflowError where numbers are too large.
         """
         warps = _joined(batches)
         _check(warps)
@@ -83,10 +88,10 @@ class WarpTable:
         return int(max(entry_ns.max(initial=warps.ts_ns), last_ns.max(initial=warps.ts_ns)))
 
     def _put_batches(self, batches: Sequence[PlacedWarps]) -> None:
-        """Add what is known by batch, whose warps are the last that were added."""
+        """Add the columns with a row for each batch. The warps of the batches were added just before."""
         launches, lacks = [], []
         for one in batches:
-            # On its own clock a time is as right as it was recorded.
+            # A time that was recorded on the trace's clock has no error from an alignment.
             bound_ns = None if one.clock == self._trace_clock else one.bound_ns
             launches.append(self.launches.number(one, bound_ns))
             columns = one.exit_clk, *(getattr(one, name) for name in _NARROW)
@@ -110,7 +115,7 @@ class WarpTable:
         self._count += count
 
     def _add_exits(self, warps: PlacedWarps, entry_ns: Int64s) -> None:
-        """Keep the exits of warps that left in several steps, or not with all their lanes."""
+        """Add the exits of warps with several exits, or with one exit of not all lanes."""
         exits = np.ones(len(warps), np.int64) if warps.exit_count is None else warps.exit_count
         masks, several = warps.exit_mask, exits > 1
         if masks is not None:
@@ -126,7 +131,7 @@ class WarpTable:
             self._growing_exits[name].extend(part, int(kept.sum()))
 
     def finish(self) -> None:
-        """No batch comes any more. Raises OutputError."""
+        """Make the columns. No batch may be added afterwards. Raises OutputError."""
         self.launches.put_away()
         for name in _OF_BATCH:
             setattr(self, name, getattr(self, name).whole())
@@ -135,18 +140,18 @@ class WarpTable:
         self._growing, self._growing_exits = {}, {}
 
     def stays_ns(self) -> Int64s:
-        """How long each warp was there that left."""
+        """The time from entry to exit of each warp that exited. Shape `(n,)`."""
         entry_ns, last_ns = self._columns["entry_ns"], self._columns["last_exit_ns"]
         stays_ns: Int64s = made(self._count, np.int64, lambda part: last_ns[part] - entry_ns[part])
         return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
     def frame(self, *columns: str, rows: Int64s | None = None) -> pl.DataFrame:
-        """A row for each warp, in the order of the file, or for some: with a few columns, or with all.
+        """A row for each warp, in the order of the file, or for some `rows`; with all columns, or a few.
 
-        launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: linear index on the grid;
-        block_index, warp_in_block: null where the size of a block is not known. sm, slot, entry_mask: null
-        where not recorded. entry_ns; first_exit_ns, last_exit_ns: null for a warp that was running when the
-        record ended. exits: how many. cycles: of the SM's clock from entry to the last exit.
+        launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: the linear index on the
+        grid. block_index, warp_in_block: null where the size of a block is not known. sm, slot, entry_mask:
+        null where not recorded. entry_ns; first_exit_ns, last_exit_ns: null for a warp that was running when
+        the recording ended. exits: how many. cycles: of the SM's clock, from entry to the last exit.
         """
         if rows is not None:
             return self._frame(columns or COLUMNS, rows)
@@ -154,16 +159,16 @@ class WarpTable:
         return self._frame(columns or COLUMNS, slice(0, self._count))
 
     def frames(self, *columns: str, rows: Any = None) -> Iterator[pl.DataFrame]:
-        """As `frame` of all rows, or of these, some at a time."""
+        """Like `frame`, of all rows or of `rows`, a part at a time."""
         for part in parts(self._count if rows is None else len(rows)):
             yield self._frame(columns, part if rows is None else rows[part])
 
     def part(self, rows: slice, *columns: str) -> pl.DataFrame:
-        """As `frame`, of rows that follow each other."""
+        """Like `frame`, for successive rows."""
         return self._frame(columns, rows)
 
     def _frame(self, columns: Sequence[str], rows: Any) -> pl.DataFrame:
-        """Of some rows."""
+        """The frame of some rows."""
         batch = self._batch_of(rows)
         frame = pl.DataFrame([self._column(name, batch, rows) for name in columns if name not in _OF_BOTH])
         if not set(columns) & set(_OF_BOTH):
@@ -174,25 +179,25 @@ class WarpTable:
         return frame.with_columns(*both).select(columns)
 
     def _batch_of(self, rows: Any) -> Int32s:
-        """The batch of each of some rows."""
+        """The batch of each of some rows. Shape `(n,)`."""
         numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
         return batch
 
     def times_ns(self, rows: slice, end_ns: int) -> tuple[Int64s, Int64s]:
-        """The entry and the last exit of rows that follow each other; `end_ns` of one that never left."""
+        """The entries and the last exits of successive rows; `end_ns` for a warp that never exited."""
         entry_ns, last_ns = self._columns["entry_ns"][rows], self._columns["last_exit_ns"][rows]
         if "exits" in self._columns:
             last_ns = np.where(self._columns["exits"][rows] > 0, last_ns, end_ns)
         return entry_ns, last_ns
 
     def launch_of(self, rows: Any) -> Int32s:
-        """The number in `launches` of the launch of each of some rows."""
+        """The number, in `launches`, of the launch of each of some rows. Shape `(n,)`."""
         of: Int32s = self._launch_of[self._batch_of(rows)]
         return of
 
     def _column(self, name: str, batch: Int32s, rows: Any) -> pl.Series:
-        """A column of the frame, null where it is not known; `batch` is that of each warp."""
+        """A column of the frame, null where a value is not known; `batch` has the batch of each row."""
         if name in OF_KERNEL or name in OF_LAUNCH:
             return self.launches.series(name, self._launch_of[batch])
         if name == "exits" and name not in self._columns:
@@ -212,29 +217,27 @@ class WarpTable:
         return values
 
     def kernels(self) -> tuple[list[Record], Int32s]:
-        """What launches have in common that are of one kernel, `OF_KERNEL`, each once; and for each warp the
-        place of its kernel there.
-        """
+        """The distinct kernels, as records of `OF_KERNEL`, and for each warp the index of its kernel."""
         of_launch = self.launches.kernel_of
         of_warp: Int32s = made(self._count, np.int32, lambda part: of_launch[self.launch_of(part)])
         return self.launches.kernels(), of_warp
 
     def exit_columns(self) -> tuple[Int64s, Int64s, Int64s]:
-        """As `exits`, which stand in the order of warps: warp_row, exit_ns and mask, below 0 where it was not
-        recorded."""
+        """The columns of `exits`, sorted by warp: warp_row, exit_ns and mask, which is negative where it was
+        not recorded. Shapes `(exits,)`."""
         return self._exits["warp_row"], self._exits["exit_ns"], self._exits["mask"]
 
     def exits(self, rows: slice = slice(None)) -> pl.DataFrame:
-        """A row for each exit of warps with several, or one of not all lanes: warp_row (in `warps`), exit_ns,
-        mask (null where not recorded).
+        """A row for each exit of warps with several exits, or with one exit of not all lanes: warp_row (in
+        `warps`), exit_ns, mask (null where not recorded).
         """
         frame = pl.DataFrame({name: column[rows] for name, column in self._exits.items()})
         return frame.with_columns(pl.when(pl.col("mask") >= 0).then("mask").alias("mask"))
 
 
 def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
-    """The warps of batches as if they were of one, but for what is of each launch. Raises OverflowError on
-    times that cannot be added.
+    """The warps of several batches as one batch, without the values of launches. Raises OverflowError where
+    times are too large to be added.
     """
     first = batches[0]
     if len(batches) == 1:
@@ -255,7 +258,7 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
 
 
 def _check(warps: PlacedWarps) -> None:
-    """Raises OverflowError on numbers that columns cannot hold."""
+    """Raise OverflowError where numbers do not fit their columns."""
     longest_ns = int(warps.entry_ns.max(initial=0)), int(warps.exit_ns.max(initial=0))
     if len(warps) and max(*longest_ns, abs(warps.ts_ns)) > _LARGEST_NS:
         raise OverflowError
@@ -266,14 +269,14 @@ def _check(warps: PlacedWarps) -> None:
 
 
 def _first_and_last(warps: PlacedWarps, entry_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """The first and the last exit of each warp, -1 without any."""
+    """The first and the last exit of each warp, -1 without an exit."""
     if warps.exit_count is None:
         at_ns = entry_ns + warps.exit_ns
         return at_ns, at_ns
     first_ns = last_ns = np.full(len(warps), -1, np.int64)
     left = warps.exit_count > 0
     if left.any():
-        # A warp's exits stand one after the other, so that its first place to the next warp's is its range.
+        # The exits of a warp are successive: they reach from its first one to that of the next warp.
         places = warps.first_exits()[left]
         first_ns, last_ns = first_ns.copy(), last_ns.copy()
         first_ns[left] = entry_ns[left] + np.minimum.reduceat(warps.exit_ns, places)
