@@ -1,1 +1,1 @@
-"""A part of a recording: what happened in a stretch of its time, and what that depends on."""
+"""Parts of recordings: the events in a window of time, and the earlier events on which they depend."""

@@ -1,4 +1,5 @@
-"""Begins and ends of a recording as spans, by the rules of the nesting. Open ones wait as a few numbers."""
+"""Matches begins and ends of a recording to slices, by the rules of the nesting. An open slice is kept as a
+few numbers."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.shape import Shape
 from tracepipe.part.stretch import OPEN_NS
 
-# Perfetto has no room for as many tracks. Begins and ends of further ones are instants here.
+# The most rows, more than Perfetto has room for. Begins and ends of further rows count as instants.
 _ROWS_MAX: Final = 1 << 17
 
 Spans = dict[str, Int64s]
-"""Columns: `begin_ns` and `end_ns`, `begin` and `end`, which are rows of the recording, NONE without one,
-`launch`, and `work`: 1 where it is a launch's work, 0 where it is its call, NONE where it has no launch.
+"""Columns of shape `(n,)`: `begin_ns` and `end_ns`; `begin` and `end`, which are rows of the recording, or
+NONE; `launch`; and `work`: 1 for the work of a launch, 0 for its call, NONE without a launch.
 """
 COLUMNS: Final = ("begin_ns", "end_ns", "begin", "end", "launch", "work")
 _OF_OPEN: Final = ("span", "begin_ns", "begin", "launch", "work")
@@ -34,8 +35,8 @@ class Calls:
         self._spans = 0
         self._open: Spans = {name: np.empty(0, np.int64) for name in _OF_OPEN}
 
-    def meet(self, number: int, shape: Shape) -> bool:
-        """Look at a shape that is new; whether its events are matched here."""
+    def add_shape(self, number: int, shape: Shape) -> bool:
+        """Add a new shape. Return whether its events are matched here."""
         key = shape.row
         if shape.phase not in "BE" or key is None:
             return False
@@ -44,19 +45,19 @@ class Calls:
             if len(self._rows) >= _ROWS_MAX:
                 return False
             row = self._rows[key] = self._nesting.add_row()
-        # Of open calls of a row, whose names are compared, no two that differ have the same sum, but for one
-        # pair in 2³¹.
+        # The names of open calls of a row are compared by checksum: two different names are equal once in
+        # 2³¹.
         name = crc32(shape.name.encode("utf-8", "replace")) >> 1
         self._nesting.set_shape(number, ShapeRow(row, name, shape.phase, has_dur=shape.has_dur))
         return True
 
     def forget_shapes(self) -> None:
-        """The shapes have other numbers now."""
+        """Drop all shapes, as they have new numbers now."""
         self._nesting.forget_shapes()
 
     def match(self, events: TraceColumns, rows: Int64s, work: Int64s) -> tuple[Spans, Spans]:
-        """Spans that begin with these events, in the order of time, and those that have ended; `rows` are the
-        rows of the events, `work` is as in `Spans`.
+        """Match the next events, which are sorted. Return the slices that begin with them, and those that
+        have ended. `rows` are the rows of the events, `work` is as in `Spans`; shapes `(n,)`.
         """
         if not len(events):
             nothing = {name: np.empty(0, np.int64) for name in COLUMNS}
@@ -84,7 +85,7 @@ class Calls:
         begin_ns, event = ops["ts"][at], ops["event"][at]
         return {
             "begin_ns": begin_ns,
-            # What is not drawn ends where it begins: nothing says when it is over.
+            # A slice that is not drawn has no known end: it ends where it begins.
             "end_ns": np.where(ops["row"][at] == NO_ROW, begin_ns, OPEN_NS),
             "begin": rows[event],
             "end": np.full(len(at), NONE, np.int64),
@@ -93,7 +94,9 @@ class Calls:
         }
 
     def _end(self, ops: dict[str, Any], rows: Int64s, begun: Spans, first: int) -> Spans:
-        """End spans: those of `begun` there, whose numbers count from `first`; gives those of before."""
+        """Apply ends: to the slices in `begun`, whose numbers start with `first`, and to earlier ones, which
+        are returned.
+        """
         at = np.flatnonzero(ops["kind"] == END)
         span, end_ns, event = ops["slice_id"][at], ops["ts"][at], ops["event"][at]
         end = np.where(event == NONE, NONE, rows[event])
@@ -115,14 +118,14 @@ class Calls:
 
     @staticmethod
     def _instants(ops: dict[str, Any], rows: Int64s) -> Spans:
-        """Ends without a begin."""
+        """The ends without a begin, as slices without a length."""
         at = np.flatnonzero((ops["kind"] != BEGIN) & (ops["kind"] != END))
         ts_ns, nothing = ops["ts"][at], np.full(len(at), NONE, np.int64)
         spans = dict.fromkeys(COLUMNS, nothing)
         return spans | {"begin_ns": ts_ns, "end_ns": ts_ns, "begin": rows[ops["event"][at]]}
 
     def still_open(self) -> Spans:
-        """What has no end."""
+        """The slices without an end."""
         count = len(self._open["span"])
         ends = {"end_ns": np.full(count, OPEN_NS), "end": np.full(count, NONE, np.int64)}
         return {name: ends[name] if name in ends else self._open[name] for name in COLUMNS}

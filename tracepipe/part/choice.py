@@ -1,13 +1,14 @@
-"""Chooses the rows of a part while a recording is read: what a stretch of its time has, and what that needs.
+"""Chooses the rows of a part while a recording is read: the events in a window of its time, and those that
+they need.
 
-    span                 in the part where it overlaps the stretch: its begin and its end, wherever they are
-    instant, loss        where it is in it
-    batch of warps       whole, where one of them runs in it
-    launch               its call and its work, where one of them is in the part
-    clock pair, name     always, also the name that a program gives to a thread of its own
-    before the stretch   what says how things stand at its start: `state.py`
+    slice                its begin and its end, if it overlaps the window
+    instant, loss        if it is in the window
+    batch of warps       the whole batch, if one of its warps runs in the window
+    launch               its call and its work, if one of them is in the part
+    clock pair, name     always, also the name that a program gives one of its threads
+    before the window    the events that describe the state at its start: `state.py`
 
-Nothing of an event is kept but its row and, while it is open, its times.
+Of each event, only its row is kept, and its times while it is open.
 """
 
 from __future__ import annotations
@@ -39,55 +40,55 @@ from tracepipe.part.names import Names
 from tracepipe.part.state import State
 from tracepipe.part.stretch import OPEN_NS, Stretch
 
-# As many as a timeline puts in order at a time.
+# The events that are sorted at a time, as for a timeline.
 _WINDOW_EVENTS: Final = 2048
-# Longer lines than this count as several events.
+# A longer line counts as several events.
 _BYTES_AN_EVENT: Final = 1 << 8
 _UNDATED_MAX: Final = 1 << 14
 _OPEN_WINDOWS_MAX: Final = 1 << 10
 _ALWAYS: Final = frozenset({"clock", "name"})
 _NEVER: Final = frozenset({"header", "footer", "stack"})
 
-# What is done with the events of a shape.
-MATCHED, WHOLE, COUNTER, ARROW_START, ARROW_END, OF_THREAD, MEMORY, SWITCH, NAMED, NAMING = (
+# How the events of a shape are treated: bits.
+MATCHED, WHOLE, COUNTER, FLOW_START, FLOW_END, OF_THREAD, MEMORY, SWITCH, NAMED, NAMING = (
     1 << bit for bit in range(10)
 )
 
 
 @dataclass(slots=True)
 class Chosen:
-    """The rows of a part, and what else its file says."""
+    """The rows of a part, and what else its file contains."""
 
     marks: Marks = field(default_factory=Marks)
     names: Names = field(default_factory=Names)
     undated_ns: dict[int, int] = field(default_factory=dict)
-    """Rows of losses without a time → where they stand."""
+    """Rows of losses without a time → the time of their place in the recording."""
     has_windows: bool = False
     last_ns: int = -TIME_LIMIT_NS
     """The latest time of the recording."""
 
 
 class Choice:
-    """Chooses of one recording. Call `take` with each batch and `finish` once."""
+    """Chooses the rows of one recording. Call `take` for each batch, and `finish` once."""
 
     def __init__(self, tables: Tables, stretch: Stretch) -> None:
         self.chosen = Chosen()
         self._marks = self.chosen.marks
         self._tables, self._stretch = tables, stretch
         self._calls, self._state, self._threads = Calls(), State(), GpuThreads(stretch)
-        self._launches, self._arrows = Joined(), Joined()
+        self._launches, self._flows = Joined(), Joined()
         self._window: list[TraceColumns] = []
         self._weight = 0
         self._window_rows: list[Int64s] = []
         self._others: dict[int, Record | PlacedWarps] = {}
-        """By row, those that wait for their turn."""
+        """By row, the records that wait for their turn."""
         self._open_windows: list[tuple[int, int]] = []
         self._kinds: Any = np.zeros(2, np.uint16)
         self._work: Any = np.zeros(2, np.int8)
-        """By the number of a shape; the last two places are for what has none."""
+        """By the number of a shape; the last two places are for SPECIAL and NONE."""
 
     def take(self, batch: TraceBatch, first: int) -> None:
-        """Take the next batch, whose source's rows count from `first`."""
+        """Take the next batch; `first` is the number of the first row of its source batch."""
         events = batch.events
         rows = first + (np.arange(len(events)) if batch.places is None else batch.places)
         if batch.others:
@@ -100,11 +101,11 @@ class Choice:
         self._weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
         if self._weight >= 2 * _WINDOW_EVENTS:
             held = sum(map(len, self._window))
-            self._deal(held * _WINDOW_EVENTS // self._weight)
+            self._sort(held * _WINDOW_EVENTS // self._weight)
             self._weight = _WINDOW_EVENTS
 
     def _take_other(self, other: Record | PlacedWarps, row: int) -> bool:
-        """Take a record that is no event; whether it has a time, and a turn."""
+        """Take a record that is not an event. Return whether it has a time, and must wait for its turn."""
         kind = "" if isinstance(other, PlacedWarps) else other["type"]
         if kind in _ALWAYS:
             self._marks.add(np.array([row]))
@@ -116,7 +117,7 @@ class Choice:
         return True
 
     def relieve(self) -> None:
-        """Let the tables forget what is not in use any more."""
+        """Let the tables drop what is not used any more."""
         nothing = np.empty(0, np.int32)
         if self._window:
             window = joined(self._window)
@@ -131,8 +132,8 @@ class Choice:
         self._kinds, self._work = np.zeros(2, np.uint16), np.zeros(2, np.int8)
 
     def finish(self) -> Chosen:
-        """What was chosen."""
-        self._deal(0)
+        """Return the chosen rows."""
+        self._sort(0)
         self._take_spans(self._calls.still_open())
         windows = [row for ts_ns, row in self._open_windows if ts_ns < self._stretch.end_ns]
         rows = [*windows, *self._threads.still_inside(), *self._state.rows()]
@@ -141,8 +142,8 @@ class Choice:
 
     # In the order of time ------------------------------------------------------------------------------
 
-    def _deal(self, waiting: int) -> None:
-        """Take all events in order but the newest, which wait for what may come before them."""
+    def _sort(self, waiting: int) -> None:
+        """Take the events in the order of time. The `waiting` newest stay, as earlier ones may follow."""
         if not self._window:
             return
         whole, rows = joined(self._window), np.concatenate(self._window_rows)
@@ -154,7 +155,7 @@ class Choice:
         self._choose(whole.take(slice(ready)), rows[:ready])
 
     def _choose(self, events: TraceColumns, rows: Int64s) -> None:
-        self._meet()
+        self._add_shapes()
         ends_ns = events.ts_ns + events.dur_ns
         self.chosen.last_ns = max(self.chosen.last_ns, int(ends_ns.max(initial=-TIME_LIMIT_NS)))
         kinds = self._kinds[events.shape]
@@ -162,13 +163,13 @@ class Choice:
         instants = (kinds & (MATCHED | WHOLE | OF_THREAD)) == 0
         self._marks.add(rows[instants & (events.shape != SPECIAL) & self._stretch.holds(events.ts_ns)])
         self._take_calls(events, rows, kinds)
-        self._take_arrows(events, rows, kinds)
+        self._take_flows(events, rows, kinds)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
             self._take_special(int(events.ts_ns[at]), int(rows[at]))
         self._take_state(events, rows, kinds)
 
     def _take_calls(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
-        """Take what lasts."""
+        """Take slices."""
         work = self._work[events.shape].astype(np.int64)
         matched = np.flatnonzero(kinds & MATCHED)
         begun, ended = self._calls.match(events.take(matched), rows[matched], work[matched])
@@ -188,7 +189,7 @@ class Choice:
         self._take_spans({name: np.concatenate([ended[name], whole[name]]) for name in COLUMNS})
 
     def _take_spans(self, spans: Spans) -> None:
-        """Mark those spans that are in the part, now that their ends are known."""
+        """Mark the slices that are in the part, now that their ends are known."""
         is_call, launch = spans["work"] == 0, spans["launch"]
         self._launches.end(launch[is_call], spans["end"][is_call])
         kept = self._stretch.touches(spans["begin_ns"], spans["end_ns"])
@@ -197,17 +198,17 @@ class Choice:
         for name in ("begin", "end"):
             self._marks.add(spans[name][kept])
 
-    def _take_arrows(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
-        """Take ends of arrows: of those that have one in the stretch, where they start too."""
-        starts, goes_on = np.flatnonzero(kinds & ARROW_START), np.flatnonzero(kinds & ARROW_END)
-        self._arrows.begin(events.launch[starts], rows[starts])
-        for at in (starts, goes_on):
+    def _take_flows(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
+        """Take the points of flows. A flow with a point in the window also needs its start."""
+        starts, later = np.flatnonzero(kinds & FLOW_START), np.flatnonzero(kinds & FLOW_END)
+        self._flows.begin(events.launch[starts], rows[starts])
+        for at in (starts, later):
             inside = self._stretch.holds(events.ts_ns[at])
-            self._marks.add(self._arrows.keep(events.launch[at[inside]]))
-        self._marks.add(rows[goes_on[self._arrows.are_kept(events.launch[goes_on])]])
+            self._marks.add(self._flows.keep(events.launch[at[inside]]))
+        self._marks.add(rows[later[self._flows.are_kept(events.launch[later])]])
 
     def _take_special(self, ts_ns: int, row: int) -> None:
-        """Take what is no event: a batch of warps, a loss, a window's begin or end."""
+        """Take a record that is not an event: a batch of warps, a loss, the begin or the end of a window."""
         other = self._others.pop(row)
         if isinstance(other, PlacedWarps):
             kept = self._take_warps(other)
@@ -221,7 +222,7 @@ class Choice:
             self._marks.add(np.array([row]))
 
     def _take_warps(self, warps: PlacedWarps) -> bool:
-        """Whether the part has a batch of warps."""
+        """Take a batch of warps. Return whether the part has it."""
         entry_ns, last_ns = warps.ts_ns + warps.entry_ns, warps.last_of_exits(warps.exit_ns)
         left_ns = np.where(last_ns < 0, OPEN_NS, entry_ns + last_ns)
         ends_ns = entry_ns + np.maximum(last_ns, 0)
@@ -235,7 +236,9 @@ class Choice:
         return kept or bool(self._launches.are_kept(ids)[0])
 
     def _take_window(self, window: Record, ts_ns: int, row: int) -> bool:
-        """Whether the part has the begin or the end of a window; a begin is chosen when it ends."""
+        """Take the begin or the end of a recording's window. Return whether the part has it; a begin is
+        chosen when its window ends.
+        """
         self.chosen.has_windows = True
         if window["phase"] == "B":
             if len(self._open_windows) >= _OPEN_WINDOWS_MAX:
@@ -250,12 +253,12 @@ class Choice:
         return kept
 
     def _take_state(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
-        """Take what says how things stand."""
+        """Take the events that describe the state at the start of the window."""
         of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
         ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
         self._marks.add(np.array(ended, np.int64))
         for number in _last_of_each(events.shape, (kinds & NAMED) != 0)[0]:
-            self.chosen.names.meet(self._shape(number))
+            self.chosen.names.add_shape(self._shape(number))
         before = events.ts_ns < self._stretch.start_ns
         for number, at in zip(*_last_of_each(events.shape, before & ((kinds & SWITCH) != 0)), strict=True):
             args = self._tables.args(int(events.args[at]))
@@ -266,7 +269,7 @@ class Choice:
             take(shape, args, int(rows[at]))
 
     def _take_thread(self, events: TraceColumns, at: int, row: int) -> list[int]:
-        """Take the entry or exit of a thread of a GPU; rows that the part has."""
+        """Take the entry or the exit of a thread of a GPU. Return rows that the part has."""
         shape, ts_ns = self._shape(int(events.shape[at])), int(events.ts_ns[at])
         block, thread = events.thread_of(at)
         of = (shape.gpu, shape.name, int(events.launch[at]), block)
@@ -279,8 +282,8 @@ class Choice:
         assert shape is not None
         return shape
 
-    def _meet(self) -> None:
-        """Look at the shapes that are new."""
+    def _add_shapes(self) -> None:
+        """Classify the new shapes."""
         known = len(self._kinds) - 2
         new = self._tables.shapes[known:]
         if not new:
@@ -296,12 +299,12 @@ class Choice:
         self._work = np.concatenate([self._work[:known], np.array([*work, NONE, NONE], np.int8)])
 
     def _kind(self, number: int, shape: Shape) -> int:
-        """What is done with the events of a shape."""
-        kind = MATCHED if self._calls.meet(number, shape) else 0
+        """The bits for how the events of a shape are treated."""
+        kind = MATCHED if self._calls.add_shape(number, shape) else 0
         kind |= WHOLE * (shape.phase == "X")
         kind |= COUNTER * (shape.phase == COUNTS)
         if shape.phase in FLOW_PHASES:
-            kind |= ARROW_START if shape.phase == "s" else ARROW_END
+            kind |= FLOW_START if shape.phase == "s" else FLOW_END
         kind |= OF_THREAD * (shape.type == "gpu_thread" and shape.phase in "BE")
         kind |= MEMORY * (shape.type == "memory" and shape.phase in "IX")
         kind |= SWITCH * shape.is_switch
@@ -311,7 +314,7 @@ class Choice:
 
 
 def _last_of_each(shapes: Any, wanted: Bools) -> tuple[list[int], list[int]]:
-    """The wanted shapes, and the last place of each, in the order of these."""
+    """The shapes of the wanted events, and the last event of each, sorted by the latter."""
     at = np.flatnonzero(wanted)[::-1]
     if not len(at):
         return [], []

@@ -1,8 +1,8 @@
 """Writes a part of a recording as an event file. The recording is read twice: rows are chosen, then written.
 
-What is before the stretch may be needed by what is in it, and a call that is open at its end may end much
-later: what the part has is known at the end, and then it is a bit for each row. The rows are written as they
-stand in the recording, so that readers see them in the same order.
+Events in the window may depend on earlier ones, and a call that is open at the window's end may end much
+later. So the content of the part is known only at the end of the recording; it is kept as a bit for each row.
+The rows are written as they are in the recording, and readers see them in the same order.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from tracepipe.recording.files import opened_again
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 
-# What the footer of a part has of that of the recording: its sums are of all of that.
+# The keys of the recording's footer that the part's footer has; the others are sums over the whole recording.
 _OF_FOOTER = ("end", "gpus")
 
 
 @dataclass(slots=True)
 class CutOptions:
-    """From `start` on and before `end`, None for the recording's; the rest is as in `ConvertOptions`."""
+    """The window from `start` to before `end`, where None means the recording's own; the other fields are as
+    in `ConvertOptions`.
+    """
 
     start: Moment | None = None
     end: Moment | None = None
@@ -54,9 +56,9 @@ class Cut:
         """The path to open, which may be that of a copy."""
 
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
-        """Write the part; its account says what that holds, and what went wrong in the recording.
+        """Write the part. The returned account has its content, and the problems of the recording.
 
-        Raises InputError on the first bad line where `strict`, and TracepipeError where the stretch is empty.
+        Raises TracepipeError where the window is empty, and, with `strict`, InputError on the first bad line.
         """
         with no_collector(), opened_again(self._path) as self._file:
             chosen, stretch, info, account, footer = self._choose(progress)
@@ -78,7 +80,7 @@ class Cut:
         return open_recording(self._file, *how, called=self._path)
 
     def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Record]:
-        """What the part has, and what its file says of itself."""
+        """Choose the rows of the part, and make its header and footer."""
         with self._open() as opened:
             stretch = self._stretch(opened)
             reading = Reading(opened, self._path, strict=self._options.strict, progress=progress)
@@ -87,7 +89,7 @@ class Cut:
             return chosen, stretch, info, reading.finish(), reading.footer or {}
 
     def _stretch(self, opened: OpenRecording) -> Stretch:
-        """The stretch on the trace's clock, from the start of the recording on where no other is given."""
+        """The window on the trace's clock; it begins with the recording where no start is given."""
         start, end = self._options.start, self._options.end
         is_absolute = start is not None and start.is_absolute and (end is None or end.is_absolute)
         base_ns = 0 if is_absolute else self._start_ns(opened)
@@ -96,11 +98,11 @@ class Cut:
             TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
         )
         if stretch.start_ns >= stretch.end_ns:
-            raise TracepipeError("the stretch of time is empty", "its end must be after its start")
+            raise TracepipeError("The window is empty.", "Give an end after its start.")
         return stretch
 
     def _start_ns(self, opened: OpenRecording) -> int:
-        """When the recording starts, as reports count: at its header's start, or else its first event."""
+        """The start of the recording, as in reports: that of its header, else its first event."""
         here = opened.recording.header.get("start", {}).get(f"{opened.clocks.trace_clock}_ns")
         if isinstance(here, int):
             return here
@@ -111,7 +113,7 @@ class Cut:
 
 
 def _first_ns(batch: TraceBatch) -> int:
-    """The time of the first event or warp of a batch; the limit of times where it has none."""
+    """The time of the first event or warp of a batch; TIME_LIMIT_NS where it has none."""
     events = batch.events
     times = events.ts_ns[(events.shape != SPECIAL) & (np.abs(events.ts_ns) <= TIME_LIMIT_NS)]
     of_warps = (
@@ -123,7 +125,7 @@ def _first_ns(batch: TraceBatch) -> int:
 
 
 def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen:
-    """What the part has."""
+    """Choose the rows of the part."""
     choice = Choice(opened.recording.tables, stretch)
     reading.relieve = choice.relieve
     first = 0
@@ -135,7 +137,7 @@ def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen
 
 
 def _header(opened: OpenRecording, stretch: Stretch) -> Header:
-    """The recording's header for the part, which starts where the stretch does, if not later."""
+    """The header of the part: that of the recording, with the start of the window if that is later."""
     header, trace_clock = dict(opened.recording.header), opened.clocks.trace_clock
     start = cast("dict[str, Any]", header.get("start", {}))
     here = start.get(f"{trace_clock}_ns")
@@ -154,23 +156,24 @@ class _Writing:
         self._writer, self._chosen, self._tables = writer, chosen, opened.recording.tables
         trace_clock = opened.clocks.trace_clock
         self._clock = {} if trace_clock == opened.clocks.default else {"clock": trace_clock}
-        """What says that a time is on the trace's clock."""
+        """The field that states that a time is on the trace's clock."""
         self._threads: set[Thread] = set()
 
     def write(self, reading: Reading, stretch: Stretch) -> None:
-        """Write them, the stretch as a window, and the names of their threads."""
-        # Windows of the recording's own may cross the stretch: then it has its end alone, without a length.
+        """Write the rows, the window, and the names of the rows' threads."""
+        # The recording's own windows may cross this one: it is then written with its end alone, as an
+        # instant.
         end_ns = max(stretch.start_ns, min(stretch.end_ns, self._chosen.last_ns))
         begin_ns = end_ns if self._chosen.has_windows else stretch.start_ns
         self._write_edge("B", begin_ns)
         self._write_rows_of(reading)
-        # Calls that are open then are drawn until there.
+        # Calls that are open at the end are drawn up to it.
         self._write_edge("E", end_ns)
         for record in self._chosen.names.records(self._threads):
             self._writer.record(record)
 
     def _write_edge(self, phase: str, ts_ns: int) -> None:
-        """Write where the part begins or ends."""
+        """Write the begin or the end of the window."""
         ts_ns = max(0, min(ts_ns, TIME_LIMIT_NS))
         edge = {"ts_ns": ts_ns, "type": "window", "phase": phase, **self._clock, "cause": "cut"}
         self._writer.record(edge)
@@ -187,7 +190,7 @@ class _Writing:
                 break
 
     def _write_rows(self, batch: SourceBatch, at: Any, first: int) -> None:
-        """Write the rows at these places of a batch whose rows count from `first`."""
+        """Write the rows at some places of a batch, whose first row has the number `first`."""
         events = batch.events.take(at)
         others: list[Record | Warps] = list(batch.others)
         for place in np.flatnonzero(events.shape == SPECIAL).tolist():
@@ -200,7 +203,7 @@ class _Writing:
         self._writer.write_events(SourceBatch(events, others), self._tables)
 
     def _dated(self, other: Record | Warps, row: int) -> Record | Warps:
-        """A loss without a time stands where it stands: among fewer lines it has one."""
+        """Add the time of its place to a loss that has none: in the part, other lines are around it."""
         ts_ns = self._chosen.undated_ns.get(row)
         if ts_ns is None or ts_ns < 0 or not isinstance(other, dict):
             return other

@@ -1,4 +1,4 @@
-"""Threads of a GPU that have entered a kernel and not left it, by their warps, which are what is drawn."""
+"""Threads of a GPU between their entries and exits, by warp, as timelines draw warps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LANES: Final = 32
 
 @dataclass(slots=True)
 class _Warp:
-    """What has come of a warp since its first thread entered: `inside` have not left."""
+    """The rows of a warp since the entry of its first thread; `inside` of its threads have not exited."""
 
     begin_ns: int
     inside: int = 0
@@ -23,8 +23,8 @@ class _Warp:
 
 
 class GpuThreads:
-    """Takes entries and exits in the order of time. Where there is no room for the rows of more warps, each
-    row stands alone.
+    """Takes entries and exits, sorted by time. When the rows of too many warps wait, each further row is
+    chosen by its own time.
     """
 
     def __init__(self, stretch: Stretch) -> None:
@@ -33,8 +33,8 @@ class GpuThreads:
         self._held = 0
 
     def take(self, of: Hashable, thread: Three | None, *, enters: bool, ts_ns: int, row: int) -> list[int]:
-        """Take a row of a thread `of` a block; the rows of its warp, once all its threads have left, if the
-        part has them.
+        """Take a row of a thread of the block `of`. Once all threads of a warp have exited, return the warp's
+        rows if the part has them.
         """
         x, y, z = thread or (0, 0, 0)
         key = (of, x // _LANES, y, z)
@@ -52,7 +52,7 @@ class GpuThreads:
         return self._rows(warp, ts_ns + 1)  # an exit may be drawn as an instant too
 
     def still_inside(self) -> list[int]:
-        """The rows of those that have not left, which the part has."""
+        """The rows of warps with threads that have not exited, if the part has them."""
         return [row for warp in self._warps.values() for row in self._rows(warp, OPEN_NS)]
 
     def _rows(self, warp: _Warp, end_ns: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Launches whose call or whose work is in a part: it has both, so that an arrow has its two ends."""
+"""Launches whose call or work is in a part: the part gets both, so the flow between them has two ends."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 
-# A power of two. Ids of launches are counted: so many of the last ones have a place each.
+# A power of two. Launch ids are successive numbers, so each of the last ones has a separate place.
 PLACES: Final = 1 << 16
 
 
 class Joined:
-    """What begins something by a number that comes again: calls by their launches, arrows by their flows.
+    """Begins that later events refer to by an id: calls by their launch ids, flows by their flow ids.
 
-    Of the last ones it has the rows, and whether the part has them.
+    For the last ids it has the rows of their begins and ends, and whether the part has them. Columns have the
+    shape `(n,)`.
     """
 
     def __init__(self) -> None:
@@ -25,22 +26,22 @@ class Joined:
         self._kept: Bools = np.zeros(PLACES, np.bool_)
 
     def begin(self, ids: Int64s, rows: Int64s) -> None:
-        """Note where some begin."""
+        """Add the rows at which some ids begin."""
         at = ids & (PLACES - 1)
         self._ids[at], self._begins[at], self._ends[at], self._kept[at] = ids, rows, NONE, False
 
     def end(self, ids: Int64s, rows: Int64s) -> None:
-        """Note where some end."""
+        """Add the rows at which some ids end."""
         at, known = self._known(ids)
         self._ends[at[known]] = rows[known]
 
     def are_kept(self, ids: Int64s) -> Bools:
-        """Which of these the part has."""
+        """Flags the ids that the part has."""
         at, known = self._known(ids)
         return known & self._kept[at]
 
     def keep(self, ids: Int64s) -> Any:
-        """The part has these: the rows where they begin and end, as far as they are known."""
+        """Mark ids as in the part. Return the known rows of their begins and ends."""
         at, known = self._known(ids)
         at = at[known]
         self._kept[at] = True

@@ -1,4 +1,4 @@
-"""Which rows of a recording a part has: a bit for each, so that a million take 125 KB."""
+"""The rows of a recording that a part has: a bit for each, so a million rows take 125 KB."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tracepipe.event.columns import NONE, Bools, Bytes, grown
 
 
 class Marks:
-    """Rows are counted over the whole recording, in the order in which its reader gives them."""
+    """A bit for each row. Rows are numbered over the whole recording, in the order in which its reader yields
+    them.
+    """
 
     def __init__(self) -> None:
         self._bits: Bytes = np.zeros(0, np.uint8)
@@ -18,7 +20,7 @@ class Marks:
         """The last row that is marked."""
 
     def add(self, rows: Any) -> None:
-        """Mark rows; NONE among them stands for none."""
+        """Mark rows, shape `(n,)`; NONE among them is ignored."""
         rows = rows[rows != NONE]
         if not len(rows):
             return
@@ -27,7 +29,7 @@ class Marks:
         np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
 
     def of(self, first: int, count: int) -> Bools:
-        """Whether each of so many rows is marked."""
+        """Flags the marked rows among `count` rows from `first` on. Shape `(count,)`."""
         held = self._bits[first >> 3 : (first + count + 7) >> 3]
         bits = np.unpackbits(held, bitorder="little")[first & 7 :][:count]
         return np.concatenate([bits, np.zeros(count - len(bits), np.uint8)]).astype(np.bool_)

@@ -1,4 +1,4 @@
-"""What threads and processes of a recording are called at its end, for those that are in a part."""
+"""The last names of a recording's threads and processes, for those that are in a part."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Thread = tuple[int | None, int | None]
 
 
 class Names:
-    """Takes all shapes of a recording in the order in which they come."""
+    """Takes all shapes of a recording in their order."""
 
     def __init__(self) -> None:
         self._names: dict[Thread, str] = {}
         self._others: set[Thread] = set()
-        """Threads that have their names by other records, which the part has too."""
+        """The threads that other records name, which the part has too."""
 
     def give(self, record: Record) -> None:
-        """Take a record of a name."""
+        """Take a `name` record."""
         if "name" in record:
             self._has_other((record["pid"], record.get("tid")))
 
-    def meet(self, shape: Shape) -> None:
+    def add_shape(self, shape: Shape) -> None:
         """Take a shape that has a thread's name."""
         thread = shape.pid, shape.tid
-        if shape.type == "annotation":  # the program's own, whatever the kernel calls it
+        if shape.type == "annotation":  # a name that the program gave has priority over the kernel's
             self._has_other(thread)
         elif shape.comm and (thread in self._names or len(self._names) < THREADS_MAX):
             self._names[thread] = shape.comm
@@ -38,7 +38,9 @@ class Names:
             self._others.add(thread)
 
     def records(self, threads: set[Thread]) -> Iterator[Record]:
-        """The names of these threads, and those of their processes, which are their main threads'."""
+        """Yield records for the names of these threads and of their processes, which are those of their main
+        threads.
+        """
         for pid in sorted({pid for pid, _ in threads if pid is not None}):
             name = self._names.get((pid, pid)) or self._names.get((pid, None))
             if name is not None and (pid, None) not in self._others:

@@ -1,7 +1,7 @@
-"""What is so at the start of a part because of what came before: the rows of a recording that say it.
+"""The state at the start of a part, as the earlier rows of the recording that describe it.
 
-Live allocations, the last values of counters, and whether each thread runs or sleeps. Of each kind the last
-some ten thousand are kept.
+These are live allocations, the last values of counters, and whether each thread runs or sleeps. Some ten
+thousand rows of each kind are kept, the last ones.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ _TOTALS: Final = {MEMORY_IN_USE: "total_bytes"}
 
 
 class State:
-    """Takes what came before the part, in the order of time."""
+    """Takes the events before the part, sorted by time."""
 
     def __init__(self) -> None:
         self._last: dict[Hashable, int] = {}
-        """By what they are of, rows of values that hold until the next one."""
+        """By counter, the row of its last value."""
         self._live: dict[Hashable, int] = {}
-        """By process and address, rows of allocations; also those that name no address, and their frees."""
+        """By process and address, the rows of live allocations; also allocations and frees without an
+        address.
+        """
         self._threads: dict[Hashable, list[int]] = {}
-        """The last begin, end and wakeup of each thread that runs at times."""
+        """The last begin, end and wakeup of each thread that was scheduled."""
 
     def value(self, shape: Shape, args: Args, row: int) -> None:
         """Take an event that has values of counters."""
@@ -46,7 +48,7 @@ class State:
             self._live.pop((shape.pid, str(address)), None)
 
     def switch(self, shape: Shape, args: Args, row: int) -> None:
-        """Take an event that says when a thread runs. Of one that is over nothing is kept."""
+        """Take a scheduling event of a thread. The rows of a thread that has ended are dropped."""
         if args.get("prev_state") in _OVER:
             self._threads.pop((shape.pid, shape.tid), None)
             return
@@ -60,13 +62,13 @@ class State:
             thread[1] = thread[2] = NONE
 
     def rows(self) -> list[int]:
-        """The rows that say what is so."""
+        """The rows that describe the state."""
         of_threads = [row for thread in self._threads.values() if thread[1] != NONE for row in thread]
         return [*self._last.values(), *self._live.values(), *of_threads]
 
     @staticmethod
     def _put(kept: dict[Any, Any], key: Hashable, value: Any) -> None:
-        """Keep one, the last of all; where there are too many, the first one goes."""
+        """Store a value as the newest one; where there are too many, the oldest one is dropped."""
         kept.pop(key, None)
         if len(kept) >= _KEPT_MAX:
             del kept[next(iter(kept))]

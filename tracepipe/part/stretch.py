@@ -1,4 +1,4 @@
-"""A stretch of a recording's time, as options name it and as events lie in it."""
+"""A window of a recording's time: its options, and which events are in it."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ from tracepipe.units import duration_ns
 ABSOLUTE: Final = "@"
 _NS: Final = re.compile(r"[0-9]{1,19}")
 OPEN_NS: Final = (1 << 63) - 1
-"""The end of what has none."""
+"""The end of a slice without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time as it is given: ns after the start of the recording, or on the trace's clock."""
+    """A time as an option gives it: ns after the start of the recording, or on the trace's clock."""
 
     ns: int
     is_absolute: bool = False
 
     def on_trace(self, base_ns: int) -> int:
-        """The same on the trace's clock, on which the recording starts at `base_ns`."""
+        """The time on the trace's clock, on which the recording starts at `base_ns`."""
         return self.ns if self.is_absolute else base_ns + self.ns
 
 
 def moment_of(text: str) -> Moment:
-    """`1.5ms` after the start, or `@22137070527` on the trace's clock. Raises TracepipeError."""
+    """Parse `1.5ms` (after the start), or `@22137070527` (on the trace's clock). Raises TracepipeError."""
     text = text.strip()
     if not text.startswith(ABSOLUTE):
         return Moment(min(duration_ns(text), TIME_LIMIT_NS))
     digits = text[len(ABSOLUTE) :].removesuffix("ns")
     if not _NS.fullmatch(digits) or int(digits) > TIME_LIMIT_NS:
-        raise TracepipeError(f"{text!r} is not a time.", "Write 1.5s after the start, or @ and nanoseconds.")
+        raise TracepipeError(
+            f"Not a time: {text!r}.", "Write a time after the start (1.5s), or @ and ns on the trace's clock."
+        )
     return Moment(int(digits), is_absolute=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """From `start_ns` on, and before `end_ns`, on the trace's clock."""
+    """The window [`start_ns`, `end_ns`) on the trace's clock."""
 
     start_ns: int = -TIME_LIMIT_NS
     end_ns: int = TIME_LIMIT_NS
 
     def holds(self, ts_ns: Any) -> Any:
-        """Which instants are in it."""
+        """Whether instants are in the window. A time, or times of shape `(n,)`."""
         return (ts_ns >= self.start_ns) & (ts_ns < self.end_ns)
 
     def touches(self, begin_ns: Any, end_ns: Any) -> Any:
-        """Which spans lie in it, or partly; one without a length is an instant."""
+        """Whether slices overlap the window; one without a length counts as an instant. Times, or columns of
+        shape `(n,)`.
+        """
         return (begin_ns < self.end_ns) & ((end_ns > self.start_ns) | (begin_ns >= self.start_ns))
