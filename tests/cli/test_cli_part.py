@@ -79,7 +79,7 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
         (["--from", "@-1"], 1, "'@-1' is not a time."),
         (["--from", "@" + "9" * 30], 1, "is not a time."),
         (["--from", "@" + "9" * 5000], 1, "is not a time."),
-        (["--from", "2us", "--to", "2us"], 1, "the stretch of time is empty"),
+        (["--from", "2us", "--to", "2us"], 1, "The window is empty."),
         (["--from", "nsys"], 2, "nsys is not a time"),
     ],
 )

@@ -134,7 +134,7 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
     )
     _, out, _ = run("summary", str(recording), columns=200)
     assert f"skipped: {recording}:6: is not JSON" in out
-    assert "note: 1 calls had no end: they are counted, their length is not known" in out
+    assert "note: 1 calls had no end: they are counted, but their length is not known" in out
     assert f"clock {GPU_CLOCK}: 1 pairs, drift unknown, within 12 ns of monotonic" in out
     assert "lost: 7 userspace events happened and were not recorded" in out
     code, _, err = run("summary", str(recording), "--strict")
@@ -206,7 +206,7 @@ def test_two_runs_are_compared(run: Run, tmp_path: Path) -> None:
     assert [(row["a_p50_ns"], row["b_p50_ns"]) for row in data["lengths"]] == [(503, 303)]
     code, _, err = run("diff", "-", "-")
     assert (code, "Standard input can be read only once." in err) == (2, True)
-    assert "Nothing that both have differs by more than 1%." in run("diff", a, a)[1]
+    assert "No name that both sides have differs by more than 1%." in run("diff", a, a)[1]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,10 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
     code, out, _ = run("layers", SAMPLE, "--call", "1", "--json")
     assert [row["name"].strip() for row in json.loads(out)["tree"]][:2] == ["cuLaunchKernel", "ioctl"]
     code, _, err = run("layers", SAMPLE, "--call", "9")
-    assert (code, err.splitlines()[0]) == (1, "tracepipe: the recording has 1 outermost calls, and no call 9")
+    assert (code, err.splitlines()[0]) == (
+        1,
+        "tracepipe: The recording has 1 outermost calls, and no call 9.",
+    )
     _, out, _ = run("timeline", SAMPLE, "--width", "60")
     assert max(len(line) for line in out.splitlines() if line.startswith(("CUDA", "driver"))) == 60
 

@@ -107,7 +107,7 @@ def test_every_duration_takes_the_same_forms(text: str) -> None:
         (
             ["warps", STALLS, "--kernel", "gemm"],
             "There are no warps to choose from.",
-            "No warps were recorded",
+            "Neither warps nor threads with their index were recorded",
         ),
         (["stalls", STALLS, "--kernel", "matnul"], "No kernel with samples", "Did you mean matmul?"),
         (["stalls", STALLS, "--kernel", "x"], "No kernel with samples", "Kernels with samples: matmul, red"),

@@ -114,5 +114,5 @@ def test_a_page_of_a_hostile_recording_runs_nothing(page: Page, tmp_path: Path) 
     assert len(page.requests) == 1 + sum(url.startswith("data:") for url in page.requests)
     assert page.run("document.querySelectorAll('script, img, figure svg script').length") == 0
     assert page.run("document.querySelector('#heatmap h3').innerText") == (
-        "GPU 0: <script>, launch 1: 2 warps on 2 SMs in 80 ns, at most 1 at once on an SM"
+        "GPU 0: <script>, launch 1: 2 warps on 2 SMs in 80 ns, at most 1 at a time on one SM"
     )

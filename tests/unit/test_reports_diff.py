@@ -77,9 +77,11 @@ def test_one_recording_of_each_side_shows_that_they_differ_and_claims_nothing(co
     assert {"p", "spread_percent", "low_percent"}.isdisjoint(row)
     assert result.title == (
         "These two runs differ. The median length of cudaMalloc is 1.04 µs in A and 640 ns in B (-38.5%), "
-        "10 times: 4.00 µs less in all."
+        "10 times: 4.00 µs less in total."
     )
-    assert any(note.startswith("one recording of each side: runs of one program") for note in result.notes)
+    assert any(
+        note.startswith("each side has one recording, but runs of the same program") for note in result.notes
+    )
     for one in result.as_json()["compared"]:
         assert one["length_p"] is one["count_p"] is one["tail_p"] is None
 
@@ -88,7 +90,7 @@ def test_several_recordings_show_that_a_call_is_faster(compare: Compare) -> None
     result = compare(runs("f", NOISY), runs("f", [900, 910, 905, 915, 890]))
     assert result.title == (
         "Yes: B is faster. The median length of f is 1.00 µs in A and 905 ns in B (-10.0%), -12.7% to -7.6% "
-        "between single recordings, p 0.0079, 10 times: 1.00 µs less in all. 1 of 1 got faster, 0 slower."
+        "between single recordings, p 0.0079, 10 times: 1.00 µs less in total. 1 of 1 got faster, 0 slower."
     )
     (row,) = result.as_json()["lengths"]
     assert (row["a_p50_ns"], row["b_p50_ns"]) == (1_005, 905)
@@ -104,8 +106,8 @@ def test_several_recordings_show_that_a_call_is_faster(compare: Compare) -> None
 def test_what_recordings_of_one_side_differ_by_is_not_reported(compare: Compare) -> None:
     result = compare(runs("f", NOISY), runs("f", [1_003, 1_022, 995, 1_012, 1_008]))
     assert result.title == (
-        "Nothing changed by more than recordings of one side differ, where a false alarm has a chance of 5%. "
-        "The median length of f, which takes most, changes by -2.5% to +3.2% between single recordings."
+        "Nothing changed by more than recordings of one side differ (the chance of a false alarm is 5%). The "
+        "median length of f, which takes the most time, changes by -2.5% to +3.2% between single recordings."
     )
     assert names(result, "lengths") == names(result, "counts") == []
     assert not any(row["changed"] for row in result.as_json()["compared"])
@@ -115,14 +117,14 @@ def test_what_recordings_of_one_side_differ_by_is_not_reported(compare: Compare)
 def test_too_few_recordings_claim_nothing_and_say_so(compare: Compare, count: int, least: str) -> None:
     result = compare(runs("f", NOISY[:count]), runs("f", [2_010, 2_000, 2_020][:count]))
     assert result.title.startswith(
-        f"Too few recordings to claim a change: the smallest p that {count} and {count} can have is {least}; "
-        "record 4 of each. The median length of f is 1.0"
+        f"Too few recordings to claim a change: the smallest p with {count} and {count} of them is {least}. "
+        "Record 4 of each side. The median length of f is 1.0"
     )
     (table,) = [part for part in result.parts if part.name == "lengths"]
     assert table.title == "Lengths that differ"
     assert result.as_json()["lengths"][0]["p"] == pytest.approx(float(least), abs=0.01)
     (same,) = compare(runs("f", NOISY[:2]), runs("f", NOISY[:2])).title.splitlines()
-    assert same.endswith("Nothing that both have differs by more than the recordings of one side do.")
+    assert same.endswith("No name that both sides have differs by more than recordings of one side do.")
 
 
 def test_faster_and_slower_are_weighed(compare: Compare) -> None:
@@ -131,8 +133,8 @@ def test_faster_and_slower_are_weighed(compare: Compare) -> None:
     a = both(runs("f", same), runs("g", same))
     b = both(runs("f", slow), runs("g", fast))
     result = compare(a, b)
-    assert result.title.startswith("In part, and on the whole no: some of B is faster, some slower.")
-    assert compare(b, a).title.startswith("In part, and on the whole yes")
+    assert result.title.startswith("In part, and overall no: some of B is faster, some slower.")
+    assert compare(b, a).title.startswith("In part, and overall yes")
     assert names(result, "lengths") == ["f", "g"]  # the largest change of time first
     one = compare(a, b, top=1)
     assert names(one, "lengths") == ["f"]
@@ -142,7 +144,7 @@ def test_faster_and_slower_are_weighed(compare: Compare) -> None:
 def test_what_makes_up_next_to_nothing_is_hardly_faster(compare: Compare) -> None:
     long = [calls("cudaDeviceSynchronize", [10**6 + at for at in range(10)], every_ns=2 * 10**6)] * 4
     result = compare(both(long, runs("f", NOISY[:4])), both(long, runs("f", [600, 610, 620, 605])))
-    assert result.title.startswith("Hardly: what is faster is under 1% of the time of its kind.")
+    assert result.title.startswith("Hardly: the part that is faster is under 1% of the time of its layer.")
 
 
 def test_changes_smaller_than_asked_for_are_not_reported(compare: Compare) -> None:
@@ -151,7 +153,7 @@ def test_changes_smaller_than_asked_for_are_not_reported(compare: Compare) -> No
     assert names(compare(a, b, min_change=6), "lengths") == []
     assert names(compare(a[:1], b[:1]), "lengths") == ["f"]
     single = compare(a[:1], b[:1], min_change=6)
-    assert single.title == "Nothing that both have differs by more than 6%."
+    assert single.title == "No name that both sides have differs by more than 6%."
 
 
 def test_the_same_file_twice_has_nothing_to_report(compare: Compare) -> None:
@@ -174,7 +176,7 @@ def test_counts_and_what_is_on_one_side_alone(compare: Compare) -> None:
         only = [(r["name"], r["run"], r["total_ns"]) for r in result.as_json()["only"]]
         assert sorted(only) == [("new", "B", 70), ("old", "A", 50)]
     assert result.title.startswith(
-        "In part, and on the whole yes: some of B is faster, some slower. f happens 50 times and not 100, "
+        "In part, and overall yes: some of B is faster, some slower. f occurs 50 times instead of 100, "
         "-50.0% to -50.0% between single recordings, p 0.029: "
     )
 
@@ -190,7 +192,7 @@ def test_a_count_that_lost_events_may_explain_is_not_reported(compare: Compare) 
         loss = {"type": "loss", "count": lost, "ts_ns": 5_000, **({"layer": layer} if layer else {})}
         result = compare([a], [[*b, loss]])
         assert names(result, "counts") == expected
-        assert any(note.startswith("events were lost: of their layers no ") for note in result.notes)
+        assert any(note.startswith("events were lost: in their layers, no ") for note in result.notes)
     totals = compare([a] * 4, [[*b, {**loss, "layer": "userspace"}]] * 4).as_json()["totals"]
     of_calls = next(row for row in totals if row["what"] == "CUDA API calls")
     assert (of_calls["change_percent"], of_calls["p"]) == (-50, None)
@@ -226,7 +228,7 @@ def test_a_slower_tail_is_reported_where_the_median_is_the_same(compare: Compare
     (row,) = result.as_json()["tails"]
     assert (row["name"], row["b_p95_ns"] > 5_900, row["a_p95_ns"] < 1_100) == ("f", True, True)
     assert names(result, "lengths") == []
-    assert result.title.startswith("No: B is slower. 5 of 100 of f take over 1.03 µs in A and ")
+    assert result.title.startswith("No: B is slower. 5% of f take over 1.03 µs in A and ")
 
 
 def test_totals_are_compared_as_one_value_of_each_recording(compare: Compare) -> None:
@@ -241,7 +243,7 @@ def test_what_is_not_in_every_recording_is_compared_by_count_alone(compare: Comp
     result = compare(a, both(runs("f", NOISY), runs("g", [3_000] * 5)))
     assert names(result, "lengths") == []
     assert result.notes[0].startswith("1 names of both sides have no length in some recording")
-    assert compare([[]], [[]]).title == "Nothing that both have differs by more than 1%."
+    assert compare([[]], [[]]).title == "No name that both sides have differs by more than 1%."
     nothing = compare([[*calls("f", [5])], []] * 2, [[*calls("f", [5])], []] * 2)
     assert nothing.title == "Not enough data: nothing has a length in every recording."
 
@@ -250,7 +252,7 @@ def test_layers_that_a_recording_lacks_are_not_compared(compare: Compare) -> Non
     a = [*calls("f", LENGTHS), *calls("futex", [10**6] * 10, "syscall", 2 * 10**6)]
     result = compare([a], [calls("f", LENGTHS)])
     assert names(result, "only") == []
-    assert "not recorded in every recording, so not compared: system call" in result.notes
+    assert "not compared, as some recordings lack them: system call" in result.notes
 
 
 def launch(at: int, skews_ns: Sequence[int]) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> Non
         for name, delay_ns in (("before", 750), ("after", 0))
     )
     result = diff.run(a, b, Options())
-    assert result.title.startswith("Yes: in B threads leave closer together. kernel: ")
+    assert result.title.startswith("Yes: in B threads exit closer together. kernel: ")
     rows = {row["name"]: row for row in result.as_json()["lengths"]}
     stride, spread = rows["kernel: delay of threads with t mod 8 = 7"], rows["kernel: spread of warps"]
     assert stride["a_count"] == stride["b_count"] == 96
@@ -305,7 +307,7 @@ def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> Non
     assert stride["b_p50_ns"] == pytest.approx(0, abs=5)
     assert (spread["a_p50_ns"] > 750, spread["b_p50_ns"] < 40) == (True, True)
     back = diff.run(b, a, Options())
-    assert back.title.startswith("No: in B threads leave further apart.")
+    assert back.title.startswith("No: in B threads exit further apart.")
     assert "kernel: delay of threads with t mod 8 = 7" in names(back, "lengths")
     single = diff.run(a[:1], b[:1], Options())
     assert single.title.startswith("These two runs differ. kernel: ")
@@ -375,7 +377,7 @@ def test_sides_that_were_not_recorded_by_turns_are_noted(
 
 
 def test_alpha_is_a_probability(compare: Compare) -> None:
-    with pytest.raises(TracepipeError, match="--alpha 5 is no probability"):
+    with pytest.raises(TracepipeError, match="Not a probability: --alpha 5"):
         compare([[]], [[]], alpha=5)
 
 

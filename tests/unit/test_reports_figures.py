@@ -134,8 +134,8 @@ def test_titles_state_what_there_is(load: Load) -> None:
     )
     found = {name: [panel.title for panel in panels(scope(run))] for name, (_, panels) in FIGURES.items()}
     assert found == {
-        "heatmap": ["GPU 0: k, launch 1: 4 warps on 2 SMs in 300 ns, at most 2 at once on an SM"],
-        "skew": ["k: 4 warps leave over 200 ns, each with all its lanes at once"],
+        "heatmap": ["GPU 0: k, launch 1: 4 warps on 2 SMs in 300 ns, at most 2 at a time on one SM"],
+        "skew": ["k: 4 warps exit within 200 ns; the lanes of each exit together"],
         "latency": [
             "CUDA API calls: half of 2 take at most 10 ns, 1 in 100 100 ns or more",
             "No system calls were recorded",
@@ -143,7 +143,7 @@ def test_titles_state_what_there_is(load: Load) -> None:
         ],
         "gaps": [
             "GPU 0: idle for 3.70 µs of the 6.00 µs from its first to its last work (61.7%); "
-            "1 gap, the longest 3.70 µs"
+            "1 gap, longest 3.70 µs"
         ],
     }
 
@@ -170,7 +170,7 @@ def test_calls_inside_one_that_never_returned_are_drawn(load: Load, layer: str) 
 def test_lanes_that_leave_apart_are_told(load: Load) -> None:
     run = load(batch(2_000, [0, 0], [50, 80, 60], exit_count=[2, 1], exit_mask=[1, 4294967294, 4294967295]))
     assert [panel.title for panel in exit_skew.panels(scope(run))] == [
-        "k: 2 warps leave over 30 ns; in 1 the lanes leave apart, by up to 30 ns"
+        "k: 2 warps exit within 30 ns; in 1 of them the lanes exit up to 30 ns apart"
     ]
 
 
@@ -183,11 +183,11 @@ def test_a_stretch_and_a_kernel_are_chosen(load: Load) -> None:
     )
     late = scope(run, start="7us", end="9us")
     assert [panel.title for panel in occupancy.panels(late)] == [
-        "GPU 0: other, launch 2: 2 warps on 2 SMs in 2.00 µs, at most 1 at once on an SM"
+        "GPU 0: other, launch 2: 2 warps on 2 SMs in 2.00 µs, at most 1 at a time on one SM"
     ]
     assert latency.panels(late)[0].title == "CUDA API calls: the only one takes 100 ns"
     assert [panel.title for panel in exit_skew.panels(late)] == [
-        "other: 2 warps leave over 0 ns from 7.00 µs to 9.00 µs, each with all its lanes at once"
+        "other: 2 warps exit within 0 ns from 7.00 µs to 9.00 µs; the lanes of each exit together"
     ]
     assert "other" in occupancy.panels(scope(run, kernel="^oth"))[0].title
     for panels in (occupancy.panels, exit_skew.panels):

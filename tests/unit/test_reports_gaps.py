@@ -81,7 +81,7 @@ def test_gaps_are_ranked_with_what_was_before_and_after_and_who_ended_them(load:
     ]
     least = run(load(*EVERY_LAYER), Options(min="0.92us", top=1))
     assert [row["dur_ns"] for row in least.as_json()["gaps"]] == [1_000]
-    assert "1 gaps shorter than 0.92us are in the table of the GPUs alone: 900 ns in all" in least.notes
+    assert "1 gaps shorter than 0.92us count only in the table of the GPUs: 900 ns in total" in least.notes
     assert "1 more gaps are not listed: --top 0 lists all" in least.notes
 
 
@@ -223,7 +223,7 @@ def test_a_gap_within_the_bound_of_the_clock_and_lost_events_are_said(load: Load
         ),
         Options(),
     )
-    assert next(note for note in result.notes if "shorter than the bound" in note).startswith("1 gaps")
+    assert next(note for note in result.notes if "shorter than the error bound" in note).startswith("1 gaps")
     assert "4 events of the GPU were lost: it may have worked where it counts as idle" in result.notes
 
 
@@ -231,7 +231,9 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     entry = event("E", 2_000, "k", "gpu_thread", block=[0, 0, 0], thread=[0, 0, 0])
     result = run(load(span(1_100, 1_200, "cuInit"), entry), Options())
     assert result.parts == []
-    assert result.notes[0] == "no kernel, copy or warp on a GPU was recorded, so that idle time is not known"
+    assert (
+        result.notes[0] == "no work of a GPU (kernel, copy, warp) was recorded, so its idle time is not known"
+    )
     assert result.notes[2].startswith("1 entries and exits of single threads are left out")
 
 
@@ -246,7 +248,7 @@ def test_of_very_many_gpus_those_with_most_work_are_looked_at(
     ]
     result = run(load(*work), Options())
     assert [row[0] for row in result.parts[0].rows] == [0, 2]
-    assert "2 more GPUs, with less work, are not looked at" in result.notes
+    assert "2 more GPUs, with less work, are not analyzed" in result.notes
 
 
 def test_functions_of_python_are_called_so(load: Load) -> None:

@@ -65,8 +65,8 @@ def test_what_passes_at_one_time_counts_once_for_busy_and_as_hidden(load: Load) 
 @pytest.mark.parametrize(
     ("asked_ns", "says"),
     [
-        (2_900, "In 90.0% of the idle time nothing was asked for: the CPU is late."),
-        (2_150, "In 85.0% of the idle time its next work was asked for."),
+        (2_900, "For 90.0% of the idle time no work was launched: the CPU is late."),
+        (2_150, "For 85.0% of the idle time the next work was already launched."),
     ],
 )
 def test_a_gpu_is_idle_for_want_of_work_or_with_some_queued(load: Load, asked_ns: int, says: str) -> None:
@@ -124,7 +124,7 @@ def test_who_comes_last_to_a_collective_makes_the_others_wait(load: Load) -> Non
         gpu: [row[key] for key in row if key not in ("name", "gpu", "process")] for gpu, row in rows.items()
     }
     assert times == {"GPU 0": [0, 450, 160, 0], "GPU 1": [2, 0, 160, 450]}
-    assert "GPU 1 comes last to 2 of 2 collectives; the others wait 450 ns for it." in sentences
+    assert "GPU 1 is the last to start 2 of 2 collectives; the others wait 450 ns for it." in sentences
     lines = report_lines([], run(load(kernel(1, 2, NCCL)), Options()), width=120)
     assert not any("comes last" in line for line in lines)
 
@@ -150,14 +150,17 @@ def test_the_process_is_named_whose_work_a_gpu_does(load: Load) -> None:
         ("GPU 0", "rank11 11"),
         ("GPU 1", "rank12 12"),
     ]
-    assert "GPU 1 (rank12 12) comes last to 1 of 1 collectives; the others wait 400 ns for it." in sentences
+    assert (
+        "GPU 1 (rank12 12) is the last to start 1 of 1 collectives; the others wait 400 ns for it."
+        in sentences
+    )
 
 
 def test_kernels_that_were_left_out_make_no_gpu_idle(load: Load) -> None:
     launches = [called(1_000 + 20 * at, 1_010 + 20 * at, at) for at in range(1, 11)]
     sentences, _ = said(load, *launches, kernel(2_000, 2_100, NCCL, 1), kernel(2_800, 3_000, NCCL, 2))
     assert sentences == [
-        "Only 2 kernels of 10 launches were recorded: the GPUs were busy for longer than this says."
+        "Only 2 kernels of 10 launches were recorded: the GPUs were busy for longer than shown here."
     ]
 
 
@@ -176,11 +179,12 @@ def test_segments_of_a_caching_allocator_are_no_leaks(load: Load, name: str, is_
     (row,) = found["peak_memory"]
     assert (row["peak_bytes"], row["at_ns"], row["kept"], row["kept_bytes"]) == (6 << 20, 200, 1, 4 << 20)
     why = "" if is_leak else (
-        ". PyTorch's caching allocator keeps its segments until the end: that 1 of 2 are not freed is no leak"
+        ". PyTorch's caching allocator keeps its segments until the end: the 1 of 2 that are not freed are "
+        "not a leak"
     )  # fmt: skip
-    assert sentences[-1] == f"Peak memory: 6.00 MiB of GPU 0{why}."
+    assert sentences[-1] == f"Peak memory: 6.00 MiB on GPU 0{why}."
     notes = memory.run(load(*records), memory.Options()).notes
-    assert any("is no leak" in note for note in notes) is not is_leak
+    assert any("not a leak" in note for note in notes) is not is_leak
 
 
 def test_the_line_that_costs_most_is_named(load: Load) -> None:
@@ -199,7 +203,7 @@ def test_the_line_that_costs_most_is_named(load: Load) -> None:
     )
     assert [row["gpu_ns"] for row in found["python_lines"]] == [300, 100]
     assert "train.py:34" in sentences[-1]
-    assert sentences[-1].endswith("asks for 75.0% of the GPU's work.")
+    assert sentences[-1].endswith("launches 75.0% of the GPU's work.")
 
 
 def test_without_lines_the_range_that_costs_most_is_named(load: Load) -> None:

@@ -40,7 +40,7 @@ def test_time_between_launches_by_process(load: Load) -> None:
     ).as_json()
     rows = [(row["launches"], row["total_ns"], row["max_ns"]) for row in result["launch_gaps"]]
     assert rows == [(4, 90 + 300, 300), (4, 500, 380), (2, 30, 30), (2, 40, 40)]
-    assert result["notes"][0].endswith("recorded, this is what calls alone show")
+    assert result["notes"][0].endswith("recorded, these figures are from calls alone")
     assert "surely_idle" not in result
 
 
@@ -91,7 +91,7 @@ def test_of_several_gpus_nothing_is_claimed(calls: list[dict[str, Any]], load: L
     found = run(load(*calls, *around), Options()).as_json()
     assert "gaps" not in found
     assert (
-        "vec_add 1 uses several GPUs or contexts: a synchronise call waits for one of them" in found["notes"]
+        "vec_add 1 uses several GPUs or contexts, and a synchronise call waits for only one" in found["notes"]
     )
     assert longest(run(load(calls[0], *around), Options()).as_json()) == [(200, 100, SYNCHRONISE, LAUNCH)]
 

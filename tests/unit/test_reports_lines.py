@@ -54,7 +54,7 @@ def test_the_sample_has_each_line_with_what_it_launched() -> None:
         "model/train.py:44 step": (10_000, 2),
         "model/train.py:38 step": (6_000, 0),
         "model/train.py:41 step": (6_000, 2),
-        "autograd, for no known line": (4_000, 2),
+        "autograd (line not known)": (4_000, 2),
     }
     as_json = result.as_json()
     assert sum(row["share_percent"] for row in as_json["lines"]) == pytest.approx(100)
@@ -93,7 +93,7 @@ def test_a_call_inside_another_has_the_stack_of_that_one(load: Load) -> None:
     assert times(result) == {
         "ann/train.py:7 f": (10, 1),
         "(no Python)": (20, 1),
-        "(its call is not recorded)": (30, 1),
+        "(launch call not recorded)": (30, 1),
     }
 
 
@@ -127,14 +127,14 @@ def test_backward_is_for_the_last_forward_range_with_its_number(load: Load) -> N
 
 def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:
     lines = [launch(2_000, 1, tid=9, comm="pt_autograd_0"), kernel(2_100, 1)]
-    assert times(run(load(*lines), Options())) == {"autograd, for no known line": (10, 1)}
+    assert times(run(load(*lines), Options())) == {"autograd (line not known)": (10, 1)}
 
 
 def test_what_is_missing_is_said(load: Load) -> None:
     bare = span(2_000, 2_010, "gemm", "gpu_kernel", gpu=0, stream=7)
     result = run(load(bare, stack(1, (TRAIN, 1)) | {"omitted": 3}), Options())
-    assert times(result) == {"(its call is not recorded)": (10, 1)}
-    assert result.notes == ["some stacks lack frames at their outer end, which are deeper than is recorded"]
+    assert times(result) == {"(launch call not recorded)": (10, 1)}
+    assert result.notes == ["some stacks are deeper than is recorded: they lack their outermost frames"]
     assert run(load(launch(2_000, 1)), Options()).notes == ["the recording has no stacks of Python"]
 
 

@@ -141,7 +141,7 @@ def test_the_page_gathers_reports_and_pictures() -> None:
     text = "".join(seen.text)
     assert "In 768 of 768 warps the lanes exit at different times" in text
     assert "clock globaltimer:0: 5 pairs, drift +2.792 ppm, within 1000 ns of monotonic" in text
-    assert "no event is known to be lost" in text
+    assert "no events are known to be lost" in text
     assert page.count("<figure>") == page.count("<svg") == 8
     assert f'title="{run.kernels["dur_ns"].sum():,} ns"' in page
 
@@ -150,8 +150,8 @@ def test_losses_stand_at_the_top(evil: Run) -> None:
     page = report(evil)
     lost = page.index("lost: 7 userspace events happened and were not recorded")
     assert page.index("Losses and clocks") < lost < page.index("Contents")
-    assert "no event is known to be lost" not in page
-    assert page.index("all times are of one clock, monotonic") < page.index("Contents")
+    assert "no events are known to be lost" not in page
+    assert page.index("all times are on one clock, monotonic") < page.index("Contents")
 
 
 def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
     for nothing in (
         "No warps were recorded.",
         "No system calls were recorded.",
-        "No work of a GPU was recorded.",
+        "No work on a GPU was recorded.",
     ):
         assert nothing in text
     assert page.count("<figure>") == 1

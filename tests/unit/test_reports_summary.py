@@ -200,7 +200,7 @@ def test_a_recording_of_nothing_says_so_in_words(load: Load) -> None:
     assert result.as_json() == {"layers": [], "activities": [], "notes": []}
     lines = list(report_lines([loaded.facts], result, width=80))
     assert "The recording holds no events." in lines
-    assert "No call, system call, driver function, kernel or warp was recorded." in lines
+    assert "No calls, system calls, driver functions, kernels or warps were recorded." in lines
     assert not any("count" in line for line in lines)
 
 
@@ -367,4 +367,4 @@ def test_groups_of_tracks_that_are_no_processes_are_not_listed(load: Load) -> No
     )
     assert [row["pid"] for row in result.as_json()["processes"]] == [7, 2_147_483_646]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
-    assert note.endswith("Not listed: 1 groups of tracks of another tool that are no processes.")
+    assert note.endswith("Not listed: 1 groups of another tool's tracks that are not processes.")

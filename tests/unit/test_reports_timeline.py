@@ -28,7 +28,7 @@ def drawn(recording: Run, width: int = 53, ascii_only: bool = False, **options: 
     result = run(recording, Options(**options))
     text = list(report_lines([recording.facts], result, width=width, ascii_only=ascii_only))
     first = next(at for at, line in enumerate(text) if line.lstrip().startswith("|"))
-    last = next(at for at, line in enumerate(text) if "share of a cell" in line)
+    last = next(at for at, line in enumerate(text) if "share of the cell" in line)
     return text[first:last]
 
 
@@ -95,8 +95,8 @@ def test_what_is_not_drawn_is_counted(load: Load) -> None:
     others = [span(1_100, 1_200, "g", tid=tid) for tid in (2, 3, 4)]
     notes = run(load(*deep, *others), Options(depth=2, threads=2)).notes
     assert notes == [
-        "2 threads with fewer events are not drawn: --threads 0",
-        "2 calls are too deep in others to be drawn: --depth",
+        "2 threads with fewer events are not drawn: --threads 0 draws all",
+        "2 calls are nested too deep to be drawn: --depth draws more rows",
     ]
     assert run(load(*deep, *others), Options(depth=4, threads=0)).notes == []
 
@@ -111,7 +111,7 @@ def test_streams_that_are_many_are_drawn_together(load: Load) -> None:
     assert [(group["title"], [row["row"] for row in group["rows"]]) for group in groups] == [
         ("GPU 5", ["stream 0"]),
         ("GPU 6", ["stream 1"]),
-        ("2 other streams, with less work: --streams", ["work"]),
+        ("2 other streams, with less work: --streams 0 draws all", ["work"]),
     ]
     assert [one["start_ns"] for one in groups[2]["rows"][0]["spans"]] == [30, 40]
     every = run(loaded, Options(streams=0)).as_json()["timeline"]["groups"]
@@ -158,7 +158,7 @@ def test_json_has_the_spans_from_the_start_of_the_run(load: Load) -> None:
 
 
 def test_an_empty_recording_says_so(load: Load) -> None:
-    assert run(load(), Options()).notes == ["nothing happened in this stretch of time"]
+    assert run(load(), Options()).notes == ["no events in this window"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def moment_of(text: str) -> Moment:
     digits = text[len(ABSOLUTE) :].removesuffix("ns")
     if not _NS.fullmatch(digits) or int(digits) > TIME_LIMIT_NS:
         raise TracepipeError(
-            f"Not a time: {text!r}.", "Write a time after the start (1.5s), or @ and ns on the trace's clock."
+            f"{text!r} is not a time.",
+            "Write a time after the start (1.5s), or @ and ns on the trace's clock.",
         )
     return Moment(int(digits), is_absolute=True)
 

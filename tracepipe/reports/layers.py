@@ -240,7 +240,7 @@ def _one(run: Run, top_calls: Any, number: int, top: int) -> Result:
     """A single call, with everything that happened in it."""
     if not 1 <= number <= len(top_calls):
         raise TracepipeError(
-            f"No such call: {number}. The recording has {len(top_calls)} outermost calls.",
+            f"The recording has {len(top_calls)} outermost calls, and no call {number}.",
             "Calls are numbered from 1 in the order of their starts.",
         )
     row = np.array(top_calls[number - 1 : number])

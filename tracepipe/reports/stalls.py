@@ -60,7 +60,7 @@ def _kernels(table: StallTable, options: Options) -> list[tuple[str, Counter[str
         fits = re.compile(options.kernel).search
     except re.error as e:
         raise TracepipeError(
-            f"Invalid regular expression {options.kernel!r}: {e}.", "Try a part of the name."
+            f"{options.kernel!r} is not a regular expression: {e}.", "Try a part of the name."
         ) from e
     chosen = [(name, samples) for name, samples in table.functions.items() if fits(name)]
     if not chosen:

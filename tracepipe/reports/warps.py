@@ -49,7 +49,7 @@ def run(run: Run, options: Options) -> Result:
         kernels = kernels_of(run, options.kernel, options.launch)
     except re.error as e:
         raise TracepipeError(
-            f"Invalid regular expression {options.kernel!r}: {e}.", "Try a part of the name."
+            f"{options.kernel!r} is not a regular expression: {e}.", "Try a part of the name."
         ) from e
     if not kernels and (options.kernel or options.launch is not None):
         raise _nothing_chosen(run, options)

@@ -76,7 +76,9 @@ def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
     try:
         re.compile(kernel)
     except re.error as e:
-        raise TracepipeError(f"Invalid regular expression {kernel!r}: {e}.", "Try a part of the name.") from e
+        raise TracepipeError(
+            f"{kernel!r} is not a regular expression: {e}.", "Try a part of the name."
+        ) from e
     return Scope(run, start_ns, max(end_ns, start_ns + 1), kernel, bool(start or end))
 
 

@@ -49,5 +49,7 @@ def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> 
 
 
 def _bytes(text: str) -> bytes:
-    """A text in UTF-8 with escaped zero bytes, as numpy does not distinguish trailing zeros from the end."""
-    return text.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\1")
+    """A text in UTF-8 without zero bytes, as numpy does not distinguish trailing ones from the end. The
+    escapes sort like the bytes that they replace.
+    """
+    return text.encode("utf-8", "surrogatepass").replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")

@@ -37,7 +37,7 @@ def _clocks(facts: Facts) -> Iterator[str]:
     for known in facts.clocks:
         clock, method = known["clock"], known["method"]
         if method == "assumed":
-            yield f"clock {clock}: aligned by an assumed offset, with an unknown error"
+            yield f"clock {clock}: placed by an assumed offset, error unknown"
         elif method == "same":
             yield f"clock {clock}: not related to any other clock"
         else:
