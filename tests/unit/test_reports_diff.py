@@ -138,7 +138,7 @@ def test_faster_and_slower_are_weighed(compare: Compare) -> None:
     assert names(result, "lengths") == ["f", "g"]  # the largest change of time first
     one = compare(a, b, top=1)
     assert names(one, "lengths") == ["f"]
-    assert "1 more lengths that changed are not listed: --top 0" in one.notes
+    assert "1 more lengths that changed are not listed: --top 0 lists all" in one.notes
 
 
 def test_what_makes_up_next_to_nothing_is_hardly_faster(compare: Compare) -> None:

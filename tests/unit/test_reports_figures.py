@@ -192,10 +192,10 @@ def test_a_stretch_and_a_kernel_are_chosen(load: Load) -> None:
     assert "other" in occupancy.panels(scope(run, kernel="^oth"))[0].title
     for panels in (occupancy.panels, exit_skew.panels):
         assert [panel.draw for panel in panels(scope(run, kernel="none"))] == [None]
-    assert gpu_idle.panels(scope(run, start="4us", end="5us"))[0].title.startswith("No work of a GPU")
+    assert gpu_idle.panels(scope(run, start="4us", end="5us"))[0].title.startswith("No work on a GPU")
     with pytest.raises(TracepipeError, match="regular expression"):
         scope(run, kernel="(")
-    with pytest.raises(TracepipeError, match="empty"):
+    with pytest.raises(TracepipeError, match="There is no time from"):
         scope(run, start="2us", end="1us")
 
 

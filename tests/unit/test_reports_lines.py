@@ -135,7 +135,7 @@ def test_what_is_missing_is_said(load: Load) -> None:
     result = run(load(bare, stack(1, (TRAIN, 1)) | {"omitted": 3}), Options())
     assert times(result) == {"(launch call not recorded)": (10, 1)}
     assert result.notes == ["some stacks are deeper than is recorded: they lack their outermost frames"]
-    assert run(load(launch(2_000, 1)), Options()).notes == ["the recording has no stacks of Python"]
+    assert run(load(launch(2_000, 1)), Options()).notes == ["no stacks of Python were recorded"]
 
 
 def test_lines_beyond_the_top_are_counted() -> None:
