@@ -1,0 +1,193 @@
+"""Builds a dataset: each recording becomes the tables of its rank, several at a time, and what is unchanged stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+from tracepipe import seen
+from tracepipe.dataset.clocks_table import Aligned, write_alignment
+from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.rank_tables import Source, Written, write_rank
+from tracepipe.errors import InputError, OutputError, TracepipeError
+from tracepipe.reports.frames.libraries import pl
+
+ENDINGS: Final = (".jsonl", ".ndjson", ".json", ".gz", ".zst", ".sqlite", ".db", ".pftrace", ".perfetto-trace", ".pb")
+"""How the names of files end that are taken for recordings, in a folder that is named as a whole."""
+_DIED: Final = "the process that read it was killed: free some memory, or use fewer --jobs"
+
+
+@dataclass(slots=True)
+class Built:
+    """What a build did. `left_out` are recordings that are not in the dataset, with the reasons."""
+
+    written: list[Written] = field(default_factory=list)
+    unchanged: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    aligned: Aligned | None = None
+    ranks: int = 0
+
+
+Progress = Callable[[int, int], None]
+
+
+def build(
+    paths: Iterable[str],
+    output: str,
+    *,
+    jobs: int | None = None,
+    options: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """Add the recordings at some paths, or below folders, to the dataset `output`, which is made if it is not
+    there. A rank that is there is replaced where its recording is another one.
+
+    `options` are those of `load_run`; `progress` is called with the recordings that are done and all. Raises
+    InputError for a path where nothing is, OutputError.
+    """
+    sources = list(_sources(paths, output))
+    dataset, built = Dataset.made(output), Built()
+    dataset.clear()
+    known = _known(dataset)
+    wanted = []
+    for source, root in sources:
+        if known.get(source.path) == source:
+            built.unchanged += 1
+        else:
+            wanted.append((source, root))
+    _Build(dataset, built, options, progress).run(wanted, jobs or len(os.sched_getaffinity(0)))
+    built.aligned, built.ranks = write_alignment(dataset), len(dataset.ranks())
+    return built
+
+
+def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
+    """The recordings, each with the folder that it was found below. Raises InputError."""
+    found: dict[str, tuple[Source, str]] = {}
+    for path in paths:
+        files = [Path(path)]
+        if seen.is_folder(path):
+            files = sorted(_below(Path(path), Path(output)))
+            if not files:
+                raise InputError("holds no recordings", f"their names end with {', '.join(ENDINGS)}", path=path)
+        root = path if seen.is_folder(path) else str(Path(path).parent)
+        for file in files:
+            try:
+                source = Source.of(str(file.absolute()))
+            except OSError as e:
+                raise InputError(f"cannot be read: {e.strerror}", "check the path", path=str(file)) from e
+            found.setdefault(source.path, (source, str(Path(root).absolute())))
+    yield from found.values()
+
+
+def _below(folder: Path, output: Path) -> Iterator[Path]:
+    """The files below a folder that are named as recordings are, but for what is hidden and the dataset."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if name[0] != "." and not _is_same(Path(place, name), output)
+        )
+        for name in names:
+            if name[0] != "." and name.endswith(ENDINGS):
+                yield Path(place, name)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return seen.is_there(other) and one.samefile(other)
+
+
+def _known(dataset: Dataset) -> dict[str, Source]:
+    """The recordings of the ranks that are there, by path."""
+    names = ["source", "source_bytes", "source_mtime_ns"]
+    found = {}
+    for host, rank in dataset.ranks():
+        for values in pl.read_parquet(dataset.part(RANKS, host, rank), columns=names).rows():
+            found[values[0]] = Source(*values)
+    return found
+
+
+@dataclass(slots=True)
+class _Build:
+    """One run over the recordings that are new."""
+
+    dataset: Dataset
+    built: Built
+    options: dict[str, Any] | None
+    progress: Progress | None
+    _of_rank: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """Rank → its host, and the recording that it is from."""
+
+    def run(self, wanted: list[tuple[Source, str]], jobs: int) -> None:
+        """Write all ranks. A process that dies takes no other rank with it."""
+        self._of_rank = {
+            rank: (host, _source_of(self.dataset, host, rank)) for host, rank in self.dataset.ranks()
+        }
+        if not wanted:
+            return
+        unfinished = self._together(wanted, min(jobs, len(wanted)))
+        for one in unfinished:  # one of them broke the pool: alone, each answers for itself
+            if self._together([one], 1):
+                self.built.left_out[one[0].path] = _DIED
+
+    def _together(self, wanted: list[tuple[Source, str]], jobs: int) -> list[tuple[Source, str]]:
+        """Write ranks, so many at a time; those that are left when a process has died."""
+        left = {source.path: (source, root) for source, root in wanted}
+        with ExitStack() as kept:
+            # Threads of this process may hold locks, which a fork would never get back.
+            pool = kept.enter_context(
+                ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
+            )
+            running: dict[Future[Written], tuple[Source, Path]] = {}
+            try:
+                waiting = list(reversed(wanted))
+                while waiting or running:
+                    # No more than are worked on: each has a folder.
+                    while waiting and len(running) < 2 * jobs:
+                        source, root = waiting.pop()
+                        folder = kept.enter_context(self.dataset.unfinished())
+                        task = pool.submit(write_rank, source, root, folder, self.options)
+                        running[task] = source, folder
+                    for task in wait(running, return_when=FIRST_COMPLETED).done:
+                        source, folder = running.pop(task)
+                        self._take(task, source, folder)
+                        del left[source.path]
+            except BrokenProcessPool:
+                return list(left.values())
+        return []
+
+    def _take(self, task: Future[Written], source: Source, folder: Path) -> None:
+        """Put the tables of a rank in place, or note why there are none."""
+        try:
+            written = task.result()
+        except BrokenProcessPool:
+            raise
+        except OutputError:
+            raise
+        except (TracepipeError, OSError, MemoryError) as e:
+            self.built.left_out[source.path] = str(e) or type(e).__name__
+        else:
+            rank, host = written.identity.rank, written.identity.host
+            other = self._of_rank.get(rank)
+            if other is not None and other != (host, source.path):
+                self.built.left_out[source.path] = f"is of rank {rank}, as {other[1]} is, of {other[0]}"
+            else:
+                self._of_rank[rank] = host, source.path
+                self.dataset.replace_rank(host, rank, folder)
+                self.built.written.append(written)
+        if self.progress is not None:
+            done = len(self.built.written) + len(self.built.left_out)
+            self.progress(done, done)
+
+
+def _source_of(dataset: Dataset, host: str, rank: int) -> str:
+    return str(pl.read_parquet(dataset.part(RANKS, host, rank), columns=["source"])["source"][0])
+
+
+def _begin_worker() -> None:
+    # As many processes as processors are at work, each with polars' own threads: one is enough.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")

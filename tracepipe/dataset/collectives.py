@@ -1,0 +1,114 @@
+"""The collectives of one rank: what its GPUs ran to exchange data with other ranks.
+
+PyTorch's profiler names the operation, the process group and the number of each. Of other recordings the
+kernels' names tell the operation, and the order of its kernels stands for the number.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from tracepipe.kernel_names import short_kernel_name
+from tracepipe.reports.analyses.cuda_calls import told_by_names
+from tracepipe.reports.analyses.gpu_shares import communicates
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.run import Run
+
+SCHEMA: Final = {
+    "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64", "name": "String",
+    "operation": "String", "process_group": "String", "group_size": "Int64", "seq": "Int64", "nth": "Int64",
+    "elements": "Int64", "exposed_ns": "Int64", "leaves_together": "Boolean",
+}  # fmt: skip
+_ARGS: Final = {
+    "operation": "Collective name",
+    "group": "Process Group Name",
+    "members": "Process Group Ranks",
+    "group_size": "Group size",
+    "seq": "Seq",
+    "elements": "In msg nelems",
+}
+# Operations by how kernels and frameworks write them: "_allgather_base", "ncclDevKernel_ReduceScatter_Sum_f32".
+_OPERATIONS: Final = {
+    "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
+    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+    "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
+    "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
+    "barrier": re.compile(r"barrier", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+    "send_recv": re.compile(r"send_?recv|(^|_)(send|recv)", re.IGNORECASE),
+    "reduce": re.compile(r"reduce", re.IGNORECASE),
+    "gather": re.compile(r"gather", re.IGNORECASE),
+    "scatter": re.compile(r"scatter", re.IGNORECASE),
+}
+TOGETHER: Final = frozenset({"reduce_scatter", "all_reduce", "all_gather", "all_to_all", "barrier"})
+"""Operations in which each rank needs something of every other, so that none leaves before all have come."""
+
+
+def operation_of(name: str) -> str:
+    """The operation that a name tells, "" where it tells none."""
+    return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
+
+
+def collectives_of(run: Run, compute: dict[int, Stretches]) -> pl.DataFrame:
+    """A row for each collective's kernel, by its start, with the columns of SCHEMA.
+
+    `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
+    `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU.
+    """
+    of_shape, told = told_by_names(run, "gpu_kernel", communicates)
+    layer = run.layer("gpu_kernel")
+    rows = np.flatnonzero(np.array(told, np.bool_)[of_shape][layer.shape])
+    frame = run.rows("gpu_kernel", rows, "start_ns", "end_ns", "gpu", "stream", "name")
+    given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
+    frame = frame.with_columns(
+        row=pl.Series(rows, dtype=pl.Int64),
+        gpu=pl.col("gpu").fill_null(0),
+        operation=pl.Series(_operations(given["operation"], frame["name"].to_list()), dtype=pl.String),
+        process_group=pl.Series(_groups(given["group"], given["members"]), dtype=pl.String),
+        **{key: _integers(given[key]) for key in ("group_size", "seq", "elements")},
+    )
+    nth = pl.int_range(pl.len(), dtype=pl.Int64).over("gpu", "operation", "process_group")
+    frame = frame.with_columns(
+        nth=nth,
+        exposed_ns=_exposed_ns(frame, compute),
+        leaves_together=pl.col("operation").is_in(sorted(TOGETHER)),
+    )
+    return frame.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in SCHEMA.items())
+
+
+def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
+    known: dict[str, str] = {}
+    found = []
+    for said, name in zip(given, names, strict=True):
+        text = said or short_kernel_name(name or "")
+        if text not in known:
+            known[text] = operation_of(text)
+        found.append(known[text])
+    return found
+
+
+def _groups(names: list[str | None], members: list[str | None]) -> list[str]:
+    """What tells groups apart: on different ranks groups of one name may have different members."""
+    return [
+        f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)
+    ]
+
+
+def _integers(texts: list[str | None]) -> pl.Series:
+    known: dict[str | None, int | None] = {None: None}
+    for text in texts:
+        if text not in known:
+            known[text] = int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
+    return pl.Series([known[text] for text in texts], dtype=pl.Int64)
+
+
+def _exposed_ns(frame: pl.DataFrame, compute: dict[int, Stretches]) -> pl.Series:
+    exposed_ns = (frame["end_ns"] - frame["start_ns"]).to_numpy().copy()
+    gpu: Any = frame["gpu"].to_numpy()
+    for number, busy in compute.items():
+        own = np.flatnonzero(gpu == number)
+        some = frame[own]
+        exposed_ns[own] -= busy.covered_ns(some["start_ns"].to_numpy(), some["end_ns"].to_numpy())
+    return pl.Series(exposed_ns, dtype=pl.Int64)

@@ -1,0 +1,65 @@
+"""Which rank of which host a recording is of: as it says itself, else by its name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from tracepipe.errors import InputError
+from tracepipe.event.model import Header
+
+UNKNOWN_HOST: Final = "unknown"
+# After all that names a format or a compression: rank_3.pt.trace.json.gz is rank_3.
+_ENDINGS: Final = re.compile(r"(\.(pt|trace|jsonl?|ndjson|gz|zst|sqlite|db|pftrace|perfetto-trace|pb))+$")
+_NAMED: Final = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
+_AT_THE_END: Final = re.compile(r"(?:^|[-_.])(\d+)$")
+_RANK_MAX: Final = 10_000_000
+# Letters of a host's name, of which each may take nine bytes in the name of a folder (Linux: 255).
+_HOST_MAX: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A rank. `clock` names the clock that its times are on, which ranks of one host may share."""
+
+    host: str
+    rank: int
+    world_size: int | None
+    clock: str
+
+
+def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Identity:
+    """Of the recording at `path`, found below `root`. Raises InputError where its rank is not known.
+
+    The folder is taken for the host where the recording does not name it, as in `HOST/RANK.jsonl`.
+    """
+    rank = _number(header, "rank")
+    if rank is None:
+        rank = _rank_in(PurePath(path).name)
+    if rank is None:
+        hint = "name it after its rank: 3.jsonl, rank3.json, HOST-3.jsonl"
+        raise InputError("does not say which rank it is of", hint, path=path)
+    host = (header.get("host") or _folder_of(path, root) or UNKNOWN_HOST)[:_HOST_MAX]
+    # Nothing says that two recordings of unknown hosts were made on one, nor of two boots.
+    of_host = host if host != UNKNOWN_HOST else f"{host}, rank {rank}"
+    boot = header.get("boot", "")
+    counts_from_boot = f" since boot {boot}" if boot and trace_clock != "realtime" else ""
+    return Identity(host, rank, _number(header, "world_size"), f"{of_host}: {trace_clock}{counts_from_boot}")
+
+
+def _number(header: Header, key: str) -> int | None:
+    given: Any = header.get(key, header.get("options", {}).get(key))
+    return given if type(given) is int and 0 <= given < _RANK_MAX else None
+
+
+def _rank_in(name: str) -> int | None:
+    stem = _ENDINGS.sub("", name)
+    found = _NAMED.search(stem) or _AT_THE_END.search(stem)
+    return int(found[1]) if found and int(found[1]) < _RANK_MAX else None
+
+
+def _folder_of(path: str, root: str) -> str:
+    parent = PurePath(path).parent
+    return "" if parent == PurePath(root) else parent.name

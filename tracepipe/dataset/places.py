@@ -1,0 +1,141 @@
+"""Where the parts of a dataset lie, and how they come there: whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+from tracepipe import __version__, seen
+from tracepipe.errors import InputError, OutputError
+from tracepipe.printable import json_text
+from tracepipe.recording.files import made_folder
+from tracepipe.recording.naming import writing
+
+FORMAT: Final = "tracepipe-dataset/1"
+"""What `dataset.json` says the folder is; it changes when a column changes its meaning."""
+RANKS: Final = "ranks"
+"""The layer with a row for each rank: a rank without it is not there."""
+_ABOUT: Final = "dataset.json"
+_PART: Final = "part-0.parquet"
+# Readers of datasets pass over folders that begin with a dot.
+_UNFINISHED: Final = ".unfinished-"
+_RANK_FOLDER: Final = re.compile(r"host=(.*)/rank=(\d+)")
+
+
+def rank_folder(host: str, rank: int) -> str:
+    """The folders of a rank inside that of a layer, as Hive names them."""
+    return f"host={quote(host, safe=' ')}/rank={rank}"
+
+
+class Dataset:
+    """The folder of a dataset."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def opened(cls, path: str) -> Dataset:
+        """The dataset at a path. Raises InputError."""
+        folder = Path(path)
+        try:
+            about = json.loads((folder / _ABOUT).read_bytes())
+        except (OSError, ValueError) as e:
+            reason = "is no dataset" if isinstance(e, (FileNotFoundError, NotADirectoryError)) else str(e)
+            raise InputError(reason, "make one with tracepipe dataset build", path=path) from e
+        found = about.get("format") if isinstance(about, dict) else None
+        if found != FORMAT:
+            raise InputError(
+                f"has the format {found!r}, and {FORMAT} is read here", "build it again", path=path
+            )
+        return cls(folder)
+
+    @classmethod
+    def made(cls, path: str) -> Dataset:
+        """The dataset at a path, which is made if nothing is there. Raises InputError, OutputError."""
+        folder = Path(path)
+        if seen.is_there(folder / _ABOUT):
+            return cls.opened(path)
+        if seen.is_folder(folder) and any(folder.iterdir()):
+            raise OutputError(f"{path} holds other files", "name another folder with -o")
+        made_folder(folder)
+        dataset = cls(folder)
+        about = {"format": FORMAT, "tool": {"name": "tracepipe", "version": __version__}}
+        with writing(path), dataset.part_at(_ABOUT) as part:
+            part.write_text(json_text(about, indent=True))
+        return dataset
+
+    def layers(self) -> list[str]:
+        """The layers that there are."""
+        found = (one.name.partition("=")[2] for one in self.folder.glob("layer=*"))
+        return sorted(found)
+
+    def layer(self, name: str) -> Path:
+        """The folder of a layer."""
+        return self.folder / f"layer={name}"
+
+    def ranks(self) -> list[tuple[str, int]]:
+        """The host and number of each rank that is there, by number."""
+        found = []
+        for file in self.layer(RANKS).glob(f"host=*/rank=*/{_PART}"):
+            place = _RANK_FOLDER.search(file.parent.as_posix())
+            if place is not None:
+                found.append((unquote(place[1].rpartition("/")[2]), int(place[2])))
+        return sorted(found, key=lambda one: (one[1], one[0]))
+
+    def part(self, layer: str, host: str, rank: int) -> Path:
+        """The file of a rank in a layer."""
+        return self.layer(layer) / rank_folder(host, rank) / _PART
+
+    @contextmanager
+    def part_at(self, place: str) -> Iterator[Path]:
+        """A path to write a file to, which then gets its place in the dataset in one step."""
+        target = self.folder / place
+        made_folder(target.parent)
+        with self.unfinished() as folder:
+            made = folder / target.name
+            yield made
+            made.replace(target)
+
+    @contextmanager
+    def unfinished(self) -> Iterator[Path]:
+        """A folder for what is not whole yet, which readers of the dataset pass over."""
+        folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.folder))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove what a build left that was killed."""
+        for folder in self.folder.glob(f"{_UNFINISHED}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def replace_rank(self, host: str, rank: int, made: Path) -> None:
+        """Put the files `made/LAYER.parquet` of a rank in their places, those of an older build away.
+
+        The row in `ranks` goes first and comes last: a build that ends in between leaves no rank that is half
+        old and half new.
+        """
+        self.remove_rank(host, rank)
+        files = {file.stem: file for file in made.glob("*.parquet")}
+        for layer in sorted(files, key=lambda name: name == RANKS):
+            target = self.part(layer, host, rank)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            files[layer].replace(target)
+
+    def remove_rank(self, host: str, rank: int) -> None:
+        """Remove all files of a rank."""
+        for layer in sorted(self.layers(), key=lambda name: name != RANKS):
+            self.part(layer, host, rank).unlink(missing_ok=True)
+            folder = self.part(layer, host, rank).parent
+            for empty in (folder, folder.parent):
+                if seen.is_folder(empty) and not os.listdir(empty):
+                    empty.rmdir()

@@ -1,0 +1,111 @@
+"""Writes all tables of one rank: those that `export` has, its collectives and steps, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tracepipe.dataset.collectives import SCHEMA as COLLECTIVES
+from tracepipe.dataset.collectives import collectives_of
+from tracepipe.dataset.identity import Identity, identity_of
+from tracepipe.dataset.places import RANKS
+from tracepipe.dataset.steps import SCHEMA as STEPS
+from tracepipe.dataset.steps import gpu_times, steps_of
+from tracepipe.recording.naming import writing
+from tracepipe.reports.frames.layer_tables import TABLES
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.frames.run import Run, load_run
+from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
+
+RANK: Final = {
+    "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",
+    "source_bytes": "Int64", "source_mtime_ns": "Int64", "start_ns": "Int64", "end_ns": "Int64",
+    "realtime_offset_ns": "Int64", "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
+    "lost": "Int64", "skipped_lines": "Int64", "notes": "List",
+}  # fmt: skip
+# Collectives or steps in memory, which reading the recording has bounds for: a million take 100 MB.
+_ROWS_AT_ONCE: Final = ROWS_OF_PART
+
+
+class Source(NamedTuple):
+    """A recording as it is on disk: when it has other values, it was recorded again."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Source:
+        """The recording at a path. Raises OSError."""
+        found = Path(path).stat()
+        return cls(path, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The tables of one rank, as `made/LAYER.parquet`; `remarks` are lines about what is not as it should be."""
+
+    identity: Identity
+    kernels: int
+    collectives: int
+    lost: int
+    remarks: tuple[str, ...]
+
+
+def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | None = None) -> Written:
+    """Read a recording and write its tables into a folder.
+
+    `options` are those of `load_run`. Raises InputError, FormatError, ClockError, OutputError.
+    """
+    run = load_run(source.path, **(options or {}))
+    identity = identity_of(run.facts.header, run.facts.trace_clock, source.path, root)
+    times = gpu_times(run)
+    collectives = collectives_of(run, {gpu: time.compute for gpu, time in times.items()})
+    for name, table in TABLES.items():
+        if count := table.count(run):
+            schema = table.part(run, slice(0, 0)).schema
+            rows = table.rows_at_once(run)
+            _write(made / f"{name}.parquet", schema, partial(table.frames, run, rows), min(rows, max(count, 1)))
+    for name, frame in (("collectives", collectives), ("steps", steps_of(run, times))):
+        if len(frame):
+            _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, _ROWS_AT_ONCE))
+    lost = sum(run.facts.losses.values())
+    kernels = len(run.layer("gpu_kernel"))
+    row = _row(run, identity, source, {"gpus": len(times), "kernels": kernels, "collectives": len(collectives)})
+    _write(made / f"{RANKS}.parquet", row.schema, lambda: iter([row]))
+    return Written(identity, kernels, len(collectives), lost, tuple(run.facts.remarks({})))
+
+
+def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -> pl.DataFrame:
+    facts = run.facts
+    start = facts.header.get("start", {})
+    here, real = start.get(f"{facts.trace_clock}_ns"), start.get("realtime_ns")
+    known = isinstance(here, int) and isinstance(real, int)
+    values = {
+        "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
+        "source_format": facts.source, "source_bytes": source.size_bytes, "source_mtime_ns": source.mtime_ns,
+        "start_ns": facts.start_ns, "end_ns": facts.end_ns,
+        "realtime_offset_ns": real - here if known else 0 if facts.trace_clock == "realtime" else None,
+        **counts, "lost": sum(facts.losses.values()), "skipped_lines": facts.skipped, "notes": list(facts.notes),
+    }  # fmt: skip
+    return pl.DataFrame({name: [values[name]] for name in RANK}, schema=rank_schema())
+
+
+def rank_schema() -> dict[str, Any]:
+    """The columns of `ranks`, but for `host` and `rank`, which stand in the names of folders."""
+    return {
+        name: pl.List(pl.String) if kind == "List" else getattr(pl, kind) for name, kind in RANK.items()
+    }
+
+
+def _write(
+    path: Path, schema: Any, frames: Callable[[], Iterator[pl.DataFrame]], rows: int = ROWS_OF_PART
+) -> None:
+    with writing(str(path)), path.open("wb") as out:
+        write_table(schema, frames(), out, "parquet", rows)
+
+
+__all__ = ["COLLECTIVES", "RANK", "STEPS", "Source", "Written", "rank_schema", "write_rank"]
