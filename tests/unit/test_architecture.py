@@ -56,6 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "reports.figures": {"reports.frames", "reports.analyses", "reports.findings", "reports.writing"},
     "reports.page": {"event", "reports.report", "reports.frames", "reports.writing", "reports.figures"},
     "reports": {"event", "hooks", "reports"},
+    "dataset": {"event", "recording", "reports"},
     "doctor": {"capture", "hooks", "native"},
     "native": set(),
     "marks": set(),
@@ -70,7 +71,7 @@ COMPOSING = {"cli", "__main__"}
 # numbers and names are written.
 GROUND = {"", "__version__", "caller", "errors", "kernel_names", "printable", "room", "seen", "units"}
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
-OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part"}
+OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part", "dataset"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {
     "bcc",

@@ -28,6 +28,7 @@ _PLACES = {
     "validate": "tracepipe.cli.convert",
     "cut": "tracepipe.cli.part",
     "query": "tracepipe.cli.query",
+    "dataset": "tracepipe.cli.dataset",
     "doctor": "tracepipe.cli.capture",
     "hooks": "tracepipe.cli.hooks",
     "include": "tracepipe.cli.include",

@@ -6,11 +6,12 @@ nearly together: what a rank needs of the last one arrives at all of them during
     host A  ├─ waits ──────────┬─ transfers ──┤ end
     host B                     ├─ transfers ──┤ end       nearly the same moment, on two clocks
 
-The difference of two clocks at many such ends gives their offset and drift. On two H200s the ends of transfers of
-78 µs were 0.2 to 2.3 µs apart and those of 140 µs 9.6 to 13.1 µs, and the rank that came last left last; so the
-shorter half of the transfers is used. How far their ends lie from the line is the bound. A rank that comes last
-each time may leave later each time, which no distance shows: its bound has the shortest transfer in addition.
-What holds in any case is stated too: no rank can have left before another one came.
+The difference of two clocks at many such ends gives their offset and drift. On two H200s the ends of
+transfers of 78 µs were 0.2 to 2.3 µs apart and those of 140 µs 9.6 to 13.1 µs, and the rank that came last
+left last; so the shorter half of the transfers is used. How far their ends lie from the line is the bound.
+A rank that comes last each time may leave later each time, which no distance shows: its bound has the
+shortest transfer in addition. What holds in any case is stated too: no rank can have left before another
+one came.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Meetings:
     collective.
 
     `clock` and `collective` are numbers from 0; `arrived_ns` is the last start of a rank of this clock,
-    `left_ns` the first end, and `end_ns` the mean of the ends, all on this clock. `transfer_ns` is how long the
-    collective took the rank that took the least, of all clocks: the one that came last.
+    `left_ns` the first end, and `end_ns` the mean of the ends, all on this clock. `transfer_ns` is how long
+    the collective took the rank that took the least, of all clocks: the one that came last.
     """
 
     clock: Int64s
@@ -117,10 +118,10 @@ class Line:
 class Placement:
     """Where one clock goes, and how sure that is.
 
-    `bound_ns`: of the collectives used, no end is further from the common end, between `first_ns` and `last_ns`
-    of the reference clock. `early_ns` and `late_ns`: how far the clock could be moved, to earlier and to later,
-    before a rank would leave a collective that another one has not come to; None of the only clock.
-    `shared` collectives were compared, of which `dropped` do not fit.
+    `bound_ns`: of the collectives used, no end is further from the common end, between `first_ns` and
+    `last_ns` of the reference clock. `early_ns` and `late_ns`: how far the clock could be moved, to earlier
+    and to later, before a rank would leave a collective that another one has not come to; None of the only
+    clock. `shared` collectives were compared, of which `dropped` do not fit.
     """
 
     line: Line
@@ -174,7 +175,9 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
     placements = {clock: _placement(meetings, clock, lines, common) for clock in sorted(lines)}
     for clock in range(clocks):
         if clock not in lines:
-            refused.setdefault(clock, f"shares fewer than {LEAST_SHARED} collectives with clocks that are placed")
+            refused.setdefault(
+                clock, f"shares fewer than {LEAST_SHARED} collectives with clocks that are placed"
+            )
     return Alignment(reference, placements, dict(sorted(refused.items())))
 
 

@@ -1,9 +1,9 @@
-"""Builds a dataset: each recording becomes the tables of its rank, several at a time, and what is unchanged stays."""
+"""Builds a dataset: each recording becomes the tables of its rank, several at a time."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -17,9 +17,21 @@ from tracepipe.dataset.clocks_table import Aligned, write_alignment
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
 from tracepipe.errors import InputError, OutputError, TracepipeError
+from tracepipe.recording.reading import Progress
 from tracepipe.reports.frames.libraries import pl
 
-ENDINGS: Final = (".jsonl", ".ndjson", ".json", ".gz", ".zst", ".sqlite", ".db", ".pftrace", ".perfetto-trace", ".pb")
+ENDINGS: Final = (
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".gz",
+    ".zst",
+    ".sqlite",
+    ".db",
+    ".pftrace",
+    ".perfetto-trace",
+    ".pb",
+)
 """How the names of files end that are taken for recordings, in a folder that is named as a whole."""
 _DIED: Final = "the process that read it was killed: free some memory, or use fewer --jobs"
 
@@ -35,9 +47,6 @@ class Built:
     ranks: int = 0
 
 
-Progress = Callable[[int, int], None]
-
-
 def build(
     paths: Iterable[str],
     output: str,
@@ -49,8 +58,8 @@ def build(
     """Add the recordings at some paths, or below folders, to the dataset `output`, which is made if it is not
     there. A rank that is there is replaced where its recording is another one.
 
-    `options` are those of `load_run`; `progress` is called with the recordings that are done and all. Raises
-    InputError for a path where nothing is, OutputError.
+    `options` are those of `load_run`; `progress` is called with the bytes of the recordings that are done,
+    and of all. Raises InputError for a path where nothing is, OutputError.
     """
     sources = list(_sources(paths, output))
     dataset, built = Dataset.made(output), Built()
@@ -75,7 +84,9 @@ def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
         if seen.is_folder(path):
             files = sorted(_below(Path(path), Path(output)))
             if not files:
-                raise InputError("holds no recordings", f"their names end with {', '.join(ENDINGS)}", path=path)
+                raise InputError(
+                    "holds no recordings", f"their names end with {', '.join(ENDINGS)}", path=path
+                )
         root = path if seen.is_folder(path) else str(Path(path).parent)
         for file in files:
             try:
@@ -121,6 +132,8 @@ class _Build:
     progress: Progress | None
     _of_rank: dict[int, tuple[str, str]] = field(default_factory=dict)
     """Rank → its host, and the recording that it is from."""
+    _done_bytes: int = 0
+    _total_bytes: int = 0
 
     def run(self, wanted: list[tuple[Source, str]], jobs: int) -> None:
         """Write all ranks. A process that dies takes no other rank with it."""
@@ -129,6 +142,7 @@ class _Build:
         }
         if not wanted:
             return
+        self._total_bytes = sum(source.size_bytes for source, _ in wanted)
         unfinished = self._together(wanted, min(jobs, len(wanted)))
         for one in unfinished:  # one of them broke the pool: alone, each answers for itself
             if self._together([one], 1):
@@ -179,9 +193,9 @@ class _Build:
                 self._of_rank[rank] = host, source.path
                 self.dataset.replace_rank(host, rank, folder)
                 self.built.written.append(written)
+        self._done_bytes += source.size_bytes
         if self.progress is not None:
-            done = len(self.built.written) + len(self.built.left_out)
-            self.progress(done, done)
+            self.progress(self._done_bytes, self._total_bytes)
 
 
 def _source_of(dataset: Dataset, host: str, rank: int) -> str:

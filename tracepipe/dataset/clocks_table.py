@@ -1,4 +1,4 @@
-"""The layer `alignment`: where each clock of a dataset goes on the common one, by the collectives of all ranks."""
+"""The layer `alignment`: where each clock of a dataset goes on the common one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA: Final = {
     "first_ns": "Int64", "last_ns": "Int64", "refused": "String",
 }  # fmt: skip
 COLLECTIVES_MAX: Final = 1 << 21
-"""Collectives of all ranks together that are compared: of more, every second, every fourth, …, of them all."""
+"""Collectives of all ranks together that are compared: of more, a half, a quarter, and so on."""
 _KEY: Final = ("gpu", "operation", "process_group", "seq", "nth")
 
 
@@ -40,8 +40,16 @@ def write_alignment(dataset: Dataset) -> Aligned:
     one_of = 1
     while total > COLLECTIVES_MAX * one_of:
         one_of *= 2
-    parts = list(_ends(dataset, [(*one, numbers[row["clock"][0]]) for one, row in zip(ranks, rows, strict=True)], one_of))
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else [np.zeros(0, np.int64)] * 4
+    parts = list(
+        _ends(
+            dataset, [(*one, numbers[row["clock"][0]]) for one, row in zip(ranks, rows, strict=True)], one_of
+        )
+    )
+    columns = (
+        [np.concatenate(column) for column in zip(*parts, strict=True)]
+        if parts
+        else [np.zeros(0, np.int64)] * 4
+    )
     _, collective = np.unique(columns[1], return_inverse=True)
     found = align(Meetings.of(columns[0], collective.astype(np.int64), columns[2], columns[3]), len(clocks))
     with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part, part.open("wb") as out:
@@ -87,6 +95,4 @@ def _table(clocks: list[str], found: Alignment) -> pl.DataFrame:
             else (*(None,) * 10, found.refused[number])
         )  # fmt: skip
         rows.append((clock, reference, *placed))
-    return pl.DataFrame(
-        rows, schema={name: getattr(pl, kind) for name, kind in SCHEMA.items()}, orient="row"
-    )
+    return pl.DataFrame(rows, schema={name: getattr(pl, kind) for name, kind in SCHEMA.items()}, orient="row")

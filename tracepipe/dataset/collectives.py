@@ -17,7 +17,8 @@ from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 
 SCHEMA: Final = {
-    "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64", "name": "String",
+    "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64",
+    "name": "String",
     "operation": "String", "process_group": "String", "group_size": "Int64", "seq": "Int64", "nth": "Int64",
     "elements": "Int64", "exposed_ns": "Int64", "leaves_together": "Boolean",
 }  # fmt: skip
@@ -29,10 +30,11 @@ _ARGS: Final = {
     "seq": "Seq",
     "elements": "In msg nelems",
 }
-# Operations by how kernels and frameworks write them: "_allgather_base", "ncclDevKernel_ReduceScatter_Sum_f32".
+# As frameworks and kernels write them: "_allgather_base", "ncclDevKernel_ReduceScatter_Sum_f32". vLLM's
+# cross_device_reduce is an all-reduce.
 _OPERATIONS: Final = {
     "reduce_scatter": re.compile(r"reduce_?scatter", re.IGNORECASE),
-    "all_reduce": re.compile(r"all_?reduce", re.IGNORECASE),
+    "all_reduce": re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE),
     "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
     "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
     "barrier": re.compile(r"barrier", re.IGNORECASE),
@@ -91,9 +93,7 @@ def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
 
 def _groups(names: list[str | None], members: list[str | None]) -> list[str]:
     """What tells groups apart: on different ranks groups of one name may have different members."""
-    return [
-        f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)
-    ]
+    return [f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)]
 
 
 def _integers(texts: list[str | None]) -> pl.Series:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -137,5 +136,5 @@ class Dataset:
             self.part(layer, host, rank).unlink(missing_ok=True)
             folder = self.part(layer, host, rank).parent
             for empty in (folder, folder.parent):
-                if seen.is_folder(empty) and not os.listdir(empty):
+                if seen.is_folder(empty) and not any(empty.iterdir()):
                     empty.rmdir()

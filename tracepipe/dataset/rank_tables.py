@@ -46,7 +46,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The tables of one rank, as `made/LAYER.parquet`; `remarks` are lines about what is not as it should be."""
+    """The tables of one rank. `remarks` are lines about what is not as it should be in its recording."""
 
     identity: Identity
     kernels: int
@@ -68,13 +68,17 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
         if count := table.count(run):
             schema = table.part(run, slice(0, 0)).schema
             rows = table.rows_at_once(run)
-            _write(made / f"{name}.parquet", schema, partial(table.frames, run, rows), min(rows, max(count, 1)))
+            _write(
+                made / f"{name}.parquet", schema, partial(table.frames, run, rows), min(rows, max(count, 1))
+            )
     for name, frame in (("collectives", collectives), ("steps", steps_of(run, times))):
         if len(frame):
             _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, _ROWS_AT_ONCE))
     lost = sum(run.facts.losses.values())
     kernels = len(run.layer("gpu_kernel"))
-    row = _row(run, identity, source, {"gpus": len(times), "kernels": kernels, "collectives": len(collectives)})
+    row = _row(
+        run, identity, source, {"gpus": len(times), "kernels": kernels, "collectives": len(collectives)}
+    )
     _write(made / f"{RANKS}.parquet", row.schema, lambda: iter([row]))
     return Written(identity, kernels, len(collectives), lost, tuple(run.facts.remarks({})))
 
@@ -83,22 +87,20 @@ def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -
     facts = run.facts
     start = facts.header.get("start", {})
     here, real = start.get(f"{facts.trace_clock}_ns"), start.get("realtime_ns")
-    known = isinstance(here, int) and isinstance(real, int)
+    ahead_ns = real - here if isinstance(here, int) and isinstance(real, int) else None
     values = {
         "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
         "source_format": facts.source, "source_bytes": source.size_bytes, "source_mtime_ns": source.mtime_ns,
         "start_ns": facts.start_ns, "end_ns": facts.end_ns,
-        "realtime_offset_ns": real - here if known else 0 if facts.trace_clock == "realtime" else None,
-        **counts, "lost": sum(facts.losses.values()), "skipped_lines": facts.skipped, "notes": list(facts.notes),
+        "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns, **counts,
+        "lost": sum(facts.losses.values()), "skipped_lines": facts.skipped, "notes": list(facts.notes),
     }  # fmt: skip
     return pl.DataFrame({name: [values[name]] for name in RANK}, schema=rank_schema())
 
 
 def rank_schema() -> dict[str, Any]:
     """The columns of `ranks`, but for `host` and `rank`, which stand in the names of folders."""
-    return {
-        name: pl.List(pl.String) if kind == "List" else getattr(pl, kind) for name, kind in RANK.items()
-    }
+    return {name: pl.List(pl.String) if kind == "List" else getattr(pl, kind) for name, kind in RANK.items()}
 
 
 def _write(

@@ -15,7 +15,8 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import taken
 
 SCHEMA: Final = {
-    "step": "Int64", "name": "String", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "busy_ns": "Int64",
+    "step": "Int64", "name": "String", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64",
+    "busy_ns": "Int64",
     "compute_ns": "Int64", "communication_ns": "Int64", "exposed_ns": "Int64", "copies_ns": "Int64",
     "idle_ns": "Int64", "data_loading_ns": "Int64",
 }  # fmt: skip
@@ -88,10 +89,13 @@ def _bounds(run: Run) -> tuple[Any, list[str], Any, Any]:
     ranges = run.rows("annotation", rows, "start_ns", "end_ns", "name", "tid", "gpu")
     ranges = ranges.filter(pl.col("gpu").is_null(), pl.col("end_ns") > pl.col("start_ns"))
     if ranges.is_empty():
-        return np.zeros(1, np.int64), [""], *(np.array([ns]) for ns in (run.facts.start_ns, run.facts.end_ns))
+        whole = np.array([run.facts.start_ns]), np.array([run.facts.end_ns])
+        return np.zeros(1, np.int64), [""], *whole
     # Of one thread: the one that has most of them.
     most = ranges.group_by("tid").len().sort("len", "tid", descending=[True, False])["tid"][0]
-    ranges = ranges.filter(pl.col("tid").eq_missing(most)).sort("start_ns", "end_ns", descending=[False, True])
+    ranges = ranges.filter(pl.col("tid").eq_missing(most)).sort(
+        "start_ns", "end_ns", descending=[False, True]
+    )
     before_ns = ranges["end_ns"].cum_max().shift(1)
     ranges = ranges.filter(before_ns.is_null() | (ranges["start_ns"] >= before_ns))
     start_ns, end_ns = (ranges[name].to_numpy().copy() for name in ("start_ns", "end_ns"))

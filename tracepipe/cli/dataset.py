@@ -1,0 +1,117 @@
+"""The commands on datasets: the recordings of all ranks of a job in one folder."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
+from tracepipe.readers import UNDATED
+from tracepipe.terminal.messages import progress
+from tracepipe.terminal.output import put_json, say
+from tracepipe.units import duration_text
+
+app = typer.Typer()
+dataset = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    dataset,
+    name="dataset",
+    help="Gather the recordings of all ranks of a job in one folder of Parquet files.",
+)
+
+# Lines about clocks and ranks: all are in the folder.
+_SHOWN_MAX = 10
+
+
+@dataset.command()
+def build(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Recordings, or folders of them. Each is of one rank, which it or its name states.",
+            metavar="INPUT...",
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="The dataset, which is made, or to which ranks are added.",
+        ),
+    ],
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Recordings read at a time; by default one per processor."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was built as JSON.")] = False,
+    source: SourceOption = None,
+    strict: Strict = False,
+    assume_offset: AssumeOffset = None,
+    undated: UndatedOption = UNDATED[0],
+) -> None:
+    """Add the recordings of ranks to a dataset, and put the clocks of their hosts on one.
+
+    A recording that is in the dataset already and has not changed is not read again.
+    """
+    from tracepipe.dataset.build import build as build_dataset
+
+    given = reading(source, strict, assume_offset, undated)
+    given["assumed"] = given.pop("assume_offset")
+    with progress("dataset build") as bar:
+        built = build_dataset(inputs, output, jobs=jobs, options=given, progress=bar)
+    if as_json:
+        put_json(_as_json(output, built))
+    else:
+        for line in _lines(output, built):
+            say(line)
+    if built.left_out:
+        raise typer.Exit(1)
+
+
+def _lines(output: str, built: Any) -> list[str]:
+    lines = [f"left out: {reason}" for reason in built.left_out.values()]
+    lost = sum(written.lost for written in built.written)
+    for written in built.written[:_SHOWN_MAX]:
+        lines += [f"rank {written.identity.rank}: {remark}" for remark in written.remarks]
+    if lost:
+        lines.append(f"lost: {lost:,} events of {len(built.written)} ranks happened and are not recorded")
+    lines += _clock_lines(built)
+    counts = f"{len(built.written)} written, {built.unchanged} unchanged, {len(built.left_out)} left out"
+    return [*lines, f"wrote {output}: {built.ranks} ranks ({counts})"]
+
+
+def _clock_lines(built: Any) -> list[str]:
+    clocks, found = built.aligned.clocks, built.aligned.alignment
+    if len(clocks) < 2:
+        return []
+    bounds_ns = sorted(one.bound_ns for one in found.placements.values())
+    lines = [
+        f"clocks: {len(found.placements)} of {len(clocks)} are on that of {clocks[found.reference]}, within "
+        f"{duration_text(bounds_ns[-1])} (median {duration_text(bounds_ns[len(bounds_ns) // 2])})"
+    ]
+    refused = [f"not placed: {clocks[number]}: {reason}" for number, reason in found.refused.items()]
+    more = [f"… and {len(refused) - _SHOWN_MAX} more clocks"] if len(refused) > _SHOWN_MAX else []
+    return [*lines, *refused[:_SHOWN_MAX], *more]
+
+
+def _as_json(output: str, built: Any) -> dict[str, Any]:
+    clocks, found = built.aligned.clocks, built.aligned.alignment
+    return {
+        "dataset": output,
+        "ranks": built.ranks,
+        "written": [
+            {"host": one.identity.host, "rank": one.identity.rank, "kernels": one.kernels,
+             "collectives": one.collectives, "lost": one.lost, "remarks": list(one.remarks)}
+            for one in built.written
+        ],
+        "unchanged": built.unchanged,
+        "left_out": built.left_out,
+        "clocks": {
+            "reference": clocks[found.reference] if clocks else None,
+            "bound_ns": {clocks[number]: one.bound_ns for number, one in found.placements.items()},
+            "refused": {clocks[number]: reason for number, reason in found.refused.items()},
+        },
+    }  # fmt: skip
