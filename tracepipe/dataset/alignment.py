@@ -16,6 +16,7 @@ one came.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,12 +27,15 @@ from tracepipe.event.columns import Bools, Int64s
 
 LEAST_SHARED: Final = 8
 """Collectives that two clocks must share: fewer cannot show which of them are wrong."""
+CRYSTAL_PPM: Final = 100
 DRIFT_MAX_PPM: Final = 500
-"""Two clocks of running hosts differ by less: crystals by 100 ppm, and NTP slews by up to 500."""
+"""Clocks of running hosts differ by less: their crystals by CRYSTAL_PPM, and NTP slews by up to 500."""
 # Ends further from the line than this many times the median distance are taken for mistakes, as are
 # collectives that a rank did not run. A line is never better than what a GPU's clock shows: about 1 µs.
 _OUTLIERS: Final = 8
 _LEAST_NOISE_NS: Final = 1_000
+# No transfer has ranks leave this far from each other.
+_SPREAD_MAX_NS: Final = 1_000_000
 _BILLION: Final = 1_000_000_000
 _REFINEMENTS: Final = 2
 _ALWAYS: Final = 0.9
@@ -172,7 +176,7 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
             if isinstance(better, Line):
                 lines[clock] = better
     common = _common_ends(meetings, lines)
-    placements = {clock: _placement(meetings, clock, lines, common) for clock in sorted(lines)}
+    placements = {clock: _placement(meetings, clock, lines, common, reference) for clock in sorted(lines)}
     for clock in range(clocks):
         if clock not in lines:
             refused.setdefault(
@@ -240,15 +244,32 @@ def _fitted(own: Meetings, common: _Common) -> Line | str:
     off = (ahead_ns - first_ns).astype(np.float64)
     slope, offset = _robust_line(away, off)
     inside = _inliers(off - offset - slope * away)
-    if 2 * np.count_nonzero(inside) < len(inside):
+    away_ns = float(np.median(np.abs(off - offset - slope * away)))
+    if 2 * np.count_nonzero(inside) < len(inside) or away_ns > _SPREAD_MAX_NS:
         return "the ends of its collectives lie on no line"
-    if len(np.unique(away[inside])) > 1:
-        middle = away[inside].mean()
+    middle, span_ns = away[inside].mean(), np.ptp(away[inside])
+    if _is_short(span_ns, off[inside] - slope * away[inside]):
+        slope = 0.0
+    else:
         slope = float(np.polyfit(away[inside] - middle, off[inside], 1)[0])
-        offset = float(off[inside].mean()) - slope * middle
+    offset = float(np.mean(off[inside] - slope * away[inside]))
     if abs(slope) * 1e6 > DRIFT_MAX_PPM:
         return f"its clock would drift by {slope * 1e6:.0f} ppm: its collectives are not the same ones"
     return Line(base_ns, first_ns + round(offset), round(slope * _BILLION))
+
+
+def _is_short(span_ns: float, off_ns: NDArray[np.float64]) -> bool:
+    """Whether a stretch is too short to measure a drift better than crystals keep to."""
+    return _line_error_ns(off_ns - np.median(off_ns)) * 2_000_000 > CRYSTAL_PPM * span_ns
+
+
+def _line_error_ns(off_ns: NDArray[np.float64]) -> float:
+    """How far a line through points may be off at either end, from their distances to it: three standard
+    errors of a line through points that are spread evenly.
+    """
+    count = len(off_ns)
+    deviation_ns = math.sqrt(float(off_ns @ off_ns) / max(count - 2, 1))
+    return 3 * deviation_ns * math.sqrt(4 / count)
 
 
 def _robust_line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -272,7 +293,9 @@ def _inliers(off_ns: NDArray[np.float64]) -> Bools:
     return inside
 
 
-def _placement(meetings: Meetings, clock: int, lines: dict[int, Line], common: _Common) -> Placement:
+def _placement(
+    meetings: Meetings, clock: int, lines: dict[int, Line], common: _Common, reference: int
+) -> Placement:
     """How well a clock is placed, by what all others say."""
     line, own = lines[clock], meetings.take(meetings.clock == clock)
     others = meetings.take((meetings.clock != clock) & np.isin(meetings.clock, list(lines)))
@@ -293,10 +316,14 @@ def _placement(meetings: Meetings, clock: int, lines: dict[int, Line], common: _
     off_ns = end_ns - common.end_ns[own.collective]
     inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
     # Of two clocks the common end lies between them, and is as wrong as that of the one that comes last.
+    off_ns = off_ns[inside].astype(np.float64)
+    bound_ns = float(np.abs(off_ns).max()) + _line_error_ns(off_ns)
+    if not line.drift_ppb and clock != reference:
+        bound_ns += CRYSTAL_PPM * float(np.ptp(end_ns[inside])) / 2_000_000
     is_always_last = is_last.mean() >= _ALWAYS or (len(lines) == 2 and is_last.mean() <= 1 - _ALWAYS)
     return Placement(
         line,
-        bound_ns=int(np.abs(off_ns[inside]).max()) + (int(own.transfer_ns.min()) if is_always_last else 0),
+        bound_ns=math.ceil(bound_ns) + (int(own.transfer_ns.min()) if is_always_last else 0),
         shared=len(inside),
         dropped=len(inside) - int(np.count_nonzero(inside)),
         first_ns=int(end_ns[inside].min()),
