@@ -19,7 +19,7 @@ import numpy as np
 Fault = Literal["gpu", "loader", "link"]
 _EPOCH_NS = 1_795_000_000_000_000_000
 _COMPUTE_NS, _LOADING_NS, _SLOW_LOADING_NS = 12_000_000, 300_000, 9_000_000
-_TRANSFERS_NS = {"host": 40_000, "number": 300_000, "all": 900_000}
+_TRANSFERS_NS = {"host": 40_000, "number": 300_000, "all": 60_000}
 _OPERATIONS = {"host": "all_gather", "number": "reduce_scatter", "all": "allreduce"}
 _NOISE_NS, _LATE_SHARE = 1_500, 0.08
 

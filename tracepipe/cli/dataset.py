@@ -72,7 +72,7 @@ def build(
 
 
 def _lines(output: str, built: Any) -> list[str]:
-    lines = [f"left out: {reason}" for reason in built.left_out.values()]
+    lines = [f"left out: {path}: {reason}" for path, reason in built.left_out.items()]
     lost = sum(written.lost for written in built.written)
     for written in built.written[:_SHOWN_MAX]:
         lines += [f"rank {written.identity.rank}: {remark}" for remark in written.remarks]

@@ -182,7 +182,10 @@ class _Build:
             raise
         except OutputError:
             raise
-        except (TracepipeError, OSError, MemoryError) as e:
+        except TracepipeError as e:
+            text = e.message.removeprefix(f"{source.path}: ")
+            self.built.left_out[source.path] = f"{text} ({e.hint})" if e.hint else text
+        except (OSError, MemoryError) as e:
             self.built.left_out[source.path] = str(e) or type(e).__name__
         else:
             rank, host = written.identity.rank, written.identity.host

@@ -1,0 +1,200 @@
+"""`tracepipe dataset build` on the recordings of simulated jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tests.support.program import PYTHONPATH
+from tests.support.simulated_job import SimulatedJob
+from tracepipe.dataset.build import build
+from tracepipe.dataset.places import Dataset
+from tracepipe.errors import InputError, OutputError
+
+
+_ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
+
+
+def tracepipe(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tracepipe", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=_ENVIRONMENT)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulatedJob, Path]:
+    """Two hosts with two ranks each, and where their recordings are."""
+    folder = tmp_path_factory.mktemp("job")
+    simulated = SimulatedJob(2, 2, steps=4, faults={2: "gpu"})
+    simulated.write(folder / "runs")
+    return simulated, folder / "runs"
+
+
+@pytest.fixture(scope="module")
+def dataset(job: tuple[SimulatedJob, Path]) -> Path:
+    """Their dataset."""
+    folder = job[1].parent / "ds"
+    done = tracepipe("dataset", "build", job[1], "-o", folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    *_, clocks, wrote = done.stderr.splitlines()
+    assert clocks.startswith("clocks: 2 of 2 are on that of node000: realtime, within ")
+    assert wrote == f"wrote {folder}: 4 ranks (4 written, 0 unchanged, 0 left out)"
+    return folder
+
+
+def layer(dataset: Path, name: str) -> pl.DataFrame:
+    return pl.read_parquet(dataset / f"layer={name}" / "**/*.parquet", hive_partitioning=True)
+
+
+def recordings(job: tuple[SimulatedJob, Path], tmp_path: Path) -> Path:
+    """A copy of the job's recordings."""
+    for file in job[1].rglob("*.jsonl"):
+        copy = tmp_path / "runs" / file.relative_to(job[1])
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+    return tmp_path / "runs"
+
+
+def contents(dataset: Path) -> dict[str, Any]:
+    """Every file of a dataset, with when it was made."""
+    return {str(file.relative_to(dataset)): file.stat().st_ino for file in dataset.rglob("*.parquet")}
+
+
+def test_each_rank_has_its_layers(dataset: Path, job: tuple[SimulatedJob, Path]) -> None:
+    ranks = layer(dataset, "ranks").sort("rank")
+    assert ranks["rank"].to_list() == [0, 1, 2, 3]
+    assert ranks["host"].to_list() == ["node000", "node000", "node001", "node001"]
+    assert ranks["world_size"].to_list() == [4] * 4
+    assert ranks["kernels"].to_list() == [4 * (8 + 9)] * 4
+    assert ranks["collectives"].to_list() == [4 * 9] * 4
+    assert ranks["lost"].sum() == ranks["skipped_lines"].sum() == 0
+    assert [Path(source) for source in ranks["source"]] == sorted(job[1].rglob("*.jsonl"))
+    kernels = layer(dataset, "kernels")
+    assert len(kernels) == ranks["kernels"].sum()
+    for _, own in kernels.group_by("rank"):
+        assert own["start_ns"].is_sorted()
+
+
+def test_steps_state_what_each_gpu_did(dataset: Path) -> None:
+    steps = layer(dataset, "steps").sort("rank", "step")
+    assert steps["step"].to_list() == [0, 1, 2, 3] * 4
+    own = steps.filter(pl.col("rank") == 0)
+    assert (own["start_ns"][1:] == own["end_ns"][:-1]).all()
+    parts_ns = steps["compute_ns"] + steps["exposed_ns"] + steps["idle_ns"]
+    assert (parts_ns == steps["end_ns"] - steps["start_ns"]).all()
+    compute_ns = steps.group_by("rank").agg(pl.col("compute_ns").mean()).sort("rank")["compute_ns"].to_list()
+    assert np.array(compute_ns) == pytest.approx(np.array([12e6, 12e6, 16.8e6, 12e6]), rel=0.02)
+    assert steps["data_loading_ns"].to_numpy() == pytest.approx(np.full(16, 300_000), rel=0.2)
+    # All wait for rank 2, which waits for nobody.
+    waits = steps.group_by("rank").agg(pl.col("communication_ns").sum()).sort("communication_ns")
+    assert waits["rank"][0] == 2
+
+
+def test_collectives_are_told_apart_by_operation_group_and_number(dataset: Path) -> None:
+    found = layer(dataset, "collectives")
+    assert found["operation"].value_counts().sort("operation").rows() == [
+        ("all_gather", 64), ("all_reduce", 16), ("reduce_scatter", 64)
+    ]  # fmt: skip
+    assert sorted(found["process_group"].unique()) == [
+        "all [0, …, 3]", "host [0, …, 1]", "host [2, …, 3]", "number [0, …, 2]", "number [1, …, 3]"
+    ]  # fmt: skip
+    assert found["leaves_together"].all()
+    assert (found["exposed_ns"] == found["end_ns"] - found["start_ns"]).all()
+    members = found.group_by("operation", "process_group", "seq").agg(pl.len(), pl.col("group_size").first())
+    assert (members["len"] == members["group_size"]).all()
+
+
+def test_clocks_are_placed_within_the_bound_that_is_stated(
+    dataset: Path, job: tuple[SimulatedJob, Path]
+) -> None:
+    rows = {row["clock"]: row for row in layer(dataset, "alignment").to_dicts()}
+    assert list(rows) == ["node000: realtime", "node001: realtime"]
+    one = rows["node001: realtime"]
+    bound_ns = one["bound_ns"] + rows["node000: realtime"]["bound_ns"]
+    first, second = job[0].clocks
+    for at_ns in (0, 50_000_000, 100_000_000):
+        ns = second.of(at_ns)
+        placed_ns = ns + one["offset_ns"] + (ns - one["at_ns"]) * one["drift_ppb"] // 10**9
+        assert abs(placed_ns - first.of(at_ns)) <= bound_ns < 200_000  # one comes last each time
+
+
+def test_what_has_not_changed_is_not_read_again(job: tuple[SimulatedJob, Path], tmp_path: Path) -> None:
+    runs, folder = recordings(job, tmp_path), tmp_path / "ds"
+    assert len(build([str(runs)], str(folder), jobs=1).written) == 4
+    before = contents(folder)
+    changed = runs / "node001" / "2.jsonl"
+    lines = changed.read_text().splitlines(keepends=True)
+    changed.write_text("".join(lines[:50]))
+    built = build([str(runs)], str(folder), jobs=1)
+    assert [one.identity.rank for one in built.written] == [2]
+    assert built.unchanged == 3
+    after = contents(folder)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        name for name in after if "rank=2" in name or "alignment" in name
+    }
+    assert layer(folder, "ranks").sort("rank")["kernels"][2] < 68
+
+
+def test_a_rank_that_cannot_be_read_is_named_and_left_out(
+    job: tuple[SimulatedJob, Path], tmp_path: Path
+) -> None:
+    runs, folder = recordings(job, tmp_path), tmp_path / "ds"
+    (runs / "node000" / "1.jsonl").write_bytes(b"\x00\x01 no recording")
+    (runs / "node000" / "nobody.jsonl").write_bytes((runs / "node000" / "0.jsonl").read_bytes())
+    done = tracepipe("dataset", "build", runs, "-o", folder, "--json")
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert (found["ranks"], len(found["written"])) == (3, 3)
+    left_out = {Path(path).name: reason for path, reason in found["left_out"].items()}
+    assert list(left_out) == ["1.jsonl", "nobody.jsonl"]
+    assert left_out["1.jsonl"].startswith("the content is of no known input format (")
+    assert left_out["nobody.jsonl"].startswith("is of rank 0, as ")
+    assert layer(folder, "ranks")["rank"].to_list() == [0, 2, 3]
+
+
+def test_a_build_that_is_killed_leaves_whole_ranks(
+    job: tuple[SimulatedJob, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends before the row of the last rank is in place: that rank is not there, and the next build adds it."""
+    folder = tmp_path / "ds"
+    replace, moved = Path.replace, []
+
+    def replace_or_die(self: Path, target: Any) -> Path:
+        if Path(target).name == "part-0.parquet" and "layer=ranks" in str(target):
+            moved.append(target)
+            if len(moved) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return replace(self, target)
+
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Path, "replace", replace_or_die)
+        build([str(job[1])], str(folder), jobs=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(Dataset.opened(str(folder)).ranks()) == 3
+    assert [one for one in folder.iterdir() if one.name.startswith(".")]
+    built = build([str(job[1])], str(folder), jobs=1)
+    assert (len(built.written), built.unchanged, built.ranks) == (1, 3, 4)
+    assert not [one for one in folder.iterdir() if one.name.startswith(".")]
+
+
+def test_other_folders_are_not_touched(job: tuple[SimulatedJob, Path], tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    with pytest.raises(OutputError, match="holds other files"):
+        build([str(job[1])], str(mine))
+    with pytest.raises(InputError, match="holds no recordings"):
+        build([str(mine)], str(tmp_path / "ds"))
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        build([str(tmp_path / "nothing.jsonl")], str(tmp_path / "ds"))
+    assert [file.name for file in mine.iterdir()] == ["notes.txt"]
