@@ -20,7 +20,6 @@ from tracepipe.dataset.build import build
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import InputError, OutputError
 
-
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
 
@@ -163,7 +162,7 @@ def test_a_rank_that_cannot_be_read_is_named_and_left_out(
 def test_a_build_that_is_killed_leaves_whole_ranks(
     job: tuple[SimulatedJob, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends before the row of the last rank is in place: that rank is not there, and the next build adds it."""
+    """Before the row of the last rank is in place: that rank is not there, and the next build adds it."""
     folder = tmp_path / "ds"
     replace, moved = Path.replace, []
 

@@ -1,8 +1,8 @@
 """A training job of many ranks, as their recordings: each host's clock is off by milliseconds and drifts.
 
-Each step loads data, computes, and runs collectives in three kinds of process groups: all ranks of a host, the
-ranks of one number on all hosts, and all. A rank that comes to a collective waits there for the last one, and then
-all transfer; the last one leaves a little later, as was seen on two H200s.
+Each step loads data, computes, and runs collectives in three kinds of process groups: all ranks of a host,
+the ranks of one number on all hosts, and all. A rank that comes to a collective waits there for the last one,
+and then all transfer; the last one leaves a little later, as was seen on two H200s.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """`faults`: rank → what is slow there. `kernels` of a rank in each step, half before the first collective."""
+    """`faults`: rank → what is slow there. In each step a rank runs `kernels` in so many `rounds`."""
 
     hosts: int
     ranks_of_host: int

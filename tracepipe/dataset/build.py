@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ ENDINGS: Final = (
     ".pb",
 )
 """How the names of files end that are taken for recordings, in a folder that is named as a whole."""
+# Recordings that are read before it is their turn to be put in place, for each process: each has a folder.
+_AHEAD: Final = 4
 _DIED: Final = "the process that read it was killed: free some memory, or use fewer --jobs"
 
 
@@ -156,20 +159,19 @@ class _Build:
             pool = kept.enter_context(
                 ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
             )
-            running: dict[Future[Written], tuple[Source, Path]] = {}
+            # In their order, so that of two recordings of one rank it is always the same one that stays.
+            running: deque[tuple[Future[Written], Source, Path]] = deque()
+            waiting = deque(wanted)
             try:
-                waiting = list(reversed(wanted))
                 while waiting or running:
-                    # No more than are worked on: each has a folder.
-                    while waiting and len(running) < 2 * jobs:
-                        source, root = waiting.pop()
+                    while waiting and len(running) < _AHEAD * jobs:
+                        source, root = waiting.popleft()
                         folder = kept.enter_context(self.dataset.unfinished())
                         task = pool.submit(write_rank, source, root, folder, self.options)
-                        running[task] = source, folder
-                    for task in wait(running, return_when=FIRST_COMPLETED).done:
-                        source, folder = running.pop(task)
-                        self._take(task, source, folder)
-                        del left[source.path]
+                        running.append((task, source, folder))
+                    task, source, folder = running.popleft()
+                    self._take(task, source, folder)
+                    del left[source.path]
             except BrokenProcessPool:
                 return list(left.values())
         return []
