@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,41 @@ def dataset(job: tuple[SimulatedJob, Path]) -> Path:
     assert clocks.startswith("clocks: 2 of 2 are on that of node000: realtime, within ")
     assert wrote == f"wrote {folder}: 4 ranks (4 written, 0 unchanged, 0 left out)"
     return folder
+
+
+class _Inline:
+    """A pool that works in this process, which is quicker. What reads the recording `fatal` is killed."""
+
+    fatal = ""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self._is_broken = False
+
+    def __enter__(self) -> _Inline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def submit(self, work: Any, source: Any, *more: Any) -> Future[Any]:
+        """Does the work at once."""
+        future = Future[Any]()
+        self._is_broken |= Path(source.path).name == self.fatal
+        try:
+            if self._is_broken:
+                raise BrokenProcessPool
+            future.set_result(work(source, *more))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+
+@pytest.fixture
+def inline(monkeypatch: pytest.MonkeyPatch) -> type[_Inline]:
+    """Has recordings read in this process."""
+    monkeypatch.setattr("tracepipe.dataset.build.ProcessPoolExecutor", _Inline)
+    monkeypatch.setattr(_Inline, "fatal", "")
+    return _Inline
 
 
 def layer(dataset: Path, name: str) -> pl.DataFrame:
@@ -125,6 +162,7 @@ def test_clocks_are_placed_within_the_bound_that_is_stated(
         assert abs(placed_ns - first.of(at_ns)) <= bound_ns < 200_000  # one comes last each time
 
 
+@pytest.mark.usefixtures("inline")
 def test_what_has_not_changed_is_not_read_again(job: tuple[SimulatedJob, Path], tmp_path: Path) -> None:
     runs, folder = recordings(job, tmp_path), tmp_path / "ds"
     assert len(build([str(runs)], str(folder), jobs=1).written) == 4
@@ -159,26 +197,47 @@ def test_a_rank_that_cannot_be_read_is_named_and_left_out(
     assert layer(folder, "ranks")["rank"].to_list() == [0, 2, 3]
 
 
+def test_a_process_that_dies_takes_no_other_rank_with_it(
+    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
+) -> None:
+    inline.fatal = "1.jsonl"
+    built = build([str(job[1])], str(tmp_path / "ds"), jobs=2)
+    assert sorted(one.identity.rank for one in built.written) == [0, 2, 3]
+    assert built.left_out == {
+        str(
+            job[1] / "node000" / "1.jsonl"
+        ): "the process that read it was killed: free some memory, or use fewer --jobs"
+    }
+
+
+_KILLED_BUILD = """
+import os, signal, sys
+from pathlib import Path
+from tracepipe.dataset.build import build
+
+replace, moved = Path.replace, []
+
+def replace_or_die(self, target):
+    if Path(target).name == "part-0.parquet" and "layer=ranks" in str(target):
+        moved.append(target)
+        if len(moved) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return replace(self, target)
+
+if __name__ == "__main__":
+    Path.replace = replace_or_die
+    build([sys.argv[1]], sys.argv[2], jobs=1)
+"""
+
+
 def test_a_build_that_is_killed_leaves_whole_ranks(
-    job: tuple[SimulatedJob, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
 ) -> None:
     """Before the row of the last rank is in place: that rank is not there, and the next build adds it."""
-    folder = tmp_path / "ds"
-    replace, moved = Path.replace, []
-
-    def replace_or_die(self: Path, target: Any) -> Path:
-        if Path(target).name == "part-0.parquet" and "layer=ranks" in str(target):
-            moved.append(target)
-            if len(moved) == 4:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return replace(self, target)
-
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(Path, "replace", replace_or_die)
-        build([str(job[1])], str(folder), jobs=1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    folder, program = tmp_path / "ds", tmp_path / "build.py"
+    program.write_text(_KILLED_BUILD)
+    killed = subprocess.run([sys.executable, program, job[1], folder], env=_ENVIRONMENT)
+    assert killed.returncode == -signal.SIGKILL
     assert len(Dataset.opened(str(folder)).ranks()) == 3
     assert [one for one in folder.iterdir() if one.name.startswith(".")]
     built = build([str(job[1])], str(folder), jobs=1)
@@ -186,6 +245,7 @@ def test_a_build_that_is_killed_leaves_whole_ranks(
     assert not [one for one in folder.iterdir() if one.name.startswith(".")]
 
 
+@pytest.mark.usefixtures("inline")
 def test_other_folders_are_not_touched(job: tuple[SimulatedJob, Path], tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
