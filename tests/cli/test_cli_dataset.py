@@ -192,7 +192,7 @@ def test_a_rank_that_cannot_be_read_is_named_and_left_out(
     assert (found["ranks"], len(found["written"])) == (3, 3)
     left_out = {Path(path).name: reason for path, reason in found["left_out"].items()}
     assert list(left_out) == ["1.jsonl", "nobody.jsonl"]
-    assert left_out["1.jsonl"].startswith("the content is of no known input format (")
+    assert left_out["1.jsonl"].startswith("the content is not of a known input format. ")
     assert left_out["nobody.jsonl"].startswith("is of rank 0, as ")
     assert layer(folder, "ranks")["rank"].to_list() == [0, 2, 3]
 

@@ -95,6 +95,9 @@ def test_every_example_on_files_runs(
     for copy in ("run", "run2", "other", "other2"):
         shutil.copy(RUN, f"{copy}.jsonl")
     shutil.copy(FIXTURES / "gpu-stalls" / "input.jsonl", "stalls.jsonl")
+    for rank in ("rank0.jsonl", "rank1.jsonl", "runs/0.jsonl"):
+        Path(rank).parent.mkdir(exist_ok=True)
+        shutil.copy(RUN, rank)
     Path("slow.sql").write_text("select name from slice limit 1")
     line = line.replace("run.jsonl", "stalls.jsonl") if name == "stalls" else line
     for argv in calls_of(line):
@@ -103,7 +106,19 @@ def test_every_example_on_files_runs(
 
 
 def test_commands_are_listed_in_the_order_of_use() -> None:
-    first = ["capture", "live", "convert", "open", "validate", "cut", "query", "doctor", "hooks", "include"]
+    first = [
+        "capture",
+        "live",
+        "convert",
+        "open",
+        "validate",
+        "cut",
+        "query",
+        "dataset",
+        "doctor",
+        "hooks",
+        "include",
+    ]
     assert [name for name in COMMANDS if name and " " not in name] == [*first, *REPORTS]
 
 

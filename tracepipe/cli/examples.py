@@ -35,6 +35,11 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe query run.jsonl 'select name, dur from slice order by dur desc limit 5'",
         "tracepipe query run.jsonl --file slow.sql --format csv -o slow.csv",
     ),
+    "dataset": ("tracepipe dataset build runs -o ds",),
+    "dataset build": (
+        "tracepipe dataset build runs -o ds",
+        "tracepipe dataset build rank0.jsonl rank1.jsonl -o ds",
+    ),
     "doctor": ("sudo tracepipe doctor",),
     "hooks": ("tracepipe hooks list", "sudo tracepipe hooks test uprobe:libc.so.6:malloc -- ls"),
     "hooks list": ("tracepipe hooks list", "sudo tracepipe hooks list 'nv*ioctl*'"),

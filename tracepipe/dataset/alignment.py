@@ -316,8 +316,8 @@ def _placement(
     off_ns = end_ns - common.end_ns[own.collective]
     inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
     # Of two clocks the common end lies between them, and is as wrong as that of the one that comes last.
-    off_ns = off_ns[inside].astype(np.float64)
-    bound_ns = float(np.abs(off_ns).max()) + _line_error_ns(off_ns)
+    distances_ns: NDArray[np.float64] = off_ns[inside].astype(np.float64)
+    bound_ns = float(np.abs(distances_ns).max()) + _line_error_ns(distances_ns)
     if not line.drift_ppb and clock != reference:
         bound_ns += CRYSTAL_PPM * float(np.ptp(end_ns[inside])) / 2_000_000
     is_always_last = is_last.mean() >= _ALWAYS or (len(lines) == 2 and is_last.mean() <= 1 - _ALWAYS)

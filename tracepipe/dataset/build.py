@@ -88,14 +88,16 @@ def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
             files = sorted(_below(Path(path), Path(output)))
             if not files:
                 raise InputError(
-                    "holds no recordings", f"their names end with {', '.join(ENDINGS)}", path=path
+                    "holds no recordings",
+                    f"Name the files: taken are those that end with {', '.join(ENDINGS)}.",
+                    path=path,
                 )
         root = path if seen.is_folder(path) else str(Path(path).parent)
         for file in files:
             try:
                 source = Source.of(str(file.absolute()))
             except OSError as e:
-                raise InputError(f"cannot be read: {e.strerror}", "check the path", path=str(file)) from e
+                raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
             found.setdefault(source.path, (source, str(Path(root).absolute())))
     yield from found.values()
 
@@ -186,7 +188,7 @@ class _Build:
             raise
         except TracepipeError as e:
             text = e.message.removeprefix(f"{source.path}: ")
-            self.built.left_out[source.path] = f"{text} ({e.hint})" if e.hint else text
+            self.built.left_out[source.path] = f"{text}. {e.hint}" if e.hint else text
         except (OSError, MemoryError) as e:
             self.built.left_out[source.path] = str(e) or type(e).__name__
         else:

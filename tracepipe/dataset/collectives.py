@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.reports.analyses.cuda_calls import told_by_names
+from tracepipe.reports.analyses.cuda_calls import values_by_names
 from tracepipe.reports.analyses.gpu_shares import communicates
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
@@ -59,7 +59,7 @@ def collectives_of(run: Run, compute: dict[int, Stretches]) -> pl.DataFrame:
     `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
     `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU.
     """
-    of_shape, told = told_by_names(run, "gpu_kernel", communicates)
+    of_shape, told = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
     rows = np.flatnonzero(np.array(told, np.bool_)[of_shape][layer.shape])
     frame = run.rows("gpu_kernel", rows, "start_ns", "end_ns", "gpu", "stream", "name")

@@ -39,7 +39,7 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
     if rank is None:
         rank = _rank_in(PurePath(path).name)
     if rank is None:
-        hint = "name it after its rank: 3.jsonl, rank3.json, HOST-3.jsonl"
+        hint = "Name it after its rank: 3.jsonl, rank3.json, HOST-3.jsonl."
         raise InputError("does not say which rank it is of", hint, path=path)
     host = (header.get("host") or _folder_of(path, root) or UNKNOWN_HOST)[:_HOST_MAX]
     # Nothing says that two recordings of unknown hosts were made on one, nor of two boots.

@@ -48,11 +48,11 @@ class Dataset:
             about = json.loads((folder / _ABOUT).read_bytes())
         except (OSError, ValueError) as e:
             reason = "is no dataset" if isinstance(e, (FileNotFoundError, NotADirectoryError)) else str(e)
-            raise InputError(reason, "make one with tracepipe dataset build", path=path) from e
+            raise InputError(reason, "Make one with tracepipe dataset build.", path=path) from e
         found = about.get("format") if isinstance(about, dict) else None
         if found != FORMAT:
             raise InputError(
-                f"has the format {found!r}, and {FORMAT} is read here", "build it again", path=path
+                f"has the format {found!r}, and {FORMAT} is read here", "Build it again.", path=path
             )
         return cls(folder)
 
@@ -63,7 +63,7 @@ class Dataset:
         if seen.is_there(folder / _ABOUT):
             return cls.opened(path)
         if seen.is_folder(folder) and any(folder.iterdir()):
-            raise OutputError(f"{path} holds other files", "name another folder with -o")
+            raise OutputError(f"{path} holds other files", "Name another folder with -o.")
         made_folder(folder)
         dataset = cls(folder)
         about = {"format": FORMAT, "tool": {"name": "tracepipe", "version": __version__}}
