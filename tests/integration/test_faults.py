@@ -332,9 +332,11 @@ def test_a_full_folder_of_temporary_files_does_not_end_the_program(
     assert process.returncode == 1
     assert f"The events cannot be kept in {place}: No space left on device." in said
     assert "TMPDIR" in said
-    *_, loss, footer = records(capture.output)
+    *events, loss, footer = records(capture.output)
     assert loss["reason"] == "not written: No space left on device"
-    assert footer["losses"]["userspace"] == 2 * calls_made(output)
+    # The last block of the temporary file had room for some events, where they came a few at a time.
+    kept = sum(event["type"] == "userspace" for event in events)
+    assert footer["losses"]["userspace"] + kept == 2 * calls_made(output)
 
 
 @pytest.fixture(scope="module")
