@@ -45,6 +45,11 @@ def peak_bytes(*command: str) -> int:
     return int(done.stderr.split()[-1]) * 1024
 
 
+def least_peak_bytes(*command: str) -> int:
+    """The least peak of three such processes: threads of libraries may hold a megabyte more at the peak."""
+    return min(peak_bytes(*command) for _ in range(3))
+
+
 def write(path: Path, *records: dict[str, Any]) -> Path:
     """Write a recording without spaces, as captures do: the native core takes no other lines."""
     path.write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in (HEADER, *records)))
@@ -442,7 +447,7 @@ OF_THREADS: dict[str, tuple[str, Callable[[int], dict[str, Any]], int]] = {
 def test_many_threads_and_processes_take_little(what: str, tmp_path: Path) -> None:
     report, make, most_bytes = OF_THREADS[what]
     few, many = (
-        peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
+        least_peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
         for count in (35_000, 75_000)
     )
     assert (many - few) / 40_000 < most_bytes
