@@ -62,11 +62,11 @@ docs: .venv-docs/.ready
 clean:
 	rm -rf build dist .venv .venv-docs *.egg-info tracepipe/native/core.so
 
-.venv/.demo: pyproject.toml setup.py scripts/setup.sh
+.venv/.demo: pyproject.toml constraints.txt setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh demo
 	@touch $@
 
-.venv/.test: pyproject.toml setup.py scripts/setup.sh
+.venv/.test: pyproject.toml constraints.txt setup.py scripts/setup.sh
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	@touch $@ .venv/.demo
 

