@@ -150,7 +150,7 @@ def test_a_duration_ends_the_recording_and_not_the_program(bench: Bench, tmp_pat
     warps = re.search(r"^warps (\d+)$", done.stderr, re.MULTILINE)
     assert warps
     assert 0 < records[-1]["counts"]["gpu_kernel"] < int(warps[1]) // WARPS
-    assert "goes on" in done.stderr
+    assert "continues" in done.stderr
 
 
 @pytest.mark.parametrize("options", [["--duration", "1s"], []], ids=["duration", "exit"])

@@ -281,7 +281,7 @@ def test_a_full_disk_does_not_end_the_program(
     capture.command[-3:] = ["200000", "--rate", "40000"]
     small_disk(size)
     done = capture.run()
-    assert "vec_add goes on" in done.stderr
+    assert "vec_add continues" in done.stderr
     assert_full(capture, done)
 
 

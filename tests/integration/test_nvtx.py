@@ -139,7 +139,7 @@ def test_a_program_goes_on_when_the_recording_ends(program: Path, tmp_path: Path
     steps = sum(line["type"] == "annotation" and line["phase"] == "B" for line in lines)
     assert 0 < steps < int(done.stdout)
     assert lines[-1]["ended_by"] == "duration"
-    assert "goes on" in done.stderr
+    assert "continues" in done.stderr
 
 
 def test_a_recording_has_its_name_while_the_program_goes_on(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_a_recording_has_its_name_while_the_program_goes_on(tmp_path: Path) -> N
         text=True,
     ) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "goes on" in line)
+        said = next(line for line in process.stderr if "continues" in line)
         footer = json.loads(path.read_text().splitlines()[-1])
         assert process.poll() is None
         assert not path.with_name("run.jsonl.part").exists()
         errors = process.communicate("")[1]
-    assert said.startswith("the recording is complete; cat goes on")
+    assert said.startswith("the recording is complete; cat continues")
     assert footer["ended_by"] == "duration"
     assert (process.returncode, "run.jsonl: no events" in errors) == (0, True), errors
 

@@ -69,7 +69,7 @@ def test_a_page_shows_its_figures_offline(
     assert page.exceptions + page.complaints == []
     assert page.run("[...document.querySelectorAll('h2')].map(one => one.innerText)") == [
         "Losses and clocks", "Contents", "Summary", "Warps and findings", "Idle GPUs and what the CPU did",
-        "Memory", "Warps on the SMs over time", "When the warps of a kernel leave", "How long calls take",
+        "Memory", "Warps on the SMs over time", "When the warps of a kernel exit", "How long calls take",
         "When GPUs are idle",
     ]  # fmt: skip
     figures = page.run(_FIGURES)

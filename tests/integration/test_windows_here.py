@@ -138,7 +138,7 @@ def test_windows_by_time_hold_what_happens_in_them(tmp_path: Path, standin: Path
 def test_what_never_comes_is_an_error_and_the_command_is_not_touched(tmp_path: Path, standin: Path) -> None:
     windows = Windows(start_on="call:cuInit#1000")
     trace, summary, _ = recorded(tmp_path, standin, 5, 0, windows=windows)
-    assert (summary.error, summary.exit_code) == ("call:cuInit#1000 never came: nothing was recorded.", 0)
+    assert (summary.error, summary.exit_code) == ("call:cuInit#1000 did not happen: nothing was recorded.", 0)
     assert trace.events == []
     with pytest.raises(TracepipeError, match=r"--start-on call:cuInitt: no such function.*near: cuInit"):
         recorded(tmp_path, standin, 5, 0, windows=Windows(start_on="call:cuInitt"))

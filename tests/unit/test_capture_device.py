@@ -203,7 +203,7 @@ def test_a_program_that_goes_on_is_let_go_after_its_last_records(
 
         def notify(message: str) -> None:
             noted.append((message, told.stops))
-            if "goes on" in message:
+            if "continues" in message:
                 os.close(write)
 
         sink = io.BytesIO()
@@ -214,8 +214,8 @@ def test_a_program_that_goes_on_is_let_go_after_its_last_records(
             os.close(descriptor)
     assert summary.ended_by == "duration"
     assert summary.counts == {"userspace": 2, "gpu_kernel": 2}
-    ((_, stops),) = [note for note in noted if "goes on" in note[0]]
-    assert stops, "it is as it was while it goes on"
+    ((_, stops),) = [note for note in noted if "continues" in note[0]]
+    assert stops, "it is as it was while it continues"
 
 
 def test_limits_hold_for_its_events_too(told: Told) -> None:
