@@ -324,7 +324,7 @@ def test_a_second_capture_of_a_gpu_is_refused(stalls_library: Path, kernels_libr
 
 def test_a_process_that_runs_already_is_refused(stalls_library: Path) -> None:
     engine = StallsEngine(stalls_library, stalls=True)
-    with pytest.raises(CaptureUnavailable, match="Process 7 runs already"):
+    with pytest.raises(CaptureUnavailable, match="Process 7 is already running"):
         engine.enter([7])
     engine.close()
 
