@@ -246,12 +246,22 @@ def test_a_build_that_is_killed_leaves_whole_ranks(
 
 
 @pytest.mark.usefixtures("inline")
+@pytest.mark.usefixtures("inline")
+def test_a_dataset_of_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text("no recording")
+    built = build([str(tmp_path / "0.json")], str(tmp_path / "ds"))
+    assert (built.ranks, built.written, list(built.left_out)) == (0, [], [str(tmp_path / "0.json")])
+    assert len(layer(tmp_path / "ds", "alignment")) == 0
+
+
 def test_other_folders_are_not_touched(job: tuple[SimulatedJob, Path], tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
     with pytest.raises(OutputError, match="holds other files"):
         build([str(job[1])], str(mine))
+    with pytest.raises(OutputError, match=r"Cannot write to .*notes.txt: Not a directory"):
+        build([str(job[1])], str(mine / "notes.txt"))
     with pytest.raises(InputError, match="holds no recordings"):
         build([str(mine)], str(tmp_path / "ds"))
     with pytest.raises(InputError, match="cannot be read: No such file"):

@@ -83,6 +83,10 @@ ASKED: dict[str, list[list[str]]] = {
         ["query", RUN, f"select '{NAMED}' as \"{NAMED}\""], ["query", RUN, NAMED],
         ["query", NONE, "select 1"],
     ],
+    "dataset": [
+        ["dataset", "build", RUN, "-o", "ds"], ["dataset", "build", RUN, "--json", "-o", f"no/{NAMED}"],
+        ["dataset", "build", NONE, "-o", "ds"], ["dataset", "build", RUN, "-o", TRACE],
+    ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],
     "include": [["include", NAMED]],

@@ -153,6 +153,8 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
     A clock that shares LEAST_SHARED collectives with those that are placed is placed in turn, so that process
     groups need not span all hosts.
     """
+    if not clocks:
+        return Alignment(0, {}, {})
     reference = _most_met(meetings, clocks)
     lines = {reference: Line()}
     refused: dict[int, str] = {}

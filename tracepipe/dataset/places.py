@@ -106,7 +106,12 @@ class Dataset:
     @contextmanager
     def unfinished(self) -> Iterator[Path]:
         """A folder for what is not whole yet, which readers of the dataset pass over."""
-        folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.folder))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.folder))
+        except OSError as e:
+            raise OutputError(
+                f"Cannot write to {self.folder}: {e.strerror}.", "Name another folder with -o."
+            ) from e
         try:
             yield folder
         finally:
