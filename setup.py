@@ -31,7 +31,7 @@ def load(path: Path) -> ModuleType:
 
 
 def index_page(readme: str) -> str:
-    """The README without what works only beside its files: their links become their names, pictures go."""
+    """Return the README for an index page: links to files become their names, pictures are left out."""
     local = r"\((?![a-z]+:|#)([^)\s]+)\)"
     without_pictures = re.sub(rf"^!\[[^]]*\]{local}\n+", "", readme, flags=re.MULTILINE)
 

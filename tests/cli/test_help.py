@@ -147,7 +147,7 @@ def test_a_report_shows_its_own_options_first(name: str) -> None:
 
 
 def completed(shell: str, line: str) -> list[str]:
-    """What a shell is told to complete a line with: values, without help."""
+    """Return the values that a shell offers to complete a line, without their help."""
     words = line.split(" ")
     asked = {
         "_TRACEPIPE_COMPLETE": f"complete_{shell}",

@@ -68,13 +68,11 @@ def build(
     dataset, built = Dataset.made(output), Built()
     dataset.clear()
     known = _known(dataset)
-    wanted = []
-    for source, root in sources:
-        if known.get(source.path) == source:
-            built.unchanged += 1
-        else:
-            wanted.append((source, root))
-    _Build(dataset, built, options, progress).run(wanted, jobs or len(os.sched_getaffinity(0)))
+    there = {source for _, source in known.values()}
+    wanted = [(source, root) for source, root in sources if source not in there]
+    built.unchanged = len(sources) - len(wanted)
+    of_rank = {rank: (host, source.path) for rank, (host, source) in known.items()}
+    _Build(dataset, built, options, progress, of_rank).run(wanted, jobs or len(os.sched_getaffinity(0)))
     built.aligned, built.ranks = write_alignment(dataset), len(dataset.ranks())
     return built
 
@@ -117,14 +115,13 @@ def _is_same(one: Path, other: Path) -> bool:
     return seen.is_there(other) and one.samefile(other)
 
 
-def _known(dataset: Dataset) -> dict[str, Source]:
-    """The recordings of the ranks that are there, by path."""
+def _known(dataset: Dataset) -> dict[int, tuple[str, Source]]:
+    """The ranks that are there, each with its host and recording."""
     names = ["source", "source_bytes", "source_mtime_ns"]
-    found = {}
-    for host, rank in dataset.ranks():
-        for values in pl.read_parquet(dataset.part(RANKS, host, rank), columns=names).rows():
-            found[values[0]] = Source(*values)
-    return found
+    return {
+        rank: (host, Source(*pl.read_parquet(dataset.part(RANKS, host, rank), columns=names).row(0)))
+        for host, rank in dataset.ranks()
+    }
 
 
 @dataclass(slots=True)
@@ -135,16 +132,13 @@ class _Build:
     built: Built
     options: dict[str, Any] | None
     progress: Progress | None
-    _of_rank: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _of_rank: dict[int, tuple[str, str]]
     """Rank → its host, and the recording that it is from."""
     _done_bytes: int = 0
     _total_bytes: int = 0
 
     def run(self, wanted: list[tuple[Source, str]], jobs: int) -> None:
         """Write all ranks. A process that dies takes no other rank with it."""
-        self._of_rank = {
-            rank: (host, _source_of(self.dataset, host, rank)) for host, rank in self.dataset.ranks()
-        }
         if not wanted:
             return
         self._total_bytes = sum(source.size_bytes for source, _ in wanted)
@@ -203,10 +197,6 @@ class _Build:
         self._done_bytes += source.size_bytes
         if self.progress is not None:
             self.progress(self._done_bytes, self._total_bytes)
-
-
-def _source_of(dataset: Dataset, host: str, rank: int) -> str:
-    return str(pl.read_parquet(dataset.part(RANKS, host, rank), columns=["source"])["source"][0])
 
 
 def _begin_worker() -> None:

@@ -19,7 +19,7 @@ SCHEMA: Final = {
 }  # fmt: skip
 COLLECTIVES_MAX: Final = 1 << 21
 """Collectives of all ranks together that are compared: of more, a half, a quarter, and so on."""
-_KEY: Final = ("gpu", "operation", "process_group", "seq", "nth")
+_KEY: Final = ("operation", "process_group", "seq", "nth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,10 @@ def _ends(dataset: Dataset, ranks: list[tuple[str, int, int]], one_of: int) -> I
         key = pl.struct(
             "operation",
             "process_group",
-            # Ranks with a GPU each may call it 0 or by its place: it tells kernels apart in one rank alone.
             pl.when(numbered).then(pl.col("seq")).otherwise(pl.col("nth")),
             numbered.alias("is_numbered"),
         ).hash()
-        frame = frame.filter("leaves_together").select("gpu", "start_ns", "end_ns", key=key)
+        frame = frame.filter("leaves_together").select("start_ns", "end_ns", key=key)
         frame = frame.filter(pl.col("key") % one_of == 0).unique("key", keep="first", maintain_order=True)
         yield (
             np.full(len(frame), clock, np.int64),

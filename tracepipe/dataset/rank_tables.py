@@ -8,11 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tracepipe.dataset.collectives import SCHEMA as COLLECTIVES
 from tracepipe.dataset.collectives import collectives_of
 from tracepipe.dataset.identity import Identity, identity_of
 from tracepipe.dataset.places import RANKS
-from tracepipe.dataset.steps import SCHEMA as STEPS
 from tracepipe.dataset.steps import gpu_times, steps_of
 from tracepipe.recording.naming import writing
 from tracepipe.reports.frames.layer_tables import TABLES
@@ -26,8 +24,6 @@ RANK: Final = {
     "realtime_offset_ns": "Int64", "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
     "lost": "Int64", "skipped_lines": "Int64", "notes": "List",
 }  # fmt: skip
-# Collectives or steps in memory, which reading the recording has bounds for: a million take 100 MB.
-_ROWS_AT_ONCE: Final = ROWS_OF_PART
 
 
 class Source(NamedTuple):
@@ -65,15 +61,13 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
     times = gpu_times(run)
     collectives = collectives_of(run, {gpu: time.compute for gpu, time in times.items()})
     for name, table in TABLES.items():
-        if count := table.count(run):
+        if table.count(run):
             schema = table.part(run, slice(0, 0)).schema
             rows = table.rows_at_once(run)
-            _write(
-                made / f"{name}.parquet", schema, partial(table.frames, run, rows), min(rows, max(count, 1))
-            )
+            _write(made / f"{name}.parquet", schema, partial(table.frames, run, rows), rows)
     for name, frame in (("collectives", collectives), ("steps", steps_of(run, times))):
         if len(frame):
-            _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, _ROWS_AT_ONCE))
+            _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, ROWS_OF_PART))
     lost = sum(run.facts.losses.values())
     kernels = len(run.layer("gpu_kernel"))
     row = _row(
@@ -108,6 +102,3 @@ def _write(
 ) -> None:
     with writing(str(path)), path.open("wb") as out:
         write_table(schema, frames(), out, "parquet", rows)
-
-
-__all__ = ["COLLECTIVES", "RANK", "STEPS", "Source", "Written", "rank_schema", "write_rank"]

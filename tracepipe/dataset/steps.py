@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tracepipe.reports.analyses.cuda_calls import rows_named
-from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, rows_of
+from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, stretches_of
 from tracepipe.reports.analyses.gpu_work import Work, gpu_work
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import taken
 
 SCHEMA: Final = {
     "step": "Int64", "name": "String", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64",
@@ -44,13 +43,8 @@ def gpu_times(run: Run) -> dict[int, GpuTime]:
     """When each GPU of a recording did what."""
     work: Work = gpu_work(run)
     kinds = kinds_of(run, work)
-
-    def when(rows: slice, kind: int) -> Stretches:
-        some = rows_of(kinds, rows, kind)
-        return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
-
     return {
-        gpu: GpuTime(*(when(rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)))
+        gpu: GpuTime(*(stretches_of(work, kinds, rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)))
         for gpu, rows in work.of_gpus()
     }
 

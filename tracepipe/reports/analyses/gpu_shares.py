@@ -90,7 +90,7 @@ def shares_of(run: Run, work: Work, kinds: Any) -> list[Shares]:
 
 def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
     compute, communication, copies = (
-        _when(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
+        stretches_of(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
     )
     return Shares(
         idle.gpu,
@@ -127,7 +127,7 @@ def rows_of(kinds: Any, rows: slice, kind: int) -> Any:
     return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
 
 
-def _when(work: Work, kinds: Any, rows: slice, kind: int) -> Stretches:
+def stretches_of(work: Work, kinds: Any, rows: slice, kind: int) -> Stretches:
     """The stretches in which any work with a purpose ran."""
     some = rows_of(kinds, rows, kind)
     return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
