@@ -4,9 +4,9 @@ becomes of output that nobody takes.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
+import math
 import os
 import re
 import subprocess
@@ -32,6 +32,7 @@ BAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eexe\u2066\u2028\x7f\r\x00\n[red]"
 NAMED = BAD.replace("\x00", "")
 """As much of it as a file's name may hold."""
 SHOWN = "\\x1b]0;owned\\x07"
+LAST = b"\0"  # nothing of ours prints it
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 WARP = {
@@ -138,9 +139,9 @@ def on_terminal(argv: list[str], term: str = "xterm") -> str:
     seen: list[bytes] = []
 
     def look() -> None:
-        with contextlib.suppress(OSError):  # a terminal without its other end is an error, not an end
-            while piece := os.read(screen, 1 << 16):
-                seen.append(piece)
+        # Not until the other end is closed: a process that multiprocessing keeps may hold it until we end.
+        while not seen or not seen[-1].endswith(LAST):
+            seen.append(os.read(screen, 1 << 16))
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -149,9 +150,11 @@ def on_terminal(argv: list[str], term: str = "xterm") -> str:
         patch.setattr(sys, "stdout", tty)
         patch.setattr(sys, "stderr", tty)
         ended(argv, patch)
-    looking.join()
+        tty.flush()
+        os.write(theirs, LAST)
+        looking.join()
     os.close(screen)
-    return b"".join(seen).decode().replace("\r\n", "\n")
+    return b"".join(seen).removesuffix(LAST).decode().replace("\r\n", "\n")
 
 
 def not_letters(text: str) -> set[str]:
@@ -161,13 +164,14 @@ def not_letters(text: str) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Captures get as far as this machine lets them without a program to run."""
+    """Captures get as far as this machine lets them without a program to run, and no bar moves the cursor."""
 
     def refused(*_: Any, **__: Any) -> Any:
         raise CaptureUnavailable(f"cannot record {BAD}", f"try {BAD}")
 
     monkeypatch.setattr(OutputNames, "recording", lambda names, given: given or NAMED)
     monkeypatch.setattr("tracepipe.capture.capture", refused)
+    monkeypatch.setattr("tracepipe.terminal.messages._QUIET_S", math.inf)
 
 
 def test_every_command_is_asked_here() -> None:

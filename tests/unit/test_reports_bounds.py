@@ -30,7 +30,8 @@ app(sys.argv[1:], standalone_mode=False)
 # Not ru_maxrss, which is never below that of the process that forked this one.
 print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
 """
-# More than the tables keep at a time.
+# More than the tables keep at a time. The peak of one command differs by a megabyte from run to run, so counts are
+# so far apart that this is some 25 bytes for each.
 FEW, MANY = 25_000, 75_000
 
 
@@ -43,11 +44,6 @@ def peak_bytes(*command: str) -> int:
         argv = [sys.executable, "-c", MEASURE, *command, *to]
         done = subprocess.run(argv, check=True, capture_output=True, text=True)
     return int(done.stderr.split()[-1]) * 1024
-
-
-def least_peak_bytes(*command: str) -> int:
-    """The least peak of three such processes: threads of libraries may hold a megabyte more at the peak."""
-    return min(peak_bytes(*command) for _ in range(3))
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:
@@ -386,16 +382,16 @@ def test_what_lists_all_is_not_in_memory(command: str, named: tuple[Path, Path])
 
 # Bytes at most of what is listed of each: a cause of a gap, a place and a site of an allocation, a range.
 LISTING_EACH = {
-    "gaps --top 0": 1_600,
-    "memory --top 0 --json": 1_600,
-    "annotations --top 0 --json": 700,
-    "diff --top 0": 1_200,
+    "gaps --top 0": 850,
+    "memory --top 0 --json": 1_100,
+    "annotations --top 0 --json": 650,
+    "diff --top 0": 850,
 }
 
 
 @pytest.fixture(scope="module")
 def of_their_own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Recordings of 5,000 and of 15,000 calls that launch in ranges, and of processes that allocate."""
+    """Recordings of 5,000 and of 45,000 calls that launch in ranges, and of processes that allocate."""
     folder = tmp_path_factory.mktemp("own")
 
     def lines(count: int) -> Iterator[dict[str, Any]]:
@@ -407,7 +403,7 @@ def of_their_own(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             args = {"size": at + 1, "address": hex(at << 9)}
             yield span(ns, ns + 5, "alloc", "memory", pid=pid, tid=pid, args=args)
 
-    few, many = (write(folder / f"{count}.jsonl", *lines(count)) for count in (5_000, 15_000))
+    few, many = (write(folder / f"{count}.jsonl", *lines(count)) for count in (5_000, 45_000))
     return few, many
 
 
@@ -423,10 +419,10 @@ def test_what_lists_all_of_each_kind_is_not_in_memory(
             # One in which all names differ.
             paths.append(str(tmp_path / path.name))
             Path(paths[1]).write_bytes(path.read_bytes().replace(b'"dur_ns":8,', b'"dur_ns":9,'))
-        return least_peak_bytes(report, *paths, *options)
+        return peak_bytes(report, *paths, *options)
 
     few, many = map(peak, of_their_own)
-    assert (many - few) / 10_000 < LISTING_EACH[command]
+    assert (many - few) / 40_000 < LISTING_EACH[command]
 
 
 # What there is a different one of in each event, and how many bytes each takes at most, from so many on that
@@ -438,7 +434,7 @@ OF_THREADS: dict[str, tuple[str, Callable[[int], dict[str, Any]], int]] = {
     "memory of processes": (
         "memory",
         lambda at: call(at, "alloc", type="memory", pid=at, tid=at, args={"size": 64, "address": "0x10"}),
-        450,
+        400,
     ),
 }
 
@@ -447,10 +443,10 @@ OF_THREADS: dict[str, tuple[str, Callable[[int], dict[str, Any]], int]] = {
 def test_many_threads_and_processes_take_little(what: str, tmp_path: Path) -> None:
     report, make, most_bytes = OF_THREADS[what]
     few, many = (
-        least_peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
-        for count in (35_000, 75_000)
+        peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
+        for count in (35_000, 115_000)
     )
-    assert (many - few) / 40_000 < most_bytes
+    assert (many - few) / 80_000 < most_bytes
 
 
 def test_much_text_of_arguments_is_not_in_memory(tmp_path: Path) -> None:
