@@ -30,8 +30,8 @@ app(sys.argv[1:], standalone_mode=False)
 # Not ru_maxrss, which is never below that of the process that forked this one.
 print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
 """
-# More than the tables keep at a time. The peak of one command differs by a megabyte from run to run: counts are
-# so far apart that this is some 25 bytes for each.
+# More than the tables keep at a time. The peak of one command differs by a megabyte from run to run, so the
+# counts are far enough apart that this is some 25 bytes for each.
 FEW, MANY = 25_000, 75_000
 
 
