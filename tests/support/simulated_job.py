@@ -91,7 +91,7 @@ class SimulatedJob:
             {
                 "type": "header", "schema": "tracepipe/1", "host": self.host_of(rank), "clock": "realtime",
                 "clocks": ["realtime"], "start": {"realtime_ns": clock.of(0)},
-                "options": {"rank": rank, "world_size": self.ranks},
+                "rank": rank, "world_size": self.ranks,
             }
         )  # fmt: skip
 

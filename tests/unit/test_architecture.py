@@ -67,9 +67,11 @@ ROOMS: dict[str, set[str]] = {
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
-# Which everything may import: the version, errors, who called sudo, room on a disk, what is under a path, how
-# numbers and names are written.
-GROUND = {"", "__version__", "caller", "errors", "kernel_names", "printable", "room", "seen", "units"}
+# Which everything may import: the version, errors, who called sudo, which rank this is, room on a disk, what
+# is under a path, how numbers and names are written.
+GROUND = {
+    "", "__version__", "caller", "errors", "kernel_names", "launchers", "printable", "room", "seen", "units",
+}  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part", "dataset"}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.

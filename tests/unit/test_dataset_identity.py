@@ -32,8 +32,15 @@ def test_the_name_of_the_file(path: str, host: str, rank: int) -> None:
 
 
 def test_what_the_recording_states_comes_before_its_name() -> None:
-    stated = identity("node3/17.jsonl", host="real", options={"rank": 5, "world_size": 8})
+    stated = identity("node3/17.jsonl", host="real", rank=5, world_size=8)
     assert stated == ("real", 5, 8, "real: realtime")
+
+
+def test_a_recording_of_torchrun_is_of_no_rank() -> None:
+    with pytest.raises(InputError, match="has all ranks that torchrun started") as refused:
+        identity("17.jsonl", command=["torchrun", "--nproc-per-node", "8", "train.py"])
+    assert "--no-python" in refused.value.hint
+    assert identity("17.jsonl", command=["python", "train.py"])[1] == 17
 
 
 def test_clocks_that_count_from_a_boot_are_those_of_that_boot() -> None:

@@ -1,4 +1,4 @@
-"""Names of a capture's outputs: parts in braces, folders, and the default."""
+"""Names of a capture's outputs: parts that are filled in, folders, and the default."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launched import VARIABLES
 from tracepipe.api.output_names import OutputNames
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import OutputError, TracepipeError
-
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in RANKS:
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
@@ -35,44 +34,44 @@ def test_a_plain_name_is_taken_as_it_is(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
-def test_parts_in_braces_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
-    name = names().recording("{program}-{host}-{pid}-{rank}-{{x}}-{.jsonl")
-    assert name == f"vec_add-{platform.node()}-{os.getpid()}-3-{{x}}-{{.jsonl"
-    assert names(command=[], pids=(42, 43)).recording("{pid}-{program}") == "42-pid-42"
-    assert names(command=[], comm="kworker/0:1").recording("{program}") == "kworker_0:1"
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    name = names().recording("%e-%h-%p-%r-of-%w-%%x-{rank}.jsonl")
+    assert name == f"vec_add-{platform.node()}-{os.getpid()}-3-of-8-%x-{{rank}}.jsonl"
+    assert names(command=[], pids=(42, 43)).recording("%p-%e") == "42-pid-42"
+    assert names(command=[], comm="kworker/0:1").recording("%e") == "kworker_0:1"
     assert names(command=[], comm="kworker/0:1").recording("") == "kworker_0:1.jsonl"
+
+
+def test_no_host_is_a_folder_elsewhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "../%r/node")
+    assert names().recording("%h.jsonl") == ".._%r_node.jsonl"
 
 
 def test_both_outputs_have_the_same_time() -> None:
     ours = names()
-    recording = ours.recording("run-{time}.jsonl")
+    recording = ours.recording("run-%t.jsonl")
     assert re.fullmatch(r"run-\d{8}-\d{6}\.jsonl", recording)
-    assert ours.command_output("run-{time}.txt") == recording.replace(".jsonl", ".txt")
+    assert ours.command_output("run-%t.txt") == recording.replace(".jsonl", ".txt")
 
 
-@pytest.mark.parametrize("set_to", RANKS)
-def test_launchers_tell_the_rank(set_to: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank, name in enumerate(RANKS[RANKS.index(set_to) :]):
-        monkeypatch.setenv(name, str(rank))
-    assert names().recording("{rank}") == "0"
-
-
-def test_without_a_launcher_there_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TracepipeError, match=r"no \{rank\}: none of RANK") as refused:
-        names().recording("{rank}.jsonl")
+def test_without_a_launcher_there_is_no_rank(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TracepipeError, match=r"^The rank is not known: none of RANK, ") as refused:
+        names().recording("traces/%r.jsonl")
     assert "sudo -E" in refused.value.hint
-    monkeypatch.setenv("RANK", "../1")
-    with pytest.raises(TracepipeError, match=r"RANK is '\.\./1'"):
-        names().recording("{rank}.jsonl")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(TracepipeError, match=r"^The number of ranks is not known\.$"):
+        names().recording("traces/%r-%w.jsonl")
+    assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("part", ["{when}", "{}", "{time:%H}", "{Time}"])
+@pytest.mark.parametrize("part", ["%x", "%T", "%{", "%"])
 def test_what_stands_for_nothing_is_named(part: str, here: Path) -> None:
     with pytest.raises(TracepipeError) as refused:
-        names().recording(f"traces/{part}.jsonl")
-    assert refused.value.message == f"{part} in traces/{part}.jsonl is not known."
-    assert "{time}, {pid}, {program}, {host}, {rank}" in refused.value.hint
+        names().recording(f"traces/{part}")
+    assert refused.value.message == f"{part} in traces/{part} is not known."
+    assert refused.value.hint == "Use one of: %h, %r, %w, %p, %e, %t. Write a percent sign itself twice."
     assert list(here.iterdir()) == []
 
 
@@ -80,7 +79,7 @@ def test_a_folder_gets_a_recording_of_the_programs_name(here: Path) -> None:
     assert names().recording("a/b/") == "a/b/vec_add.jsonl"
     (here / "a/b/vec_add.jsonl").touch()
     assert names().recording("a/b") == "a/b/vec_add-2.jsonl"
-    assert names().recording("{program}s/") == "vec_adds/vec_add.jsonl"
+    assert names().recording("%es/") == "vec_adds/vec_add.jsonl"
     assert names().command_output("a/") == "a/vec_add.txt"
 
 
@@ -88,7 +87,7 @@ def test_a_name_has_its_folder_made(here: Path) -> None:
     assert names().recording("some/deep/run.jsonl") == "some/deep/run.jsonl"
     assert names().command_output("logs/app.txt") == "logs/app.txt"
     assert names().recording("x" * 300) == "x" * 300  # which whoever opens it says cannot be
-    names().recording("traces/{program}/run.jsonl")
+    names().recording("traces/%e/run.jsonl")
     folders = {str(path.relative_to(here)) for path in here.rglob("*")}
     assert folders == {"some", "some/deep", "logs", "traces", "traces/vec_add"}
 

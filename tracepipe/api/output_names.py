@@ -1,4 +1,7 @@
-"""Names of the outputs of a capture: with parts in braces, in a folder, or by default."""
+"""Names of the outputs of a capture: with parts that are filled in, in a folder, or by default.
+
+A part is a percent sign and a letter, as in Nsight's names and in core(5): no shell takes it for its own.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,10 @@ from pathlib import Path
 from tracepipe import seen
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
+from tracepipe.launchers import place_of
 from tracepipe.recording.files import STANDARD, free_name, made_folder
 
-# Variables with the rank of a process in a job, set by torchrun, Open MPI and Slurm. The last one is
-# torchrun's rank among the processes of one machine.
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "LOCAL_RANK")
-_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+_PARTS = re.compile(r"%(.?)", re.DOTALL)
 
 
 def title_of(request: CaptureRequest) -> str:
@@ -28,18 +29,20 @@ def title_of(request: CaptureRequest) -> str:
 
 
 class OutputNames:
-    """Names of the outputs of one capture. A part in braces has the same value in all of them."""
+    """Names of the outputs of one capture. A part has the same value in all of them."""
 
     def __init__(self, request: CaptureRequest) -> None:
         self._program = title_of(request).replace("/", "_")
         pid = request.pids[0] if request.pids else os.getpid()
         now = time.localtime()
         self._parts: dict[str, Callable[[], str]] = {
-            "time": lambda: time.strftime("%Y%m%d-%H%M%S", now),
-            "pid": lambda: str(pid),
-            "program": lambda: self._program,
-            "host": platform.node,
-            "rank": _rank,
+            "h": lambda: platform.node().replace("/", "_"),
+            "r": lambda: str(place_of(request.command, request.pids).rank),
+            "w": lambda: _world_size(request),
+            "p": lambda: str(pid),
+            "e": lambda: self._program,
+            "t": lambda: time.strftime("%Y%m%d-%H%M%S", now),
+            "%": lambda: "%",
         }
 
     def recording(self, given: str) -> str:
@@ -53,35 +56,25 @@ class OutputNames:
     def _named(self, given: str, suffix: str) -> str:
         if given == STANDARD:
             return given
-        name = _BRACES.sub(lambda found: self._part(found, given), given)
+        name = _PARTS.sub(lambda found: self._part(found, given), given)
         if name.endswith("/") or seen.is_folder(name):
             return free_name(self._program, suffix, made_folder(Path(name)))
         made_folder(Path(name).parent)
         return name
 
     def _part(self, found: re.Match[str], given: str) -> str:
-        if found[1] is None:
-            return found[0][0]
         if found[1] not in self._parts:
-            known = ", ".join(f"{{{part}}}" for part in self._parts)
+            known = ", ".join(f"%{part}" for part in self._parts if part != "%")
             raise TracepipeError(
                 f"{found[0]} in {given} is not known.",
-                f"Use one of: {known}. Write a brace itself twice.",
+                f"Use one of: {known}. Write a percent sign itself twice.",
             )
         return self._parts[found[1]]()
 
 
-def _rank() -> str:
-    """The rank of this process in its job. Raises TracepipeError where that is not known."""
-    name = next((name for name in _RANKS if os.environ.get(name)), "")
-    if not name:
-        raise TracepipeError(
-            f"There is no {{rank}}: none of {', '.join(_RANKS)} is set.",
-            "Start it with torchrun, mpirun or srun. With sudo, use sudo -E or sudo RANK=$RANK.",
-        )
-    rank = os.environ[name]
-    if not (rank.isascii() and rank.isdecimal()):
-        raise TracepipeError(
-            f"{name} is {rank!r}, which is not a rank.", f"Set {name} to a number, or unset it."
-        )
-    return rank
+def _world_size(request: CaptureRequest) -> str:
+    """How many ranks the job has. Raises TracepipeError where that is not known."""
+    size = place_of(request.command, request.pids).world_size
+    if size is None:
+        raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
+    return str(size)

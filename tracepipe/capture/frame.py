@@ -13,7 +13,9 @@ from typing import Any, Final
 from tracepipe.capture.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
 from tracepipe.capture.machine.threads import clock_ahead_ns
 from tracepipe.capture.request import CALL_LAYERS, CaptureRequest
+from tracepipe.errors import TracepipeError
 from tracepipe.event.model import HostInstant, new_header
+from tracepipe.launchers import place_of
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 # The options of the request that a header has where they differ from the default.
@@ -56,6 +58,7 @@ def header_of(
         kernel=platform.release(),
         machine=platform.machine(),
         command=request.command,
+        **_place(request),
         engine=engine,
         clock="monotonic",
         clocks=["monotonic", *(device.clocks if device else ())],
@@ -74,6 +77,16 @@ def header_of(
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
     return dict(header)
+
+
+def _place(request: CaptureRequest) -> dict[str, int]:
+    """The rank of what is recorded and the number of ranks, where they are known."""
+    try:
+        place = place_of(request.command, request.pids)
+    except TracepipeError:
+        return {}
+    size = {} if place.world_size is None else {"world_size": place.world_size}
+    return {"rank": place.rank, **size}
 
 
 def _boot() -> dict[str, str]:

@@ -51,9 +51,9 @@ def capture(
             "-o",
             metavar="FILE",
             help="Write the recording to this file, compressed if its name ends with .zst or .gz; - is "
-            "standard "
-            "output. A FOLDER/ gets a file in it. {time}, {pid}, {program}, {host} and {rank} are filled in. "
-            "Default: PROGRAM.jsonl, numbered if it exists.",
+            "standard output. A FOLDER/ gets a file in it. Filled in are %h (host), %r (rank), %w (number of "
+            "ranks), %p (process), %e (program) and %t (time). Default: PROGRAM.jsonl, numbered if it "
+            "exists.",
         ),
     ] = "",
     command_output: CommandOutput = "",

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from tracepipe.errors import InputError
 from tracepipe.event.model import Header
+from tracepipe.launchers import IN_EACH_RANK, RANK_MAX, launcher_in
 
 UNKNOWN_HOST: Final = "unknown"
 # After all that names a format or a compression: rank_3.pt.trace.json.gz is rank_3.
 _ENDINGS: Final = re.compile(r"(\.(pt|trace|jsonl?|ndjson|gz|zst|sqlite|db|pftrace|perfetto-trace|pb))+$")
 _NAMED: Final = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _AT_THE_END: Final = re.compile(r"(?:^|[-_.])(\d+)$")
-_RANK_MAX: Final = 10_000_000
 # Letters of a host's name, of which each may take nine bytes in the name of a folder (Linux: 255).
 _HOST_MAX: Final = 25
 
@@ -35,7 +35,12 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
 
     The folder is taken for the host where the recording does not name it, as in `HOST/RANK.jsonl`.
     """
-    rank = _number(header, "rank")
+    rank = header.get("rank")
+    if rank is None and (launcher := launcher_in(header.get("command", []))):
+        # A number in its name is that of a host, or of an attempt.
+        raise InputError(
+            f"has all ranks that {launcher} started, and not which is which", IN_EACH_RANK, path=path
+        )
     if rank is None:
         rank = _rank_in(PurePath(path).name)
     if rank is None:
@@ -46,18 +51,13 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
     of_host = host if host != UNKNOWN_HOST else f"{host}, rank {rank}"
     boot = header.get("boot", "")
     counts_from_boot = f" since boot {boot}" if boot and trace_clock != "realtime" else ""
-    return Identity(host, rank, _number(header, "world_size"), f"{of_host}: {trace_clock}{counts_from_boot}")
-
-
-def _number(header: Header, key: str) -> int | None:
-    given: Any = header.get(key, header.get("options", {}).get(key))
-    return given if type(given) is int and 0 <= given < _RANK_MAX else None
+    return Identity(host, rank, header.get("world_size"), f"{of_host}: {trace_clock}{counts_from_boot}")
 
 
 def _rank_in(name: str) -> int | None:
     stem = _ENDINGS.sub("", name)
     found = _NAMED.search(stem) or _AT_THE_END.search(stem)
-    return int(found[1]) if found and int(found[1]) < _RANK_MAX else None
+    return int(found[1]) if found and int(found[1]) <= RANK_MAX else None
 
 
 def _folder_of(path: str, root: str) -> str:

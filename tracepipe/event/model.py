@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NewType, TypedDict, cast
 
+from tracepipe.launchers import RANK_MAX
+
 SCHEMA_VERSION: Final = "tracepipe/1"
 
 SourceNs = NewType("SourceNs", int)
@@ -117,6 +119,8 @@ class Header(_HeaderRequired, total=False):
     kernel: Annotated[str, Doc("kernel release")]
     machine: Annotated[str, Doc("processor architecture")]
     command: Annotated[list[str], Doc("command that was traced")]
+    rank: Annotated[int, Doc("rank of its process in a job of several", minimum=0, maximum=RANK_MAX)]
+    world_size: Annotated[int, Doc("ranks that the job has", minimum=1, maximum=RANK_MAX + 1)]
     engine: Annotated[str, Doc("capture engine, with version")]
     clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")]
     clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")]

@@ -11,6 +11,7 @@ import re
 from typing import Any, Final
 
 from tracepipe.event.model import ID_LIMIT, MONOTONIC, TIME_LIMIT_NS, Header, new_header
+from tracepipe.launchers import RANK_MAX
 from tracepipe.readers.chrome_events import ChromeEvents
 from tracepipe.readers.chrome_kinds import Kinds
 from tracepipe.readers.chrome_numbers import Ids, ns_of_text
@@ -57,13 +58,9 @@ class ChromeHeader:
         """The kinds of its events."""
         if self.is_proton:
             return ProtonKinds(ids)
-        return Kinds(ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer, rank=self._rank())
-
-    def _rank(self) -> int:
-        """The rank of the process among those that train together."""
-        info = self._members.get("distributedInfo")
-        rank = info.get("rank", 0) if type(info) is dict else 0
-        return rank if type(rank) is int and 0 <= rank < 1 << 20 else 0
+        return Kinds(
+            ids, is_kineto=self.is_kineto, is_viztracer=self.is_viztracer, rank=self._place().get("rank", 0)
+        )
 
     def _of_viztracer(self) -> dict[str, Any]:
         said = self._members.get(VIZTRACER)
@@ -116,6 +113,7 @@ class ChromeHeader:
                 for gpu in gpus
                 if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
             ]
+        fields |= self._place()
         if options := self._options():
             fields["options"] = options
         if self.is_viztracer:
@@ -127,7 +125,20 @@ class ChromeHeader:
     def _options(self) -> dict[str, Any]:
         members = self._members
         options = {key: members[key] for key in _SHOWN if type(members.get(key)) in (str, int)}
-        info = members.get("distributedInfo")
-        if type(info) is dict:
-            options |= {key: info[key] for key in ("backend", "rank", "world_size") if key in info}
+        if "backend" in (info := self._distributed()):
+            options["backend"] = info["backend"]
         return options
+
+    def _place(self) -> dict[str, int]:
+        """The rank of the process among those that train together, and how many they are."""
+        info = self._distributed()
+        bounds = (("rank", 0, RANK_MAX), ("world_size", 1, RANK_MAX + 1))
+        return {
+            key: info[key]
+            for key, low, high in bounds
+            if type(info.get(key)) is int and low <= info[key] <= high
+        }
+
+    def _distributed(self) -> dict[str, Any]:
+        info = self._members.get("distributedInfo")
+        return info if type(info) is dict else {}

@@ -239,5 +239,5 @@ def _is_dated(other: Any) -> bool:
 
 def _about(header: Header, source: str) -> dict[str, Any]:
     """The arguments that describe where a trace comes from."""
-    keys = ("tool", "engine", "host", "kernel", "machine", "command", "layers", "gpus")
+    keys = ("tool", "engine", "host", "kernel", "machine", "command", "rank", "world_size", "layers", "gpus")
     return {"source_format": source} | {key: header[key] for key in keys if key in header}  # type: ignore[literal-required]

@@ -32,8 +32,7 @@ class Part:
     @property
     def rank(self) -> int | None:
         """Its rank among the processes of a distributed run, where it states one."""
-        rank = self.source.header.get("options", {}).get("rank")
-        return rank if isinstance(rank, int) else None
+        return self.source.header.get("rank")
 
     @property
     def capture(self) -> object:
