@@ -123,11 +123,10 @@ def recorded_ms(steps: Steps, row: Row, count: int, file: Path) -> float:
         return steps.turn_ms(count, row.alone)
     with tracepipe.capture(
         pids=steps.pids,
-        layers=row.layers,
         output=str(file),
         force=True,
         notify=lambda _: None,
-        **row.options,
+        options=tracepipe.CaptureOptions(layers=row.layers, **row.options),
     ) as run:
         took_ms = steps.turn_ms(count)
         if "start_on" in row.options:

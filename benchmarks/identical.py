@@ -53,10 +53,10 @@ def convert(source: str, to: str) -> None:
     from tracepipe.converters import CONVERTERS
     from tracepipe.native import state
     from tracepipe.recording.account_text import account_lines
-    from tracepipe.recording.convert import Conversion, ConvertOptions
+    from tracepipe.recording.convert import Conversion, ConversionOptions
 
     out = _Hashing()
-    account = Conversion(source, CONVERTERS[to], ConvertOptions()).run(out)  # type: ignore[arg-type]
+    account = Conversion(source, CONVERTERS[to], ConversionOptions()).run(out)  # type: ignore[arg-type]
     print(state(), out.said(), *account_lines(account), sep="\n")
 
 

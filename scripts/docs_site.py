@@ -7,10 +7,13 @@ Links to those, which work where the pages are read as files, are made to work o
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +130,20 @@ def _name(name: str, one: Any) -> Iterator[str]:
 def _signature(name: str, call: Any) -> str:
     signature = inspect.signature(call)
     values = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
+    made = {one.name: one.default_factory() for one in _fields_with_factories(call)}
+    values = [one.replace(default=made.get(one.name, one.default)) for one in values]
     text = _unquoted(str(signature.replace(parameters=values)))
     if len(name + text) <= 100:
         return name + text
     inner = ",\n".join(textwrap.indent(line, "    ") for line in _parameters(values))
     _, arrow, result = text.rpartition(" -> ")
     return f"{name}(\n{inner},\n){arrow}{result}"
+
+
+def _fields_with_factories(call: Any) -> list[Any]:
+    """The fields of a dataclass whose default is made for each object."""
+    every = dataclasses.fields(call) if dataclasses.is_dataclass(call) else ()
+    return [one for one in every if one.default_factory is not dataclasses.MISSING]
 
 
 def _parameters(values: list[inspect.Parameter]) -> Iterator[str]:
@@ -150,13 +161,25 @@ def _unquoted(text: str) -> str:
 
 
 def _members(one: type) -> Iterator[str]:
-    """A line for each public method and property with a docstring."""
+    """A line for each public field, method and property with a docstring."""
+    for kind in reversed(one.__mro__):
+        if dataclasses.is_dataclass(kind):
+            yield from _fields(kind)
     for name, member in inspect.getmembers(one):
         if name.startswith("_") or issubclass(one, BaseException):
             continue
         documented = inspect.getdoc(member) if callable(member) or isinstance(member, property) else None
         if documented and not isinstance(member, type):
             yield f"- `{name}`: {' '.join(documented.partition(chr(10) * 2)[0].split())}"
+
+
+def _fields(kind: type) -> Iterator[str]:
+    """A line for each field of a dataclass with a docstring, which only the source has."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    for field, after in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
+            text = ast.literal_eval(after.value)
+            yield f"- `{ast.unparse(field.target)}`: {' '.join(text.split())}"
 
 
 def _prose(text: str) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
     from tracepipe.api.load import load
     from tracepipe.api.open import Events, open
+    from tracepipe.api.options import CaptureOptions, ConvertOptions, ReadOptions
     from tracepipe.capture.summary import CaptureSummary
     from tracepipe.event.model import Problem
     from tracepipe.recording.account import Account
@@ -38,10 +39,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Account",
     "Capture",
+    "CaptureOptions",
     "CaptureSummary",
     "CaptureTimeout",
     "CaptureUnavailable",
     "ClockError",
+    "ConvertOptions",
     "Event",
     "Events",
     "FormatError",
@@ -49,6 +52,7 @@ __all__ = [
     "LibraryMissing",
     "OutputError",
     "Problem",
+    "ReadOptions",
     "Run",
     "TracepipeError",
     "Warp",
@@ -65,10 +69,13 @@ __all__ = [
 _PLACES = {
     "Account": "tracepipe.recording.account",
     "Capture": "tracepipe.api.capture_block",
+    "CaptureOptions": "tracepipe.api.options",
     "CaptureSummary": "tracepipe.capture.summary",
+    "ConvertOptions": "tracepipe.api.options",
     "Event": "tracepipe.api.event",
     "Events": "tracepipe.api.open",
     "Problem": "tracepipe.event.model",
+    "ReadOptions": "tracepipe.api.options",
     "Run": "tracepipe.reports.frames.run",
     "Warp": "tracepipe.api.event",
     "WarpExit": "tracepipe.api.event",

@@ -29,7 +29,7 @@ from tracepipe.layout import windows
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.printable import json_text
 from tracepipe.readers import READERS, tracepipe1
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.files import open_input
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
@@ -97,7 +97,7 @@ def _judge(path: Path, asked: Asked) -> None:
     for to in asked.some(tuple(CONVERTERS), 1):
         layout = LayoutOptions(rng.choice(WARP_TRACKS), rng.random() < 0.5)
         compress = CONVERTERS[to].can_compress and rng.random() < 0.3
-        _convert(path, to, ConvertOptions(source, False, compress, assumed, layout), account)
+        _convert(path, to, ConversionOptions(source, False, compress, assumed, layout), account)
     with running(rng.choice(cores_here())):
         if asked.rarely(0.6):
             _report(path, source, assumed, asked)
@@ -152,7 +152,7 @@ def _no_line_is_lost(path: Path, rows: int, problems: list[Problem]) -> None:
 # Converting ----------------------------------------------------------------------------------------------
 
 
-def _convert(path: Path, to: str, options: ConvertOptions, read: tuple[int, list[Problem]] | None) -> None:
+def _convert(path: Path, to: str, options: ConversionOptions, read: tuple[int, list[Problem]] | None) -> None:
     try:
         output, account = converted(path, to, options, cores_here())
     except TracepipeError:
@@ -226,7 +226,7 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
     if not DRAWN.isdisjoint(run.hooks["layer"].to_list()):
         return  # a layer of a hook is called as one of ours
     kept = ReplayFormat()
-    account = Conversion(str(path), cast(Any, kept), ConvertOptions(source, assumed=assumed)).run(
+    account = Conversion(str(path), cast(Any, kept), ConversionOptions(source, assumed=assumed)).run(
         io.BytesIO()
     )
     if account.outcomes.undrawn or run.facts.skipped != account.skipped:

@@ -9,18 +9,18 @@ from tests.support.cores import cores_here, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
 from tracepipe.recording.account_text import account_lines
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 
 def converted(
-    path: Path | str, to: str, options: ConvertOptions | None = None, cores: tuple[str, ...] = ()
+    path: Path | str, to: str, options: ConversionOptions | None = None, cores: tuple[str, ...] = ()
 ) -> tuple[bytes, Account]:
     """The output and the account, after every core that is here (or of `cores`) gave the same ones."""
     outcomes = []
     for core in cores or cores_here():
         out = io.BytesIO()
         with running(core):
-            account = Conversion(str(path), CONVERTERS[to], options or ConvertOptions()).run(out)
+            account = Conversion(str(path), CONVERTERS[to], options or ConversionOptions()).run(out)
         outcomes.append((out.getvalue(), account))
     first, *others = outcomes
     for output, account in others:

@@ -19,7 +19,7 @@ from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.recording.account_text import account_lines
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 
@@ -41,7 +41,7 @@ class Case:
         (found,) = self.folder.glob("input.*")
         return found
 
-    def options(self, **more: Any) -> ConvertOptions:
+    def options(self, **more: Any) -> ConversionOptions:
         """The case's options."""
         parser = argparse.ArgumentParser()
         parser.add_argument("--warp-tracks", default="auto")
@@ -52,7 +52,7 @@ class Case:
         given = parser.parse_args(shlex.split(file.read_text()) if file.exists() else [])
         pairs = (text.partition("=") for text in given.assume_offset)
         assumed = {clock: int(ns) if ns.lstrip("-").isdigit() else ns for clock, _, ns in pairs}
-        return ConvertOptions(
+        return ConversionOptions(
             assumed=cast("dict[str, int | str]", assumed),
             layout=LayoutOptions(given.warp_tracks, given.thread_exits),
             undated=given.undated,

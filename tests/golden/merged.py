@@ -9,7 +9,7 @@ from typing import Any
 
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 
 def written(path: Path, records: list[dict[str, Any]]) -> str:
@@ -23,7 +23,7 @@ def converted(
 ) -> tuple[bytes, Account]:
     """Recordings in a format, and what is said of them."""
     out = out or io.BytesIO()
-    account = Conversion(paths, CONVERTERS[to], ConvertOptions(**options)).run(out)
+    account = Conversion(paths, CONVERTERS[to], ConversionOptions(**options)).run(out)
     return out.getvalue(), account
 
 

@@ -22,7 +22,7 @@ from tests.golden.hostile import ranges
 from tests.golden.seen import ReplayFormat
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 pytestmark = pytest.mark.slow
 
@@ -139,7 +139,7 @@ lines = st.one_of(events(), events(), events(), batches(), losses, st.just("noth
 def test_whatever_is_drawn_is_read_as_it_was_meant(
     recording: list[Any], warp_tracks: str, thread_exits: bool
 ) -> None:
-    options = ConvertOptions(layout=LayoutOptions(warp_tracks, thread_exits))
+    options = ConversionOptions(layout=LayoutOptions(warp_tracks, thread_exits))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "input.jsonl")
         path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *recording]))

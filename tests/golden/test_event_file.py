@@ -12,7 +12,7 @@ from tests.golden.cases import Case, cases
 from tests.golden.seen import lines_by_track
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -24,7 +24,7 @@ def written(case: Case, folder: Path) -> tuple[Path, Account]:
     return path, account
 
 
-def drawn(path: Path, options: ConvertOptions) -> tuple[list[tuple[tuple[str, ...], list[str]]], Account]:
+def drawn(path: Path, options: ConversionOptions) -> tuple[list[tuple[tuple[str, ...], list[str]]], Account]:
     """The lines of each track, but for those about problems of a file, and about which format that is in."""
     out = io.BytesIO()
     account = Conversion(str(path), CONVERTERS["text"], options).run(out)
@@ -51,5 +51,5 @@ def test_an_event_file_of_a_recording_draws_the_same(case: Case, tmp_path: Path)
 def test_an_event_file_is_the_same_when_it_is_written_again(case: Case, tmp_path: Path) -> None:
     path, _ = written(case, tmp_path)
     again = io.BytesIO()
-    Conversion(str(path), CONVERTERS["tracepipe"], ConvertOptions()).run(again)
+    Conversion(str(path), CONVERTERS["tracepipe"], ConversionOptions()).run(again)
     assert again.getvalue() == path.read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case, cases
 from tracepipe.converters import CONVERTERS
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 FLOWS = Case(FIXTURES / "flows")
 EVERY_LAYER = Case(FIXTURES / "host-layers")
@@ -143,6 +143,6 @@ def test_a_process_that_was_renamed_late_has_its_last_name_too(tmp_path: Path) -
     header = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic"}
     recording.write_bytes(b"\n".join(map(orjson.dumps, [header, *events])))
     out = io.BytesIO()
-    Conversion(str(recording), CONVERTERS["perfetto"], ConvertOptions()).run(out)
+    Conversion(str(recording), CONVERTERS["perfetto"], ConversionOptions()).run(out)
     asked = Asked(out.getvalue())
     assert [thread["process"] for thread in asked.threads.values() if thread["tid"] == 5] == ["infer"]

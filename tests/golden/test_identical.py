@@ -22,7 +22,7 @@ from tests.golden.cases import Case, cases
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
-from tracepipe.recording.convert import ConvertOptions, check
+from tracepipe.recording.convert import ConversionOptions, check
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,7 +66,7 @@ def said_of(path: Path) -> dict[str, list[str]]:
 
 
 options = st.builds(
-    lambda tracks, exits, compress, offset: ConvertOptions(
+    lambda tracks, exits, compress, offset: ConversionOptions(
         "tracepipe", compress=compress, assumed=offset, layout=LayoutOptions(tracks, exits)
     ),
     st.sampled_from(WARP_TRACKS),
@@ -92,7 +92,7 @@ def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
 @pytest.mark.slow
 @settings(max_examples=80)
 @given(hostile.recordings(), options)
-def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
+def test_whatever_a_file_holds(data: bytes, options: ConversionOptions) -> None:
     with recorded(data) as path:
         for to in CONVERTERS:
             converted(path, to, options, CORES)
@@ -104,7 +104,7 @@ def test_whatever_a_file_holds(data: bytes, options: ConvertOptions) -> None:
 @settings(max_examples=40)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]), st.sampled_from([1, 3, 20]))
 def test_whatever_a_file_holds_however_little_is_read_at_once(
-    data: bytes, options: ConvertOptions, chunk_bytes: int, window_events: int
+    data: bytes, options: ConversionOptions, chunk_bytes: int, window_events: int
 ) -> None:
     with recorded(data) as path, little_at_once(chunk_bytes, window_events):
         for to in ("perfetto", "chrome", "text"):
@@ -115,7 +115,7 @@ def test_whatever_a_file_holds_however_little_is_read_at_once(
 @settings(max_examples=40)
 @given(hostile.recordings(), options, st.sampled_from([200, 2_000]))
 def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
-    data: bytes, options: ConvertOptions, chunk_bytes: int
+    data: bytes, options: ConversionOptions, chunk_bytes: int
 ) -> None:
     with recorded(data) as path:
         for to in ("perfetto", "chrome", "text", "threads"):
@@ -130,7 +130,7 @@ def test_numbers_that_are_given_anew_in_every_batch_change_nothing(
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(test_anything.lines, max_size=60), options)
-def test_random_events(records: list[Any], options: ConvertOptions) -> None:
+def test_random_events(records: list[Any], options: ConversionOptions) -> None:
     with recorded(lines_of(records)) as path:
         for to in CONVERTERS:
             converted(path, to, options, CORES)
@@ -181,7 +181,7 @@ TIME(ms)     PROCESS          PID          EVENT                DETAILS
 @pytest.mark.parametrize("to", CONVERTERS)
 def test_integers_beyond_64_bits_that_only_text_can_have(to: str) -> None:
     with recorded(HUGE_ROWS) as path:
-        output, account = converted(path, to, ConvertOptions("cuda-table"), CORES)
+        output, account = converted(path, to, ConversionOptions("cuda-table"), CORES)
     assert account.counts["userspace"] == 5
     if to in ("chrome", "text"):
         sizes = (
@@ -222,7 +222,7 @@ def test_many_launches(tmp_path: Path) -> None:
     for to in ("perfetto", "chrome", "text"):
         converted(path, to, None, CORES)
     for warp_tracks, exits in (("logical", True), ("sm", False)):
-        converted(path, "perfetto", ConvertOptions(layout=LayoutOptions(warp_tracks, exits)), CORES)
+        converted(path, "perfetto", ConversionOptions(layout=LayoutOptions(warp_tracks, exits)), CORES)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_many_launches_of_one_warp(tmp_path: Path) -> None:
     for to in ("perfetto", "chrome", "text"):
         _, account = converted(path, to, None, CORES)
         assert account.counts["gpu_warp"] == 3_000
-    converted(path, "perfetto", ConvertOptions(layout=LayoutOptions("sm", False)), CORES)
+    converted(path, "perfetto", ConversionOptions(layout=LayoutOptions("sm", False)), CORES)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.golden.both import converted
 from tests.golden.hostile import values
 from tests.support.cores import CORES
 from tracepipe.event.model import NAME_BYTES_MAX
-from tracepipe.recording.convert import ConvertOptions
+from tracepipe.recording.convert import ConversionOptions
 
 _CATEGORIES = (
     "cpu_op", "kernel", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "gpu_user_annotation", "ac2g",
@@ -105,7 +105,7 @@ def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -
         path = Path(folder, "input.json")
         path.write_bytes(data)
         for to in ("text", "chrome"):
-            converted(path, to, ConvertOptions("chrome"), CORES)
+            converted(path, to, ConversionOptions("chrome"), CORES)
 
 
 @pytest.mark.parametrize("run_rows", [5, 1 << 11])

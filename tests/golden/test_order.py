@@ -16,7 +16,7 @@ from tests.golden.cases import FIXTURES, Case
 from tests.golden.seen import ReplayFormat, Seen
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -30,9 +30,9 @@ def converted(records: Records, folder: Path) -> tuple[Seen, Account]:
     path.write_text("".join(json.dumps(record) + "\n" for record in [head, *records]))
     for to in ("perfetto", "chrome"):
         kept = ReplayFormat(to)
-        report = Conversion(str(path), cast(Any, kept), ConvertOptions()).run(io.BytesIO())
+        report = Conversion(str(path), cast(Any, kept), ConversionOptions()).run(io.BytesIO())
         out = io.BytesIO()
-        Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
+        Conversion(str(path), CONVERTERS[to], ConversionOptions()).run(out)
         asked = Asked(out.getvalue())
         assert asked.problems == []
         assert asked.seen().lines() == kept.writer.seen().lines()

@@ -62,10 +62,8 @@ def test_parts_of_every_format_draw_what_the_whole_draws(case: Case, tmp_path: P
         pytest.skip("nothing happens between two times")
     for start_ns, end_ns in stretches(sorted(times)):
         out = tmp_path / "part.jsonl"
-        tracepipe.cut(
-            case.input, out, start=f"@{start_ns}", end=f"@{end_ns}", force=True,
-            assume_offset=given.assumed, undated=given.undated,
-        )  # fmt: skip
+        reading = tracepipe.ReadOptions(assume_offset=given.assumed, undated=given.undated)
+        tracepipe.cut(case.input, out, reading, start=f"@{start_ns}", end=f"@{end_ns}", force=True)
         part = in_stretch(seen_of(out, **how), start_ns, end_ns)
         assert part == in_stretch(whole, start_ns, end_ns)
 
@@ -240,7 +238,11 @@ def test_a_part_of_whatever_a_file_holds_is_a_good_file(data: bytes, after_ns: i
         path, out = Path(folder) / "run.jsonl", Path(folder) / "part.jsonl"
         path.write_bytes(data)
         account = tracepipe.cut(
-            path, out, source_format="tracepipe", start=f"@{start_ns}", end=f"@{start_ns + length_ns}"
+            path,
+            out,
+            tracepipe.ReadOptions(source_format="tracepipe"),
+            start=f"@{start_ns}",
+            end=f"@{start_ns + length_ns}",
         )
         problems: list[str] = []
         found = check(str(out), "tracepipe", problems.append)

@@ -15,7 +15,7 @@ from tests.support.batches import read_all
 from tracepipe.converters import CONVERTERS
 from tracepipe.event.model import Record
 from tracepipe.readers import perfetto
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic"}
 # Neither a key that the timeline shows of an event itself, nor an end's.
@@ -85,7 +85,7 @@ def test_what_is_written_is_read_as_it_was(steps: list[tuple[Any, ...]]) -> None
         path = Path(folder, "run.jsonl")
         path.write_bytes(b"\n".join(json.dumps(one).encode() for one in (HEADER, *records)) + b"\n")
         trace = io.BytesIO()
-        Conversion(str(path), CONVERTERS["perfetto"], ConvertOptions()).run(trace)
+        Conversion(str(path), CONVERTERS["perfetto"], ConversionOptions()).run(trace)
     again, problems = read_all(perfetto.read(io.BytesIO(trace.getvalue())))
     assert problems == []
     # Above stand processes that are none: what the trace says of itself.

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.golden.cases import FIXTURES, Case
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.reports.frames.run import Run, load_run
 
 START_NS = 5_000_000_000
@@ -26,7 +26,7 @@ MS = 1_000_000
 
 def written(path: Path, to: str, out: Path) -> Account:
     stream = io.BytesIO()
-    account = Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(stream)
+    account = Conversion(str(path), CONVERTERS[to], ConversionOptions()).run(stream)
     out.write_bytes(stream.getvalue())
     return account
 

@@ -51,4 +51,4 @@ def test_the_page_names_all_that_is_public() -> None:
         "WarpRange",
     }  # what the functions return
     assert [name for name in tracepipe.__all__ if name not in hidden and name not in page] == []
-    assert len(snippets()) == 10
+    assert len(snippets()) == 11

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 
 # The shipped bytecode is there at once; all that every kernel has.
-QUICK: dict[str, Any] = {"method": "prebuilt", "layers": ("syscall", "scheduler")}
+QUICK = tracepipe.CaptureOptions(method="prebuilt", layers=("syscall", "scheduler"))
 
 
 def footer_of(path: str) -> dict[str, Any]:
@@ -36,7 +37,9 @@ def test_a_command_is_recorded_while_the_block_runs(
     tmp_path: Path, vec_add: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [vec_add, "-n", "1000", "-i", "3"]
-    with tracepipe.capture(command, output=tmp_path / "run.jsonl", method="prebuilt") as run:
+    with tracepipe.capture(
+        command, tracepipe.CaptureOptions(method="prebuilt"), output=tmp_path / "run.jsonl"
+    ) as run:
         assert not Path(run.path).exists()  # it gets its name at the end
         assert Path(f"{run.path}.part").exists()
     assert (run.summary.ended_by, run.summary.exit_code) == ("exit 0", 0)
@@ -51,7 +54,7 @@ def test_a_command_is_recorded_while_the_block_runs(
 
 def test_this_process_is_recorded(tmp_path: Path) -> None:
     results: list[int] = []
-    with tracepipe.capture(output=tmp_path / "run.jsonl", **QUICK) as run:
+    with tracepipe.capture(output=tmp_path / "run.jsonl", options=QUICK) as run:
         began_ns = time.monotonic_ns()
         time.sleep(0.05)
         thread = threading.Thread(target=lambda: results.append(threading.get_native_id()))
@@ -74,9 +77,10 @@ def test_calls_of_a_library_of_this_process_are_recorded(
 ) -> None:
     load, capture = (
         "cuda = ctypes.CDLL('libcuda.so.1')\n",
-        "with tracepipe.capture(output=sys.argv[1], method='prebuilt', layers='userspace') as run:\n",
+        "with tracepipe.capture(options=options, output=sys.argv[1]) as run:\n",
     )
     program = "import ctypes, sys, tracepipe\n"
+    program += "options = tracepipe.CaptureOptions(method='prebuilt', layers='userspace')\n"
     program += f"{load}{capture}" if is_loaded_before else f"{capture}    {load}"
     program += "    cuda.cuInit(0)\nprint(run.summary.counts)\n"
     command = [sys.executable, "-c", program, str(tmp_path / "run.jsonl")]
@@ -88,7 +92,7 @@ def test_calls_of_a_library_of_this_process_are_recorded(
 
 def test_a_running_process_is_recorded_until_the_block_ends(tmp_path: Path) -> None:
     with subprocess.Popen(["sh", "-c", "while :; do sleep 0.01; done"]) as running:
-        with tracepipe.capture(pids=running.pid, output=tmp_path / "run.jsonl", **QUICK) as run:
+        with tracepipe.capture(pids=running.pid, output=tmp_path / "run.jsonl", options=QUICK) as run:
             time.sleep(0.1)
         assert running.poll() is None
         running.kill()
@@ -101,7 +105,7 @@ def test_an_exception_ends_a_command_and_keeps_what_was_recorded(tmp_path: Path)
     began_s = time.monotonic()
     with (
         pytest.raises(ZeroDivisionError),
-        tracepipe.capture(command, output=tmp_path / "run.jsonl", **QUICK) as run,
+        tracepipe.capture(command, QUICK, output=tmp_path / "run.jsonl") as run,
     ):
         time.sleep(0.2)
         _ = 1 / 0
@@ -113,14 +117,14 @@ def test_an_exception_ends_a_command_and_keeps_what_was_recorded(tmp_path: Path)
 
 def test_a_command_that_ignores_the_end_is_killed(tmp_path: Path) -> None:
     command = ["sh", "-c", "trap '' INT; while :; do sleep 0.05; done"]
-    with tracepipe.capture(command, output=tmp_path / "run.jsonl", **QUICK) as run:
+    with tracepipe.capture(command, QUICK, output=tmp_path / "run.jsonl") as run:
         time.sleep(0.1)
         assert run.stop().exit_code == 128 + signal.SIGKILL
     assert run.summary.ended_by == "interrupt"
 
 
 def test_a_limit_ends_the_recording_before_the_block(tmp_path: Path) -> None:
-    with tracepipe.capture(output=tmp_path / "run.jsonl", max_events=20, **QUICK) as run:
+    with tracepipe.capture(output=tmp_path / "run.jsonl", options=replace(QUICK, max_events=20)) as run:
         for _ in range(100):
             time.sleep(0.001)
         assert run.wait().ended_by == "number of events"
@@ -129,7 +133,7 @@ def test_a_limit_ends_the_recording_before_the_block(tmp_path: Path) -> None:
 
 def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -> None:
     output = tmp_path / "run.jsonl"
-    with tracepipe.capture(output=output, last="60s", **QUICK) as run:
+    with tracepipe.capture(output=output, options=replace(QUICK, last="60s")) as run:
         time.sleep(0.01)
         written = run.write_now()
         assert footer_of(written)["ended_by"] == "write_now"
@@ -143,7 +147,7 @@ def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -
         for one_of in run.summary.recordings
     ]
     assert 0 < sleeps[0] < sleeps[1]
-    plain = tracepipe.capture(output=tmp_path / "plain.jsonl", **QUICK)
+    plain = tracepipe.capture(output=tmp_path / "plain.jsonl", options=QUICK)
     with pytest.raises(tracepipe.TracepipeError, match="Nothing is kept"):
         plain.write_now()
 
@@ -154,7 +158,7 @@ def windows_of(path: str) -> list[dict[str, Any]]:
 
 
 def test_a_program_records_windows_of_itself(tmp_path: Path) -> None:
-    with tracepipe.capture(output=tmp_path / "run.jsonl", start_on="api", **QUICK) as run:
+    with tracepipe.capture(output=tmp_path / "run.jsonl", options=replace(QUICK, start_on="api")) as run:
         time.sleep(0.2)  # probes are detached then, unless the machine is busy
         for count in (1, 2):
             with run.window(f"step {count}"):
@@ -185,7 +189,9 @@ def test_a_program_records_windows_of_itself(tmp_path: Path) -> None:
 def test_windows_of_a_command_that_goes_on_without_the_recording(tmp_path: Path) -> None:
     go = tmp_path / "go"
     command = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.01; done"]
-    with tracepipe.capture(command, output=tmp_path / "run.jsonl", start_on="api", repeat=1, **QUICK) as run:
+    with tracepipe.capture(
+        command, replace(QUICK, start_on="api", repeat=1), output=tmp_path / "run.jsonl"
+    ) as run:
         with run.window():
             pass
         with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
@@ -205,8 +211,8 @@ def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tm
     target = "trap 'echo told >> {told}' INT; echo ready; while :; do sleep 0.01; done"
     program = (
         "import sys, time, tracepipe\n"
-        "with tracepipe.capture(['sh', '-c', sys.argv[1]], output=sys.argv[2], method='prebuilt',\n"
-        "                       layers='syscall') as run:\n"
+        "options = tracepipe.CaptureOptions(method='prebuilt', layers='syscall')\n"
+        "with tracepipe.capture(['sh', '-c', sys.argv[1]], options, output=sys.argv[2]) as run:\n"
         f"    {block}\n"
     )
     told, output = tmp_path / "told", tmp_path / "run.jsonl"
@@ -239,7 +245,8 @@ def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tm
 def test_a_caller_that_is_killed_leaves_a_complete_recording(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, time, tracepipe\n"
-        "with tracepipe.capture(output=sys.argv[1], method='prebuilt', layers='syscall'):\n"
+        "options = tracepipe.CaptureOptions(method='prebuilt', layers='syscall')\n"
+        "with tracepipe.capture(options=options, output=sys.argv[1]):\n"
         "    time.sleep(0.1)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -252,14 +259,15 @@ def test_a_caller_that_is_killed_leaves_a_complete_recording(tmp_path: Path) -> 
 
 def test_what_cannot_be_captured_is_raised_before_the_block(tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").write_text("")
-    for error, options in (
-        (tracepipe.OutputError, {"output": tmp_path / "there.jsonl"}),
-        (tracepipe.TracepipeError, {"command": "./no-such-program", "output": tmp_path / "a"}),
-        (tracepipe.TracepipeError, {"method": "magic", "output": tmp_path / "b"}),
-        (tracepipe.TracepipeError, {"system": True, "comm": "sh", "output": tmp_path / "c"}),
-        (tracepipe.TracepipeError, {"gpu": "warps", "output": tmp_path / "d"}),
+    for error, name, command, options in (
+        (tracepipe.OutputError, "there.jsonl", "", {}),
+        (tracepipe.TracepipeError, "a", "./no-such-program", {}),
+        (tracepipe.TracepipeError, "b", "", {"method": "magic"}),
+        (tracepipe.TracepipeError, "c", "", {"system": True, "comm": "sh"}),
+        (tracepipe.TracepipeError, "d", "", {"gpu": "warps"}),
     ):
-        with pytest.raises(error) as refused, tracepipe.capture(**{"layers": "syscall", **options}):
+        asked = tracepipe.CaptureOptions(layers="syscall", **options)  # type: ignore[arg-type]
+        with pytest.raises(error) as refused, tracepipe.capture(command, asked, output=tmp_path / name):
             pytest.fail("the block ran")
         assert refused.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["there.jsonl"]
@@ -273,7 +281,8 @@ def test_without_root_the_hint_says_how(tmp_path: Path) -> None:
         "code = recorder._CODE\n"
         "recorder._CODE = 'import os; os.geteuid = lambda: 1000; ' + code\n"
         "try:\n"
-        "    with tracepipe.capture(output=sys.argv[1], layers='syscall'): print('ran')\n"
+        "    options = tracepipe.CaptureOptions(layers='syscall')\n"
+        "    with tracepipe.capture(options=options, output=sys.argv[1]): print('ran')\n"
         "except tracepipe.CaptureUnavailable as refused: print(refused, refused.hint)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "run.jsonl")]

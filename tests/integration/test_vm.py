@@ -18,7 +18,7 @@ from tests.integration.vm.image import Unobtainable, build
 from tests.integration.vm.machine import boot, find_emulator
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.converters import CONVERTERS
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 pytestmark = pytest.mark.vm
 
@@ -69,7 +69,7 @@ def trace(captured: Captured, request: pytest.FixtureRequest) -> Iterator[RealTr
     source = captured.paths[request.param]
     path = source.with_suffix(".pftrace")
     with path.open("wb") as out:
-        Conversion(str(source), CONVERTERS["perfetto"], ConvertOptions()).run(out, None)
+        Conversion(str(source), CONVERTERS["perfetto"], ConversionOptions()).run(out, None)
     with RealTraceProcessor(path) as processor:
         yield processor
 

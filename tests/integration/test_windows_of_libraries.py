@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.standin import needs
 from tracepipe.capture import choose
+from tracepipe.capture.engines.engine import Listeners
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine
 from tracepipe.capture.request import CaptureRequest, Windows
 from tracepipe.capture.session import run_session
@@ -48,7 +49,7 @@ def recorded(folder: Path, library: Path, steps: Path, windows: Windows) -> list
     device, file = KernelsEngine(library), folder / "run.jsonl"
     try:
         with file.open("w+b", buffering=0) as sink:
-            summary = run_session(engine, version, request, sink, (), print, device)
+            summary = run_session(engine, version, request, sink, Listeners(print), device)
     finally:
         device.close()
     assert (summary.error, summary.exit_code) == ("", 0)

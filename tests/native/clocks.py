@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches
+from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
 from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks
 from tracepipe.clocks.sm_clock import SmClocks
 
@@ -18,7 +18,7 @@ def sm_clocks_refine(core: ctypes.CDLL, rng: Random) -> None:
     seed = rng.getrandbits(32)
     reference, clocks = SmClocks(), NativeSmClocks(core)
     for batch in LikelyGpu(seed).batches() if rng.random() < 0.5 else hostile_batches(seed):
-        expected, found = reference.refine(*batch), clocks.refine(*batch)
+        expected, found = reference.refine(*read(batch)), clocks.refine(*read(batch))
         if expected is None or found is None:
             assert expected is found
         else:
@@ -31,7 +31,7 @@ def sm_clocks_refine_all(core: ctypes.CDLL, rng: Random) -> None:
     batches = LikelyGpu(seed).batches() if rng.random() < 0.5 else hostile_batches(seed)
     batches = [batch for batch in batches if 0 <= batch[0] < 1 << 63]
     clocks, all_at_once = NativeSmClocks(core), NativeSmClocks(core)
-    found = [clocks.refine(*batch) for batch in batches]
+    found = [clocks.refine(*read(batch)) for batch in batches]
     finer, entered, stayed = all_at_once.refine_all(*joined(batches))
     assert finer.tolist() == [one is not None for one in found]
     best = [batch[1:3] if one is None else one for one, batch in zip(found, batches, strict=True)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.golden.seen import ReplayFormat, Seen, replay
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 # Part and whole may differ in this: an overlap row gets its number when it is first needed, and the
 # instants on the tracks of capture and problems describe the file, not the run.
@@ -21,7 +21,7 @@ _PROBLEMS, _CAPTURE = ("tracepipe", "problems"), ("tracepipe", "capture")
 def seen_of(path: Path | str, **options: Any) -> Seen:
     """What is drawn of a recording."""
     kept = ReplayFormat("text")
-    Conversion(str(path), cast(Any, kept), ConvertOptions(**options)).run(io.BytesIO())
+    Conversion(str(path), cast(Any, kept), ConversionOptions(**options)).run(io.BytesIO())
     return replay(kept.writer.steps)
 
 

@@ -9,9 +9,16 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from tracepipe.clocks.warp_readings import WarpReadings
+
 Column: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[int, Column, Column, Column, "Column | None", Column, Column, "Column | None"]
-"""The arguments of `SmClocks.refine`."""
+"""A time, and the columns of `WarpReadings`."""
+
+
+def read(batch: Batch) -> tuple[int, WarpReadings]:
+    """The arguments of `SmClocks.refine`."""
+    return batch[0], WarpReadings(*batch[1:])
 
 
 @dataclass

@@ -15,14 +15,14 @@ from tracepipe.event.launches import Launches
 from tracepipe.event.model import new_header
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.recording.account import Account
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 
 def account_of(folder: Path, *records: Any, options: LayoutOptions | None = None) -> Account:
     """What is found in a file of these records when it is converted."""
     path = folder / "recording.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in (new_header(), *records)))
-    chosen = ConvertOptions(layout=options or LayoutOptions())
+    chosen = ConversionOptions(layout=options or LayoutOptions())
     return Conversion(str(path), CONVERTERS["text"], chosen).run(io.BytesIO())
 
 
@@ -89,5 +89,5 @@ def test_recordings_without_a_time_in_common_are_noted(
         events = [{**called, **event, "ts_ns": event["ts_ns"] + 100 * DAY_NS} for event in EVENTS]
         paths.append(tmp_path / f"{name}.jsonl")
         paths[-1].write_text("".join(json.dumps(record) + "\n" for record in (header, *events)))
-    account = Conversion([*map(str, paths)], CONVERTERS["text"], ConvertOptions()).run(io.BytesIO())
+    account = Conversion([*map(str, paths)], CONVERTERS["text"], ConversionOptions()).run(io.BytesIO())
     assert account.notes == [f"{note}: they have no time in common" for note in notes]

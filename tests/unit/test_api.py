@@ -6,6 +6,8 @@ import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,8 @@ def test_there_are_no_other_names() -> None:
 def test_a_room_is_a_function_whatever_is_imported_first() -> None:
     first = "import tracepipe; one = tracepipe.capture"
     then = "from tracepipe.capture.request import CaptureRequest; import tracepipe.capture.plan as plan"
-    made = "print(repr(tracepipe.capture(['./app'], output='x.jsonl', layers=('syscall',))))"
+    made = "options = tracepipe.CaptureOptions(layers=('syscall',)); "
+    made += "print(repr(tracepipe.capture(['./app'], output='x.jsonl', options=options)))"
     for code in (f"{first}; {then}; {made}", f"{then}; {first}; {made}", f"import tracepipe; {made}"):
         assert python(code) == "<Capture x.jsonl: not recorded>\n"
 
@@ -92,20 +95,21 @@ TYPED = """
 import tracepipe
 from tracepipe import capture
 
+reading = tracepipe.ReadOptions(assume_offset={"globaltimer:0": "realtime"})
 account: tracepipe.Account = tracepipe.convert("run.jsonl", "x", "chrome", force=True)
 lost: int = account.losses["userspace"]
-with tracepipe.open("run.jsonl", assume_offset={"globaltimer:0": "realtime"}) as events:
+with tracepipe.open("run.jsonl", reading) as events:
     for event in events:
         end_ns: int | None = event.end_ns
         if isinstance(event, tracepipe.Warp):
             left: list[int] = [one.ts_ns for one in event.exits]
-with capture(["./app"], output="x", duration="10s") as recording:
+with capture(["./app"], tracepipe.CaptureOptions(duration="10s"), output="x") as recording:
     reveal_type(recording)
 wall_ns: int = recording.summary.wall_ns
 reveal_type(tracepipe.load("run.jsonl").calls)
 
 tracepipe.nothing
-tracepipe.convert("run.jsonl", commpress=True)
+tracepipe.ConvertOptions(commpress=True)
 event.ts_ns = "soon"
 """
 
@@ -125,8 +129,9 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
         'note: Revealed type is "tracepipe.api.capture_block.Capture"',
         'note: Revealed type is "polars.dataframe.frame.DataFrame"',
         'error: Module has no attribute "nothing"  [attr-defined]',
-        'error: Unexpected keyword argument "commpress" for "convert"; did you mean "compress"?  [call-arg]',
-        'note: "convert" defined in "tracepipe.api.convert"',
+        'error: Unexpected keyword argument "commpress" for "ConvertOptions"; did you mean "compress"?  '
+        "[call-arg]",
+        'note: "ConvertOptions" defined in "tracepipe.api.options"',
         "error: Incompatible types in assignment "
         '(expression has type "str", variable has type "int")  [assignment]',
     ], done.stderr
@@ -135,9 +140,12 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
 # The commands ------------------------------------------------------------------------------------------
 
 
-def options_of(command: object) -> set[str]:
-    """The names of a command's parameters."""
-    return set(inspect.signature(command).parameters)  # type: ignore[arg-type]
+def options_of(command: Callable[..., object], options: type | None = None) -> set[str]:
+    """The names of a function's parameters, with the fields of its options instead of those."""
+    names = set(inspect.signature(command).parameters)
+    if options is None:
+        return names
+    return names - {"options"} | {one.name for one in fields(options)}
 
 
 def test_converting_has_the_options_of_the_command() -> None:
@@ -145,13 +153,13 @@ def test_converting_has_the_options_of_the_command() -> None:
     own = {"progress"}  # which the command shows
     # `--archive FILE` is `-o FILE --format archive`.
     of_command = {names.get(name, name) for name in options_of(convert_commands.convert)} - {"archive"}
-    assert options_of(tracepipe.convert) - own == of_command
+    assert options_of(tracepipe.convert, tracepipe.ConvertOptions) - own == of_command
 
 
 def test_cutting_has_the_options_of_the_command() -> None:
     names = {"file": "path", "output": "out", "source": "source_format"}
     of_command = {names.get(name, name) for name in options_of(part_command.cut)}
-    assert options_of(tracepipe.cut) - {"progress"} == of_command
+    assert options_of(tracepipe.cut, tracepipe.ReadOptions) - {"progress"} == of_command
 
 
 def test_capturing_has_the_options_of_the_command() -> None:
@@ -160,4 +168,4 @@ def test_capturing_has_the_options_of_the_command() -> None:
     of_command = {names.get(name, name) for name in options_of(capture_commands.capture)}
     from tracepipe.api.capture import capture
 
-    assert options_of(capture) - {"notify"} == of_command - {"then_open", "local"}
+    assert options_of(capture, tracepipe.CaptureOptions) - {"notify"} == of_command - {"then_open", "local"}

@@ -20,6 +20,8 @@ from tracepipe.api.recorder import Began, Order, Refused
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.capture.summary import CaptureSummary
 
+NO_LAYERS = tracepipe.CaptureOptions(layers=())
+
 # What is asked for -------------------------------------------------------------------------------------
 
 
@@ -77,23 +79,25 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_what_is_asked_for_is_what_the_command_asks_for(options: str, asked: Callable[..., Order]) -> None:
-    ours = tracepipe.capture(**OPTIONS[options])  # type: ignore[arg-type]
+    given = dict(OPTIONS[options])
+    own = {name: given.pop(name) for name in ("command", "pids", "output", "force") if name in given}
+    ours = tracepipe.capture(options=tracepipe.CaptureOptions(**given), **own)  # type: ignore[arg-type]
     assert ours._order == asked(*options.split())
     assert ours.path == ours._order.output
 
 
 def test_without_an_answer_to_whose_events_it_is_this_process(tmp_path: Path) -> None:
-    ours = tracepipe.capture(output="x", layers=())
+    ours = tracepipe.capture(output="x", options=NO_LAYERS)
     assert ours._order.request.pids == (os.getpid(),)
 
 
 def test_a_wrong_value_is_refused_at_once() -> None:
     with pytest.raises(tracepipe.TracepipeError, match="'soon' is not a duration"):
-        tracepipe.capture(duration="soon", layers=())
+        tracepipe.capture(options=tracepipe.CaptureOptions(duration="soon", layers=()))
     with pytest.raises(TypeError, match="durtion"):
-        tracepipe.capture(durtion="10s")  # type: ignore[call-arg]
+        tracepipe.capture(options=tracepipe.CaptureOptions(durtion="10s"))  # type: ignore[call-arg]
     with pytest.raises(tracepipe.TracepipeError, match="no command whose output"):
-        tracepipe.capture(pids=1, command_output="said", layers=())
+        tracepipe.capture(pids=1, options=tracepipe.CaptureOptions(command_output="said", layers=()))
 
 
 # The other process -------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None])
         "tell('a note')", "tell(Began())", "assert heard() == 'stop'", "tell('another')", "tell(SUMMARY)",
     )  # fmt: skip
     said: list[str] = []
-    with tracepipe.capture(output="x", layers=(), notify=said.append) as run:
+    with tracepipe.capture(output="x", notify=said.append, options=NO_LAYERS) as run:
         assert (run.notes, said) == (["a note"], ["a note"])
         assert repr(run) == "<Capture x: is being recorded>"
         with pytest.raises(tracepipe.TracepipeError, match="x is not complete"):
@@ -119,14 +123,17 @@ def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None])
 
 def test_a_command_is_waited_for_and_not_stopped(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert not caller.poll(0.3)", "tell(SUMMARY)")
-    with tracepipe.capture("./app", output="x", layers=()) as run:
+    with tracepipe.capture("./app", NO_LAYERS, output="x") as run:
         pass
     assert run.summary == SUMMARY
 
 
 def test_an_exception_ends_the_recording_and_goes_on(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with pytest.raises(ZeroDivisionError), tracepipe.capture("./app", output="x", layers=()) as run:
+    with (
+        pytest.raises(ZeroDivisionError),
+        tracepipe.capture("./app", NO_LAYERS, output="x") as run,
+    ):
         _ = 1 / 0
     assert run.summary == SUMMARY
 
@@ -136,7 +143,7 @@ def test_a_refusal_is_raised_with_its_hint(kind: str, recorder: Callable[..., No
     recorder(f"tell(Refused({kind!r}, 'It needs root.', 'sudo -E env tracepipe …'))")
     with (
         pytest.raises(getattr(tracepipe, kind), match="It needs root") as refused,
-        tracepipe.capture(output="x", layers=()),
+        tracepipe.capture(output="x", options=NO_LAYERS),
     ):
         pytest.fail("the block ran")
     assert type(refused.value).__name__ == kind
@@ -159,7 +166,7 @@ def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., 
         "heard()",
         "tell(SUMMARY)",
     )
-    with tracepipe.capture(output="x.jsonl", last="10s", layers=()) as run:
+    with tracepipe.capture(output="x.jsonl", options=tracepipe.CaptureOptions(last="10s", layers=())) as run:
         assert run.write_now() == "x.jsonl"
         with pytest.raises(tracepipe.OutputError, match="There is no room") as failed:
             run.write_now()
@@ -173,7 +180,7 @@ def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., 
 
 def test_what_the_end_wrote_is_the_answer_where_it_came_before(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "heard()", "tell(replace(SUMMARY, recordings=(LAST,)))")
-    with tracepipe.capture(output="x.jsonl", last="10s", layers=()) as run:
+    with tracepipe.capture(output="x.jsonl", options=tracepipe.CaptureOptions(last="10s", layers=())) as run:
         assert run.write_now() == "x-2.jsonl"
 
 
@@ -182,7 +189,7 @@ def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> 
     ran = False
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full"),
-        tracepipe.capture(output="x", layers=()),
+        tracepipe.capture(output="x", options=NO_LAYERS),
     ):
         ran = True
     assert ran
@@ -196,7 +203,7 @@ def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: C
     )
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full") as caught,
-        tracepipe.capture(output="x", layers=()) as run,
+        tracepipe.capture(output="x", options=NO_LAYERS) as run,
     ):
         pass
     assert caught.value.hint == "Free some space."
@@ -205,7 +212,10 @@ def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: C
 
 def test_an_exception_in_the_block_goes_on_though_the_recording_failed(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
-    with pytest.raises(ZeroDivisionError), tracepipe.capture(output="x", layers=()) as run:
+    with (
+        pytest.raises(ZeroDivisionError),
+        tracepipe.capture(output="x", options=NO_LAYERS) as run,
+    ):
         _ = 1 / 0
     assert run.notes == ["The disk is full."]
 
@@ -214,7 +224,7 @@ def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., No
     recorder("tell(Began())", "tell(Refused('OutputError', 'The disk is full.', ''))")
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full"),
-        tracepipe.capture(output="x", layers=()) as run,
+        tracepipe.capture(output="x", options=NO_LAYERS) as run,
     ):
         run.wait()
 
@@ -224,20 +234,23 @@ def test_a_recorder_that_dies_is_no_silence(begun: tuple[str, ...], recorder: Ca
     recorder(*begun, "sys.exit(7)")
     with (
         pytest.raises(tracepipe.TracepipeError, match="ended with 7"),
-        tracepipe.capture("./app", output="x", layers=()),
+        tracepipe.capture("./app", NO_LAYERS, output="x"),
     ):
         pass
 
 
 def test_without_an_interpreter_nothing_can_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
-    with pytest.raises(tracepipe.CaptureUnavailable), tracepipe.capture(output="x", layers=()):
+    with (
+        pytest.raises(tracepipe.CaptureUnavailable),
+        tracepipe.capture(output="x", options=NO_LAYERS),
+    ):
         pass
 
 
 def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=()) as run:
+    with tracepipe.capture(output="x", options=NO_LAYERS) as run:
         child = os.fork()
         if child == 0:
             run.__exit__(None, None, None)

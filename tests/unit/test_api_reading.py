@@ -85,7 +85,9 @@ def test_converting_is_what_the_command_does(run: Path, command: Callable[..., t
 
 
 def test_a_conversion_says_what_was_read(run: Path) -> None:
-    account = tracepipe.convert("run.jsonl", "x", warp_tracks="sm", thread_exits=True)
+    account = tracepipe.convert(
+        "run.jsonl", "x", options=tracepipe.ConvertOptions(warp_tracks="sm", thread_exits=True)
+    )
     assert {layer: account.counts[layer] for layer in LAYERS if account.counts[layer]} == {
         "userspace": 1, "gpu_kernel": 1, "gpu_warp": 3,
     }  # fmt: skip
@@ -116,19 +118,21 @@ def test_a_stream_that_compresses_is_not_compressed_again(run: Path, tmp_path: P
 
 def test_what_goes_wrong_leaves_no_file(run: Path) -> None:
     with pytest.raises(tracepipe.InputError, match=r"run.jsonl:7: ") as refused:
-        tracepipe.convert("run.jsonl", strict=True)
+        tracepipe.convert("run.jsonl", options=tracepipe.ConvertOptions(strict=True))
     assert (refused.value.path, refused.value.line) == ("run.jsonl", 7)
     with pytest.raises(tracepipe.FormatError, match="no output format is called 'svg'") as unknown:
         tracepipe.convert("run.jsonl", format="svg")
     assert unknown.value.hint == "use one of: " + ", ".join(CONVERTERS)
     with pytest.raises(tracepipe.FormatError, match="chrome has no compressed form"):
-        tracepipe.convert("run.jsonl", format="chrome", compress=True)
+        tracepipe.convert("run.jsonl", format="chrome", options=tracepipe.ConvertOptions(compress=True))
     with pytest.raises(tracepipe.FormatError, match="drawn as 'block'"):
-        tracepipe.convert("run.jsonl", warp_tracks="block")
+        tracepipe.convert("run.jsonl", options=tracepipe.ConvertOptions(warp_tracks="block"))
     with pytest.raises(tracepipe.FormatError, match="no input format is called 'perf'"):
-        tracepipe.convert("run.jsonl", source_format="perf")
+        tracepipe.convert("run.jsonl", options=tracepipe.ConvertOptions(source_format="perf"))
     with pytest.raises(tracepipe.ClockError, match="cannot place"):
-        tracepipe.convert("run.jsonl", assume_offset={GPU_CLOCK: "boottime"})
+        tracepipe.convert(
+            "run.jsonl", options=tracepipe.ConvertOptions(assume_offset={GPU_CLOCK: "boottime"})
+        )
     with pytest.raises(tracepipe.InputError, match="cannot be read"):
         tracepipe.convert("nothing.jsonl")
     assert [path.name for path in run.iterdir()] == ["run.jsonl"]
@@ -215,7 +219,9 @@ def test_what_is_known_of_the_recording(run: Path) -> None:
 
 
 def test_an_assumed_offset_has_no_bound(run: Path) -> None:
-    *_, kernel, first, _, _ = tracepipe.open("run.jsonl", assume_offset={GPU_CLOCK: 1_000})
+    *_, kernel, first, _, _ = tracepipe.open(
+        "run.jsonl", tracepipe.ReadOptions(assume_offset={GPU_CLOCK: 1_000})
+    )
     assert (kernel.ts_ns, kernel.source_ns, kernel.bound_ns) == (501_100, 500_100, None)
     assert first.bound_ns is None
 
@@ -242,7 +248,7 @@ def test_the_file_is_closed_by_the_end_of_the_block(run: Path) -> None:
     assert opened() == []
     with pytest.raises(StopIteration):
         next(events)
-    events = tracepipe.open("run.jsonl", strict=True)
+    events = tracepipe.open("run.jsonl", tracepipe.ReadOptions(strict=True))
     with pytest.raises(tracepipe.InputError):
         list(events)
     assert opened() == []
@@ -250,9 +256,9 @@ def test_the_file_is_closed_by_the_end_of_the_block(run: Path) -> None:
 
 def test_a_bad_line_is_refused_where_it_stands(run: Path) -> None:
     with pytest.raises(tracepipe.InputError, match=r"run\.jsonl:7"):
-        list(tracepipe.open("run.jsonl", strict=True))
+        list(tracepipe.open("run.jsonl", tracepipe.ReadOptions(strict=True)))
     with pytest.raises(tracepipe.FormatError):
-        tracepipe.open("run.jsonl", source_format="perf")
+        tracepipe.open("run.jsonl", tracepipe.ReadOptions(source_format="perf"))
     with pytest.raises(tracepipe.InputError):
         tracepipe.open("nothing.jsonl")
 

@@ -12,6 +12,8 @@ import pytest
 import tracepipe
 from tests.support.summaries import SUMMARY
 
+BY_API = tracepipe.CaptureOptions(layers=(), start_on="api")
+
 
 def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> None:
     recorder(
@@ -24,7 +26,10 @@ def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> 
         "assert heard() == 'stop'",
         "tell(SUMMARY)",
     )
-    with tracepipe.capture(output="x", layers=(), start_on="api") as run, run.window("epoch"):
+    with (
+        tracepipe.capture(output="x", options=BY_API) as run,
+        run.window("epoch"),
+    ):
         assert run.notes == ["a note"]
     assert run.summary == SUMMARY
 
@@ -33,7 +38,7 @@ def test_what_cannot_be_obeyed_is_an_error_and_the_recording_goes_on(recorder: C
     recorder(
         "tell(Began())", "heard(), tell(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "tell(SUMMARY)"
     )
-    with tracepipe.capture(output="x", layers=(), stop_on="api") as run:
+    with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), stop_on="api")) as run:
         with pytest.raises(tracepipe.TracepipeError, match="No") as refused:
             run.end_window()
         assert refused.value.hint == "Do."
@@ -45,7 +50,7 @@ def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None
     recorder(
         "tell(Began())", "heard(), tell(Answer())", f"heard(), {end}", f"heard(), {end}", "tell(SUMMARY)"
     )
-    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
+    with tracepipe.capture("./app", BY_API, output="x") as run:
         with run.window():
             pass
         with pytest.raises(tracepipe.TracepipeError, match="The recording has ended"):
@@ -60,7 +65,7 @@ def test_an_exception_ends_a_window_and_goes_on(end: str, recorder: Callable[...
     recorder("tell(Began())", "heard(), tell(Answer())", end, "assert heard() == 'stop'", "tell(SUMMARY)")
     with (
         pytest.raises(ZeroDivisionError),
-        tracepipe.capture(output="x", layers=(), start_on="api") as run,
+        tracepipe.capture(output="x", options=BY_API) as run,
         run.window(),
     ):
         _ = 1 / 0
@@ -81,7 +86,7 @@ def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Call
             run.end_window()
         done.append("all")
 
-    with tracepipe.capture("./app", output="x", layers=(), start_on="api") as run:
+    with tracepipe.capture("./app", BY_API, output="x") as run:
         threads = [threading.Thread(target=drive) for _ in range(2)]
         for thread in threads:
             thread.start()
@@ -94,13 +99,13 @@ def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Call
 
 def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=(), start_on="signal") as run:
+    with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), start_on="signal")) as run:
         with pytest.raises(tracepipe.TracepipeError, match="begins when the program") as refused:
             run.begin_window()
         assert refused.value.hint == 'Give start_on="api".'
         with pytest.raises(tracepipe.TracepipeError, match="ends when the program"):
             run.end_window()
-    later = tracepipe.capture(output="x", layers=(), start_on="api")
+    later = tracepipe.capture(output="x", options=BY_API)
     with pytest.raises(tracepipe.TracepipeError, match="x is not being recorded"):
         later.begin_window()
 
@@ -110,7 +115,7 @@ def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[.
 )
 def test_a_fork_asks_for_nothing(call: str, options: dict[str, Any], recorder: Callable[..., None]) -> None:
     recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
-    with tracepipe.capture(output="x", layers=(), **options) as run:
+    with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), **options)) as run:
         child = os.fork()
         if child == 0:
             try:

@@ -32,7 +32,7 @@ from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
 from tracepipe.native import library
 from tracepipe.readers import tracepipe1
 from tracepipe.readers.native_lines import NativeTables
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 START_NS = 5_000_000_000_000
 INFO = TraceInfo("monotonic", {"trace_ns": START_NS})
@@ -295,7 +295,7 @@ def converted(lines: list[str], options: LayoutOptions | None = None, *, say: bo
         path.write_text("\n".join([HEADER, *lines]) + "\n", encoding="utf-8")
         out = io.BytesIO()
         conversion = Conversion(
-            str(path), CONVERTERS["chrome"], ConvertOptions(layout=options or LayoutOptions())
+            str(path), CONVERTERS["chrome"], ConversionOptions(layout=options or LayoutOptions())
         )
         if say:
             conversion.run(out)

@@ -30,7 +30,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.recording.account import PROBLEMS_KEPT, Account
 from tracepipe.recording.account_text import account_lines
-from tracepipe.recording.convert import Conversion, ConvertOptions, check
+from tracepipe.recording.convert import Conversion, ConversionOptions, check
 from tracepipe.recording.open import clock_records, footer_notes
 
 pytestmark = pytest.mark.usefixtures("core")
@@ -72,7 +72,7 @@ def recording(tmp_path: Path) -> Any:
 def converted(path: str, **options: Any) -> tuple[Account, list[str]]:
     """The report, and the timeline as text without its indents."""
     out = io.BytesIO()
-    report = Conversion(path, CONVERTERS["text"], ConvertOptions(**options)).run(out)
+    report = Conversion(path, CONVERTERS["text"], ConversionOptions(**options)).run(out)
     return report, [" ".join(line.split()) for line in out.getvalue().decode().splitlines()]
 
 
@@ -229,7 +229,7 @@ def test_progress_tells_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_mixed(path, 60_000)
     seen: list[tuple[int, int]] = []
-    Conversion(str(path), CONVERTERS["perfetto"], ConvertOptions()).run(
+    Conversion(str(path), CONVERTERS["perfetto"], ConversionOptions()).run(
         io.BytesIO(), lambda done, total: seen.append((done, total))
     )
     assert len(seen) > 3
@@ -346,10 +346,10 @@ def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: A
 
 MEASURE = r"""
 import re, sys
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.converters import CONVERTERS
 with open(sys.argv[2], "wb") as out:
-    Conversion(sys.argv[1], CONVERTERS[sys.argv[3]], ConvertOptions()).run(out)
+    Conversion(sys.argv[1], CONVERTERS[sys.argv[3]], ConversionOptions()).run(out)
 # Not ru_maxrss, which is never below that of the process that forked this one.
 print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1])
 """
@@ -417,7 +417,7 @@ def test_the_largest_numbers_that_a_line_may_have_are_drawn_by_every_format(reco
         {"type": "loss", "count": COUNT_LIMIT, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
     )
     for form in CONVERTERS.values():
-        report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
+        report = Conversion(path, form, ConversionOptions()).run(io.BytesIO())
         assert (report.skipped, report.counts["kernel"], report.counts["gpu_warp"]) == (0, 2, 1)
 
 
@@ -437,7 +437,7 @@ def test_times_that_their_clock_puts_beyond_a_trace_are_drawn_by_every_format(re
         {"type": "loss", "count": 3, "clock": GPU, "ts_ns": TIME_LIMIT_NS, "dur_ns": TIME_LIMIT_NS},
     )
     for form in CONVERTERS.values():
-        report = Conversion(path, form, ConvertOptions()).run(io.BytesIO())
+        report = Conversion(path, form, ConversionOptions()).run(io.BytesIO())
         assert (report.skipped, report.counts) == (0, {"gpu_kernel": 2, "gpu_warp": 1})
     _, text = converted(path)
     drawn = re.findall(r"^(\d+) \+ ?(\d+) k source_ns=(\d+)$", "\n".join(text), re.MULTILINE)
@@ -453,7 +453,7 @@ def test_megabytes_without_an_event(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     header = b'{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}\n'
     path.write_bytes(header + (b" " * 1000 + b"\n") * 6000)
-    account = Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(io.BytesIO())
+    account = Conversion(str(path), CONVERTERS["text"], ConversionOptions()).run(io.BytesIO())
     assert (account.skipped, +account.counts) == (0, {})
 
 
@@ -469,5 +469,5 @@ def test_a_slot_that_no_table_has_room_for_keeps_its_track(tmp_path: Path) -> No
     path = tmp_path / "run.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     drawn = io.BytesIO()
-    Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(drawn)
+    Conversion(str(path), CONVERTERS["text"], ConversionOptions()).run(drawn)
     assert drawn.getvalue().decode().count("slot 3\n") == 1

@@ -13,7 +13,7 @@ from tests.support.batches import read_all
 from tests.support.recordings import event, span, write
 from tracepipe.converters import CONVERTERS
 from tracepipe.readers import READERS
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 
 SIZES = {"grid": [4, 2, 1], "block": [32, 1, 1]}
 LOSS = {"type": "loss", "layer": "userspace", "count": 12, "ts_ns": 1_500}
@@ -23,7 +23,7 @@ def converted(to: str, folder: Path, *records: dict[str, Any]) -> tuple[str, lis
     """What is written of records whose trace starts at 1000 ns, and what is said of it."""
     out = io.BytesIO()
     path = write(folder / "run.jsonl", *records)
-    account = Conversion(str(path), CONVERTERS[to], ConvertOptions()).run(out)
+    account = Conversion(str(path), CONVERTERS[to], ConversionOptions()).run(out)
     return out.getvalue().decode(), [note for note in account.notes if "no footer" not in note]
 
 

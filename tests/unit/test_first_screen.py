@@ -13,7 +13,7 @@ from tests.golden.both import converted
 from tests.golden.cases import FIXTURES
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.event.vocabulary import FIRST_SCREEN
-from tracepipe.recording.convert import ConvertOptions
+from tracepipe.recording.convert import ConversionOptions
 from tracepipe.ui.first_screen import first_screen
 
 HEADER = {
@@ -73,7 +73,7 @@ def kernel(ts_ns: int, gpu: int = 0, stream: int = 3, **more: Any) -> dict[str, 
 @pytest.mark.parametrize("case", ["capture-h200", "capture-h200-pytorch", "warps-slots"])
 def test_the_work_of_the_gpus_is_in_sight(case: str, compress: bool, tmp_path: Path) -> None:
     path = FIXTURES / case / "input.jsonl"
-    trace, _ = converted(path, "perfetto", ConvertOptions(compress=compress))
+    trace, _ = converted(path, "perfetto", ConversionOptions(compress=compress))
     told = asked(trace, tmp_path)
     with RealTraceProcessor(trace) as tp:
         assert tp.problems() == []

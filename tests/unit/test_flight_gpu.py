@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tracepipe.api.record import NumberedOutputs
-from tracepipe.capture.engines.engine import DeviceEngine
+from tracepipe.capture.engines.engine import DeviceEngine, Listeners
 from tracepipe.capture.engines.none import NoProbes
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine
 from tracepipe.capture.gpu.engines.warp_options import WarpOptions
@@ -36,7 +36,7 @@ def recorded(
     request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
     with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
         try:
-            run_session(NoProbes(), "", request, outputs, (), notify, engine)
+            run_session(NoProbes(), "", request, outputs, Listeners(notify), engine)
         finally:
             engine.close()
     texts = {path.name: path.read_text() for path in folder.glob("run*.jsonl")}

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.gpu_records import pack_record
 from tests.support.recorded_program import Recorded
+from tracepipe.capture.engines.engine import Listeners
 from tracepipe.capture.engines.none import NoProbes
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine
@@ -395,7 +396,7 @@ def test_a_capture_has_them_in_its_file_and_the_report(
     engine, path = kind(library, stalls=True), tmp_path / "run.jsonl"
     try:
         with path.open("wb") as file:
-            summary = run_session(NoProbes(), "", asked, file, (), print, engine)
+            summary = run_session(NoProbes(), "", asked, file, Listeners(print), engine)
     finally:
         engine.close()
     assert summary.losses == {"gpu_stall": 7}

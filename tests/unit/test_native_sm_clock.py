@@ -7,9 +7,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches
+from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
 from tracepipe.clocks import native_sm_clock as native
 from tracepipe.clocks import sm_clock
+from tracepipe.clocks.warp_readings import WarpReadings
 from tracepipe.native import library as loaded
 
 
@@ -26,7 +27,7 @@ def found_by_both(library: ctypes.CDLL, batches: list[Batch]) -> int:
     reference, in_c, finer = sm_clock.SmClocks(), native.NativeSmClocks(library), 0
     for batch in batches:
         before = [None if column is None else column.copy() for column in batch[1:]]
-        expected, found = reference.refine(*batch), in_c.refine(*batch)
+        expected, found = reference.refine(*read(batch)), in_c.refine(*read(batch))
         for column, was in zip(batch[1:], before, strict=True):
             assert column is None or was is None or np.array_equal(column, was)
         assert (expected is None) == (found is None)
@@ -83,7 +84,7 @@ def test_counts_that_do_not_add_up_are_refused(library: ctypes.CDLL, value: int)
     one, counts = np.array([1, 1]), np.array([1, value])
     for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
         with pytest.raises(ValueError, match="do not add up"):
-            clocks.refine(0, one, one, one, one, one, one, counts)
+            clocks.refine(0, WarpReadings(one, one, one, one, one, one, counts))
 
 
 @pytest.mark.parametrize("at", range(7))
@@ -92,19 +93,20 @@ def test_columns_of_other_lengths_are_refused(library: ctypes.CDLL, at: int) -> 
     columns[at] = np.array([1])
     for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
         with pytest.raises(ValueError):
-            clocks.refine(0, *columns)
+            clocks.refine(0, WarpReadings(*columns))
 
 
 def test_columns_of_other_numbers_are_refused(library: ctypes.CDLL) -> None:
     one, two = np.array([1, 1]), np.array([1, 1, 2, 2])
     for column in (one.astype(np.int32), one.astype(np.uint64), two[::2], one.astype(np.float64)):
         with pytest.raises(TypeError):
-            native.NativeSmClocks(library).refine(0, one, one, column, None, one, one, None)  # type: ignore[arg-type]
+            columns = WarpReadings(one, one, column, None, one, one, None)  # type: ignore[arg-type]
+            native.NativeSmClocks(library).refine(0, columns)
 
 
 @pytest.mark.parametrize("base_ns", [-1, 1 << 62, 1 << 64, (1 << 64) + 5])
 def test_a_base_out_of_the_limits_makes_nothing_finer(library: ctypes.CDLL, base_ns: int) -> None:
-    _, *columns = LikelyGpu(5).batch(600)
+    _, columns = read(LikelyGpu(5).batch(600))
     for make in (sm_clock.SmClocks, lambda: native.NativeSmClocks(library)):
-        assert make().refine(0, *columns) is not None
-        assert make().refine(base_ns, *columns) is None
+        assert make().refine(0, columns) is not None
+        assert make().refine(base_ns, columns) is None

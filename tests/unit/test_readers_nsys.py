@@ -20,7 +20,7 @@ from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import event_rows, nsys, nsys_ranges
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.open import open_recording
 
 LAUNCH = "cudaLaunchKernel_v7000"
@@ -207,7 +207,7 @@ def test_numbers_of_many_shapes_stay_right_between_batches(
     path = export(NVTX_EVENTS=[nvtx(10 * at, 10 * at + 15, 59, name) for at, name in enumerate(names)])
     out = path.with_suffix(".txt")
     with out.open("wb") as stream:
-        Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(stream)
+        Conversion(str(path), CONVERTERS["text"], ConversionOptions()).run(stream)
     assert [name for name in names if f"  {name}\n" not in out.read_text()] == []
 
 
@@ -388,7 +388,7 @@ def test_any_damage_is_an_error_or_said(tmp_path: Path) -> None:
 
 def read_all_of(path: Path) -> None:
     out = io.BytesIO()
-    Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(out)
+    Conversion(str(path), CONVERTERS["text"], ConversionOptions()).run(out)
 
 
 def test_open_numbers_of_ranges_have_an_end(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:

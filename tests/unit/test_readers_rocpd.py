@@ -15,7 +15,7 @@ from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.converters import CONVERTERS
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
-from tracepipe.recording.convert import Conversion, ConvertOptions
+from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.open import open_recording
 
 
@@ -121,7 +121,7 @@ def test_several_recordings_of_one_database_are_read(tmp_path: Path) -> None:
 def test_every_row_is_in_the_timeline_at_its_nanosecond(database: Path) -> None:
     out = database.with_suffix(".pftrace")
     with out.open("wb") as stream:
-        Conversion(str(database), CONVERTERS["perfetto"], ConvertOptions()).run(stream)
+        Conversion(str(database), CONVERTERS["perfetto"], ConversionOptions()).run(stream)
     with RealTraceProcessor(out) as tp:
         assert tp.problems() == []
         found = [tuple(row.values()) for row in tp.rows("select ts, dur, category from slice where dur >= 0")]

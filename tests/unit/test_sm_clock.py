@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
 from tracepipe.clocks.sm_clock import LIMIT, SmClocks
+from tracepipe.clocks.warp_readings import WarpReadings
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COLUMN_LIMIT, Record, new_header
 
@@ -84,7 +85,7 @@ def refine(clocks: SmClocks, batch: dict[str, Any]) -> tuple[list[int], list[int
     """A batch's columns as integers, in and out."""
     columns = columns_of(batch)
     before = [None if column is None else column.copy() for column in columns]
-    found = clocks.refine(batch["ts_ns"], *columns)
+    found = clocks.refine(batch["ts_ns"], WarpReadings(*columns))
     for column, was in zip(columns, before, strict=True):
         assert (column is None and was is None) or (column == was).all()
     return found and (found[0].tolist(), found[1].tolist())

@@ -22,7 +22,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.event.tables import Tables
 from tracepipe.readers import tracepipe1
-from tracepipe.recording.convert import Conversion, ConvertOptions, check
+from tracepipe.recording.convert import Conversion, ConversionOptions, check
 
 pytestmark = pytest.mark.usefixtures("core")
 TRAIN = "/home/ann/model/train.py"
@@ -47,7 +47,7 @@ def text_of(path: Path) -> str:
     from tracepipe.converters import CONVERTERS
 
     out = io.BytesIO()
-    Conversion(str(path), CONVERTERS["text"], ConvertOptions()).run(out)
+    Conversion(str(path), CONVERTERS["text"], ConversionOptions()).run(out)
     return out.getvalue().decode()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from os import PathLike, fspath
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
+from tracepipe.api.options import ConvertOptions
 from tracepipe.errors import FormatError, OutputError
 
 if TYPE_CHECKING:
@@ -20,16 +21,9 @@ def convert(
     path: str | PathLike[str] | Sequence[str | PathLike[str]],
     out: str | PathLike[str] | BinaryIO | None = None,
     format: str = "perfetto",
+    options: ConvertOptions | None = None,
     *,
-    compress: bool = False,
     force: bool = False,
-    strict: bool = False,
-    assume_offset: Mapping[str, int | str] | None = None,
-    warp_tracks: str = "auto",
-    thread_exits: bool = False,
-    source_format: str = "",
-    undated: str = "skip",
-    offset: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Account:
     """Convert a recording and return the account of what was found in it. `account.output` is the file of the
@@ -38,30 +32,36 @@ def convert(
     `format` is perfetto, chrome, archive (of a Perfetto trace of each recording), tracepipe, text, threads,
     layered or cuda-events. `out` is a path, or a binary stream, which stays open; by default it is the
     recording's path with the format's suffix, and standard output for the last four. The file gets its name
-    when it is complete, and replaces another only with `force`. `warp_tracks` is auto, slot, logical, sm or
-    off. `offset` has nanoseconds to add to the times of recordings, by their names. The other parameters are
-    those of `tracepipe.open`. Raises InputError, FormatError, ClockError, OutputError.
+    when it is complete, and replaces another only with `force`. `progress` is called with bytes read and
+    bytes in all. Raises InputError, FormatError, ClockError, OutputError.
     """
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
-    from tracepipe.recording.convert import Conversion, ConvertOptions
+    from tracepipe.recording.convert import Conversion, ConversionOptions
 
-    form = _form(format, compress)
-    if warp_tracks not in WARP_TRACKS:
+    asked = options or ConvertOptions()
+    form = _form(format, asked.compress)
+    if asked.warp_tracks not in WARP_TRACKS:
         raise FormatError(
-            f"warps cannot be drawn as {warp_tracks!r}", f"use one of: {', '.join(WARP_TRACKS)}"
+            f"warps cannot be drawn as {asked.warp_tracks!r}", f"use one of: {', '.join(WARP_TRACKS)}"
         )
-    layout = LayoutOptions(warp_tracks, thread_exits)
-    assumed, offsets = dict(assume_offset or {}), dict(offset or {})
-    options = ConvertOptions(source_format, strict, compress, assumed, layout, undated, offsets)
+    how = ConversionOptions(
+        asked.source_format,
+        asked.strict,
+        asked.compress,
+        dict(asked.assume_offset),
+        LayoutOptions(asked.warp_tracks, asked.thread_exits),
+        asked.undated,
+        dict(asked.offset),
+    )
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
-    if (len(paths) > 1 or offsets) and not form.takes_several:
+    if (len(paths) > 1 or how.offsets) and not form.takes_several:
         raise FormatError(f"{format} is made from a single recording", "convert each recording separately")
     compressed_as = _compressed_as(out, format, form)
     name, opened = _opened(paths, out, form, force)
     with opened as stream:
         written = compressing(stream, compressed_as, is_ours=False) if form.by_suffix else stream
-        account = Conversion(paths, form, options).run(written, progress)
+        account = Conversion(paths, form, how).run(written, progress)
     account.output = name
     return account
 

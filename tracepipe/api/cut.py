@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
+from tracepipe.api.options import ReadOptions
 from tracepipe.errors import TracepipeError
 
 if TYPE_CHECKING:
@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 def cut(
     path: str | PathLike[str],
     out: str | PathLike[str],
+    options: ReadOptions | None = None,
     *,
     start: str = "",
     end: str = "",
     force: bool = False,
-    strict: bool = False,
-    assume_offset: Mapping[str, int | str] | None = None,
-    source_format: str = "",
-    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Account:
     """Write the part of a recording from `start` on and before `end` as an event file. The recording may have
@@ -31,9 +28,9 @@ def cut(
 
     Both times are as on the command line: `"1.2s"` after the start of the recording, or `"@22137070527"`,
     nanoseconds on the trace's clock. Without one, the part begins or ends with the recording. `out` is `-`
-    for standard output; the file is compressed where its name ends with .gz or .zst. The account counts what
-    is in the part. The other parameters are those of `tracepipe.convert`. Raises InputError, FormatError,
-    ClockError, OutputError, and TracepipeError for a text that is not a time and for an empty part.
+    for standard output; the file is compressed where its name ends with .gz or .zst, and replaces another
+    only with `force`. The account counts what is in the part. Raises InputError, FormatError, ClockError,
+    OutputError, and TracepipeError for a text that is not a time and for an empty part.
     """
     from tracepipe.part.cut import Cut, CutOptions
     from tracepipe.part.stretch import moment_of
@@ -43,9 +40,10 @@ def cut(
     if not start and not end:
         raise TracepipeError("no stretch of time is given", "give its start, its end or both")
     first, last = (moment_of(text) if text else None for text in (start, end))
-    options = CutOptions(first, last, source_format, strict, dict(assume_offset or {}), undated)
+    how = options or ReadOptions()
+    wanted = CutOptions(first, last, how.source_format, how.strict, dict(how.assume_offset), how.undated)
     name = fspath(out)
     with replacing(name, force=force, sources=[fspath(path)], on_terminal=True) as stream:
-        account = Cut(fspath(path), options).run(compressing(stream, name, is_ours=False), progress)
+        account = Cut(fspath(path), wanted).run(compressing(stream, name, is_ours=False), progress)
     account.output = name
     return account

@@ -60,10 +60,7 @@ class Event:
         launch: int | None,
         source_ns: int | None,
         bound_ns: int | None,
-        index: tuple[Three | None, Three | None] | None = None,
-        stack: tuple[Frame, ...] | None = None,
     ) -> None:
-        """`index` are the block and the thread of a `gpu_thread`."""
         self.ts_ns = ts_ns
         self._shape = shape
         self._args = args
@@ -71,8 +68,12 @@ class Event:
         self.launch = launch
         self.source_ns = source_ns
         self.bound_ns = bound_ns
+        self._index: tuple[Three | None, Three | None] | None = None
+        self.stack: tuple[Frame, ...] | None = None
+
+    def put_thread(self, index: tuple[Three | None, Three | None] | None) -> None:
+        """Set the block and the thread of a `gpu_thread`."""
         self._index = index
-        self.stack = stack
 
     @property
     def end_ns(self) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import TYPE_CHECKING
+
+from tracepipe.api.options import ReadOptions
 
 if TYPE_CHECKING:
     from tracepipe.recording.reading import Progress
@@ -13,18 +14,16 @@ if TYPE_CHECKING:
 
 def load(
     path: str | PathLike[str],
+    options: ReadOptions | None = None,
     *,
-    source_format: str = "",
-    strict: bool = False,
-    assume_offset: Mapping[str, int | str] | None = None,
-    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Run:
     """Read a recording of any input format into columns, with begins and ends matched and nested.
 
-    Parameters are those of `tracepipe.open`. The whole recording is kept in memory. Raises InputError,
-    FormatError, ClockError, and LibraryMissing where polars cannot be imported.
+    The whole recording is kept in memory. `progress` is called with bytes read and bytes in all. Raises
+    InputError, FormatError, ClockError, and LibraryMissing where polars cannot be imported.
     """
     from tracepipe.reports.frames.run import load_run
 
-    return load_run(fspath(path), source_format, strict, assume_offset, progress, undated)
+    how = options or ReadOptions()
+    return load_run(fspath(path), how.source_format, how.strict, how.assume_offset, progress, how.undated)

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tracepipe.api.options import ReadOptions
 from tracepipe.errors import TracepipeError
 
 if TYPE_CHECKING:
@@ -28,11 +29,7 @@ class Events:
     def __init__(
         self,
         path: str,
-        *,
-        source_format: str,
-        strict: bool,
-        assumed: Mapping[str, int | str],
-        undated: str,
+        options: ReadOptions,
         progress: Progress | None,
     ) -> None:
         from tracepipe.recording.open import open_recording
@@ -41,7 +38,10 @@ class Events:
         self.path = path
         """The path as it was given."""
         self._stack = ExitStack()
-        opened = self._stack.enter_context(open_recording(path, source_format, assumed, undated))
+        assumed = options.assume_offset
+        opened = self._stack.enter_context(
+            open_recording(path, options.source_format, assumed, options.undated)
+        )
         self.source_format: str = opened.source
         """The name of the input format."""
         self.header: Header = opened.recording.header
@@ -49,7 +49,7 @@ class Events:
         self.trace_clock: str = opened.clocks.trace_clock
         """The clock of every `ts_ns`."""
         self._opened = opened
-        self._reading = Reading(opened, path, strict=strict, progress=progress)
+        self._reading = Reading(opened, path, strict=options.strict, progress=progress)
         self._account: Account | None = None
         self._events = self._read(assumed)
 
@@ -119,26 +119,12 @@ class Events:
 
 def open(
     path: str | PathLike[str],
+    options: ReadOptions | None = None,
     *,
-    source_format: str = "",
-    strict: bool = False,
-    assume_offset: Mapping[str, int | str] | None = None,
-    undated: str = "skip",
     progress: Progress | None = None,
 ) -> Events:
     """The events of a recording of any input format, plain or compressed; `-` is standard input.
 
-    `source_format` is for inputs whose content does not show their format. With `strict`, the first bad line
-    raises InputError; otherwise bad lines are counted. `assume_offset` places clocks that have no clock
-    pairs: clock → ns to add, or the name of a host clock. Lines without a time are skipped, or with
-    `undated="between"` placed between their neighbours. `progress` is called with bytes read and bytes in
-    all. Raises InputError, FormatError, ClockError.
+    `progress` is called with bytes read and bytes in all. Raises InputError, FormatError, ClockError.
     """
-    return Events(
-        fspath(path),
-        source_format=source_format,
-        strict=strict,
-        assumed=assume_offset or {},
-        undated=undated,
-        progress=progress,
-    )
+    return Events(fspath(path), options or ReadOptions(), progress)

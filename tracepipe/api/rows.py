@@ -42,7 +42,7 @@ class EventRows:
             if args_number not in known:
                 known[args_number] = self._args(args_number)
             read = source_ns != NONE
-            yield Event(
+            event = Event(
                 ts_ns,
                 shape,
                 known[args_number],
@@ -50,9 +50,12 @@ class EventRows:
                 unsigned(launch) if shape.has_launch else None,
                 source_ns if read else None,
                 None if read and self._is_assumed(shape.clock) else bound_ns,
-                batch.events.thread_of(at) if shape.type == "gpu_thread" else None,
-                None if batch.events.stack is None else self._stack(int(batch.events.stack[at])),
             )
+            if shape.type == "gpu_thread":
+                event.put_thread(batch.events.thread_of(at))
+            if batch.events.stack is not None:
+                event.stack = self._stack(int(batch.events.stack[at]))
+            yield event
 
     def _stack(self, number: int) -> tuple[Frame, ...] | None:
         """The frames of a stack, made once for consecutive events that have it."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tracepipe.capture.engines.engine import Collector, DeviceEngine, Engine, Store
+from tracepipe.capture.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -72,9 +72,10 @@ def capture(
     from tracepipe.capture.interrupts import outlived  # here, as --help and convert do not need it
     from tracepipe.capture.machine.refusals import shortage_of
 
+    listeners = Listeners(notify, watchers, control, complete)
     try:
         with outlived() if request.last else nullcontext():
-            return _capture(request, sink, notify, watchers, control, complete)
+            return _capture(request, sink, listeners)
     except (OSError, MemoryError, RuntimeError) as error:
         shortage = shortage_of(error)
         if shortage is None:
@@ -83,12 +84,7 @@ def capture(
 
 
 def _capture(
-    request: CaptureRequest,
-    sink: BinaryIO | Store | Outputs,
-    notify: Notify,
-    watchers: Sequence[Collector],
-    control: Control | None,
-    complete: Callable[[], None],
+    request: CaptureRequest, sink: BinaryIO | Store | Outputs, listeners: Listeners
 ) -> CaptureSummary:
     from tracepipe.capture.engines.none import NoProbes
     from tracepipe.capture.find.library import find_program
@@ -97,6 +93,7 @@ def _capture(
     from tracepipe.capture.session import run_session
     from tracepipe.capture.triggers import check_seen
 
+    notify = listeners.notify
     if request.command:
         find_program(request.command)  # before any message about how it is recorded
     Processes(request.pids).close()  # raises for a process that has ended
@@ -117,7 +114,7 @@ def _capture(
             notify(f"method {engine.name}: {why}")
         device = annotated(request, over, notify)
         check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
-        return run_session(engine, version, request, sink, watchers, notify, device, control, complete)
+        return run_session(engine, version, request, sink, listeners, device)
     finally:
         if device is not None:
             device.close()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from tracepipe.capture.engines.engine import (
     Attachment,
-    Collector,
     DeviceEngine,
     DeviceRenderer,
     Engine,
+    Listeners,
     Store,
 )
 from tracepipe.capture.find.library import find_program
@@ -28,7 +28,7 @@ from tracepipe.capture.plan import plan_of
 from tracepipe.capture.probed_files import ProbedFiles
 from tracepipe.capture.processes import Processes
 from tracepipe.capture.pump import Pump
-from tracepipe.capture.request import ENDED, CaptureRequest, Control, Notify, Plan
+from tracepipe.capture.request import ENDED, CaptureRequest, Plan
 from tracepipe.capture.spool import Spool
 from tracepipe.capture.summary import CaptureSummary
 from tracepipe.capture.target import Target
@@ -43,20 +43,18 @@ def run_session(
     engine_version: str,
     request: CaptureRequest,
     sink: BinaryIO | Store | Outputs,
-    watchers: Sequence[Collector],
-    notify: Notify,
+    listeners: Listeners,
     device: DeviceEngine | None = None,
-    control: Control | None = None,
-    complete: Callable[[], None] = lambda: None,
 ) -> CaptureSummary:
     """Run and record the request with `engine`, whose check passed. Raises the errors that `capture`
     documents.
     """
+    notify = listeners.notify
     program = find_program(request.command) if request.command else None
     by_signal = SIGNAL in (request.windows.start_on, request.windows.stop_on)
     with blocked(asking=by_signal or request.last is not None) as mask, ExitStack() as precedence:
         target: Target | None = None
-        interrupts = Interrupts(control)
+        interrupts = Interrupts(listeners.control)
         if by_signal:
             notify(f"kill -USR2 {os.getpid()} begins a window, and again ends it")
         elif request.last is not None:
@@ -90,16 +88,14 @@ def run_session(
                     device,
                     target,
                     sink,
-                    watchers,
+                    listeners,
                     name,
                     missing,
                     attach_ns,
                     interrupts,
-                    control,
                     windows,
-                    complete,
                 )
-                summary = session.run(notify)
+                summary = session.run()
                 for path in files.replaced():
                     notify(
                         f"{path} was replaced during the recording: "
@@ -132,56 +128,54 @@ class _Session:
     device: DeviceEngine | None
     target: Target | None
     sink: BinaryIO | Store | Outputs
-    watchers: Sequence[Collector]
+    listeners: Listeners
     engine: str
     missing: dict[str, str]
     attach_ns: int
     interrupts: Interrupts
-    control: Control | None
     windows: WindowCourse
-    complete: Callable[[], None]
     _spool: Spool | None = None
     _said: int = 0
     _recorder: FlightRecorder | None = None
     _answered: int = 0
 
-    def run(self, notify: Notify) -> CaptureSummary:
+    def run(self) -> CaptureSummary:
         start = instant()
         with closing(Processes(self.request.pids)) as processes:
             if self.target is None and self.device is not None:
                 self.device.enter(self.request.pids)  # what waits for this until then has room
             self.attachment.start()
-            store = self._store(notify)
+            store = self._store()
             if self.target is not None:
                 start = instant()  # the command was held until now, while probes were attached
             pump = Pump(
                 self.attachment,
                 self.device,
                 store,
-                self.watchers,
+                self.listeners.watchers,
                 self.interrupts,
                 counts_events=self.request.limits.events is not None,
             )
             try:
                 with LastSteps(store) as last:
                     self._begin(store, start)
-                    ended_by = last.attempt(lambda: self._follow(store, start, pump, processes, notify))
+                    ended_by = last.attempt(lambda: self._follow(store, start, pump, processes))
                     before_ns, detach_ns = self._stop(last)
                     pump.last(last)
-                footer = self._end(store, ended_by or _failure(store.error), notify)
+                footer = self._end(store, ended_by or _failure(store.error))
             finally:
                 if self.device is not None:
                     self.device.stop()
                 store.close()
         failure = store.error or self.attachment.error
-        exit_code = self._exit_code(failure, notify)
+        exit_code = self._exit_code(failure)
         wall_ns = before_ns - start["monotonic_ns"]
         return self._summary(footer, store, said_of(failure), exit_code, wall_ns, detach_ns)
 
     def _begin(self, store: Store, start: HostInstant) -> None:
         """Release the command, and begin to record."""
         header = self._header(start)
-        for collector in (store, *self.watchers):
+        for collector in (store, *self.listeners.watchers):
             collector.begin(self.plan, start["monotonic_ns"])
         runs_first()
         if self.target is not None:
@@ -192,8 +186,8 @@ class _Session:
 
     def _stop(self, last: LastSteps) -> tuple[int, int]:
         """Stop recording; returns when that began and how long it took, in ns."""
-        if self.control is not None:
-            self.control.ended()
+        if self.listeners.control is not None:
+            self.listeners.control.ended()
         before_ns = time.monotonic_ns()
         last.attempt(lambda: self.windows.finish(before_ns))
         if self.device is not None:
@@ -201,13 +195,13 @@ class _Session:
         last.attempt(self.attachment.stop)
         return before_ns, time.monotonic_ns() - before_ns
 
-    def _end(self, store: Store, ended_by: str, notify: Notify) -> dict[str, Any]:
+    def _end(self, store: Store, ended_by: str) -> dict[str, Any]:
         """Write what was collected, and the footer."""
         end = instant()
         if self._recorder is not None:
             self._recorder.end(self._reason(ended_by))
         self._finish(store)
-        self._say_notes(notify, is_final=True)
+        self._say_notes(is_final=True)
         renderer = self.device.renderer() if self.device else None
         footer = footer_of(store, self.attachment.filtered, renderer, self._reason(ended_by), end)
         self._write(footer)
@@ -242,7 +236,7 @@ class _Session:
             recordings=tuple(self._recorder.recordings) if self._recorder else (),
         )
 
-    def _store(self, notify: Notify) -> Store:
+    def _store(self) -> Store:
         """Where the records go: a file, the memory of a flight recorder, or the caller's own store."""
         if isinstance(self.sink, Store):
             return self.sink
@@ -250,7 +244,13 @@ class _Session:
             assert self.request.last is not None
             frame = Frame(self._header, self._footer)
             self._recorder = FlightRecorder(
-                self.sink, self.request.last, self.attachment, self.device, frame, notify, self.control
+                self.sink,
+                self.request.last,
+                self.attachment,
+                self.device,
+                frame,
+                self.listeners.notify,
+                self.listeners.control,
             )
             return self._recorder
         self._spool = Spool(
@@ -276,7 +276,7 @@ class _Session:
     ) -> dict[str, Any]:
         return footer_of(store, self.attachment.filtered, renderer, reason, end, evicted)
 
-    def _say_notes(self, notify: Notify, *, is_final: bool = False) -> None:
+    def _say_notes(self, *, is_final: bool = False) -> None:
         """Pass on the notes of the library in the target's processes, as they arrive."""
         if self.device is None:
             return
@@ -284,22 +284,20 @@ class _Session:
         # A flight recorder reports the notes of its recordings' renderers: this renderer gets no records.
         notes = [] if self._recorder else (renderer.notes if is_final else renderer.news)[self._said :]
         for note in notes:
-            notify(f"{self.device.name}: {note}")
+            self.listeners.notify(f"{self.device.name}: {note}")
         self._said += len(notes)
 
-    def _follow(
-        self, store: Store, start: HostInstant, pump: Pump, processes: Processes, notify: Notify
-    ) -> str:
+    def _follow(self, store: Store, start: HostInstant, pump: Pump, processes: Processes) -> str:
         """Empty the ring until the target or the recording ends; returns why it ended."""
-        if self.control is not None:
-            self.control.began()
+        if self.listeners.control is not None:
+            self.listeners.control.began()
         self.windows.start(self.attachment, start["monotonic_ns"], self.device)
         tick = Tick(self.plan.ring_bytes, is_short=self.request.windows.are_asked)
         while True:
             self.interrupts.wait(tick.wait_s)
             over = self._step()
             tick.took(pump.step())
-            self._say_notes(notify)
+            self._say_notes()
             if self._recorder is not None:
                 self._write_last(self._recorder)
             error = store.error or self.attachment.error
@@ -309,12 +307,13 @@ class _Session:
 
     def _step(self) -> str:
         """Begin or end the window that is due; returns why that ends the recording, or ""."""
-        order, now_ns = self.control.order() if self.control else None, time.monotonic_ns()
-        if self.control is None or order is None:
+        control, now_ns = self.listeners.control, time.monotonic_ns()
+        order = control.order() if control else None
+        if control is None or order is None:
             return self.windows.step(now_ns, self.interrupts.asked)
         answer = self.windows.answer(order)
         over = self.windows.step(now_ns, self.interrupts.asked, None if answer.message else order)
-        self.control.answer(ENDED if over and order.begins else answer)
+        control.answer(ENDED if over and order.begins else answer)
         return over
 
     def _write_last(self, recorder: FlightRecorder) -> None:
@@ -345,7 +344,7 @@ class _Session:
 
     def _finish(self, store: Store) -> None:
         """Wait until the lines are written; a Ctrl-C leaves out the rest of them."""
-        for collector in (store, *self.watchers):
+        for collector in (store, *self.listeners.watchers):
             collector.finish()
         while not store.wait(0.05):
             before = self.interrupts.count
@@ -356,14 +355,16 @@ class _Session:
     def _reason(self, ended_by: str) -> str:
         return "interrupt" if self.interrupts.count else ended_by
 
-    def _exit_code(self, failure: Exception | None, notify: Notify) -> int:
+    def _exit_code(self, failure: Exception | None) -> int:
         """The target's exit code; a target that is still running is waited for, without being recorded."""
         state = "complete" if failure is None else "not complete"
         if self.target is not None and self.target.poll() is None:
-            self.complete()
-            notify(f"the recording is {state}; {self.request.command[0]} continues (Ctrl-C ends it)")
+            self.listeners.complete()
+            self.listeners.notify(
+                f"the recording is {state}; {self.request.command[0]} continues (Ctrl-C ends it)"
+            )
         elif self._spool is not None and failure is not None:
-            notify(f"the recording is {state}")
+            self.listeners.notify(f"the recording is {state}")
         if self.target is None:
             return 0
         self.interrupts.see_off()

@@ -39,7 +39,7 @@ class Target:
         process's environment, and `stdout` is its standard output. Raises TracepipeError where it cannot run
         as the user who called sudo.
         """
-        user = _caller()
+        start = _Start(program, command, mask, environment or {}, stdout, _caller())
         self._ending: Ending | None = None
         self._command = command
         self._go = self._failure = -1
@@ -53,7 +53,7 @@ class Target:
             self.pid = os.fork()
             if self.pid == 0:
                 os.close(self._go)
-                _become(program, command, mask, environment or {}, stdout, user, go_read, failure_write)
+                _become(start, go_read, failure_write)
             opened.pop_all()
         os.close(go_read)
         os.close(failure_write)
@@ -117,16 +117,19 @@ def _ending(status: int) -> Ending:
     return Ending(f"exit {os.WEXITSTATUS(status)}", os.WEXITSTATUS(status))
 
 
-def _become(
-    program: str,
-    command: list[str],
-    mask: set[signal.Signals],
-    environment: Mapping[str, str],
-    stdout: int,
-    user: struct_passwd | None,
-    go: int,
-    failure: int,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """How a command is executed: parameters of `Target`, and the user as whom it runs (None: as this one)."""
+
+    program: str
+    command: list[str]
+    mask: set[signal.Signals]
+    environment: Mapping[str, str]
+    stdout: int
+    user: struct_passwd | None
+
+
+def _become(start: _Start, go: int, failure: int) -> None:
     """In the child: wait for the release, then turn into the command. Never returns."""
     try:
         if os.read(go, 1):
@@ -135,11 +138,11 @@ def _become(
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if stdout != 1:
-                os.dup2(stdout, 1)
-            names = _drop_to(user) if user else {}
-            os.execve(program, command, {**os.environ, **names, **environment})
+            signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+            if start.stdout != 1:
+                os.dup2(start.stdout, 1)
+            names = _drop_to(start.user) if start.user else {}
+            os.execve(start.program, start.command, {**os.environ, **names, **start.environment})
     except BaseException as error:
         reason = error.strerror if isinstance(error, OSError) else None
         os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
+from tracepipe.api.options import ConvertOptions
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.cli.values import Misuse, file_offsets
 from tracepipe.converters import CONVERTERS
@@ -106,12 +107,14 @@ def convert(
         files,
         kind,
         output,
-        compress=compress,
+        ConvertOptions(
+            **reading(source, strict, assume_offset, undated),
+            compress=compress,
+            warp_tracks=text_of(warp_tracks),
+            thread_exits=thread_exits,
+            offset=file_offsets(offset or []),
+        ),
         force=force,
-        warp_tracks=text_of(warp_tracks),
-        thread_exits=thread_exits,
-        offset=file_offsets(offset or []),
-        **reading(source, strict, assume_offset, undated),
     )
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, kind))
@@ -140,9 +143,15 @@ def _how_to_open(target: str, to: str) -> str:
 
 
 def convert_file(
-    files: list[str], to: str, output: str = "", *, states_losses: bool = True, **options: Any
+    files: list[str],
+    to: str,
+    output: str = "",
+    options: ConvertOptions | None = None,
+    *,
+    force: bool = False,
+    states_losses: bool = True,
 ) -> str:
-    """Convert and report; returns the path of the output. `options` are those of `tracepipe.convert`.
+    """Convert and report; returns the path of the output.
 
     Without `states_losses` the capture has stated them already.
     """
@@ -150,7 +159,7 @@ def convert_file(
     # A bar would run into what is written to the terminal itself.
     is_shown = target == STANDARD and sys.stdout.isatty()
     with contextlib.nullcontext() if is_shown else progress(f"convert {Path(files[0]).name}") as bar:
-        account = convert_recording(files, target, to, progress=bar, **options)
+        account = convert_recording(files, target, to, options, force=force, progress=bar)
     from tracepipe.recording.account_text import LOST, account_lines
 
     for line in account_lines(account):

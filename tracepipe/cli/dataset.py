@@ -64,7 +64,7 @@ def build(
     """
     from tracepipe.dataset.build import build as build_dataset
 
-    given = reading(source, strict, assume_offset, undated)
+    given: dict[str, Any] = {**reading(source, strict, assume_offset, undated)}
     given["assumed"] = given.pop("assume_offset")
     with progress("dataset build") as bar:
         built = build_dataset(inputs, output, jobs=jobs, options=given, progress=bar)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -46,8 +46,17 @@ UndatedOption = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
-def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> dict[str, Any]:
-    """How a recording is read, as the functions of the library take it. Raises Misuse."""
+class Reading(TypedDict):
+    """The fields of `ReadOptions`, which the options of `convert` have too."""
+
+    source_format: str
+    strict: bool
+    assume_offset: dict[str, int | str]
+    undated: str
+
+
+def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> Reading:
+    """How a recording is read, as the options of the library have it. Raises Misuse."""
     return {
         "source_format": text_of(source) if source else "",
         "strict": strict,

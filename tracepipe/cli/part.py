@@ -70,6 +70,7 @@ def cut(
 ) -> None:
     """Write a stretch of a recording's time as a separate recording."""
     from tracepipe.api.cut import cut as cut_recording
+    from tracepipe.api.options import ReadOptions
     from tracepipe.errors import FormatError
 
     if not start and not end:
@@ -81,10 +82,10 @@ def cut(
             account = cut_recording(
                 file,
                 output,
+                ReadOptions(**reading(source, strict, assume_offset, undated)),
                 start=start,
                 end=end,
                 force=force,
-                **reading(source, strict, assume_offset, undated),
                 progress=bar,
             )
     except FormatError as error:

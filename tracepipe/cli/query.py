@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tracepipe.api.options import ConvertOptions
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.cli.values import Misuse
 from tracepipe.errors import InputError
@@ -71,7 +72,7 @@ def query(
 
     kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
     shell = find_shell(trace_processor)
-    options = reading(source, strict, assume_offset, undated)
+    options = ConvertOptions(**reading(source, strict, assume_offset, undated))
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
         trace = Path(file) if file.endswith(_TRACES) else _converted(file, Path(folder), options)
         try:
@@ -100,14 +101,14 @@ def _statements(sql: str, sql_file: str) -> str:
         raise InputError(f"cannot be read: {said}", "Check the path.", path=sql_file) from error
 
 
-def _converted(file: str, folder: Path, options: dict[str, Any]) -> Path:
+def _converted(file: str, folder: Path, options: ConvertOptions) -> Path:
     """The recording as a Perfetto trace in a folder, and what was found in it said."""
     from tracepipe.api.convert import convert
     from tracepipe.recording.account_text import account_lines
 
     trace = folder / "run.pftrace"
     with progress(f"query {Path(file).name}") as bar:
-        account = convert(file, trace, progress=bar, **options)
+        account = convert(file, trace, options=options, progress=bar)
     for line in list(account_lines(account))[1:]:
         say(line)
     return trace

@@ -269,14 +269,17 @@ def _found(
 ) -> tuple[list[Any], Result]:
     """What is to be said of the recordings, in their order, and what the report says of them."""
     from tracepipe.api.load import load
+    from tracepipe.api.options import ReadOptions
 
-    how = reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
+    how = ReadOptions(
+        **reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
+    )
     facts: dict[tuple[int, int], Any] = {}
 
     def loaded(side: int, at: int) -> Any:
         path = paths[side][at]
         with progress(f"{report.name} {Path(path).name}") as bar:
-            run = load(path, progress=bar, **how)
+            run = load(path, how, progress=bar)
         facts[side, at] = run.facts
         return run
 

@@ -63,7 +63,7 @@ class InWindows:
         if API in (self.start_on, self.stop_on):
             raise Misuse(
                 "The trigger api is for programs that record themselves.",
-                'In Python: tracepipe.capture(start_on="api").',
+                'In Python: tracepipe.CaptureOptions(start_on="api").',
             )
         delay_ns = read(self.delay, duration_ns, "--delay") or 0
         windows = Windows(delay_ns, self.start_on, self.stop_on, self.repeat)

@@ -14,6 +14,8 @@ from tracepipe.native.signatures import Batches
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from tracepipe.clocks.warp_readings import WarpReadings
+
     Column: TypeAlias = npt.NDArray[np.int64]
 
 _REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
@@ -32,34 +34,14 @@ class NativeSmClocks:
             raise MemoryError
         weakref.finalize(self, library.tp_sm_clocks_free, self._clocks)
 
-    def refine(
-        self,
-        base_ns: int,
-        entry_ns: Column,
-        exit_ns: Column,
-        sm: Column,
-        slot: Column | None,
-        entry_clk: Column,
-        exit_clk: Column,
-        exit_count: Column | None,
-    ) -> tuple[Column, Column] | None:
+    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Column, Column] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
         Raises ValueError for columns whose lengths do not agree, TypeError for other than int64.
         """
-        warps, exits = len(entry_ns), len(exit_ns)
-        addresses = [
-            _address(column, count)
-            for column, count in (
-                (entry_ns, warps),
-                (exit_ns, exits),
-                (sm, warps),
-                (slot, warps),
-                (entry_clk, warps),
-                (exit_clk, exits),
-                (exit_count, warps),
-            )
-        ]
+        warps, exits = len(warps_read.entry_ns), len(warps_read.exit_ns)
+        counts = (warps, exits, warps, warps, warps, exits, warps)
+        addresses = [_address(column, count) for column, count in zip(warps_read, counts, strict=True)]
         if not 0 <= base_ns < _BASE_LIMIT_NS:
             base_ns = -1  # is rejected too, where ctypes would cut the value to 64 bits
         entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)

@@ -29,6 +29,8 @@ from tracepipe.event.columns import distinct
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from tracepipe.clocks.warp_readings import WarpReadings
+
     Column: TypeAlias = npt.NDArray[np.int64]
     Columns: TypeAlias = tuple[Column | None, ...]
 
@@ -205,22 +207,13 @@ class SmClocks:
         self._slots: dict[int, int] = {}
         self._left_ns = np.zeros((2, 0), np.int64)
 
-    def refine(
-        self,
-        base_ns: int,
-        entry_ns: Column,
-        exit_ns: Column,
-        sm: Column,
-        slot: Column | None,
-        entry_clk: Column,
-        exit_clk: Column,
-        exit_count: Column | None,
-    ) -> tuple[Column, Column] | None:
+    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Column, Column] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
-        Columns are as in a `gpu_warp` record. No finer times are found for numbers outside of the limits
+        No finer times are found for numbers outside of the limits
         above. Raises ValueError for columns whose lengths do not agree.
         """
+        entry_ns, exit_ns, sm, slot, entry_clk, exit_clk, exit_count = warps_read
         of_warps, of_exits = (entry_ns, sm, slot, entry_clk, exit_count), (exit_ns, exit_clk)
         _check_lengths(of_warps, of_exits, exit_count)
         if not (

@@ -16,6 +16,7 @@ from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, N
 from tracepipe.clocks.pairs import most
 from tracepipe.clocks.range_times import place_ranges
 from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.clocks.warp_readings import WarpReadings
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.model import SourceNs
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
@@ -138,8 +139,7 @@ class WarpTimes:
     def _refined(self, clock: str, warps: Warps) -> tuple[Int64s, Int64s] | None:
         if warps.sm is None or warps.entry_clk is None or warps.exit_clk is None:
             return None
-        return self._clocks_of(clock).refine(
-            warps.ts_ns,
+        read = WarpReadings(
             warps.entry_ns,
             warps.exit_ns,
             warps.sm,
@@ -148,6 +148,7 @@ class WarpTimes:
             warps.exit_clk,
             warps.exit_count,
         )
+        return self._clocks_of(clock).refine(warps.ts_ns, read)
 
     def _refined_run(self, clock: str, run: _Run) -> tuple[Bools, Int64s, Int64s]:
         """Which batches have finer times, and the entries and exits of all."""

@@ -255,7 +255,7 @@ class Nesting:
                 around = row.around(ts_ns)
                 ops.append((INSTANT, on, ts_ns, name, event, NO_MARK, flow, flow2, NONE, around))
             else:
-                self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, flow, flow2)
+                self._complete(on, ts_ns, dur_ns if has_dur else 0, name, event, NO_MARK, (flow, flow2))
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         """Nest one event on a row that is given, not its shape's."""
@@ -306,8 +306,7 @@ class Nesting:
         name: int,
         event: int,
         mark: int,
-        flow: int = 0,
-        flow2: int = 0,
+        flows: tuple[int, int] = (0, 0),
     ) -> None:
         end_ns = min(ts_ns + dur_ns, _LAST_NS)
         at = self._place(on, (on,), ts_ns, end_ns)
@@ -319,7 +318,7 @@ class Nesting:
             row.ends.append((end_ns, slice_id))
             row.begun = len(self._ops)
         # Both are added now: a stable sort by time puts them right among the slices that nest here later.
-        self._ops.append((BEGIN, at, ts_ns, name, event, mark, flow, flow2, slice_id, parent))
+        self._ops.append((BEGIN, at, ts_ns, name, event, mark, *flows, slice_id, parent))
         self._ops.append((END, at, end_ns, name, NONE, NO_MARK, 0, 0, slice_id, NONE))
 
     def overlap_row(self, row: int, ts_ns: int, end_ns: int) -> int:

@@ -36,7 +36,7 @@ _OF_FOOTER = ("end", "gpus")
 @dataclass(slots=True)
 class CutOptions:
     """The window from `start` to before `end`, where None means the recording's own; the other fields are as
-    in `ConvertOptions`.
+    in `ConversionOptions`.
     """
 
     start: Moment | None = None

@@ -97,11 +97,11 @@ class TrackEvents:
 
     def _event(
         self, phase: str, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence,
-        dur_ns: int = 0, name: str | None = None,
+        dur_ns: int = 0,
     ) -> None:  # fmt: skip
         if not self._may_stand(track, ts_ns):
             return
-        name = self._name(one, sequence) if name is None else name
+        name = self._name(one, sequence)
         args = self.arguments.of(sequence, many.get(ANNOTATIONS >> 3, ()), one)
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.

@@ -38,6 +38,9 @@ _TID, _TARGET = 2 << 3, 5 << 3
 _PREV_STATE, _NEXT_COMM, _NEXT, _NEXT_PRIO = 4 << 3, 5 << 3 | BYTES, 6 << 3, 7 << 3
 BY_WHO_RUNS, AGAIN, STATE = "by who runs", "again", "state"
 """Phases of rows whose meaning depends on the rows before them in time."""
+# Rank, phase and name of rows.
+_LEAVING, _BEGINNING = (LEAVES, "E", RUNNING), (BEGINS, "B", RUNNING)
+_STATED, _WAKING_BY_WHO_RUNS = (WOKEN, STATE, RUNNING), (WOKEN, BY_WHO_RUNS, WAKEUP)
 _CPUS_MAX: Final = 1 << 12
 _Bundle = tuple[int, int]
 """The processor, and how far CLOCK_BOOTTIME is ahead of the bundle's clock."""
@@ -116,7 +119,7 @@ class Scheduling:
                 if tag == _WAKEUP_NEW:
                     args["is_new"] = True
                 phase = AGAIN if tag == _WAKEUP else "I"
-                self._add(ts_ns, WOKEN, signed(woken.get(_TID, 0)), cpu, phase, WAKEUP, args)
+                self._add(ts_ns, signed(woken.get(_TID, 0)), cpu, (WOKEN, phase, WAKEUP), args)
                 return True
         self.counted["events of ftrace are of kinds that are not read"] += 1
         return False
@@ -141,16 +144,16 @@ class Scheduling:
         wakings = (accumulate(get(7, nothing)), get(8, nothing), get(9, nothing))
         for ns, tid, target in zip(*wakings, strict=False):
             if (ts_ns := self._time(ns, bundle)) is not None:
-                self._add(ts_ns, WOKEN, tid, bundle[0], BY_WHO_RUNS, WAKEUP, {"target_cpu": target})
+                self._add(ts_ns, tid, bundle[0], _WAKING_BY_WHO_RUNS, {"target_cpu": target})
                 yield ts_ns
 
     def _switch(self, ts_ns: int, cpu: int, prev_state: int, tid: int, prio: int, comm: str) -> None:
         """Add a context switch: one thread leaves a processor, and another gets it."""
         prev = self._running.get(cpu)
         if prev:
-            self._add(ts_ns, LEAVES, prev, cpu, "E", RUNNING, {"prev_state": state_text(max(0, prev_state))})
+            self._add(ts_ns, prev, cpu, _LEAVING, {"prev_state": state_text(max(0, prev_state))})
         if tid:
-            self._add(ts_ns, BEGINS, tid, cpu, "B", RUNNING, {"prio": prio}, comm)
+            self._add(ts_ns, tid, cpu, _BEGINNING, {"prio": prio}, comm)
         self._running[cpu] = tid
 
     # States ---------------------------------------------------------------------------------------------
@@ -163,17 +166,18 @@ class Scheduling:
         if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["states of threads have an impossible processor or time"] += 1
             return
-        self._add(ts_ns, WOKEN, tid, cpu, STATE, RUNNING, {"state": of.get(4 << 3, 0)}, comm)
+        self._add(ts_ns, tid, cpu, _STATED, {"state": of.get(4 << 3, 0)}, comm)
 
     # Rows -----------------------------------------------------------------------------------------------
 
     def _add(
-        self, ts_ns: int, rank: int, tid: int, cpu: int, phase: str, name: str, args: dict[str, Any],
-        comm: str = "",
-    ) -> None:  # fmt: skip
+        self, ts_ns: int, tid: int, cpu: int, kind: tuple[int, str, str], args: dict[str, Any], comm: str = ""
+    ) -> None:
+        """Add a row. `kind` is its rank among those of its time, its phase and its name."""
         if not 0 < tid <= ID_LIMIT:
             self.counted["events of the scheduler have an impossible thread"] += 1
             return
+        rank, phase, name = kind
         key = (tid, cpu, phase, name, comm)
         first = self._firsts.get(key)
         if first is None:

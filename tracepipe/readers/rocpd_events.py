@@ -155,14 +155,13 @@ class Events:
         launch = self._launches.of(self._session.pid(pid) or 0, correlation, is_call=False)
         on = stream if type(stream) is int else queue
         key = (kind, at[0], name, pid, agent, on, launch is not None, *sizes)
-        shape = self._rows.shape(
-            key, self._work_shape, kind, name, pid, agent, on, launch is not None, *sizes
-        )
+        shape = self._rows.shape(key, self._work_shape, kind, name, pid, agent, on, launch is not None, sizes)
         self._rows.add(at, start, shape, args, self._rows.length(at, start, end, args), launch or 0)
 
     def _work_shape(
-        self, kind: str, name: str, pid: Any, agent: Any, stream: Any, has_launch: bool, grid: Any, block: Any
+        self, kind: str, name: str, pid: Any, agent: Any, stream: Any, has_launch: bool, sizes: Any
     ) -> Shape:
+        grid, block = sizes
         return Shape(
             kind, name, "X", self._session.pid(pid), gpu=self._session.gpu(agent) or 0,
             stream=stream if type(stream) is int and stream >= 0 else None,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ConvertOptions:
+class ConversionOptions:
     """The options of a conversion. `assumed` places clocks that have no pairs: clock → ns to add, or the name
     of a host clock. `undated` is as in `open_recording`. `offsets` are added to the times of files, by their
     names.
@@ -45,7 +45,7 @@ class ConvertOptions:
 class Conversion:
     """The conversion of one recording, or of several as one. Call `run` with the output stream."""
 
-    def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConvertOptions) -> None:
+    def __init__(self, path: str | Sequence[str], output: OutputFormat, options: ConversionOptions) -> None:
         self._paths = [path] if isinstance(path, str) else list(path)
         self._output, self._options = output, options
 
@@ -117,7 +117,7 @@ class Conversion:
 class _Drawing:
     """Draws and writes one timeline."""
 
-    def __init__(self, inputs: Inputs, output: OutputFormat, options: ConvertOptions) -> None:
+    def __init__(self, inputs: Inputs, output: OutputFormat, options: ConversionOptions) -> None:
         self._inputs, self._output, self._options = inputs, output, options
         self._layout = Layout(
             inputs.header,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from tracepipe.capture.records.carry import Carried, Carry
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.spans import SpanReader, Wanted
-from tracepipe.capture.request import Cause, Notify, Plan
+from tracepipe.capture.request import Cause, Control, Notify, Plan
 from tracepipe.errors import OutputError
 
 
@@ -40,6 +40,16 @@ class Collector(Protocol):
     def finish(self) -> None:
         """Called at the end: no more records follow."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who learns of a recording while it is made: parameters of `tracepipe.capture.capture`."""
+
+    notify: Notify
+    watchers: Sequence[Collector] = ()
+    control: Control | None = None
+    complete: Callable[[], None] = lambda: None
 
 
 @runtime_checkable

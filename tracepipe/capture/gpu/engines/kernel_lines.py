@@ -293,7 +293,7 @@ class KernelsRenderer(ChannelRenderer):
                 args["to_gpu"] = process.gpus.get(to_gpu, to_gpu)
             name = _at(DIRECTIONS, direction) or "copy"
             args |= _where(context, graph, node)
-            events.append(_transfer(process, record.pid, name, start_ns, end_ns, gpu, stream, args))
+            events.append(_transfer(process, record.pid, name, (start_ns, end_ns), (gpu, stream), args))
         return events
 
     def _sets(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
@@ -303,7 +303,7 @@ class KernelsRenderer(ChannelRenderer):
             check_span(start_ns, end_ns)
             args: dict[str, Any] = {"size": size_bytes, "correlation": process.number << 32 | correlation}
             args |= {"value": value, "to": _at(MEMORIES, kind)} | _where(context, graph, node)
-            events.append(_transfer(process, record.pid, "set", start_ns, end_ns, gpu, stream, args))
+            events.append(_transfer(process, record.pid, "set", (start_ns, end_ns), (gpu, stream), args))
         return events
 
     def _calls(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
@@ -380,12 +380,12 @@ def _transfer(
     process: Process,
     pid: int,
     name: str,
-    start_ns: int,
-    end_ns: int,
-    gpu: int,
-    stream: int,
+    times_ns: tuple[int, int],
+    where: tuple[int, int],
     args: dict[str, Any],
 ) -> dict[str, Any]:
+    """A copy or set on the stream `where[1]` of the GPU `where[0]`, from one time to another."""
+    (start_ns, end_ns), (gpu, stream) = times_ns, where
     return {
         "ts_ns": start_ns,
         "type": "transfer",
