@@ -331,24 +331,24 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
     [
         (["convert", "missing"], "missing: cannot be read: No such file or directory", "Check the path."),
         (["convert", "folder"], "folder: cannot be read: Is a directory", "Check the path."),
-        (["convert", "empty"], "empty: is empty", "record something first"),
-        (["convert", "noise"], "the content is not of a known input format", "name it with --from"),
+        (["convert", "empty"], "empty: is empty", "Record something first"),
+        (["convert", "noise"], "the content is not of a known input format", "Name it with --from"),
         (
             ["convert", "program"],
             "the file is a program or a library (ELF)",
             "tracepipe capture",
         ),
-        (["convert", "config"], "the file is JSON, but not a known", "name it with --from"),
-        (["convert", "blank"], "the content is not of a known input format", "name it with --from"),
+        (["convert", "config"], "the file is JSON, but not a known", "Name it with --from"),
+        (["convert", "blank"], "the content is not of a known input format", "Name it with --from"),
         (["convert", "run.jsonl", "-f", "chrome", "-o", "y.pftrace"], "y.pftrace has the ending", "y.json"),
-        (["convert", "run.jsonl", "-o", "y.json.gz"], "chrome is not written compressed", "leave out .gz"),
-        (["convert", "run.jsonl", "-o", "y.zst"], "perfetto is not written compressed", "leave out .zst"),
-        (["convert", "old"], "the file is 'tracepipe/0'", "use the version of tracepipe that wrote it"),
-        (["convert", "header"], "header:1: clock: must be a string, not 5", "starts with its header"),
-        (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "name another place"),
-        (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "name a file in it"),
-        (["convert", "run.jsonl", "-o", "old"], "old exists", "overwrite it with --force"),
-        (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "name another place"),
+        (["convert", "run.jsonl", "-o", "y.json.gz"], "chrome is not written compressed", "Leave out .gz"),
+        (["convert", "run.jsonl", "-o", "y.zst"], "perfetto is not written compressed", "Leave out .zst"),
+        (["convert", "old"], "the file is 'tracepipe/0'", "Use the version of tracepipe that wrote it"),
+        (["convert", "header"], "header:1: clock: must be a string, not 5", "Check that the file"),
+        (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "Name another place"),
+        (["convert", "run.jsonl", "-o", "folder"], "folder is a directory", "Name a file in it"),
+        (["convert", "run.jsonl", "-o", "old"], "old exists", "Overwrite it with --force"),
+        (["convert", "run.jsonl", "-o", "x" * 300], "File name too long", "Name another place"),
         (
             ["convert", "missing", "-o", "old", "--force"],
             "missing: cannot be read: No such",
@@ -359,9 +359,9 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (
             ["convert", "run.jsonl", "-o", "/dev/full"],
             "cannot write /dev/full: No space left",
-            "free some space",
+            "Free some space",
         ),
-        (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "leave out --strict"),
+        (["convert", "bad", "--strict"], "bad:2: phase: must be one of B, E, I, X", "Leave out --strict"),
         (["validate", "missing"], "missing: cannot be read: No such file", "Check the path."),
         (["open", "missing"], "missing", ""),
     ],
@@ -495,14 +495,14 @@ def test_a_full_standard_output_is_an_error(here: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [
         "tracepipe: cannot write standard output: No space left on device",
-        "  free some space, or use -o",
+        "  Free some space, or use -o.",
     ]
     Path("run.jsonl").write_text(GOOD + "{\n")
     done = process("unset PYTHONUNBUFFERED; tracepipe validate run.jsonl > /dev/full")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
         "tracepipe: cannot write standard output: No space left on device",
-        "  free some space, or write elsewhere",
+        "  Free some space, or write elsewhere.",
     ]
 
 

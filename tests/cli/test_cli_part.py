@@ -138,7 +138,7 @@ def test_an_error_names_the_input_and_not_its_copy() -> None:
 
 def test_the_format_is_named_by_another_option_than_elsewhere() -> None:
     done = tracepipe("cut", "-", "--to", "2us", "-o", "-", stdin=b"nothing that is known")
-    assert (done.returncode, b"name it with --source" in done.stderr) == (1, True)
+    assert (done.returncode, b"Name it with --source" in done.stderr) == (1, True)
     done = tracepipe("cut", "-", "--to", "2us", "-o", "-", "--source", "tracepipe", stdin=b"nothing")
     assert b"the header is not JSON" in done.stderr
 

@@ -100,7 +100,7 @@ def test_a_picture_goes_to_standard_output_and_its_kind_is_that_of_its_name(run:
     assert (code, out.startswith("<!DOCTYPE html>")) == (0, True)
     assert "CUDA API calls: the only one takes 101 µs" in err
     code, _, err = run("plot", SAMPLE, "-o", str(tmp_path / "run.bmp"))
-    assert (code, err.splitlines()[1].strip()) == (1, "name a file ending with .html, .png, .svg")
+    assert (code, err.splitlines()[1].strip()) == (1, "Name a file ending with .html, .png, .svg.")
     code, _, err = run("export", "-", stdin=Path(SAMPLE).read_bytes())
     assert (code, err.splitlines()[0]) == (1, "tracepipe: a folder cannot go to standard output")
     assert list(tmp_path.iterdir()) == []

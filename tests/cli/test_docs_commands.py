@@ -47,7 +47,13 @@ STORIES = {"docs/tutorial.md"}
 OTHER_OPTIONS = {
     *("--seconds", "--seed", "--keep", "--rate"),  # the project's own tools
     *("--privileged", "--cap-add", "--security-opt", "--mount-proc", "--tmpfs"),  # docker, unshare
-    *("--align_combine", "--log_torch", "--no-python", "--output-format", "--ultra"),  # VizTracer, torchrun, …
+    *(
+        "--align_combine",
+        "--log_torch",
+        "--no-python",
+        "--output-format",
+        "--ultra",
+    ),  # VizTracer, torchrun, …
 }
 
 ALL = [block for page in pages() for block in blocks(page)]

@@ -275,7 +275,7 @@ def test_what_cannot_be_written_is_an_error(command: str, buffered: bool, bad: N
     assert done.returncode == 1
     *_, what, hint = done.stderr.splitlines()
     assert what == "tracepipe: cannot write standard output: No space left on device"
-    assert hint.startswith("  free some space, or ")
+    assert hint.startswith("  Free some space, or ")
     assert done.stderr.count("tracepipe: ") == 1
 
 
@@ -284,7 +284,7 @@ def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
     done = shell(f"tracepipe {command} >&-", True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
-        "tracepipe: standard output is closed", "  send it to a file, or to /dev/null",
+        "tracepipe: standard output is closed", "  Send it to a file, or to /dev/null.",
     ]  # fmt: skip
 
 

@@ -170,7 +170,7 @@ def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, 
 
 REFUSED: Final = [
     ("fail cuptiPmSamplingEnable 35", "NVreg_RestrictProfilingToAdminUsers=0"),
-    ("fail cuptiPmSamplingEnable 26", "Another profiler uses the GPU's hardware"),
+    ("fail cuptiPmSamplingEnable 26", "End the other profiler that uses the GPU's hardware"),
     ("die 0", "its sampler ended with signal 9 (SIGKILL)"),
     ("early", "CUPTI's times are not of CLOCK_MONOTONIC"),
     ("unsupported", "profiling switched off"),

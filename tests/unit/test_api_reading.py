@@ -122,7 +122,7 @@ def test_what_goes_wrong_leaves_no_file(run: Path) -> None:
     assert (refused.value.path, refused.value.line) == ("run.jsonl", 7)
     with pytest.raises(tracepipe.FormatError, match="no output format is called 'svg'") as unknown:
         tracepipe.convert("run.jsonl", format="svg")
-    assert unknown.value.hint == "use one of: " + ", ".join(CONVERTERS)
+    assert unknown.value.hint == f"Use one of: {', '.join(CONVERTERS)}."
     with pytest.raises(tracepipe.FormatError, match="chrome has no compressed form"):
         tracepipe.convert("run.jsonl", format="chrome", options=tracepipe.ConvertOptions(compress=True))
     with pytest.raises(tracepipe.FormatError, match="drawn as 'block'"):

@@ -177,7 +177,7 @@ def test_no_pairs_are_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ClockError) as caught:
         fit(GPU, [])
     assert caught.value.message == "clock globaltimer:0 has no clock pairs"
-    assert caught.value.hint == "place it with --assume-offset globaltimer:0=NS"
+    assert caught.value.hint == "Place it with --assume-offset globaltimer:0=NS."
 
 
 def test_of_two_close_pairs_what_both_allow_stays() -> None:

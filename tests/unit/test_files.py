@@ -276,7 +276,7 @@ def test_a_file_for_others_is_never_opened_through_a_link(tmp_path: Path) -> Non
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="missing: No such file") as caught:
         replacing(str(tmp_path / "missing" / "out"), force=False).__enter__()
-    assert caught.value.hint == "name another place with -o"
+    assert caught.value.hint == "Name another place with -o."
 
 
 @pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder, said_by_command])
@@ -284,7 +284,7 @@ def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: 
     with pytest.raises(OutputError, match="File name too long") as caught:
         opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
     option = "--command-output" if opened is said_by_command else "-o"
-    assert caught.value.hint == f"name another place with {option}"
+    assert caught.value.hint == f"Name another place with {option}."
 
 
 @pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
@@ -349,7 +349,7 @@ def test_a_full_disk_is_an_output_error_and_leaves_nothing(small_disk: Path) -> 
         replacing(str(target), force=False) as out,
     ):
         out.write(b"x" * 200_000)
-    assert "free some space" in caught.value.hint
+    assert "Free some space" in caught.value.hint
     assert list(small_disk.iterdir()) == []
 
 
@@ -409,4 +409,4 @@ def test_a_full_disk_keeps_what_was_recorded(small_disk: Path) -> None:
 def test_a_place_that_nobody_can_look_at_is_named(write: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="x: File name too long") as caught:
         write(str(tmp_path / ("x" * 300)), force=False).__enter__()
-    assert caught.value.hint == "name another place with -o"
+    assert caught.value.hint == "Name another place with -o."

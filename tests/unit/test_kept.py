@@ -226,7 +226,7 @@ def test_what_is_no_file_of_a_capture_is_left_alone(
     make(part)
     with pytest.raises(OutputError, match="exists") as caught:
         keeping(str(tmp_path / "run.jsonl"), force=force).__enter__()
-    assert caught.value.hint == "remove it, or name another file with -o"
+    assert caught.value.hint == "Remove it, or name another file with -o."
     assert os.path.lexists(part)
 
 

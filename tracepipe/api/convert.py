@@ -43,7 +43,7 @@ def convert(
     form = _form(format, asked.compress)
     if asked.warp_tracks not in WARP_TRACKS:
         raise FormatError(
-            f"warps cannot be drawn as {asked.warp_tracks!r}", f"use one of: {', '.join(WARP_TRACKS)}"
+            f"warps cannot be drawn as {asked.warp_tracks!r}", f"Use one of: {', '.join(WARP_TRACKS)}."
         )
     how = ConversionOptions(
         asked.source_format,
@@ -56,7 +56,7 @@ def convert(
     )
     paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
     if (len(paths) > 1 or how.offsets) and not form.takes_several:
-        raise FormatError(f"{format} is made from a single recording", "convert each recording separately")
+        raise FormatError(f"{format} is made from a single recording", "Convert each recording separately.")
     compressed_as = _compressed_as(out, format, form)
     name, opened = _opened(paths, out, form, force)
     with opened as stream:
@@ -79,7 +79,7 @@ def _default(paths: Sequence[str], form: OutputFormat) -> str:
     if form.on_terminal:
         return STANDARD
     if len(paths) > 1:
-        raise OutputError("the timeline of several recordings has no name", "name it with -o")
+        raise OutputError("the timeline of several recordings has no name", "Name it with -o.")
     return default_output(paths[0], form.suffix)
 
 
@@ -88,9 +88,9 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
 
     form = CONVERTERS.get(name)
     if form is None:
-        raise FormatError(f"no output format is called {name!r}", f"use one of: {', '.join(CONVERTERS)}")
+        raise FormatError(f"no output format is called {name!r}", f"Use one of: {', '.join(CONVERTERS)}.")
     if compress and not form.can_compress:
-        raise FormatError(f"{name} has no compressed form", "pipe it through gzip")
+        raise FormatError(f"{name} has no compressed form", "Pipe it through gzip.")
     return form
 
 
@@ -103,7 +103,7 @@ def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form
     if ending in (".gz", ".zst") and not form.by_suffix:
         raise OutputError(
             f"{format} is not written compressed, which the name {path} asks for",
-            f"leave out {ending}, and compress the file",
+            f"Leave out {ending}, and compress the file.",
         )
     return path
 

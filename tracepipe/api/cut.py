@@ -38,7 +38,7 @@ def cut(
     from tracepipe.recording.files import replacing
 
     if not start and not end:
-        raise TracepipeError("no stretch of time is given", "give its start, its end or both")
+        raise TracepipeError("no stretch of time is given", "Give its start, its end or both.")
     first, last = (moment_of(text) if text else None for text in (start, end))
     how = options or ReadOptions()
     wanted = CutOptions(first, last, how.source_format, how.strict, dict(how.assume_offset), how.undated)

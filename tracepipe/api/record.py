@@ -42,7 +42,7 @@ def record(
 
     if command_output and Path(command_output).resolve() == Path(output).resolve():
         raise OutputError(
-            f"{output} cannot be both the recording and the command's output", "name another file for one"
+            f"{output} cannot be both the recording and the command's output", "Name another file for one."
         )
     summary, failures = None, list[OutputError]()
     with ExitStack() as kept:
@@ -87,7 +87,7 @@ class NumberedOutputs:
 
     def __init__(self, path: str, *, force: bool, notify: Notify) -> None:
         if path == STANDARD:
-            raise OutputError("--last may write more than one recording", "name a file with -o")
+            raise OutputError("--last may write more than one recording", "Name a file with -o.")
         self._path, self._notify = path, notify
         self._first = ExitStack()
         self._sink: BinaryIO | None = self._first.enter_context(keeping(path, force=force, notify=notify))

@@ -88,7 +88,7 @@ def capture(
     if then_open and target == STANDARD:
         raise Misuse("A recording on standard output cannot be opened.", option="--open")
     if then_open and not force and seen.is_there(trace):  # said now, not when the capture is over
-        raise OutputError(f"{trace} exists", "overwrite it with --force, or name another with -o")
+        raise OutputError(f"{trace} exists", "Overwrite it with --force, or name another with -o.")
     summary = record(request, target, command_output=command_output, force=force, notify=say)
     from tracepipe.capture.summary import summary_lines
 

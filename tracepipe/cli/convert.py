@@ -130,7 +130,7 @@ def _kind(asked: str, output: str) -> str:
     if asked and fitting and asked not in fitting:
         raise OutputError(
             f"{output} has the ending of {' and '.join(fitting)}, and {asked} is asked for",
-            f"name it {name.name.removesuffix(ending)}{CONVERTERS[asked].suffix}, or leave out --format",
+            f"Name it {name.name.removesuffix(ending)}{CONVERTERS[asked].suffix}, or leave out --format.",
         )
     return asked or (fitting[0] if fitting else "perfetto")
 

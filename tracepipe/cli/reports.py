@@ -259,7 +259,7 @@ def _ending(output: FileOutput, target: str) -> str:
         return output.endings[0]
     if ending not in output.endings:
         raise OutputError(
-            f"{target} does not say what it is to be", f"name a file ending with {', '.join(output.endings)}"
+            f"{target} does not say what it is to be", f"Name a file ending with {', '.join(output.endings)}."
         )
     return ending
 

@@ -137,7 +137,7 @@ def anchors(
         if at not in placed:
             raise ClockError(
                 f"{source.name} cannot be put on the clock of {base.name}: {_reason(source, base)}",
-                f"put them there with --offset {source.name}=NS, which adds nanoseconds to its times",
+                f"Put them there with --offset {source.name}=NS, which adds nanoseconds to its times.",
             )
         if abs(placed[at].offset_ns) >= TIME_LIMIT_NS:
             raise ClockError(

@@ -183,7 +183,9 @@ class Fit:
     def __init__(self, clock: str, pairs: Pairs) -> None:
         """Raises ClockError without any pair."""
         if not len(pairs):
-            raise ClockError(f"clock {clock} has no clock pairs", f"place it with --assume-offset {clock}=NS")
+            raise ClockError(
+                f"clock {clock} has no clock pairs", f"Place it with --assume-offset {clock}=NS."
+            )
         kept = consistent(cut(pairs.in_order()))
         rate, bound_ppm = _outside(kept)
         self._map = ClockMap(clock, "fit", kept.source_ns, kept.host_ns, *_bounds(kept), rate, bound_ppm)

@@ -119,13 +119,13 @@ class Clocks:
     def _assume(self, clock: str, offset: int | str) -> ClockMap:
         if isinstance(offset, int):
             if abs(offset) >= TIME_LIMIT_NS:
-                raise ClockError(f"cannot place {clock} by {offset} ns", "give at most 146 years")
+                raise ClockError(f"cannot place {clock} by {offset} ns", "Give at most 146 years.")
             return offset_map(clock, "assumed", offset, 0)
         found = self._host_offset_ns(offset) if offset in HOST_CLOCKS else None
         if found is None:
             raise ClockError(
                 f"cannot place {clock} by {offset!r}",
-                "give nanoseconds to add, or a host clock of the header's start",
+                "Give nanoseconds to add, or a host clock of the header's start.",
             )
         return offset_map(clock, "assumed", found, 0)
 

@@ -113,7 +113,7 @@ def _small_enough() -> Iterator[None]:
     except LargeZipFile:
         raise OutputError(
             "The archive or a trace in it would be larger than 2 GB, which Perfetto does not read",
-            "make the recordings smaller with tracepipe cut, or give -o a name that ends with .pftrace",
+            "Make the recordings smaller with tracepipe cut, or give -o a name that ends with .pftrace.",
         ) from None
 
 

@@ -114,5 +114,5 @@ def _room() -> Iterator[None]:
     except sqlite3.Error as error:
         raise OutputError(
             f"the timeline cannot be kept in a temporary file: {error}",
-            "make room in the folder that SQLITE_TMPDIR names, or name another one",
+            "Make room in the folder that SQLITE_TMPDIR names, or name another one.",
         ) from error

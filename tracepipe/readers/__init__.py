@@ -112,7 +112,7 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
     """
     if name:
         if name not in READERS:
-            raise FormatError(f"no input format is called {name!r}", f"use one of: {', '.join(READERS)}")
+            raise FormatError(f"no input format is called {name!r}", f"Use one of: {', '.join(READERS)}.")
         return READERS[name]
     databases = []
     for reader in READERS.values():  # formats after the right one are not loaded
@@ -124,31 +124,31 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
     if databases:
         titles = "; ".join(reader.title for reader in databases)
         raise FormatError(
-            "the file is a database without the tables of a known format", f"give a file of: {titles}"
+            "the file is a database without the tables of a known format", f"Give a file of: {titles}."
         )
     from tracepipe.readers.bpftrace_records import is_of_bpftrace
 
     if is_of_bpftrace(head):  # its script printed no event, or none yet
         return READERS["bpftrace"]
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise FormatError("the text is UTF-16", "make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
+        raise FormatError("the text is UTF-16", "Make it UTF-8: iconv -f UTF-16 -t UTF-8 FILE")
     from tracepipe.readers.proton import is_tree
 
     if is_tree(head):
         raise FormatError(
             "a tree of Triton Proton has only sums, without times",
-            'record a timeline: proton.start(data="trace"), or proton --data trace',
+            'Record a timeline: proton.start(data="trace"), or proton --data trace.',
         )
     if what := next((said for begins, said in _OTHERS.items() if head.startswith(begins)), None):
         raise FormatError(*what)
     if head[:1] in (b"{", b"["):
         raise FormatError(
             "the file is JSON, but not a known kind of trace or recording",
-            f"name it with --from, one of: {', '.join(READERS)}",
+            f"Name it with --from, one of: {', '.join(READERS)}.",
         )
     raise FormatError(
         "the content is not of a known input format",
-        f"name it with --from, one of: {', '.join(READERS)}",
+        f"Name it with --from, one of: {', '.join(READERS)}.",
     )
 
 

@@ -99,7 +99,7 @@ def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
     except sqlite3.Error as e:
         raise InputError(
             f"its records cannot be sorted: {e}",
-            f"they are copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR",
+            f"Free some space in {tempfile.gettempdir()}, to which they are copied, or set TMPDIR.",
         ) from e
     finally:
         connection.close()

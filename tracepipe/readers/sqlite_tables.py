@@ -52,7 +52,7 @@ class Database:
             self.tables = self._plain_tables()
         except BROKEN as e:
             self.close()
-            raise InputError(f"cannot be read: {unreadable(e)}", "export or copy it again") from e
+            raise InputError(f"cannot be read: {unreadable(e)}", "Export or copy it again.") from e
         except BaseException:
             self.close()
             raise
@@ -208,7 +208,7 @@ def unreadable(error: Exception) -> str:
     if "full" in text:
         raise InputError(
             "its tables cannot be sorted: no room for temporary files",
-            "free some space in /var/tmp, or set SQLITE_TMPDIR to a folder with space",
+            "Free some space in /var/tmp, or set SQLITE_TMPDIR to a folder with space.",
         ) from error
     return text
 

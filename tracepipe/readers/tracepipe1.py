@@ -29,6 +29,7 @@ from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 # Some thousand lines, so that the cost for each batch is small.
 CHUNK_BYTES = 1 << 18
 _HEADER_BYTES_MAX = 1 << 20
+_NO_HEADER = "Check that the file starts with a tracepipe/1 header."
 STACK = "stack"
 # This takes the place of a record whose stack is in the tables, as parsed stacks take thirty times their
 # text.
@@ -115,22 +116,20 @@ def _header(stream: BinaryIO, problems: list[Problem]) -> tuple[Header, bytes]:
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as e:
-        raise InputError(
-            f"the header is not JSON: {e.msg}", "a tracepipe/1 file starts with its header", line=1
-        ) from e
+        raise InputError(f"the header is not JSON: {e.msg}", _NO_HEADER, line=1) from e
     if is_too_deep(line, record):
-        raise InputError(TOO_DEEP, "a tracepipe/1 file starts with its header", line=1)
+        raise InputError(TOO_DEEP, _NO_HEADER, line=1)
     if isinstance(record, dict) and record.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise FormatError(
             f"the file is {record['schema']!r}, but this program reads {SCHEMA_VERSION}",
-            "use the version of tracepipe that wrote it, or a newer one",
+            "Use the version of tracepipe that wrote it, or a newer one.",
         )
     if isinstance(record, dict) and record.get("type") == "header":
         _leave_out_faults(record, problems)
     if fault := first_fault(record):
-        raise InputError(fault[1], "a tracepipe/1 file starts with its header", line=1, field=fault[0])
+        raise InputError(fault[1], _NO_HEADER, line=1, field=fault[0])
     if record["type"] != "header":
-        raise InputError("is not a header", "a tracepipe/1 file starts with its header", line=1, field="type")
+        raise InputError("is not a header", _NO_HEADER, line=1, field="type")
     return cast(Header, record), rest
 
 

@@ -25,5 +25,5 @@ def naming_the_folder() -> Iterator[None]:
     except OSError as e:
         raise OutputError(
             f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
-            "name a folder with room in TMPDIR",
+            "Name a folder with room in TMPDIR.",
         ) from e

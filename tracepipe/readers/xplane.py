@@ -197,6 +197,6 @@ def read(stream: BinaryIO) -> Recording:
     try:
         space = _Space(stream)
     except OSError as e:
-        raise InputError(f"cannot be read: {e.strerror}", "copy it to another disk") from e
+        raise InputError(f"cannot be read: {e.strerror}", "Copy it to another disk.") from e
     header = new_header(clock=space.clock, clocks=[space.clock], engine="XLA's profiler")
     return Recording(header, space.batches(), space.tables)

@@ -114,7 +114,7 @@ def _unreadable(error: OSError, path: str) -> InputError:
 
 
 def _not_copied(error: OSError, path: str) -> InputError:
-    hint = f"it is copied to {tempfile.gettempdir()}: free some space there, or set TMPDIR"
+    hint = f"Free some space in {tempfile.gettempdir()}, to which it is copied, or set TMPDIR."
     return InputError(f"cannot be copied: {error.strerror}", hint, path=path)
 
 
@@ -126,7 +126,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     """
     if path == STANDARD:
         if sys.stdin is None:
-            raise InputError("is closed", "name a file, or pipe the recording", path=path)
+            raise InputError("is closed", "Name a file, or pipe the recording.", path=path)
         if is_growing:
             yield InputStream(sys.stdin.buffer, "<stdin>")
             return
@@ -139,7 +139,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
         raise _unreadable(e, path) from e
     with raw:
         if seen.is_folder(path):  # some systems can open a directory
-            raise InputError("is a directory", "name a file in it", path=path)
+            raise InputError("is a directory", "Name a file in it.", path=path)
         if is_growing or raw.seekable():
             yield InputStream(raw, path)
         else:
@@ -213,9 +213,9 @@ def replacing(
     """
     if path == STANDARD:
         if sys.stdout is None:
-            raise OutputError("standard output is closed", "name a file with -o")
+            raise OutputError("standard output is closed", "Name a file with -o.")
         if sys.stdout.isatty() and not on_terminal:
-            raise OutputError("the output is not for a terminal", "name a file with -o, or pipe the output")
+            raise OutputError("the output is not for a terminal", "Name a file with -o, or pipe the output.")
         with writing("standard output"):
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
@@ -224,7 +224,7 @@ def replacing(
     kind = output_kind(path, force=force)
     made_of = [source for source in sources if source != STANDARD]
     if kind == stat.S_IFREG and any(_is_same_file(target, source) for source in made_of):
-        raise OutputError(f"{path} is the recording itself", "name another file with -o")
+        raise OutputError(f"{path} is the recording itself", "Name another file with -o.")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with writing(path), target.open("wb") as out:
             yield out
@@ -233,7 +233,7 @@ def replacing(
         fd, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as e:
         raise OutputError(
-            f"cannot write to {target.parent}: {e.strerror}", "name another place with -o"
+            f"cannot write to {target.parent}: {e.strerror}", "Name another place with -o."
         ) from e
     made = Path(name)
     try:
@@ -270,7 +270,7 @@ def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
         new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW if is_new else 0
         fd = os.open(target, os.O_WRONLY | os.O_CLOEXEC | new, 0o666)
     except OSError as e:
-        raise OutputError(f"cannot write {path}: {e.strerror}", f"name another file with {option}") from e
+        raise OutputError(f"cannot write {path}: {e.strerror}", f"Name another file with {option}.") from e
     try:
         if is_new:
             give_to_caller(fd)
@@ -292,16 +292,16 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     """
     target = Path(path).resolve()
     if path == STANDARD:
-        raise OutputError("a folder cannot go to standard output", "name it with -o")
+        raise OutputError("a folder cannot go to standard output", "Name it with -o.")
     if kind_of(target) and (not force or not seen.is_folder(target)):
-        another = "name another with -o"
-        hint = f"overwrite it with --force, or {another}" if seen.is_folder(target) else another
+        is_folder = seen.is_folder(target)
+        hint = f"{'Overwrite it with --force, or name' if is_folder else 'Name'} another with -o."
         raise OutputError(f"{path} exists", hint)
     try:
         name = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as e:
         raise OutputError(
-            f"cannot write to {target.parent}: {e.strerror}", "name another place with -o"
+            f"cannot write to {target.parent}: {e.strerror}", "Name another place with -o."
         ) from e
     made = Path(name)
     try:
@@ -328,7 +328,7 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
     others = sorted({one.name for one in target.iterdir()} - {one.name for one in made.iterdir()})
     if others:
         raise OutputError(
-            f"{target} holds other files: {', '.join(others[:3])}", "name another folder with -o"
+            f"{target} holds other files: {', '.join(others[:3])}", "Name another folder with -o."
         )
     older = made.with_name(f"{made.name}.old")
     target.replace(older)
@@ -349,7 +349,7 @@ def made_folder(folder: Path) -> Path:
         except FileExistsError:
             continue  # if it is not a folder, writing into it will report that
         except OSError as e:
-            raise OutputError(f"cannot make the folder {part}: {e.strerror}", "name another with -o") from e
+            raise OutputError(f"cannot make the folder {part}: {e.strerror}", "Name another with -o.") from e
         try:
             give_to_caller(fd)
         finally:

@@ -225,7 +225,7 @@ def open_apart(
 def _part(path: str, name: str, how: How) -> Part:
     """What must be known about a recording before it is read with others."""
     if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
-        raise InputError("is a pipe, which cannot be read twice", "write it to a file first", path=path)
+        raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
     with open_recording(path, *how) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
@@ -243,7 +243,7 @@ def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None
         if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
             raise ClockError(
                 f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
-                f"give each file an --offset FILE=NS that is {-first_ns} larger than now",
+                f"Give each file an --offset FILE=NS that is {-first_ns} larger than now.",
             )
 
 
@@ -268,7 +268,7 @@ def _names(paths: Sequence[str]) -> list[str]:
     files = [os.path.realpath(path) for path in paths]
     for at, path in enumerate(paths):
         if files[at] in files[:at]:
-            raise InputError("is named twice", "name each file once", path=path)
+            raise InputError("is named twice", "Name each file once.", path=path)
     short = [Path(path).name for path in paths]
     names = [name if short.count(name) == 1 else path for name, path in zip(short, paths, strict=True)]
     return [_text(name) for name in names]
@@ -287,7 +287,7 @@ def _by_hand(paths: Sequence[str], names: Sequence[str], offsets: Mapping[str, i
         at = next((at for at, both in called if _text(file) in both), None)
         if at is None:
             raise ClockError(
-                f"--offset names {file}, which is not an input", f"name one of: {', '.join(names)}"
+                f"--offset names {file}, which is not an input", f"Name one of: {', '.join(names)}."
             )
         found[at] = offset_ns
     return found

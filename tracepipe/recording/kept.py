@@ -37,7 +37,7 @@ def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Itera
     """
     if path == STANDARD:
         if sys.stdout is None:
-            raise OutputError("standard output is closed", "name a file with -o")
+            raise OutputError("standard output is closed", "Name a file with -o.")
         sys.stdout.flush()
         out = compressing(getattr(sys.stdout.buffer, "raw", sys.stdout.buffer), "", is_ours=False)
         yield out
@@ -98,12 +98,12 @@ def _begun(part: Path, target: Path, *, force: bool, notify: Notify) -> int:
             _clear(part, target, force=force, notify=notify)
             continue
         except OSError as e:
-            raise OutputError(f"cannot write {part}: {e.strerror}", "name another place with -o") from e
+            raise OutputError(f"cannot write {part}: {e.strerror}", "Name another place with -o.") from e
         # Before it was locked, another capture may have taken the file for one that was left.
         if _is_locked_by_us(fd) and is_file(part, fd):
             return fd
         os.close(fd)
-    raise OutputError(f"{part} is made and removed again and again", "name another file with -o")
+    raise OutputError(f"{part} is made and removed again and again", "Name another file with -o.")
 
 
 def _is_locked_by_us(fd: int) -> bool:
@@ -131,13 +131,13 @@ def _clear(part: Path, target: Path, *, force: bool, notify: Notify) -> None:
     except FileNotFoundError:
         return
     except OSError as e:
-        raise OutputError(f"{part} exists: {e.strerror}", "remove it, or name another file with -o") from e
+        raise OutputError(f"{part} exists: {e.strerror}", "Remove it, or name another file with -o.") from e
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise OutputError(f"{part} exists and is not a file", "remove it, or name another file with -o")
+            raise OutputError(f"{part} exists and is not a file", "Remove it, or name another file with -o.")
         if not _is_locked_by_us(fd):
-            raise OutputError(f"{target} is being recorded by another capture", "name another file with -o")
+            raise OutputError(f"{target} is being recorded by another capture", "Name another file with -o.")
         if not is_file(part, fd):  # its capture has given it its name meanwhile
             return
         if not status.st_size:
@@ -148,9 +148,9 @@ def _clear(part: Path, target: Path, *, force: bool, notify: Notify) -> None:
         else:
             raise OutputError(
                 f"{part} exists: a killed capture left it",
-                "read it as it is and rename or remove it, or name another file with -o",
+                "Read it as it is and rename or remove it, or name another file with -o.",
             )
     except OSError as e:
-        raise OutputError(f"{part} exists: {e.strerror}", "remove it, or name another file with -o") from e
+        raise OutputError(f"{part} exists: {e.strerror}", "Remove it, or name another file with -o.") from e
     finally:
         os.close(fd)

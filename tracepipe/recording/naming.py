@@ -36,7 +36,7 @@ def kind_of(path: Path, option: str = "-o") -> int:
     except (FileNotFoundError, NotADirectoryError):
         return stat.S_IFREG if path.is_symlink() else 0  # a broken link has the name too
     except OSError as e:
-        raise OutputError(f"cannot write {path}: {e.strerror}", f"name another place with {option}") from e
+        raise OutputError(f"cannot write {path}: {e.strerror}", f"Name another place with {option}.") from e
 
 
 def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
@@ -45,13 +45,13 @@ def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
     """
     kind = kind_of(Path(path), option)
     if kind == stat.S_IFDIR:
-        raise OutputError(f"{path} is a directory", f"name a file in it with {option}")
+        raise OutputError(f"{path} is a directory", f"Name a file in it with {option}.")
     if kind in (stat.S_IFBLK, stat.S_IFSOCK):
-        raise OutputError(f"{path} is not a file", f"name a file with {option}")
+        raise OutputError(f"{path} is not a file", f"Name a file with {option}.")
     if kind == stat.S_IFREG and _is_stream(Path(path)):
-        raise OutputError(f"{path} is a file that is open", f"write to standard output with {option} -")
+        raise OutputError(f"{path} is a file that is open", f"Give {option} - to write to standard output.")
     if kind == stat.S_IFREG and not force:
-        raise OutputError(f"{path} exists", f"overwrite it with --force, or name another with {option}")
+        raise OutputError(f"{path} exists", f"Overwrite it with --force, or name another with {option}.")
     return kind
 
 
@@ -79,7 +79,7 @@ def writing(what: str) -> Iterator[None]:
         # An error with a file name is about another file.
         if e.errno is None or e.filename not in (None, what):
             raise
-        raise OutputError(f"cannot write {what}: {e.strerror}", "free some space, or use -o") from e
+        raise OutputError(f"cannot write {what}: {e.strerror}", "Free some space, or use -o.") from e
 
 
 def is_file(path: Path, fd: int) -> bool:
@@ -141,7 +141,7 @@ def settle(fd: int, made: Path, target: Path, *, force: bool) -> None:
         place = _kept_elsewhere(fd, made, target)
     except OSError as e:
         raise OutputError(
-            f"{what}, and its content cannot be saved: {e.strerror}", "free some space before the next one"
+            f"{what}, and its content cannot be saved: {e.strerror}", "Free some space before the next one."
         ) from e
     raise OutputError(f"{what}; its content is in {place}", _USE)
 

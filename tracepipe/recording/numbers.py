@@ -146,7 +146,7 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     if max(of_host) >= HOSTS_MAX:
         raise InputError(
             f"the recordings come from {max(of_host) + 1} hosts",
-            f"merge those of {HOSTS_MAX} hosts at a time",
+            f"Merge those of {HOSTS_MAX} hosts at a time.",
         )
     cpus = [0] * (max(of_host) + 2)
     for part, host in zip(parts, of_host, strict=True):

@@ -145,8 +145,8 @@ def _recognised(
     head = stream.head(is_known) if is_growing else stream.head()
     if not head.strip() and not source_format:
         if stream.damage:
-            raise InputError(f"cannot be read: {stream.damage}", "copy or record it again", path=path)
-        raise InputError("is empty", "record something first", path=path)
+            raise InputError(f"cannot be read: {stream.damage}", "Copy or record it again.", path=path)
+        raise InputError("is empty", "Record something first.", path=path)
     try:
         return recognise(head, source_format, file)
     except InputError as e:
@@ -156,7 +156,7 @@ def _recognised(
 def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
     if undated not in UNDATED:
         raise FormatError(
-            f"lines without a time cannot be taken as {undated!r}", f"use one of: {', '.join(UNDATED)}"
+            f"lines without a time cannot be taken as {undated!r}", f"Use one of: {', '.join(UNDATED)}."
         )
     try:
         return source.read(stream, undated)
@@ -169,7 +169,7 @@ def refused(problem: Problem, path: str) -> InputError:
     """The error that `--strict` raises for a line that was skipped."""
     return InputError(
         problem.message,
-        "leave out --strict to skip and count such lines",
+        "Leave out --strict to skip and count such lines.",
         path=path,
         line=problem.line,
         field=problem.field,

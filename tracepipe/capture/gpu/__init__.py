@@ -63,10 +63,10 @@ GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], ChannelEngine]] = {
 
 
 def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
-    """Build what has to be built, and make the channel; None for `off`.
+    """Build the native code where it is not cached, and create the channel; None for `off`.
 
-    The request comes back with the engine that `auto` took, and its budget. Raises CaptureUnavailable for an
-    engine that was named and cannot work, TracepipeError for options that do not go together.
+    The returned request has the engine that `auto` chose, and its budget. Raises CaptureUnavailable for an
+    engine that was named and cannot work, TracepipeError for options that cannot be combined.
     """
     from tracepipe.capture.gpu import choice
 
@@ -105,9 +105,9 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
 def counted(
     request: CaptureRequest, device: ChannelEngine | None, notify: Notify
 ) -> ChannelEngine | EngineOver | None:
-    """The engine for the GPUs, if any, with the counters of their hardware, where the request asks for them.
+    """The GPU engine, if any, with hardware counters where the request asks for them.
 
-    Raises CaptureUnavailable where they cannot be had.
+    Raises CaptureUnavailable where they cannot be sampled.
     """
     if request.gpu_counters_ns is None:
         return device
@@ -120,9 +120,9 @@ def counted(
 def annotated(
     request: CaptureRequest, device: ChannelEngine | EngineOver | None, notify: Notify
 ) -> DeviceEngine | None:
-    """The engine for the GPUs, if any, with annotations, where the request asks for them and they can be had.
+    """The GPU engine, if any, with annotations where the request asks for them and they are available.
 
-    Where they cannot, that is said. Raises CaptureUnavailable if nothing else was asked for.
+    A message states why they are not available. Raises CaptureUnavailable if nothing else was requested.
     """
     if ANNOTATION not in request.layers:
         return device
@@ -143,7 +143,7 @@ def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOve
     if NVTX_VARIABLE in os.environ:
         raise CaptureUnavailable(
             f"{NVTX_VARIABLE} is set, and NVTX loads only one library.",
-            f"env -u {NVTX_VARIABLE} tracepipe capture …",
+            f"Run env -u {NVTX_VARIABLE} tracepipe capture …",
         )
     toolchain = host_toolchain()
     library = toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
@@ -152,7 +152,7 @@ def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOve
 
 
 def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
-    """The engine that is best for the request; where it cannot work the other one, or none."""
+    """Start the best engine for the request; if it is not available the other one, or none."""
     from tracepipe.capture.gpu import choice
     from tracepipe.capture.gpu.build.toolchain import this_toolchain
 
@@ -160,7 +160,7 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
     chosen = choice.choose(request, os.environ, has_device=seen.is_there(choice.CONTROL_DEVICE))
     if chosen.engine == "off":
         if chosen.why:
-            _tell(notify, f"gpu off: {chosen.why}", chosen.instead)
+            _notify_of(notify, f"gpu off: {chosen.why}", chosen.instead)
         return off, None
     toolchain = this_toolchain()
     if not toolchain.driver.gpus:
@@ -170,17 +170,17 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
         return off, None
     why, instead = chosen.why, chosen.instead
     for engine in (chosen.engine, *(other for other in GPU_ENGINES if other != chosen.engine)):
-        asked = choice.taken(request, engine)
+        configured = choice.taken(request, engine)
         try:
-            device = GPU_ENGINES[engine](asked, toolchain)
+            device = GPU_ENGINES[engine](configured, toolchain)
         except CaptureUnavailable as refusal:
             notify(f"gpu {engine}: not available: {refusal.message} {refusal.hint}")
             selected = choice.of_warps(request)
             why = f"as {engine} is not available" + (f", and without {selected}" if selected else "")
             instead = ""
             continue
-        _tell(notify, f"gpu {engine}: {why}{_budget(asked)}", instead)
-        return asked, device
+        _notify_of(notify, f"gpu {engine}: {why}{_budget(configured)}", instead)
+        return configured, device
     notify("gpu off: neither engine is available")
     return off, None
 
@@ -191,5 +191,5 @@ def _budget(request: CaptureRequest) -> str:
     return f"{each}, up to {request.gpu_warps} warps" if request.gpu_warps else ""
 
 
-def _tell(notify: Notify, *parts: str) -> None:
+def _notify_of(notify: Notify, *parts: str) -> None:
     notify("; ".join(part for part in parts if part))

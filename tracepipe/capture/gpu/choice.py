@@ -13,10 +13,10 @@
     --last                                                kernels
     windows: --delay, --start-on, --repeat                kernels
     --duration of up to 10 s                              warps
-    an interpreter, or what starts programs               kernels: at almost no cost
+    an interpreter, or a program that starts others       kernels: at almost no cost
     any other program                                     warps
 
-The first row that fits applies. Warps then have a budget, as the length of the run is unknown; a budget
+The first row that applies decides. Warps then have a budget, as the length of the run is unknown; a budget
 without a range of launches covers the first few launches of each kernel.
 """
 
@@ -43,7 +43,7 @@ COUNTERS_LEAST_NS: Final = 100_000
 """Decoding one sample takes a host processor a good part of this time."""
 COUNTERS_MOST_NS: Final = 10**9
 
-# The options of the warps engine alone, and of probes alone: field of a request → option.
+# Options that only the warps engine takes, and options that only probes take: field of a request → option.
 _OF_WARPS: Final = {
     "gpu_kernels": "--kernel",
     "gpu_launches": "--launches",
@@ -55,13 +55,13 @@ _OF_WARPS: Final = {
     "gpu_warp_marks": "--warp-marks",
 }
 _OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
-_MARKS: Final = b"14tracepipe_mark15tracepipe_marks"  # a variable of the header's, as it is registered
+_MARKS: Final = b"14tracepipe_mark15tracepipe_marks"  # the registered name of a variable of the header
 _CHEAPER: Final = "--gpu kernels costs next to nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An engine or `off`, why it was chosen, and what the user may want instead; "" for no message."""
+    """An engine or `off`, why it was chosen, and an alternative to suggest; "" for no message."""
 
     engine: str
     why: str = ""
@@ -85,7 +85,7 @@ def warp_options(request: CaptureRequest) -> WarpOptions:
 
 
 def named(request: CaptureRequest) -> str:
-    """The engine that the request asks for, also by its layers; `auto` where it asks for none."""
+    """The engine that the request names, directly or by its layers; `auto` if it names none."""
     if request.gpu != "auto":
         return request.gpu
     if request.gpu_stalls:
@@ -97,7 +97,7 @@ def named(request: CaptureRequest) -> str:
 
 
 def check(request: CaptureRequest) -> None:
-    """Raise TracepipeError where the options for GPUs cannot be combined, or cannot be used."""
+    """Raise TracepipeError if the options for GPUs cannot be combined or used."""
     given = of_warps(request)
     for layer in GPU_LAYERS:
         beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
@@ -139,7 +139,7 @@ def check(request: CaptureRequest) -> None:
 
 
 def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
-    """Raise TracepipeError where stalls cannot be sampled with the other options."""
+    """Raise TracepipeError if stalls cannot be sampled with the other options."""
     of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
     by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
     if by:
@@ -194,7 +194,7 @@ def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
     selection.
     """
     if engine == "warps":
-        # With a line for each thread there are 32 times as many lines.
+        # A line for each thread makes 32 times as many lines.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
         return fair(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
     usual = CaptureRequest()
@@ -202,7 +202,7 @@ def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
 
 
 def fair(request: CaptureRequest) -> CaptureRequest:
-    """The request, whose budget of warps is restricted to the first launches of each kernel, unless it
+    """The request with its warp budget restricted to the first launches of each kernel, unless it
     selects launches itself.
     """
     if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
@@ -211,24 +211,24 @@ def fair(request: CaptureRequest) -> CaptureRequest:
 
 
 def has_marks(command: list[str]) -> bool:
-    """Whether the command's program was built with `tracepipe/mark.h`, as far as its own file shows that."""
+    """Whether the program's own file shows that it was built with `tracepipe/mark.h`."""
     path = shutil.which(command[0]) if command else None
     try:
         with Path(path or "").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             return content.find(_MARKS) >= 0
-    except (OSError, ValueError):  # it is empty, or may not be read
+    except (OSError, ValueError):  # the file is empty, or may not be read
         return False
 
 
 def of_warps(request: CaptureRequest) -> str:
-    """The given options that only the warps engine takes, as text."""
+    """The options in the request that only the warps engine takes, as text."""
     usual = CaptureRequest()
     given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]
     return " and ".join(_OF_WARPS[name] for name in given)
 
 
 def _calls_wanted(request: CaptureRequest) -> str:
-    """The option that selects calls, which only probes can do; "" where all calls are recorded."""
+    """Why only some calls are wanted, which only probes can select; "" where all calls are recorded."""
     if "userspace" not in request.layers:
         return "--layers leaves out userspace"
     options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]

@@ -1,4 +1,4 @@
-"""Whether a command is an interpreter or starts programs, so that what it does on GPUs may take long."""
+"""Recognizes commands that interpret or start other programs, whose GPU work may take long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from tracepipe.capture.find.library import find_program
 from tracepipe.capture.find.python_packages import interpreter_of
 
-# By name: jupyter-lab, mpirun.openmpi and python3.13t too. Scripts go by what interprets them.
+# Names of programs, also jupyter-lab, mpirun.openmpi and python3.13t. A script counts as its interpreter.
 _LAUNCHERS: Final = re.compile(
     r"(python|pypy|ipython|jupyter(-\w+)?|torchrun|accelerate|deepspeed|horovodrun"
     r"|mpirun|mpiexec|orterun|prterun|srun|jsrun"
@@ -19,7 +19,7 @@ _LAUNCHERS: Final = re.compile(
     r"|julia|R|Rscript|node|deno|bun|java|ruby|perl|lua|luajit|octave|matlab)"
     r"([\d.]+t?|\.\w+)?"
 )
-# Programs that turn into the one that they are given, after options of their own.
+# Programs that replace themselves with the program in their arguments, which follows their own options.
 _WRAPPERS: Final = {
     "chrt", "env", "ionice", "nice", "nohup", "numactl", "prlimit", "setarch", "setsid", "stdbuf", "taskset",
     "time", "timeout",
@@ -27,9 +27,9 @@ _WRAPPERS: Final = {
 
 
 def launcher_of(command: list[str]) -> str:
-    """The name of the command's program if it interprets or starts others, also behind `env` and its like.
+    """The name of the command's program if it interprets or starts others, also after `env` and similar.
 
-    "" for any other program. Raises TracepipeError if the command is no program.
+    "" for any other program. Raises TracepipeError if the command is not a program.
     """
     program, rest = find_program(command), command[1:]
     while True:

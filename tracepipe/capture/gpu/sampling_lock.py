@@ -4,10 +4,10 @@ PC sampling and PM sampling share the GPU's hardware. The driver does not refuse
 order: PC sampling that starts after PM sampling breaks the program that it is in.
 
     lock name     \\0tracepipe-gpu-sampling-UUID: an abstract socket of this network namespace
-    held          while the socket listens, which the kernel ends with its process, whatever that died of
-    holder        the process that the kernel names to whoever connects: nobody can claim to be another
+    held          while the socket listens; the kernel closes it when its process ends, however that ends
+    holder        the process that the kernel reports to whoever connects: it cannot be forged
 
-Any user can take it, and none has to remove it. A process in another network namespace is not seen.
+Any user can take the lock, and nothing has to be removed. Processes in other network namespaces are not seen.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class SamplingLock:
     """The right to sample some GPUs, until `close` or the end of this process. It is a context manager."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
-        """Take the GPUs of these UUIDs, as nvidia-smi writes them, or none.
+        """Lock all GPUs of these UUIDs, as nvidia-smi writes them, or none.
 
-        Raises CaptureUnavailable, with who holds one of them.
+        Raises CaptureUnavailable, which names the holder of one of them.
         """
         self._held: list[socket.socket] = []
         try:
@@ -84,13 +84,13 @@ def _holder(uuid: str) -> str:
         try:
             asking.connect(f"\0{_PREFIX}{uuid}")
             pid, _, _ = _PEER.unpack(asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-        except OSError:  # it has just ended, or its queue is full
+        except OSError:  # the holder has just ended, or its queue is full
             return "another process"
     if pid <= 0:
         return "a process of another container"
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:  # which may hide other users' processes
+    except OSError:  # /proc may hide other users' processes
         return f"process {pid}"
     shown = printable(command.strip()[:_COMMAND_LENGTH])
     return f"process {pid} ({shown})" if shown else f"process {pid}"

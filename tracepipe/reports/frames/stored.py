@@ -146,7 +146,7 @@ def no_room(what: str, error: OSError) -> OutputError:
     """The error for data that cannot be written to such a file."""
     return OutputError(
         f"cannot keep {what} in {tempfile.gettempdir()}: {error.strerror}",
-        "name a folder with room in TMPDIR",
+        "Name a folder with room in TMPDIR.",
     )
 
 

@@ -68,7 +68,7 @@ def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Ite
         if failed:  # an error of ours, which Polars wraps in its own
             raise failed[0] from None
         # What Polars makes of an error of the system.
-        raise OutputError(f"cannot write a table as {what}: {e}", "free some space, or use -o") from e
+        raise OutputError(f"cannot write a table as {what}: {e}", "Free some space, or use -o.") from e
 
 
 FORMATS: dict[str, WriteTable] = {"parquet": _parquet, "arrow": _arrow, "csv": _csv}

@@ -1,6 +1,6 @@
 """Loads a library of tracepipe into a running process, only where the user names an engine.
 
-enter(4242, library, "CHANNEL=…") → the library's entry was called, on a thread of its own
+enter(4242, library, "CHANNEL=…") → the library's entry was called, on a new thread
 
-The process is stopped for less than a millisecond, and nothing is left in it but the library and some pages.
+The process is stopped for less than a millisecond. Only the library and some pages remain in it.
 """

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-# What a thread of a running process does for tracepipe, x86-64: it makes a thread that loads a library, and goes on.
+# The code that a thread of a running process executes for tracepipe, x86-64: it creates a thread that loads a library,
+# and continues.
 #
-#     thread that was stopped      detour: saves what it has ──▶ pthread_create ──▶ restores it, goes on where it was
+#     thread that was stopped      detour: saves its state ──▶ pthread_create ──▶ restores it, continues where it was
 #     the new thread                                             begin: dlopen ──▶ dlsym ──▶ the library's entry
 #
-# The stopped thread calls pthread_create alone, at a place where it holds no lock of the C library. Then it waits to be
-# stopped again and given what it had: so the kernel decides about a system call that was interrupted, and signals
-# that came meanwhile, as it would have. Where nobody does, it restores itself after some seconds. loader.py has the layout of DATA, which follows the page of this code, and
-# these bytes; a test compares them with what the assembler makes of this file.
+# The stopped thread calls only pthread_create, at a place where it holds no lock of the C library. Then it waits to be
+# stopped again and to have its registers restored: so the kernel treats an interrupted system call, and signals that
+# arrived meanwhile, as it would have without the detour. If nobody stops it, it restores itself after some seconds.
+# loader.py has the layout of DATA, which follows the page of this code, and the bytes of this code; a test compares
+# them with the assembler's output for this file.
 #
-# At the detour rbx is DATA, rsp the end of a stack of its own with the flags on it, and all signals are blocked.
+# When the detour begins, rbx is DATA, rsp is the end of a separate stack with the flags on it, and all signals are
+# blocked.
         .set DATA, code + 0x1000
         .set STATE, 0x000          # what the new thread has done, see below
         .set CREATED, 0x004        # what pthread_create returned
@@ -26,7 +29,7 @@
         .set DLERROR, 0x050
         .set SIGNALS, 0x058        # the thread's mask
         .set REGISTERS, 0x060      # rax rbx rcx rdx rsi rdi rbp rsp r8 … r15 rip
-        .set WAITS, 0x0f0          # it has done it, and waits
+        .set WAITS, 0x0f0          # 1 when the detour is done and the thread waits
         .set ERROR, 0x100          # 256 bytes of text
         .set ENTRY, 0x200          # name of the entry
         .set PATH, 0x400           # of the library
@@ -66,7 +69,7 @@ detour:
         lea r12d, [rdx + CYCLES_HIGH]
         mov dword ptr [rbx + WAITS], 1
 wait:
-        mov eax, 24                # sched_yield: others would overwrite how an interrupted sleep goes on
+        mov eax, 24                # sched_yield: other calls would overwrite how an interrupted sleep continues
         syscall
         rdtsc
         cmp edx, r12d

@@ -1,11 +1,12 @@
 """Makes a process load a library and call an entry of it, on a new thread of that process.
 
-    a page of code     what loader.S says: it runs without us
-    pages of data      addresses of functions, texts, what the stopped thread has, a stack
+    a page of code     loader.S, which continues even if this process ends
+    pages of data      addresses of functions, texts, the stopped thread's registers, a stack
 
-A thread of the process that waits or computes, and holds no lock of the C library there, is stopped. It maps
-these pages, calls pthread_create, and gets back what it had; were this process killed meanwhile, it would
-restore itself. The new thread loads the library. Whatever fails before, the stopped thread goes on as before.
+A thread of the process is stopped where it waits or computes and holds no lock of the C library. It maps
+these pages and calls pthread_create, and its registers are restored; if this process is killed meanwhile, the
+thread restores them itself. The new thread loads the library. If a step before that fails, the stopped thread
+continues as before.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CODE: Final = bytes.fromhex(
 )
 """The machine code of loader.S."""
 _PAGE: Final = 4096
-# Of DATA.
+# Offsets in DATA.
 _STATE, _SIGNALS, _WAITS, _ERROR, _ENTRY, _PATH, _ARGUMENT = 0x000, 0x058, 0x0F0, 0x100, 0x200, 0x400, 0x800
 _FUNCTIONS_AT, _SAVED_AT = 0x020, 0x060
 _STACK_END: Final = 23 * _PAGE  # behind a page of fields, four of xsave and its stack
@@ -59,17 +60,18 @@ _MMAP, _MPROTECT, _MUNMAP = 9, 10, 11
 _READ_WRITE, _READ_EXECUTE, _PRIVATE_ANONYMOUS = 3, 5, 0x22
 _TRY_S: Final = 10.0
 _DETOUR_S: Final = 2.0
-"""It takes some 0.1 ms; who takes longer restores itself."""
+"""The detour takes about 0.1 ms; a thread that takes longer restores itself."""
 _LOOK_S: Final = 0.0001
 _LOAD_S: Final = 30.0
 _PAUSE_S: Final = 0.002
 
 
 def enter(pid: int, library: Path, entry: str, argument: str, meanwhile: Callable[[], object]) -> int:
-    """What `entry` of the library returns, a function that takes a text. It is loaded if it is not yet.
+    """Call `entry` of the library, a function that takes a text, and return its result. The library is loaded
+    if it is not yet.
 
-    `meanwhile` is called until it has returned. Raises TracepipeError where there is no such process,
-    CaptureUnavailable where it cannot be done.
+    `meanwhile` is called until the entry has returned. Raises TracepipeError if there is no such process,
+    CaptureUnavailable if the library cannot be loaded into it.
     """
     texts = {_ENTRY: entry, _PATH: str(library.absolute()), _ARGUMENT: argument}
     limits = {_ENTRY: _PATH, _PATH: _ARGUMENT, _ARGUMENT: _PAGE}
@@ -87,13 +89,13 @@ def enter(pid: int, library: Path, entry: str, argument: str, meanwhile: Callabl
 
 
 class _Try(threading.Thread):
-    """A try to have one thread of a process go the detour; a thread of ours, as ptrace needs."""
+    """An attempt to send a thread of a process through the detour; ptrace needs a separate thread for it."""
 
     def __init__(self, process: Process, tid: int, fields: dict[int, bytes]) -> None:
         super().__init__(name="tracepipe-attach", daemon=True)
         self._process, self._tid, self._fields = process, tid, fields
         self.region = 0
-        """Where the new thread's data will be; 0: not at this place."""
+        """The address of the new thread's data; 0 if the thread could not be used where it was stopped."""
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -109,7 +111,7 @@ class _Try(threading.Thread):
             self.error = error
 
     def _detour(self, thread: StoppedThread) -> None:
-        """There and back; `thread` is stopped before and afterwards."""
+        """Run the detour; `thread` is stopped before and afterwards."""
         process, registers = self._process, thread.registers()
         if not process.is_good_place(self._tid, registers):
             thread.set_registers(process.restored(self._tid, registers))
@@ -157,7 +159,9 @@ class _Try(threading.Thread):
 
 
 def _begin(process: Process, fields: dict[int, bytes]) -> int:
-    """Where the data is of a thread that was sent the detour. Raises CaptureUnavailable, TracepipeError."""
+    """Send a thread through the detour, and return the address of its data. Raises CaptureUnavailable,
+    TracepipeError.
+    """
     by_s = time.monotonic() + _TRY_S
     while time.monotonic() < by_s:
         for tid in process.threads():

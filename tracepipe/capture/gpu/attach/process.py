@@ -32,15 +32,15 @@ _WAITS: Final = {
     230: "clock_nanosleep", 35: "nanosleep", 219: "restart_syscall", 7: "poll", 271: "ppoll", 23: "select",
     270: "pselect6", 34: "pause", 0: "read", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 247: "waitid",
     43: "accept", 288: "accept4", 202: "futex", 232: "epoll_wait", 281: "epoll_pwait", 130: "rt_sigsuspend",
-    # What a thread that works is met in.
+    # Calls in which a busy thread is often found.
     1: "write", 16: "ioctl", 24: "sched_yield", 44: "sendto", 46: "sendmsg",
 }  # fmt: skip
 _FUTEX: Final = 202
-_WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F  # conditions, semaphores, joins; plain FUTEX_WAIT is of locks
+_WAIT_BITSET, _FUTEX_COMMAND = 9, 0x7F  # conditions, semaphores, joins; locks use plain FUTEX_WAIT
 _FROM_START: Final = "Start it with tracepipe: capture --gpu kernels -- COMMAND."
-# Results of a system call while the kernel has not decided whether the program sees that it was interrupted:
-# ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND of include/linux/errno.h, and EINTR of those that are never
-# made again. The last is of calls with a time limit, which go on by another call.
+# Results of a system call while the kernel has not decided whether the program sees the interruption:
+# ERESTARTSYS, ERESTARTNOINTR and ERESTARTNOHAND of include/linux/errno.h, and EINTR of calls that are never
+# restarted. ERESTART_RESTARTBLOCK is of calls with a time limit, which are continued by another call.
 _RESTART_BLOCK, _RESTART_SYSCALL = -516, 219
 _INTERRUPTED: Final = {-512, -513, -514, -errno.EINTR, _RESTART_BLOCK}
 _USER_CODE: Final = 0x33  # %cs of 64-bit code
@@ -64,7 +64,7 @@ class Mapping:
 
 
 def user_of(pids: Sequence[int]) -> Owner:
-    """The user of processes, who builds what they load. Raises TracepipeError where they have several."""
+    """The user of processes, who builds what they load. Raises TracepipeError if they have several users."""
     users = set()
     for pid in pids:
         try:
@@ -131,16 +131,16 @@ class Process:
         return registers.orig_rax in _WAITS and _is_harmless(registers.orig_rax, registers.rsi)
 
     def restored(self, tid: int, registers: Registers) -> Registers:
-        """What a thread that is stopped gets back, as it had it when it was stopped first.
+        """The registers to give back to a stopped thread, as they were when it was first stopped.
 
-        The kernel makes most system calls again that it interrupted; those that it would end with EINTR are
-        made again too, if it was our stop alone that interrupted them.
+        The kernel restarts most interrupted system calls. Those that it would end with EINTR are restarted
+        here, if only our stop interrupted them.
         """
         is_ours = _signed(registers.rax) == -errno.EINTR and not _has_signal(self.pid, tid)
         return self.resumption(registers) if is_ours else registers
 
     def resumption(self, registers: Registers) -> Registers:
-        """What a stopped thread goes on with by itself: a system call that was interrupted is made again."""
+        """The registers with which a stopped thread continues by itself and restarts an interrupted call."""
         resumed, result = Registers.from_buffer_copy(registers), _signed(registers.rax)
         resumed.orig_rax = NO_CALL
         if _signed(registers.orig_rax) < 0 or result not in _INTERRUPTED:
@@ -150,7 +150,7 @@ class Process:
         return resumed
 
     def syscall_instruction(self) -> int:
-        """Where the C library has one. Raises CaptureUnavailable."""
+        """The address of a syscall instruction in the C library. Raises CaptureUnavailable."""
         place = self._address("syscall")
         at = read_memory(self.pid, place, 64).find(SYSCALL) if place else -1
         if at < 0:
@@ -158,7 +158,7 @@ class Process:
         return place + at
 
     def check_status(self) -> None:
-        """Raise what __init__ does where it has ended, is stopped or traced, or has a seccomp filter."""
+        """Raise as __init__ does if the process has ended, is stopped or traced, or has a seccomp filter."""
         status = dict(
             line.split(":", 1)
             for line in Path(f"/proc/{self.pid}/status").read_text().splitlines()
@@ -224,13 +224,12 @@ class Process:
         return 0
 
     def _exported(self, mapping: Mapping) -> dict[str, int]:
-        """Functions that the file of a mapping gives to others → where they are in it."""
+        """Exported functions of a mapping's file → their file offsets."""
         if mapping.path not in self._exports:
             path = Path(f"/proc/{self.pid}/root{mapping.path}")
             try:
-                if (
-                    not seen.is_there(path) or path.stat().st_ino != mapping.inode
-                ):  # replaced, by whatever it may be
+                # The file may have been replaced since it was mapped.
+                if not seen.is_there(path) or path.stat().st_ino != mapping.inode:
                     path = Path(f"/proc/{self.pid}/map_files/{mapping.start:x}-{mapping.end:x}")
                 with Elf(str(path)) as file:
                     found = {name: file.file_offset(address) for name, address in file.functions()}

@@ -1,7 +1,7 @@
 """One thread of another process, stopped by ptrace(2): x86-64.
 
-All calls for a thread must come from the thread of ours that stopped it; when that one ends, whatever
-happened, the kernel lets go of what it had stopped.
+All calls for a thread must come from the thread of this process that stopped it. When that one ends, for any
+reason, the kernel releases the stopped thread.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class StoppedThread:
         self.stop()
 
     def stop(self) -> None:
-        """Stop it again. Raises NotStopped, and has let it go where it was about to get a signal."""
+        """Stop it again. Raises NotStopped; a thread that was about to get a signal is released first."""
         self._request(_INTERRUPT)
         status = self._wait(_STOP_S)
         if status >> 16 != _STOP_EVENT:
             self._signal = os.WSTOPSIG(status)
-        if self._signal or os.WSTOPSIG(status) != signal.SIGTRAP:  # or is in the stop of all of its process
+        if self._signal or os.WSTOPSIG(status) != signal.SIGTRAP:  # or a stop of its whole process
             self.release()
             raise NotStopped
 
@@ -90,9 +90,9 @@ class StoppedThread:
         return before
 
     def call_kernel(self, at: int, number: int, *arguments: int) -> int:
-        """What a system call returns that the thread makes, by the instruction `at`. Its signals are blocked.
+        """Make the thread execute a system call with the instruction `at`, its signals blocked; its result.
 
-        Raises OSError where the call fails, NotStopped.
+        Raises OSError if the call fails, NotStopped.
         """
         before, registers = self.registers(), self.registers()
         registers.rip, registers.rax, registers.orig_rax = at, number, NO_CALL

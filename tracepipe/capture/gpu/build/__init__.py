@@ -1,1 +1,1 @@
-"""Builds the native libraries on the user's machine: compilers, CUDA's parts, the driver."""
+"""Builds the native libraries on the user's machine with its compilers, CUDA headers and driver."""

@@ -1,13 +1,13 @@
-"""Where builds are kept, and who may have written what is taken from there.
+"""Keeps builds in a cache folder, and checks that no untrusted user could have written one.
 
     a user        $XDG_CACHE_HOME/tracepipe/NAME-DIGEST.so     compiled there, linked; a program has no .so
     root          /var/cache/tracepipe/0/NAME-DIGEST.so        compiled there, linked
     under sudo    /var/cache/tracepipe/UID/scratch-…/made      compiled by the caller, who owns the folder
                   /var/cache/tracepipe/UID/NAME-DIGEST.so      copied by root, and root's from then on
 
-A build gets into the command's process. So every folder on the way to it, and the file, must be of those whom
-the command trusts anyway: root, and the user that it runs as. Each is opened by its name in the folder before
-it, and judged by what was opened: nothing can be put in its place in between.
+A build is loaded into the command's process. So the file and every folder on its path must belong to users
+whom the command trusts anyway: root, and the user that it runs as. Each is opened by its name in the folder
+before it, and the opened file is checked, so nothing can be exchanged in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT_CACHE: Final = Path("/var/cache/tracepipe")
 _BUILD_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 1 << 20
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Of what is judged and not read: a home folder's parent need not be readable.
+# For what is checked and not read: a home folder's parent need not be readable.
 _PLACE: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -39,7 +39,7 @@ Compile = Callable[[Path], object]
 
 
 def cache_folder(user: Owner) -> Path:
-    """Where the builds for a user are kept: for root to take, where none but root can write."""
+    """The folder of the builds for a user. Root uses one in which only root can write."""
     if os.geteuid() == 0:
         return ROOT_CACHE / str(user.uid)
     named = os.environ.get("XDG_CACHE_HOME", "")
@@ -53,7 +53,7 @@ class Cache:
     def __init__(self, user: Owner) -> None:
         self._user = user
         self.folder = cache_folder(user)
-        # In root's folders the caller of sudo has nothing to say.
+        # The caller of sudo is not trusted with root's folders.
         self._trusted = {0, os.geteuid()}
 
     def find(self, name: str) -> Path | None:
@@ -81,7 +81,7 @@ class Cache:
                 compile_into(unfinished)
             else:
                 self._take_from_scratch(unfinished, compile_into)
-            # Another capture's stays, if it was sooner: its probes are in that file, and not in this one.
+            # If another capture was faster, its file stays: its probes are in that file, and not in this one.
             with suppress(FileExistsError):
                 os.link(unfinished, self.folder / name)
         except OSError as error:
@@ -127,7 +127,7 @@ def check_safe(path: Path, trusted: set[int]) -> None:
             inner = os.open(place.name, _PLACE, dir_fd=opened)
             os.close(opened)
             opened, before, status = inner, status, os.fstat(inner)
-            if stat.S_ISLNK(status.st_mode):  # which was none when the path was resolved
+            if stat.S_ISLNK(status.st_mode):  # it was not a link when the path was resolved
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             _check(status, place, trusted, in_sticky=_is_writable(before))
     except OSError as error:
@@ -140,14 +140,14 @@ def check_safe(path: Path, trusted: set[int]) -> None:
 
 def _check(status: os.stat_result, place: Path, trusted: set[int], *, in_sticky: bool) -> None:
     is_folder = stat.S_ISDIR(status.st_mode)
-    # A sticky folder, as /tmp is, lets others add names but not replace ours: our folder there is good. A
-    # file is not, as it can be another name that somebody gave to a file of ours.
+    # In a sticky folder such as /tmp, others can add names but not replace ours. So our folder there is safe.
+    # A file is not: somebody can have linked another file of ours to that name.
     is_good = is_folder or (stat.S_ISREG(status.st_mode) and not in_sticky)
     writable = _is_writable(status) and not (is_folder and status.st_mode & stat.S_ISVTX)
     if status.st_uid not in trusted or writable or not is_good:
         raise CaptureUnavailable(
             f"{place} can be written by other users, and code from it would run in the command.",
-            f"chmod go-w {place}   or, if it is not yours, rm -r {place}",
+            f"Run chmod go-w {place} or, if it is not yours, rm -r {place}",
         )
 
 
@@ -157,7 +157,7 @@ def _is_writable(status: os.stat_result) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """The folder and those around it, whatever the umask is, writable by this user alone."""
+    """Make the folder and its parents, writable only by this user, whatever the umask is."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         with suppress(FileExistsError):
@@ -174,7 +174,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _copy(source: int, path: Path) -> None:
-    """A new file with the content of another, as far as that is no longer than a build can be."""
+    """Copy an open file to a new one, at most as many bytes as a build can have."""
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755)
     left = _BUILD_BYTES_MAX
     with os.fdopen(target, "wb") as file:

@@ -1,6 +1,6 @@
 """Finds the tools and libraries to build native GPU code: g++, nvcc, the Compute Sanitizer API and CUPTI.
 
-Folders in which the parts lie:
+The parts are in these folders:
 
     toolkit      bin/nvcc   include/ or targets/*/include/   lib64/, targets/*/lib/
                  compute-sanitizer/{include/sanitizer.h, libsanitizer-public.so}
@@ -36,10 +36,10 @@ INSTALL_AS_ROOT = "Use sudo as the user who owns it, or install it as root."
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What lets code use a library of NVIDIA's: what it is called, header files, the library itself.
+    """A library of NVIDIA that code can be built with: its header files and the library itself.
 
-    `include` are the folders of its header and of cuda.h. `version` is that of the CUDA that it came with,
-    None where nothing tells.
+    `include` are the folders of its header and of cuda.h. `version` is that of the CUDA that it belongs to,
+    None if it is not known.
     """
 
     include: tuple[Path, ...]
@@ -49,11 +49,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler, and the version that it shows.
+    """A compiler and its version.
 
-    `mixed` names packages of another version that it cannot work with: `nvidia-nvvm 13.5`. `refusal` says why
-    it cannot be used: it does not run, or would run as root and others could have written it. Its version is
-    not known then.
+    `words` is its output for --version. `mixed` names packages of another version that it cannot work with:
+    `nvidia-nvvm 13.5`. `refusal` states why it cannot be used: it does not run, or it would run as root and
+    others could have written it. Its version is not known then.
     """
 
     path: Path
@@ -79,8 +79,8 @@ def find_parts(
     root: Path = Path("/"),
     user: Owner | None = None,
 ) -> Parts:
-    """The parts that this machine has; `packages` are folders of Python packages, ours if None. Compilers are
-    asked for their versions as `user`, the one whom the command runs as if None.
+    """The parts that this machine has. `packages` are folders of Python packages, by default those of this
+    Python. Compilers report their versions as `user`, by default the user that the command runs as.
     """
     user = user or owner()
     environment = os.environ if environment is None else environment
@@ -119,12 +119,11 @@ def _kits(environment: Mapping[str, str], packages: list[Path], root: Path) -> I
     found[root / "usr/local/cuda"] = None
     found.update(dict.fromkeys(reversed(seen.fitting(root / "usr/local", "cuda-*"))))
     found.update(dict.fromkeys([root / "opt/cuda", root / "usr"]))
-    met = set()
+    known = set()
     for kit in found:
-        if (
-            os.access(kit, os.R_OK | os.X_OK) and kit.resolve() not in met
-        ):  # /usr/local/cuda is a link to one of the others
-            met.add(kit.resolve())
+        # /usr/local/cuda is a link to one of the others.
+        if os.access(kit, os.R_OK | os.X_OK) and kit.resolve() not in known:
+            known.add(kit.resolve())
             yield kit
 
 
@@ -139,9 +138,9 @@ def _parts(kits: list[Path], packages: list[Path], header: str, library: str) ->
         if not headers or not files:
             continue
         cuda = [folder for folder in _folders(kit, _HEADERS, "include") if _is_file(folder / "cuda.h")]
-        # Packages of 12.x have each header in a folder of its own: cuda.h came with the runtime.
-        beside = [kit.parent / "cuda_runtime/include"] if kit.parent.name == "nvidia" else []
-        cuda += [folder for folder in beside if _is_file(folder / "cuda.h")]
+        # Packages of 12.x have separate folders: cuda.h is in that of the runtime.
+        of_runtime = [kit.parent / "cuda_runtime/include"] if kit.parent.name == "nvidia" else []
+        cuda += [folder for folder in of_runtime if _is_file(folder / "cuda.h")]
         if cuda:
             include = tuple(dict.fromkeys((headers[0], cuda[0])))
             package = "nvidia_cuda_cupti" if "cupti" in library else "nvidia_cuda_sanitizer_api"
@@ -166,7 +165,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _package_version(kit: Path, packages: list[Path], name: str) -> Version | None:
-    """`nvidia_cuda_cupti-13.0.85.dist-info` → (13, 0), where the kit is of a package."""
+    """`nvidia_cuda_cupti-13.0.85.dist-info` → (13, 0), if the kit belongs to a package."""
     for package in packages:
         if package / "nvidia" == kit.parent:
             for info in seen.fitting(package, f"{name}*-*.dist-info"):
@@ -177,8 +176,8 @@ def _package_version(kit: Path, packages: list[Path], name: str) -> Version | No
 
 
 def _with_packages(nvcc: Compiler, packages: list[Path]) -> Compiler:
-    """The compiler with what does not fit it. `nvidia-cuda-nvcc` asks for any version of the packages that
-    it consists of besides, and ptxas refuses what a newer cicc wrote.
+    """The compiler with the packages that are incompatible with it. `nvidia-cuda-nvcc` accepts any version of
+    the packages that it needs, but ptxas refuses the output of a newer cicc.
     """
     kit, mixed = nvcc.path.parent.parent, []
     for name in ("nvidia_nvvm", "nvidia_cuda_crt"):
@@ -199,12 +198,12 @@ def _version(include: Path) -> Version | None:
 
 
 def ask(program: Path, option: str, user: Owner, *, failure: str) -> str:
-    """What a compiler prints for an option, run as `user`. Raises CaptureUnavailable."""
+    """Run a compiler with an option as `user`, and return its output. Raises CaptureUnavailable."""
     return run([str(program), option], user, failure=failure, timeout_s=_ASK_TIMEOUT_S)
 
 
 def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
-    """Those that are there and state a version."""
+    """The compilers that exist and report a version, usable ones first."""
     found: dict[Path, Compiler] = {}
     for path in paths:
         if not path or not os.access(path, os.X_OK) or Path(path).resolve() in found:
@@ -217,17 +216,17 @@ def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
                 found[Path(path).resolve()] = _refused(path, CaptureUnavailable(unsafe, INSTALL_AS_ROOT))
                 continue
         try:
-            said = ask(Path(path), "--version", user, failure=f"{path} does not show its version")
+            output = ask(Path(path), "--version", user, failure=f"{path} does not show its version")
         except CaptureUnavailable as refusal:
             found[Path(path).resolve()] = _refused(path, refusal)
             continue
         # `Cuda compilation tools, release 13.0, V13.0.88`; `g++ (Debian 12.2.0-14) 12.2.0`
-        version = re.search(r"release (\d+)\.(\d+)", said) or re.search(
-            r"(\d+)\.(\d+)[.\d]*$", said.partition("\n")[0]
+        version = re.search(r"release (\d+)\.(\d+)", output) or re.search(
+            r"(\d+)\.(\d+)[.\d]*$", output.partition("\n")[0]
         )
         if version:
             number = int(version[1]), int(version[2])
-            found[Path(path).resolve()] = Compiler(Path(path), number, said.strip())
+            found[Path(path).resolve()] = Compiler(Path(path), number, output.strip())
     return sorted(found.values(), key=lambda compiler: bool(compiler.refusal))
 
 

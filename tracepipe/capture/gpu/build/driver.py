@@ -1,6 +1,6 @@
 """Asks the CUDA driver in a child process for its version and its GPUs.
 
-libcuda is loaded by a child, as whom the command runs: a driver that hangs or crashes ends the child alone.
+The child runs as the user of the command. A driver that hangs or crashes ends only the child.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ else:
         cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
         cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, device)
-        told = hasattr(cuda, "cuDeviceGetUuid") and not cuda.cuDeviceGetUuid(uuid, device)
-        numbers = [major.value, minor.value, sms.value, bytes(uuid).hex() if told else ""]
+        has_uuid = hasattr(cuda, "cuDeviceGetUuid") and not cuda.cuDeviceGetUuid(uuid, device)
+        numbers = [major.value, minor.value, sms.value, bytes(uuid).hex() if has_uuid else ""]
         answer["gpus"].append([name.value.decode(errors="replace"), *numbers])
 print(json.dumps(answer))
 """
@@ -58,9 +58,9 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its name, `NVIDIA H200`, and the architecture of its code, `sm_90`.
+    """A GPU with its name, `NVIDIA H200`, and the architecture of its code, `sm_90`.
 
-    `uuid` is as nvidia-smi writes it; "" and 0 are what the driver did not tell.
+    `uuid` is as nvidia-smi writes it; "" and 0 stand for what the driver did not report.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The driver's CUDA version, (0, 0) without one; the GPUs; and why there are none."""
+    """The driver's CUDA version, (0, 0) without a driver; the GPUs; and why there are none."""
 
     cuda: Version = (0, 0)
     gpus: tuple[Gpu, ...] = ()
@@ -89,11 +89,11 @@ class Driver:
 
     @property
     def listed(self) -> list[dict[str, Any]]:
-        """The GPUs as a header has them: index, name, uuid, sm_count."""
+        """The GPUs in the form of a header: index, name, uuid, sm_count."""
         known = [{"name": gpu.name, "uuid": gpu.uuid, "sm_count": gpu.sm_count} for gpu in self.gpus]
         return [
-            {"index": index, **{key: value for key, value in told.items() if value}}
-            for index, told in enumerate(known)
+            {"index": index, **{key: value for key, value in gpu.items() if value}}
+            for index, gpu in enumerate(known)
         ]
 
 
@@ -123,7 +123,7 @@ def owner() -> Owner:
 
 
 def driver_environment() -> dict[str, str]:
-    """What a program finds in its environment that asks the driver: it counts GPUs as the command does."""
+    """The environment of a program that asks the driver, so that it counts GPUs as the command does."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
@@ -136,37 +136,39 @@ def ask_driver() -> Driver:
             timeout=_TIMEOUT_S,
             env=driver_environment(),
             cwd="/",
-            start_new_session=True,  # a Ctrl-C is for the capture
+            start_new_session=True,  # Ctrl-C is for the capture alone
             **owner().run_as,
         )
     except subprocess.TimeoutExpired:
         return Driver(error=f"libcuda did not answer within {_TIMEOUT_S} s")
     except (OSError, subprocess.SubprocessError) as error:
-        return Driver(error=f"libcuda could not be asked: {error}")
+        return Driver(error=f"the program that asks libcuda could not run: {error}")
     return driver_of(done.returncode, done.stdout, done.stderr)
 
 
 def driver_of(returncode: int, answer: bytes, errors: bytes) -> Driver:
-    """A driver by the child's answer.
+    """The driver that the child's answer describes.
 
-    It is such as `{"cuda":13000,"gpus":[["NVIDIA H200",9,0,132,"b823ecbd…"]],"error":""}`.
+    Such an answer is `{"cuda":13000,"gpus":[["NVIDIA H200",9,0,132,"b823ecbd…"]],"error":""}`.
     """
     if returncode < 0:
         return Driver(error=f"loading libcuda ended with signal {-returncode}")
     try:
-        told = json.loads(answer)
+        found = json.loads(answer)
         gpus = tuple(
             Gpu(name, f"sm_{major}{minor}", uuid_text(bytes.fromhex(uuid)), sm_count)
-            for name, major, minor, sm_count, uuid in told["gpus"]
+            for name, major, minor, sm_count, uuid in found["gpus"]
         )
-        return Driver((told["cuda"] // 1000, told["cuda"] % 1000 // 10), gpus, told["error"])
+        return Driver((found["cuda"] // 1000, found["cuda"] % 1000 // 10), gpus, found["error"])
     except (ValueError, KeyError, TypeError):
         lines = errors.decode(errors="replace").strip().splitlines()
         return Driver(error=f"libcuda did not answer: {lines[-1] if lines else 'nothing'}")
 
 
 def uuid_text(raw: bytes) -> str:
-    """A GPU's 16 bytes as nvidia-smi writes them: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for none."""
+    """The 16 bytes of a UUID as nvidia-smi writes them: `GPU-b823ecbd-bb17-cfb3-e35b-411dfeab51f3`; "" for
+    none.
+    """
     digits = raw.hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     return "GPU-" + "-".join(parts) if raw else ""

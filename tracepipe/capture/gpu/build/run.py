@@ -12,16 +12,16 @@ from typing import Final
 from tracepipe.capture.gpu.build.driver import Owner
 from tracepipe.errors import CaptureUnavailable
 
-_WORDS: Final = 3  # lines of them that are shown
-_WORD_MAX: Final = 200
-_ROOM_BYTES: Final = 1 << 20  # a compiler writes more than that
+_LINES_SHOWN: Final = 3
+_LINE_MAX: Final = 200
+_ROOM_BYTES: Final = 1 << 20  # a compiler needs more than that
 _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded")
 
 
 def run(
     command: Sequence[str], user: Owner, *, failure: str, timeout_s: float, output: Path | None = None
 ) -> str:
-    """What the compiler prints. What it writes, `output`, nobody but the user can write.
+    """Run a compiler, and return what it prints. Only the user can write the file that it makes, `output`.
 
     Raises CaptureUnavailable, whose message begins with `failure`.
     """
@@ -53,15 +53,15 @@ def run(
 def _refusal(
     failure: str, command: Sequence[str], done: subprocess.CompletedProcess[str], output: Path | None
 ) -> CaptureUnavailable:
-    lines = [line.strip()[:_WORD_MAX] for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    lines = [line.strip()[:_LINE_MAX] for line in (done.stderr + done.stdout).splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()] or lines
     first = errors[0].rstrip(".") if errors else f"it ended with {done.returncode} and wrote nothing"
-    said = f" Its output: {' | '.join(lines[-_WORDS:])}" if len(lines) > 1 else ""
+    shown = f" Its output: {' | '.join(lines[-_LINES_SHOWN:])}" if len(lines) > 1 else ""
     temporary = Path(os.environ.get("TMPDIR") or "/tmp")
     if not os.access(temporary, os.W_OK | os.X_OK):
         return CaptureUnavailable(
             f"{failure}: {first}.",
-            f"Set TMPDIR to a writable folder, which {temporary} is not.{said}",
+            f"Set TMPDIR to a writable folder, which {temporary} is not.{shown}",
         )
     full = [
         folder for folder in (temporary, output.parent if output else None) if folder and _is_full(folder)
@@ -71,8 +71,8 @@ def _refusal(
         hint = f"Free some space in {where}" + (
             ", or set TMPDIR to a folder with free space." if temporary in full or not full else "."
         )
-        return CaptureUnavailable(f"{failure}, as the disk is full: {first}.", hint + said)
-    return CaptureUnavailable(f"{failure}: {first}.", f"Run it to see why: {' '.join(command)}{said}")
+        return CaptureUnavailable(f"{failure}, as the disk is full: {first}.", hint + shown)
+    return CaptureUnavailable(f"{failure}: {first}.", f"Run it to see why: {' '.join(command)}{shown}")
 
 
 def _is_full(folder: Path) -> bool:

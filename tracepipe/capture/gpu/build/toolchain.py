@@ -1,12 +1,12 @@
 """Builds the native GPU code once on the machine that uses it, with the compilers installed there.
 
     sources ─┐
-    versions ├─ digest ──▶ CACHE/NAME-DIGEST.so │ .fatbin      cache.py says where
-    options ─┘             there? safe? take it : build it
+    versions ├─ digest ──▶ CACHE/NAME-DIGEST.so │ .fatbin      cache.py has the folders
+    options ─┘             used if it is there and safe, else built
 
-The libraries get into the command's process, so what others could have written is not taken. Compilers run as
-the user that the command runs as: under sudo, as the one who called it. As root none runs that others can
-write, and no library of theirs is linked.
+The libraries are loaded into the command's process, so files that others could have written are not used.
+Compilers run as the user that the command runs as: under sudo, as the caller. As root, no compiler runs and
+no library is linked that others can write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAMES = {
 }
 _PROGRAM_OPTIONS = ("-std=c++17", "-O2", "-pthread", "-static-libstdc++", "-static-libgcc")
 _LIBRARY_OPTIONS = (
-    # The command may have an older libstdc++ of its own, as conda's programs do.
+    # The command may use an older libstdc++, as conda's programs do.
     *_PROGRAM_OPTIONS,
     "-shared",
     "-fPIC",
@@ -102,19 +102,19 @@ class Toolchain:
         if not self.driver.gpus:
             raise CaptureUnavailable(
                 f"CUDA sees no GPU: {self.driver.error or 'the driver reports none'}.",
-                "nvidia-smi   shows whether the driver sees one.",
+                "Run nvidia-smi to see whether the driver finds one.",
             )
         return self.driver.architectures
 
     def build_host(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
-        """A library that the command's process loads, of C++ `sources`, linked to the parts `against`.
+        """Build a library for the command's process from C++ `sources`, linked to the parts `against`.
 
         Raises CaptureUnavailable.
         """
         return self._build_host(name, ".so", _LIBRARY_OPTIONS, sources, against)
 
     def build_program(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
-        """A program of C++ `sources`, linked to the parts `against`, which runs as the owner.
+        """Build a program that runs as the owner from C++ `sources`, linked to the parts `against`.
 
         Raises CaptureUnavailable.
         """
@@ -132,8 +132,8 @@ class Toolchain:
         libraries = [str(part.library) for part in parts]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
         command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]
-        told = [gxx.words, *(_text(part.version) for part in parts)]
-        return self._build(name, ending, sources, command, told)
+        versions = [gxx.words, *(_text(part.version) for part in parts)]
+        return self._build(name, ending, sources, command, versions)
 
     def build_patches(
         self,
@@ -142,9 +142,9 @@ class Toolchain:
         architectures: Sequence[str] = (),
         defines: Mapping[str, int] | None = None,
     ) -> Path:
-        """Device patches of a .cu source as a fatbin with code for `architectures`, such as `sm_90`.
+        """Build device patches from a .cu source: a fatbin with code for `architectures`, such as `sm_90`.
 
-        Those of the GPUs present if none are named. `defines` are the preprocessor's names. Raises
+        The default is those of the present GPUs. `defines` are macros of the preprocessor. Raises
         CaptureUnavailable.
         """
         wanted = architectures or self.architectures()
@@ -159,9 +159,9 @@ class Toolchain:
         return self._build(name, ".fatbin", [source], command, [nvcc.words, _text(sanitizer.version)])
 
     def _build(
-        self, name: str, ending: str, sources: Sequence[Path], command: list[str], told: list[str]
+        self, name: str, ending: str, sources: Sequence[Path], command: list[str], versions: list[str]
     ) -> Path:
-        file, cache = f"{name}-{_digest(sources, command, told)}{ending}", Cache(self.owner)
+        file, cache = f"{name}-{_digest(sources, command, versions)}{ending}", Cache(self.owner)
         failure = f"{name} could not be built"
         return cache.find(file) or cache.make(
             file,
@@ -171,8 +171,8 @@ class Toolchain:
     def _codes(self, nvcc: Compiler) -> list[str]:
         """The architectures for which a compiler generates machine code: `sm_75`, …"""
         failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
-        said = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
-        return [word for word in said.split() if word[3:].isdigit()]
+        output = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
+        return [word for word in output.split() if word[3:].isdigit()]
 
 
 def this_toolchain() -> Toolchain:
@@ -186,25 +186,25 @@ def toolchain_for(user: Owner) -> Toolchain:
 
 
 def host_toolchain() -> Toolchain:
-    """The compiler for what needs nothing of NVIDIA's: neither the driver nor nvcc is asked for."""
+    """A toolchain with only the C++ compiler, for libraries that need neither the driver nor nvcc."""
     user = owner()
     return Toolchain(Driver(), Parts(find_gxx(os.environ.get("PATH", os.defpath), user)), user)
 
 
-def _digest(sources: Sequence[Path], command: list[str], told: list[str]) -> str:
-    """Of all that decides what comes out: sources, headers beside them, exports, compilers, options."""
+def _digest(sources: Sequence[Path], command: list[str], versions: list[str]) -> str:
+    """A digest of what the build depends on: sources, headers next to them, exports, compilers, options."""
     digest = hashlib.sha256()
     headers = {header for source in sources for header in source.parent.glob("*.h")}
     for file in (*sources, *sorted(headers), _EXPORTS):
         content = file.read_bytes()
         digest.update(f"{file.name} {len(content)}\n".encode())
         digest.update(content)
-    digest.update("\n".join([platform.machine(), *command, *told]).encode())
+    digest.update("\n".join([platform.machine(), *command, *versions]).encode())
     return digest.hexdigest()[:16]
 
 
 def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
-    """The architecture itself or, of the same major version, the newest before it, whose code it runs."""
+    """The architecture itself, or the newest earlier one of its major version, whose code it can run."""
     if not wish.startswith("sm_") or not wish[3:].isdigit():
         raise CaptureUnavailable(f"{wish} is not a GPU architecture.", "Write it as sm_90.")
     number = int(wish[3:])
@@ -226,13 +226,13 @@ def _text(version: Version | None) -> str:
 
 
 def _pip(cuda: Version, *packages: str) -> str:
-    """The package of a part on PyPI: up to CUDA 12 its name has the version."""
+    """The command that installs parts from PyPI. Up to CUDA 12, a package's name ends with the version."""
     suffix = "" if cuda[0] >= 13 else f"-cu{cuda[0]}"
     return "pip install " + " ".join(f"'{package}{suffix}=={_text(cuda)}.*'" for package in packages)
 
 
 def _install_nvcc(cuda: Version) -> str:
-    """PyPI has nvcc from 13.0 on; it does not name the versions of the packages that it needs."""
+    """The command that installs nvcc. PyPI has it from 13.0 on, without the versions of packages it needs."""
     if cuda[0] < 13:
         return f"apt install cuda-nvcc-{cuda[0]}-{cuda[1]}   (from NVIDIA's repository)"
     return _pip(cuda, "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt")

@@ -1,12 +1,12 @@
-"""Events of what a program says of itself through NVTX: ranges of threads, ranges of processes, marks.
+"""Makes events of a program's NVTX annotations: ranges of threads, ranges of processes, marks.
 
     push, pop       B, E on the thread, nested in their domain
-    start, end      B, E of the process with `range`, the least number that none has which is open
+    start, end      B, E of the process with `range`, the least number that no open range has
     mark            I
     a thread's name I with `comm`
 
-A pop or an end names nothing, so what is open is known here. A push and a pop say how many ranges are open
-around theirs: where that does not fit, records were lost, and what they would have ended is ended now.
+A pop or an end has no name, so open ranges are kept here. A push and a pop state how many ranges are open
+around theirs. If that does not fit, records were lost, and the ranges that they would have ended end now.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from tracepipe.capture.gpu.engines.untrusted import Crowded, Kept, Malformed
 from tracepipe.capture.records.bounds import ID_LIMIT, NAME_BYTES_MAX, RANGE_LIMIT
 
 _OPEN_MAX: Final = 512
-"""Ranges inside each other; a timeline draws no more."""
-_PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
+"""Nested ranges; a timeline draws no more."""
+_PROCESS_BYTES: Final = 2048  # roughly, for each process that is kept
 _ENTRY_BYTES: Final = 256
 
 Event = dict[str, Any]
@@ -52,7 +52,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class _Numbers:
-    """Which numbers the open ranges of a process have in a domain."""
+    """The numbers of a process's open ranges in a domain."""
 
     used: int = 0
     free: list[int] = field(default_factory=list)
@@ -68,14 +68,14 @@ class _Numbers:
 
 @dataclass(slots=True)
 class _Process:
-    """What is known of a traced process: texts by their handles, and what is open."""
+    """The state of a traced process: texts by handle, and open ranges."""
 
     domains: dict[int, str] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     categories: dict[tuple[int, int], str] = field(default_factory=dict)
     pushed: dict[tuple[int, int], list[str | None]] = field(default_factory=dict)
-    """Names of the open ranges of a thread in a domain; None where the record was lost."""
+    """Names of the open ranges of a thread in a domain; None if the record was lost."""
     started: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     """Id of an open range of the process → its name, domain and number."""
     numbers: dict[int, _Numbers] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class AnnotationLines:
         }
 
     def events(self, record: GpuRecord) -> Iterator[Event]:
-        """The events of a record, of one of these kinds."""
+        """The events of a record of these kinds."""
         process = self._processes.get(record.pid)
         if process is None:
             self._kept.take(_PROCESS_BYTES)
@@ -133,7 +133,7 @@ class AnnotationLines:
     def _close(
         self, process: _Process, record: GpuRecord, names: list[str | None], depth: int, domain: int
     ) -> Iterator[Event]:
-        """End what is open on a thread beyond a depth."""
+        """End the open ranges of a thread beyond a depth."""
         while len(names) > depth:
             name = names.pop()
             if name is not None:
@@ -156,7 +156,7 @@ class AnnotationLines:
         _, range_id = ENDED.unpack_from(record.payload)
         if range_id not in process.started:  # its start was lost
             return
-        # The domain is that of the start, whatever function ends it.
+        # The domain is that of the start, whichever function ends the range.
         name, domain, number = process.started.pop(range_id)
         self._kept.give(_size(name))
         heapq.heappush(process.numbers[domain].free, number)
@@ -187,7 +187,7 @@ class AnnotationLines:
             raise Malformed
 
     def _fork(self, process: _Process, parent_pid: int) -> None:
-        """Let a process have the handles of its parent. Its threads and ranges are its own."""
+        """Copy the handles of a parent to its child, which has separate threads and ranges."""
         parent = self._processes.get(parent_pid, process)
         both: list[tuple[dict[Any, str], dict[Any, str]]] = [
             (process.domains, parent.domains),
@@ -202,7 +202,7 @@ class AnnotationLines:
 
 
 def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
-    """Domain, number, name, and arguments, of what begins."""
+    """Domain, number, name and arguments of what begins."""
     domain, registered, number, payload, kind, flags, color, category, stack = BEGUN.unpack_from(
         record.payload
     )
@@ -242,7 +242,7 @@ def _text(payload: memoryview, start: int) -> str:
 
 
 def _shown_stack(lines: str) -> str:
-    """Frames in a line, innermost first, each with its file's name and folder: `models/net.py:41 forward`."""
+    """Frames in one line, innermost first, each with its file and folder: `models/net.py:41 forward`."""
     frames = (line.rpartition("/") for line in lines.splitlines())
     return ", ".join(f"{folder.rpartition('/')[2]}{slash}{rest}" for folder, slash, rest in frames)
 

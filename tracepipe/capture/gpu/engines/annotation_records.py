@@ -1,4 +1,4 @@
-"""The records of the library of annotations, as `native/annotation_records.h` has them."""
+"""The byte layout of the annotation library's records, which `native/annotation_records.h` describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGUN: Final = struct.Struct("<3Q8s4IQ")
 """domain, registered text, number, payload, type of that, flags, colour, category, stack; a text follows."""
 HAS_COLOR: Final = 1
 BEGAN_BEFORE: Final = 2
-"""Flags: the latter of a range that was open when its window began."""
+"""Flags; BEGAN_BEFORE marks a range that was open when its window began."""
 ENDED: Final = struct.Struct("<2Q")
 """domain, number"""
 LABEL: Final = struct.Struct("<IIQQ")
@@ -38,4 +38,4 @@ PAYLOADS: Final = {
     5: struct.Struct("<i"),
     6: struct.Struct("<f"),
 }
-"""Type of a payload → what its bytes are."""
+"""Type of a payload → its format."""

@@ -1,7 +1,7 @@
-"""The engine of annotations: what a program says of itself through NVTX, alone or with its GPUs' engine.
+"""The engine of annotations, which a program makes with NVTX: alone, or with a GPU engine.
 
 NVTX loads the library into the command (`native/annotations.cpp`). Its records come through the channel of
-the engine for the GPUs, or through one of their own.
+the GPU engine, or through a separate one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAYER: Final = "annotation"
 
 
 class AnnotationsEngine(EngineOver):
-    """An engine for a command's GPUs that records annotations too."""
+    """A GPU engine that also records annotations."""
 
     def __init__(self, library: Path, device: ChannelEngine | EngineOver) -> None:
         """`library` is the built native code, `device` has the channel."""
@@ -35,23 +35,23 @@ class AnnotationsEngine(EngineOver):
         self._library = library
 
     def environment(self) -> dict[str, str]:
-        """What the command's environment needs."""
+        """Variables for the command's environment."""
         return super().environment() | {NVTX_VARIABLE: str(self._library.absolute())}
 
 
 class AnnotationsRenderer(RendererOver):
-    """Turns chunks of records into lines; those that are no annotations by the renderer of the GPUs."""
+    """Turns annotations into lines; the GPU engine's renderer takes the other records."""
 
     def __init__(self, device: ChannelRenderer) -> None:
         super().__init__(device)
         self._lines = AnnotationLines(self._kept)
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and how many it has."""
+        """The layer of a record's events, and their number."""
         return (_LAYER, record.kind in EVENT_KINDS) if record.kind in KINDS else self._device.counted(record)
 
     def spans(self, wanted: Wanted) -> RangesSpans:
-        """What finds ranges that took long, and among the records of the GPUs calls and kernels."""
+        """A finder of long ranges, and of long calls and kernels among the GPU engine's records."""
         return RangesSpans(wanted, self._device.spans(wanted))
 
     def anew(self) -> AnnotationsRenderer:
@@ -59,28 +59,28 @@ class AnnotationsRenderer(RendererOver):
         return AnnotationsRenderer(self._device.anew())
 
     def carry(self) -> AnnotationsCarry:
-        """What keeps of dropped records what such a renderer needs of them."""
+        """A keeper of what such a renderer needs from evicted records."""
         return AnnotationsCarry(self._device.carry())
 
     def is_own(self, record: GpuRecord) -> bool:
-        """Whether it is of an annotation."""
+        """Whether the record is an annotation."""
         return record.kind in KINDS
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
-        """Add its events. Raises one of REFUSALS."""
+        """Add the events of a record. Raises one of REFUSALS."""
         for event in self._lines.events(record):
             lines.record(event if self._resumed_ns is None else _begun(event, self._resumed_ns))
 
 
 def _begun(event: dict[str, Any], start_ns: int) -> dict[str, Any]:
-    """An event of what began before: it begins at `start_ns`, and says when it did."""
+    """An event that began before `start_ns`: it begins there, and its arguments state the real begin."""
     began = {"began": "before the recording", "began_ns": event["ts_ns"]}
     args = {"args": event.get("args", {}) | began} if event["phase"] == "B" else {}
     return event | {"ts_ns": start_ns} | args
 
 
 class NoGpus(ChannelEngine):
-    """In the place of an engine for GPUs where nothing is recorded of them: the channel alone."""
+    """Only the channel, for recordings without a GPU engine."""
 
     name = ""
     layers: frozenset[str] = frozenset()
@@ -88,22 +88,22 @@ class NoGpus(ChannelEngine):
     gpus: Sequence[Mapping[str, Any]] = ()
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Nothing is recorded of what they have their GPUs do."""
+        """Do nothing, as no GPU work is recorded."""
 
     def renderer(self) -> NoRecords:
-        """A decoder that knows no record."""
+        """A decoder that refuses all records."""
         return NoRecords()
 
 
 class NoRecords(ChannelRenderer):
-    """Refuses every record: no library that writes it was loaded by us."""
+    """Refuses every record, as no library that writes it was loaded."""
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """No events."""
         return "", 0
 
     def spans(self, wanted: Wanted) -> ChannelSpans:
-        """What finds nothing."""
+        """A finder that finds nothing."""
         return ChannelSpans(wanted)
 
     def anew(self) -> NoRecords:
@@ -111,7 +111,7 @@ class NoRecords(ChannelRenderer):
         return NoRecords()
 
     def carry(self) -> ChannelCarry:
-        """Nothing is needed of what is dropped."""
+        """A keeper of nothing, as nothing is needed from evicted records."""
         return ChannelCarry(frozenset())
 
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:

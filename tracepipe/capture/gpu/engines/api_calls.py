@@ -1,16 +1,16 @@
-"""CUDA's functions as an injected library sees them: what is recorded of each, and where it finds that.
+"""Tells an injected library which arguments of CUDA's functions to record, and where they are.
 
-A tool gets a function's parameters as a struct, in C's layout. `native/api_parameters.txt` says where each
-one lies, the shipped sets of hooks which of them are recorded; together they become the table that the
-library reads, a line for a function with arguments:
+A tool gets a function's parameters as a C struct. `native/api_parameters.txt` has the offset of each one, and
+the shipped sets of hooks state which are recorded. Both become the table that the library reads, with a line
+for each function with arguments:
 
     cuMemAlloc_v2 8+8 out0+8
     cuLaunchKernel 0+8 8+4,12+4 16+4,20+4 24+4,28+4 32+4 40+8
     cuLaunchKernelEx through0 8+8 @0+4,@4+4 @8+4,@12+4 @16+4,@20+4 @24+4 @32+8
 
-    OFFSET+BYTES            a word of the record; with a comma two halves of one, as slots.py packs them
+    OFFSET+BYTES            a word of the record; two with a comma are the halves of one, as in slots.py
     @OFFSET+BYTES           in the struct that the pointer at `through` points to
-    outOFFSET+BYTES         a pointer, and how much of what it points to is read when the call has succeeded
+    outOFFSET+BYTES         a pointer, and the bytes read from it when the call has succeeded
     textOFFSET              a pointer to a text
 """
 
@@ -33,7 +33,7 @@ from tracepipe.hooks.slots import slots
 ARGUMENTS_VARIABLE: Final = "TRACEPIPE_GPU_ARGUMENTS"
 _PARAMETERS: Final = Path(__file__).parents[1] / "native/api_parameters.txt"
 _WORD_BYTES: Final = 8
-# Launches whose sizes are in a struct that their first parameter points to: the struct, the arguments in it.
+# Launches whose first parameter points to a struct with the sizes → the struct, and the arguments in it.
 _GRID: Final = tuple(f"{what}.{axis}" for what in ("grid", "block") for axis in "xyz")
 _CONFIGURED: Final = {
     "cuLaunchKernelEx": (
@@ -45,13 +45,13 @@ _CONFIGURED: Final = {
         (("grid", "dim3"), ("block", "dim3"), ("shared_bytes", "u64"), ("stream", "ptr")),
     ),
 }
-# Positions of what is in such a struct, beyond those of the call itself.
+# Positions in such a struct begin here, beyond those of the call itself.
 _POINTED_FROM: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in its function's struct. `pointed_bytes`: of what it points to, 0 if that has no size."""
+    """A parameter in its function's struct. `pointed_bytes`: the size of what it points to, 0 if unknown."""
 
     offset: int
     size_bytes: int
@@ -59,25 +59,25 @@ class Parameter:
 
     @property
     def words(self) -> int:
-        """Positions that it takes, as `Argument.position` counts them: a dim3 has two."""
+        """The positions that it takes, as `Argument.position` counts them: a dim3 takes two."""
         return 2 if _WORD_BYTES < self.size_bytes <= 2 * _WORD_BYTES else 1
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCall:
-    """A function: its probe, with the arguments that the library can find, and its line of the table."""
+    """A function: its probe with the arguments that the library can read, and its line of the table."""
 
     probe: Probe
     line: str
 
     @property
     def words(self) -> int:
-        """Words of arguments in a record of its entry."""
+        """The words of arguments in a record of its entry."""
         return len(slots(self.probe.signature))
 
 
 class ApiCalls:
-    """The functions of the driver API and the runtime. `values` has the names of results and directions."""
+    """The functions of the driver API and the runtime. `values` names results and directions."""
 
     def __init__(self) -> None:
         self._sets = _indexed_sets()
@@ -87,19 +87,19 @@ class ApiCalls:
         self._calls: dict[str, ApiCall] = {}
 
     def find(self, name: str) -> ApiCall:
-        """The function of that name, also one that is not known: it has no arguments then."""
+        """The function with that name; an unknown one has no arguments."""
         call = self._calls.get(name)
         if call is None:
             call = self._calls[name] = self._made(name)
         return call
 
     def without_arguments(self, name: str) -> Probe:
-        """The function's probe where its records have no words."""
+        """The function's probe for records without arguments."""
         hook = self._hook(name)
         return _probe(name, replace(hook, effect="", signature=Signature((), hook.signature.result)))
 
     def table(self) -> str:
-        """What the library reads."""
+        """The table that the library reads."""
         lines = (self.find(name).line for name in parameters())
         return "".join(f"{line}\n" for line in lines if line)
 
@@ -108,7 +108,7 @@ class ApiCalls:
         hook = index.find(name)
         if hook is None:
             return Hook("uprobe", hooks.hooks[0].library, name, "userspace")
-        return replace(hook, returns=True, condition=None)  # each call comes with its return
+        return replace(hook, returns=True, condition=None)  # the library records returns, and all calls
 
     def _made(self, name: str) -> ApiCall:
         hook, found = self._hook(name), parameters().get(name)
@@ -127,7 +127,7 @@ class ApiCalls:
 
 
 def write_table(table: str, folder: Path | None = None) -> Path:
-    """A new file with the table, which every user may read, in `folder` or with the system's temporary files.
+    """Write the table to a new file that every user may read, in `folder` or the system's temporary folder.
 
     Raises CaptureUnavailable.
     """
@@ -145,7 +145,7 @@ def write_table(table: str, folder: Path | None = None) -> Path:
 
 
 class _Places:
-    """Where the positions of a function's arguments are."""
+    """Maps the positions of a function's arguments to parameters."""
 
     def __init__(self, found: list[Parameter]) -> None:
         self._at: dict[int, tuple[str, Parameter]] = {}
@@ -155,7 +155,7 @@ class _Places:
         self._through = ""
 
     def through(self, found: list[Parameter], named: tuple[tuple[str, str], ...]) -> tuple[Argument, ...]:
-        """The arguments in the struct that the first parameter points to."""
+        """Add the arguments in the struct that the first parameter points to."""
         pointer = self._at[0][1]
         known = [p for p in found if p.offset + p.size_bytes <= pointer.pointed_bytes]
         self._through = f"through{pointer.offset}"
@@ -166,7 +166,7 @@ class _Places:
         return tuple(arguments)
 
     def holds(self, argument: Argument) -> bool:
-        """Whether the argument, all of it, is in what may be read."""
+        """Whether the whole argument can be read."""
         place = self._at.get(argument.position)
         if place is None:
             return False
@@ -194,7 +194,7 @@ class _Places:
                 yield f"text{offset}"
 
     def _put(self, position: int, prefix: str, parameter: Parameter) -> int:
-        """Take a parameter in, word by word; the position after it."""
+        """Add a parameter word by word; returns the position after it."""
         for word in range(parameter.words):
             skipped = word * _WORD_BYTES
             size_bytes = min(parameter.size_bytes - skipped, _WORD_BYTES)
@@ -209,14 +209,14 @@ class _Places:
 
 @cache
 def _indexed_sets() -> tuple[tuple[HookSet, HookIndex], ...]:
-    """Those of the driver API and of the runtime."""
+    """The sets of the driver API and of the runtime."""
     sets = [load_set(name) for name in ("cuda-driver", "cuda-runtime")]
     return tuple((hooks, HookIndex(hooks.hooks, hooks.variants)) for hooks in sets)
 
 
 @cache
 def parameters() -> dict[str, list[Parameter]]:
-    """Function → its parameters, as far as all versions of CUDA that were looked at agree."""
+    """Function → its parameters, as far as all examined versions of CUDA agree."""
     found = {}
     for line in _PARAMETERS.read_text(encoding="ascii").splitlines():
         if not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""Which calls an engine for GPUs records, as its library reads it: `native/call_choice.h` draws it."""
+"""Tells a GPU engine's library which calls to record, in the form of `native/call_choice.h`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tracepipe.hooks.calls import call_rule
 
 CALLS_VARIABLE: Final = "TRACEPIPE_GPU_CALLS"
 NO_CALLS: Final = "none"
-"""Besides the names of the rules: no call at all."""
+"""No calls at all; the other values are the names of rules."""
 
 
 def calls_text(calls: str) -> str:

@@ -1,4 +1,4 @@
-"""Lines of the API calls that an injected library tells, by the decoder of the calls that probes tell.
+"""Makes lines of the API calls that an injected library reports, with the decoder of the calls of probes.
 
 CALL_ENTER  ──▶  userspace B   args by the function's signature, launch, kernel, stack
 CALL_EXIT   ──▶  userspace E   result by name, what came out; then what the call did:
@@ -18,14 +18,14 @@ from tracepipe.capture.records.calls import Calls
 from tracepipe.capture.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
-_FIRST_WORDS: Final = 4  # as many as a probe's record of an entry has
-_CHUNK_BYTES: Final = 31  # of a text, in a probe's records
-_FUNCTION_BYTES: Final = 16384  # kept of a function, roughly: how its lines are written is code
+_FIRST_WORDS: Final = 4  # the words in a probe's record of an entry
+_CHUNK_BYTES: Final = 31  # the bytes of a text in a probe's record
+_FUNCTION_BYTES: Final = 16384  # roughly, for each function, as the code that writes its lines is compiled
 _THREAD_BYTES: Final = 2048
 
 
 class CallLines:
-    """Lines of the calls of a recording; it keeps what threads are in. Refuses as `untrusted` says."""
+    """Makes the lines of a recording's calls, and keeps the open calls of threads. Raises REFUSALS."""
 
     def __init__(self, api: ApiCalls | None = None, kept: Kept | None = None) -> None:
         self._api = api or ApiCalls()
@@ -44,10 +44,10 @@ class CallLines:
         stack: int | None = None,
         start_ns: int | None = None,
     ) -> None:
-        """Add the line of an entry; `name` is the function's, `kernel` that of a kernel which it launches,
-        `stack` the id of where it is made.
+        """Add the line of an entry. `name` is the function's, `kernel` that of a kernel which it launches,
+        `stack` the id of the call's Python stack.
 
-        A call that began before `start_ns` begins there, and says when it did.
+        A call that began before `start_ns` begins at `start_ns`, and its line states the real begin.
         """
         _, pid, tid, began_ns, payload = record
         time_ns = began_ns if start_ns is None else start_ns
@@ -74,7 +74,7 @@ class CallLines:
         lines.event(time_ns, head, pid, tid, cpu, args, more)
 
     def leave(self, lines: Lines, record: GpuRecord, name: str) -> None:
-        """Add the line of a return, and that of what the call did to memory."""
+        """Add the line of a return, and the line of the call's effect on memory."""
         _, pid, tid, time_ns, payload = record
         number, result, cpu, out = CALL_EXIT.unpack_from(payload)
         probe = self._number(name, number)
@@ -85,7 +85,7 @@ class CallLines:
             self._calls.effect(lines, time_ns, tid, (pid, tid, cpu), probe, result, out)
 
     def _number(self, name: str, number: int) -> int:
-        """The probe of a function, with its arguments if its records have them."""
+        """The number of a function's probe, with arguments if its records have them."""
         key = name, bool(number & HAS_ARGUMENTS)
         probe = self._numbers.get(key)
         if probe is None:
@@ -96,7 +96,7 @@ class CallLines:
         return probe
 
     def _keep_thread(self, tid: int, text_bytes: int = 0) -> None:
-        """Have room for what is kept of a thread, and for a text, which may come to name something."""
+        """Use room for a thread, and for a text, which may become a name."""
         is_new = tid not in self._threads
         self._kept.take((_THREAD_BYTES if is_new else 0) + text_bytes)
         self._threads.add(tid)

@@ -1,10 +1,10 @@
-"""What records of the channel that are kept need of those before them, which are not.
+"""Keeps what later records of the channel need from records that a flight recorder evicts.
 
-kernels       names of kernels, functions and stall reasons, stacks, GPUs, notes, and that another profiler
-              took CUPTI over
+kernels       names of kernels, functions and stall reasons, stacks, GPUs, notes, and whether another
+              profiler took over CUPTI
 warps         names, stacks, GPUs, notes, each stream's first launch, which numbers it, and the last launch
-              of a process; calls that are under way, and the last clock pairs
-annotations   texts and domains; ranges that are open
+              of a process; open calls, and the last clock pairs
+annotations   texts and domains; open ranges
 samples       nothing
 """
 
@@ -39,20 +39,20 @@ from tracepipe.capture.gpu.engines.untrusted import (
 from tracepipe.capture.records.carry import Carried
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX
 
-_ENTRY_BYTES: Final = 256  # what is kept takes that much more than its bytes, roughly
-_RANGES_MAX: Final = 512  # inside each other; the renderer takes no more
-_CLOCK_PAIRS: Final = 2  # of each GPU, for the line through them
+_ENTRY_BYTES: Final = 256  # roughly, for each entry besides its bytes
+_RANGES_MAX: Final = 512  # nested ranges; the renderer takes no more
+_CLOCK_PAIRS: Final = 2  # for each GPU: two define a line
 
 
 class _Raw(NamedTuple):
-    """A record as it came, when it was put."""
+    """The bytes of a record, and its time."""
 
     time_ns: int
     content: bytes
 
 
 def raw_records(chunk: bytes) -> Iterator[tuple[GpuRecord, bytes]]:
-    """The records of a chunk that can be, each with its bytes."""
+    """The plausible records of a chunk, each with its bytes."""
     at = 0
     for record in records(chunk):
         end = at + whole_bytes(len(record.payload))
@@ -62,25 +62,25 @@ def raw_records(chunk: bytes) -> Iterator[tuple[GpuRecord, bytes]]:
 
 
 class ChannelCarry:
-    """Carries the records of some kinds, each that says something else once."""
+    """Carries records of some kinds, and of equal ones only the last."""
 
     whole: frozenset[int] = frozenset()
-    """Kinds that say all of what they are about, whenever they come."""
+    """Kinds whose records are complete without earlier ones."""
 
     def __init__(self, kinds: frozenset[int]) -> None:
         self.kinds = kinds
-        """Of those that are kept as they are."""
+        """Kinds that are kept as they are."""
         self._known: dict[tuple[int, int, bytes], bytes] = {}
         self._room = Kept(KEPT_BYTES)
 
     def take(self, chunk: bytes) -> None:
-        """Take whole records that are dropped, after those that were taken before."""
+        """Take complete records that are evicted, in order."""
         for record, content in raw_records(chunk):
-            with suppress(*REFUSALS):  # of which a decoder that had them would keep nothing either
+            with suppress(*REFUSALS):  # a decoder would keep nothing of such records either
                 self.take_one(record, content)
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk that were put before an instant and need others, and the rest."""
+        """The records of a chunk that precede an instant and depend on earlier ones, and the rest."""
         parts: tuple[list[bytes], list[bytes]] = ([], [])
         at = 0
         for record in records(chunk):
@@ -91,7 +91,7 @@ class ChannelCarry:
         return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
-        """What is needed now."""
+        """What later records need now."""
         return Carried(b"".join(self._known.values()))
 
     def take_one(self, record: GpuRecord, content: bytes) -> None:
@@ -99,16 +99,16 @@ class ChannelCarry:
         if record.kind in self.kinds:
             self._keep(record, content, bytes(record.payload))
 
-    def _keep(self, record: GpuRecord, content: bytes, said: bytes) -> None:
-        """Keep a record in the place of one that says the same."""
-        key = record.kind, record.pid, said
+    def _keep(self, record: GpuRecord, content: bytes, identity: bytes) -> None:
+        """Keep a record in place of an earlier one with the same identity."""
+        key = record.kind, record.pid, identity
         if key not in self._known:
-            self._room.take(_ENTRY_BYTES + len(content) + len(said))
+            self._room.take(_ENTRY_BYTES + len(content) + len(identity))
         self._known[key] = content
 
 
 class KernelsCarry(ChannelCarry):
-    """Carries records of the engine `kernels`: whatever ran is one record, and needs names alone."""
+    """Carries records of the engine `kernels`, in which a record of finished work needs only names."""
 
     whole = frozenset(kernels.LAYERS) | stalls.WHOLE
 
@@ -122,7 +122,7 @@ class KernelsCarry(ChannelCarry):
         self._taken: dict[int, bytes] = {}
 
     def carried(self) -> Carried:
-        """Under way is that nothing more is seen of a process, which is a loss."""
+        """That another profiler took over CUPTI in a process counts as under way, as it is a loss."""
         return Carried(super().carried().known, b"".join(self._taken.values()))
 
     def take_one(self, record: GpuRecord, content: bytes) -> None:
@@ -146,7 +146,7 @@ class WarpsCarry(ChannelCarry):
         self._clocks: dict[tuple[int, int], list[_Raw]] = {}
 
     def carried(self) -> Carried:
-        """Known are names, then launches; under way calls, and clock pairs, which are lines of their own."""
+        """Names and launches count as known; open calls and clock pairs, which are lines, as under way."""
         begun = [*self._calls.values(), *self._clocks.values()]
         ordered = sorted((raw for some in begun for raw in some), key=lambda raw: raw.time_ns)
         known = super().carried().known + b"".join(self._launches.values())
@@ -178,12 +178,12 @@ class WarpsCarry(ChannelCarry):
         if calls is None:
             self._room.take(_ENTRY_BYTES)
             calls = self._calls[tid] = []
-        del calls[: -OPEN_CALLS_MAX + 1]  # returns of those were lost
+        del calls[: -OPEN_CALLS_MAX + 1]  # the returns of those were lost
         return calls
 
 
 class AnnotationsCarry(ChannelCarry):
-    """Carries records of annotations, and those of the engine for the GPUs by what carries them."""
+    """Carries records of annotations; `device` carries those of the GPU engine."""
 
     def __init__(self, device: ChannelCarry) -> None:
         super().__init__(frozenset({annotation.KIND_LABEL}))
@@ -193,7 +193,7 @@ class AnnotationsCarry(ChannelCarry):
         self._threads: dict[tuple[int, int], _Raw] = {}
 
     def carried(self) -> Carried:
-        """Known are texts; under way are open ranges, and what threads are called, which are lines."""
+        """Texts count as known; open ranges and names of threads, which become lines, as under way."""
         device = self._device.carried()
         begun = [*self._started.values(), *self._threads.values()]
         begun += (raw for some in self._pushed.values() for raw in some if raw is not _LOST)
@@ -232,7 +232,7 @@ class AnnotationsCarry(ChannelCarry):
             self._device.take_one(record, content)
 
     def _push(self, record: GpuRecord, domain: int, depth: int, raw: _Raw) -> None:
-        """Keep a range that begins inside `depth` others of its thread in the domain."""
+        """Keep a range that is nested in `depth` others of its thread in the domain."""
         key = record.pid, record.tid, domain
         ranges = self._pushed.get(key, [])
         depth = len(ranges) if depth == annotation.DEPTH_UNKNOWN else depth
@@ -254,14 +254,14 @@ class AnnotationsCarry(ChannelCarry):
 
 
 class SamplesCarry(ChannelCarry):
-    """Carries records of the engine for the GPUs by what carries them: no sample is needed later."""
+    """Carries records of the GPU engine with `device`; no sample is needed later."""
 
     def __init__(self, device: ChannelCarry) -> None:
         super().__init__(frozenset())
         self._device, self.whole = device, device.whole
 
     def carried(self) -> Carried:
-        """What is needed of the others."""
+        """What later records need of the others."""
         return self._device.carried()
 
     def take_one(self, record: GpuRecord, content: bytes) -> None:
@@ -271,7 +271,7 @@ class SamplesCarry(ChannelCarry):
 
 
 _LOST: Final = _Raw(0, b"")
-"""In the place of a range whose record was lost."""
+"""Stands for a range whose record was lost."""
 
 
 def _is_of_thread(record: GpuRecord) -> bool:

@@ -1,9 +1,9 @@
 """The capture process's end of the channel that `native/transport.h` describes: memory that both sides map.
 
-The memory is in no folder, and is sealed: its size cannot be changed, so that no process can take pages from
-under us. All else in it is the traced processes', and is believed as far as it can be true: what is read is
-copied once and checked in the copy, positions are bounded by what we took and by the ring's size, and what is
-refused is counted as a loss.
+The memory has no path, and its size is sealed, so that no process can remove pages that are mapped here. The
+traced processes can write anything into it, so its contents are untrusted: they are copied once and checked
+in the copy, positions are bounded by what was consumed and by the ring's size, and refused records are
+counted as losses.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tracepipe.errors import CaptureUnavailable
 
 CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
 CHANNEL_BYTES: Final = 64 << 20
-"""Default ring: a warp is about 48 bytes, a launch of 10⁵ warps 5 MB."""
+"""Default size of the ring: a warp takes about 48 bytes, a launch of 10⁵ warps 5 MB."""
 WAIT_US: Final = 20_000
-"""How long a producer may keep its thread for want of room."""
+"""The longest time for which a producer may delay its thread while the ring is full."""
 FULL: Final = "the channel to the capture process was full"
 TORN: Final = "records that the traced process began in the GPU channel and did not finish"
 OVERWRITTEN: Final = "the traced process overwrote the GPU channel's counters: nothing was read after that"
@@ -47,25 +47,25 @@ _KINDS: Final = 64
 _HEADER: Final = struct.Struct("<QQQI")
 _PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT = 64, 128, 192, 704
 _WINDOWS: Final = struct.Struct("<5I4x16Q")
-"""turns, windows left, hits of what begins them and of what ends them, whether there are windows; when the
-last turns were, turn N at N mod 16"""
+"""turns, windows left, hits of the trigger that begins windows and of the one that ends them, whether there
+are windows; times of the last turns, of turn N at N mod 16"""
 _TURNS_MAX: Final = 16
 _U64: Final = struct.Struct("<Q")
 _U32: Final = struct.Struct("<I")
 _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 _DROPPED_MAX: Final = 1 << 41
-"""No recording drops more events of a kind than this: the counter was overwritten."""
+"""A greater counter of dropped events was overwritten, as no recording drops so many."""
 _BUSY, _COMMITTED = 1, 2
 _COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
     (KIND_STACK, KIND_FRAME, KIND_STACK_BEYOND), "stack"
 )
-"""The layers of kinds of record that come with any engine; stacks are of none, and lost as what they are."""
+"""The layers of the kinds that every engine has. Stacks have no layer, and are lost as "stack"."""
 _WHY: Final = {KIND_STACK_BEYOND: "a process had more Python stacks than are kept"}
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Channel:
-    """The memory with its ring. Committed records can be collected whatever became of who put them."""
+    """The memory with its ring. Committed records can be collected even if their process has died."""
 
     def __init__(
         self,
@@ -74,9 +74,9 @@ class Channel:
         owner: tuple[int, int] | None = None,
         wait_us: int = WAIT_US,
     ) -> None:
-        """A new channel that this process reads; `ring_bytes` is rounded up to a power of two.
+        """Create a channel that this process reads; `ring_bytes` is rounded up to a power of two.
 
-        `owner` (user, group) may write to it too: those that the command runs as. Raises CaptureUnavailable.
+        `owner` (user, group) is whom the command runs as, and may write to it too. Raises CaptureUnavailable.
         """
         self._ring_bytes = 1 << max(ring_bytes - 1, 65535).bit_length()
         self._key = secrets.randbits(64)
@@ -106,18 +106,19 @@ class Channel:
             raise
 
     def environment(self) -> dict[str, str]:
-        """What the traced command's environment needs to find the channel."""
+        """The variable by which the traced command finds the channel."""
         return {CHANNEL_VARIABLE: self._connections.name}
 
     def accept(self) -> None:
-        """Let processes in that have begun; never waits."""
+        """Accept processes that have started; never waits."""
         self._connections.accept()
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call, in the order in which room was taken for them; never waits.
+        """Complete records since the last call, in the order in which room was reserved for them; never
+        waits.
 
-        A record that is still being written ends it. `is_final`: whoever was writing is gone, so such records
-        are passed over and counted. What comes has the form that `transport.records` reads.
+        They end before a record that is still being written. `is_final`: all writers have ended, so such
+        records are skipped and counted. `transport.records` reads the result.
         """
         if not is_final:
             self.accept()
@@ -125,12 +126,12 @@ class Channel:
         while piece := self._collect_piece(kept, is_final=is_final):
             self._consumed += piece
             _U64.pack_into(self._map, _CONSUMED_AT, self._consumed)
-            if not is_final:  # or whoever fills it as fast as it is emptied would keep us here
+            if not is_final:  # a process that fills it as fast as it is emptied would keep us here
                 break
         return b"".join(kept)
 
     def losses(self, layers: Mapping[int, str], reasons: Mapping[int, str] | None = None) -> list[Loss]:
-        """What was lost since the last call; `layers` and `reasons` are those of the kinds of record."""
+        """Losses since the last call; `layers` and `reasons` are by kind of record."""
         since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
         self._losses_until_ns = now_ns
         counted = [
@@ -142,17 +143,17 @@ class Channel:
         return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
 
     def expect_windows(self) -> None:
-        """Before a process begins: events are recorded in windows alone, and none is open."""
+        """Record events only in windows, none of which is open yet. Call it before a process starts."""
         self._turns = 0
         _WINDOWS.pack_into(self._map, _TURNS_AT, 0, 0, 0, 0, 1, *[0] * _TURNS_MAX)
 
     def arm(self, windows: int) -> None:
-        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        """From now on let processes begin and end this number of windows, by the triggers."""
         _U32.pack_into(self._map, _TURNS_AT + 8, 0)
         _U32.pack_into(self._map, _TURNS_AT + 4, windows)
 
     def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the one that is open, unless a process has done that."""
+        """Begin a window, or end the open one, unless a process has already done so."""
         (turns,) = _U32.unpack_from(self._map, _TURNS_AT)
         if turns % 2 != is_open:
             self._turns = (self._turns + 1) % (1 << 32)
@@ -160,11 +161,11 @@ class Channel:
             wake_waiters(self._map, _TURNS_AT)
 
     def hits(self) -> int:
-        """How often what begins a window came since `arm`, or since the last one began."""
+        """How often the trigger that begins a window was seen since `arm`, or since the last one began."""
         return int(_U32.unpack_from(self._map, _TURNS_AT + 8)[0])
 
     def turns(self) -> list[Turn]:
-        """Windows that processes began and ended since the last call, of many the last."""
+        """The begins and ends of windows by processes since the last call; of many, the last ones."""
         turns, _, _, _, _, *turned_ns = _WINDOWS.unpack_from(self._map, _TURNS_AT)
         new, self._turns, now_ns = (turns - self._turns) % (1 << 32), turns, time.monotonic_ns()
         last = [(turns - before) % (1 << 32) for before in reversed(range(min(new, _TURNS_MAX)))]
@@ -175,18 +176,18 @@ class Channel:
         self._connections.stop()
 
     def is_over(self) -> bool:
-        """Whether every process has sent its last records and let go, or is gone."""
+        """Whether every process has sent its last records and closed the channel, or has ended."""
         return self._connections.are_over()
 
     def close(self) -> None:
-        """Give the memory back. Processes that still have it mapped are not harmed, and record no more."""
+        """Release the memory. Processes that still have it mapped are not harmed, and record no more."""
         if not self._map.closed:
             self._connections.close()
             self._map.close()
             os.close(self._memory)
 
     def _collect_piece(self, kept: list[bytes], *, is_final: bool) -> int:
-        """Add the records of the next piece of the ring; its size in bytes, 0 if there is none."""
+        """Add the records of the next piece of the ring to `kept`; returns its size, 0 if there is none."""
         produced = int(_U64.unpack_from(self._map, _PRODUCED_AT)[0])
         if self._is_overwritten or not 0 <= produced - self._consumed <= self._ring_bytes:
             self._overwritten()
@@ -210,7 +211,7 @@ class Channel:
         return end
 
     def _bytes(self, start: int, size: int) -> bytes:
-        """A copy of a part of the ring, which may go over its end."""
+        """A copy of a part of the ring, which may wrap around its end."""
         at = start & (self._ring_bytes - 1)
         first = min(size, self._ring_bytes - at)
         at += _HEADER_BYTES
@@ -218,7 +219,9 @@ class Channel:
         return piece if first == size else piece + self._map[_HEADER_BYTES : _HEADER_BYTES + size - first]
 
     def _state(self, piece: bytes, at: int) -> tuple[int, int]:
-        """State of the record at a place of the piece, and where the next one is; 0 where none begins."""
+        """The state of the record at `at` in the piece, 0 if none begins there, and where the next one
+        begins.
+        """
         if at + RECORD.size > len(piece):
             return 0, len(piece)
         tag, length, *_ = RECORD.unpack_from(piece, at)
@@ -227,7 +230,7 @@ class Channel:
         return (state, at + whole_bytes(length)) if known else (0, at)
 
     def _committed_until(self, piece: bytes, at: int) -> int:
-        """Where the committed records from a place of the piece on end."""
+        """Where the committed records that begin at `at` in the piece end."""
         size = len(piece)
         while at < size:
             state, after = self._state(piece, at)
@@ -237,7 +240,9 @@ class Channel:
         return at
 
     def _next_committed(self, piece: bytes, at: int, *, is_last: bool) -> int:
-        """Where the next committed record begins, which may go on in the next piece; the end if none does."""
+        """Where the next committed record begins, which may continue in the next piece; the end if there is
+        none.
+        """
         words = memoryview(piece).cast("Q")
         for place in range(at, len(piece), ALIGNMENT):
             if words[place >> 3] ^ self._key == self._consumed + place | _COMMITTED:
@@ -249,7 +254,7 @@ class Channel:
         return len(piece)
 
     def _new_dropped(self) -> Iterable[tuple[int, int]]:
-        """Kind and events that found no room, since the last call."""
+        """Kinds with the number of events that were dropped since the last call."""
         before, self._dropped = self._dropped, list(_DROPPED.unpack_from(self._map, _DROPPED_AT))
         new = [now - then for now, then in zip(self._dropped, before, strict=True)]
         if self._is_overwritten or min(new) < 0 or max(self._dropped) > _DROPPED_MAX:
@@ -258,7 +263,7 @@ class Channel:
         return [(kind, count) for kind, count in enumerate(new) if count]
 
     def _overwritten(self) -> None:
-        """What the counters say cannot be: from now on nothing of the memory is believed."""
+        """Stop, as the counters are impossible: from now on nothing in the memory is trusted."""
         if not self._is_overwritten:
             self._is_overwritten = True
             self._faults[OVERWRITTEN] = 1

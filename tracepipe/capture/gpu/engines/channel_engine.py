@@ -1,4 +1,4 @@
-"""What the engines share whose records come through a channel."""
+"""The base of engines whose records come through a channel."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class ChannelEngine(ABC):
-    """A channel that a command finds by its environment, and what comes through it."""
+    """A channel that a command finds by its environment, and the records in it."""
 
     name: str
     layers: frozenset[str]
     clocks: Sequence[str]
-    """Clocks that its times can be on other than CLOCK_MONOTONIC."""
+    """Clocks other than CLOCK_MONOTONIC that its times can be on."""
     gpus: Sequence[Mapping[str, Any]]
-    """The GPUs that there are, as a header has them."""
+    """The GPUs of the machine, in the form of a header."""
     counters: Sequence[Mapping[str, Any]] = ()
-    """What is sampled of the GPUs' hardware, as a header has it."""
+    """The sampled hardware counters, in the form of a header."""
     sees: Mapping[str, Path] = MappingProxyType({})
-    """What begins and ends windows, by its kind, that a library in the command sees → the library."""
+    """Kind of trigger that a library in the command sees → the library."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class ChannelEngine(ABC):
         lost_layers: Mapping[int, str] = _NONE,
         lost_why: Mapping[int, str] = _NONE,
     ) -> None:
-        """`owner` (user, group): who the command runs as. `stacks`: of STACKS. `lost_layers`: kind of record
-        → layer; `lost_why`: kind → reason, of kinds that are lost for another than a full channel. Raises
-        CaptureUnavailable.
+        """`owner` (user, group): whom the command runs as. `stacks`: of STACKS. `lost_layers`: kind of record
+        → layer; `lost_why`: kind → reason, for kinds that are lost for other reasons than a full channel.
+        Raises CaptureUnavailable.
         """
         self._channel = Channel(ring_bytes, owner=owner)
         self._stacks = stacks
@@ -51,7 +51,7 @@ class ChannelEngine(ABC):
         self._waited_for: dict[str, str] = {}
 
     def environment(self) -> dict[str, str]:
-        """What the command's environment needs."""
+        """Variables for the command's environment."""
         return {STACKS_VARIABLE: self._stacks} | self._channel.environment() | self._waited_for
 
     def enter(self, pids: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class ChannelEngine(ABC):
         )
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        """Complete records since the last call; never waits. `is_final`: the command has ended."""
         return self._channel.collect(is_final=is_final)
 
     def lost(self) -> list[Loss]:
@@ -72,43 +72,45 @@ class ChannelEngine(ABC):
         return self._channel.losses(self._lost_layers, self._lost_why)
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Before a process begins: events are recorded in windows alone, which begin and end by what the
-        environment says.
+        """Record events only in windows, which begin and end by the triggers `waited_for`, as the environment
+        states them. Call it before a process starts.
         """
         self._waited_for = dict(waited_for)
         self._channel.expect_windows()
 
     def arm(self, windows: int) -> None:
-        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        """From now on let processes begin and end this number of windows, by the triggers."""
         self._channel.arm(windows)
 
     def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the one that is open, unless a process has done that."""
+        """Begin a window, or end the open one, unless a process has already done so."""
         self._channel.set_window(is_open=is_open)
 
     def hits(self) -> int:
-        """How often what begins a window came since `arm`, or since the last one began."""
+        """How often the trigger that begins a window was seen since `arm`, or since the last one began."""
         return self._channel.hits()
 
     def turns(self) -> list[Turn]:
-        """Windows that processes began and ended since the last call."""
+        """The begins and ends of windows by processes since the last call."""
         return self._channel.turns()
 
     def turned(self, turn: Turn) -> None:  # noqa: B027
-        """A window of the recording began or ended: the processes see to that themselves."""
+        """Called when a window of the recording begins or ends, which the processes notice themselves."""
 
     @abstractmethod
     def renderer(self) -> ChannelRenderer:
-        """The decoder of what `collect` gives; used on another thread."""
+        """The decoder of what `collect` returns; used on another thread."""
 
     def stop(self) -> None:
-        """Ask the processes to send what they have yet, and to record no more; `collect` gives it."""
+        """Ask the processes to send their remaining records, which `collect` returns, and to record no
+        more.
+        """
         self._channel.stop()
 
     def is_over(self) -> bool:
-        """Whether they have."""
+        """Whether all processes have done so, or have ended."""
         return self._channel.is_over()
 
     def close(self) -> None:
-        """Give the channel back."""
+        """Close the channel."""
         self._channel.close()

@@ -1,4 +1,4 @@
-"""What the renderers share of records that came through a channel."""
+"""The base of renderers of records that come through a channel."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tracepipe.capture.records.spans import Wanted
 
 
 class ChannelRenderer(ABC):
-    """Turns chunks of records into lines. One renderer may have another: records are parsed once."""
+    """Turns chunks of records into lines. One renderer may contain another: records are parsed once."""
 
     def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
-        """`gpus`: number of each GPU by UUID, as the header has them."""
+        """`gpus`: UUID → number, as in the header."""
         self._gpus = dict(gpus or {})
         self._numbers = GpuNumbers(gpus)
         self._kept, self._refused = Kept(), Refused()
         self._stacks = PythonStacks(self._kept)
         self._notes: list[str] = []
         self._losses: dict[str, int] = {}
-        self._resumed_ns: int | None = None  # while records of what began before are rendered
+        self._resumed_ns: int | None = None  # set while records of what began before are rendered
 
     @property
     def news(self) -> list[str]:
@@ -38,7 +38,7 @@ class ChannelRenderer(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know."""
+        """Messages for the user."""
         return self._notes
 
     @property
@@ -48,27 +48,29 @@ class ChannelRenderer(ABC):
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that were met, as a header has them: index, name, uuid, sm_count."""
-        return self._numbers.met
+        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count."""
+        return self._numbers.reported
 
     def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk, but for those that `rest` has; chunks come in the order of their collection."""
+        """Lines of one chunk, without those of `rest`; chunks are rendered in the order of their
+        collection.
+        """
         return self.lines(whole_records(chunk, self._refused))
 
     def lines(self, some: Iterable[GpuRecord]) -> Lines:
-        """Lines of the records of one chunk, which are taken to the last."""
+        """Lines of the records of one chunk; all records are consumed."""
         lines = self._rendered(some)
         for loss in self._refused.take_losses(self._losses):
             lines.record(loss)
         return lines
 
     def rest(self) -> Iterator[Lines]:
-        """More lines of the last chunk, some thousand at a time."""
+        """More lines of the last chunk, a few thousand at a time."""
         return iter(())
 
     @abstractmethod
     def spans(self, wanted: Wanted) -> ChannelSpans:
-        """What finds among such records calls and kernels that took long."""
+        """A finder of long calls and kernels among such records."""
 
     @abstractmethod
     def anew(self) -> ChannelRenderer:
@@ -76,10 +78,10 @@ class ChannelRenderer(ABC):
 
     @abstractmethod
     def carry(self) -> ChannelCarry:
-        """What keeps of dropped records what such a renderer needs of them."""
+        """A keeper of what such a renderer needs from evicted records."""
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Begin where records were dropped before: lines of what is under way, which begins at `start_ns`."""
+        """Begin after evicted records: the lines of open calls and ranges, which begin at `start_ns`."""
         self.render(carried.known)
         self.begin_at(start_ns)
         lines = self.render(carried.under_way)
@@ -87,15 +89,15 @@ class ChannelRenderer(ABC):
         return lines
 
     def begin_at(self, start_ns: int | None) -> None:
-        """What is rendered from now on began before that; None: no more."""
+        """Records rendered from now on began before `start_ns`; None ends that."""
         self._resumed_ns = start_ns
 
     def last(self) -> Lines:
-        """Lines of what waited for something that has not come, when no more comes."""
+        """At the end, lines of what waited for something that did not come."""
         return Lines()
 
     def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → events of the records in a chunk, which is not rendered."""
+        """Layer → number of events in a chunk that is not rendered."""
         counts: Counter[str] = Counter()
         for record in records(chunk):
             layer, events = self.counted(record)
@@ -104,8 +106,8 @@ class ChannelRenderer(ABC):
 
     @abstractmethod
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and how many it has; 0 of one that is none."""
+        """The layer of a record's events and their number, 0 for a record that is no event."""
 
     @abstractmethod
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
-        """Lines of records, without the losses of those that are refused."""
+        """Lines of records, without the losses of refused ones."""

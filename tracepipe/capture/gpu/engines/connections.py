@@ -1,14 +1,14 @@
 """The processes that write into a channel: each connects to a socket, gets the memory and stays connected.
 
     process                                        capture process
-    connect ─────────────────────────────────────▶ accept: is its user one of ours?
+    connect ─────────────────────────────────────▶ accept: may its user connect?
             ◀───────────────────────────────────── one byte, with the memory's descriptor
       …  records go through the memory  …
-            ◀───────────────────────────────────── end of what we send: record no more
-    the last records, then closed ───────────────▶ end: it has let go
+            ◀───────────────────────────────────── end of the stream: record no more
+    the last records, then closed ───────────────▶ end of the stream: it is done
 
-The kernel closes a dead process's end, whatever it died of, so each side learns of the other's death by the
-same end of file. The socket is abstract: no path that another user could take, and nothing to remove.
+When a process dies, for any reason, the kernel closes its end, so each side sees the other's death as an end
+of file. The socket is abstract: it has no path that another user could take, and nothing has to be removed.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final
 from tracepipe.errors import CaptureUnavailable
 
 CONNECTIONS_MAX: Final = 512
-"""Processes at a time; each takes a descriptor of ours."""
+"""Processes at a time; each takes a file descriptor here."""
 _PEER: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Connections:
-    """The listening socket and those who are connected. `users` may connect, and root."""
+    """The listening socket and the connected processes. `users` and root may connect."""
 
     def __init__(self, memory: int, users: set[int]) -> None:
         """`memory` is the descriptor that each process gets. Raises CaptureUnavailable."""
@@ -47,18 +47,18 @@ class Connections:
             ) from None
 
     def accept(self) -> None:
-        """Let in who waits; never waits itself."""
+        """Accept waiting processes; never waits."""
         while self._listener is not None:
             try:
                 process, _ = self._listener.accept()
-            except OSError:  # nobody waits, or no descriptor is left
+            except OSError:  # no process waits, or no descriptor is free
                 return
-            if not self._let_in(process):
+            if not self._connect(process):
                 process.close()
 
     def stop(self) -> None:
-        """Let nobody in any more, and ask who is connected to record no more."""
-        self.accept()  # whoever was about to begin is answered, and ends at once
+        """Accept no more processes, and ask the connected ones to record no more."""
+        self.accept()  # a process that is about to begin is answered, and stops at once
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -67,19 +67,19 @@ class Connections:
                 process.shutdown(socket.SHUT_WR)
 
     def are_over(self) -> bool:
-        """Whether every process has let go or is gone."""
+        """Whether every process has disconnected or ended."""
         self._open = [process for process in self._open if not _is_over(process)]
         return not self._open
 
     def close(self) -> None:
-        """End all: processes that still record learn of it as of our death."""
+        """Close all connections: to processes that still record, it looks as if this one had ended."""
         self.stop()
         for process in self._open:
             process.close()
         self._open = []
 
-    def _let_in(self, process: socket.socket) -> bool:
-        """Give a process the memory. False if it may not have it, or is gone."""
+    def _connect(self, process: socket.socket) -> bool:
+        """Send a process the memory's descriptor. False if it may not have it, or has ended."""
         if len(self._open) >= CONNECTIONS_MAX:
             self.are_over()
         if len(self._open) >= CONNECTIONS_MAX:
@@ -97,7 +97,7 @@ class Connections:
 
 
 def _is_over(process: socket.socket) -> bool:
-    """Whether a process has closed its end. It has nothing to send: what it does send is passed over."""
+    """Whether a process has closed its end. Anything that it sends is ignored."""
     try:
         over = not process.recv(1)
     except BlockingIOError:

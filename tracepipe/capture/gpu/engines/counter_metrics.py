@@ -1,8 +1,8 @@
-"""Which counters of a GPU's hardware are sampled, by the metrics of CUPTI that give them.
+"""The hardware counters of a GPU that are sampled, and the CUPTI metrics for them.
 
-What a GPU has differs from one architecture to the next, and so does what it can count in one pass. So each
-counter has metrics in the order of preference, and the sampler takes the first that goes with those of the
-counters before it: what matters most comes first.
+Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics in
+order of preference, and the sampler takes the first that can be combined with the metrics chosen before it.
+The most important counters come first.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from tracepipe.capture.records.counter_names import (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric of CUPTI's, and the one that says the most that it can be: "" where that is none."""
+    """A CUPTI metric, and the metric of its greatest possible value; "" if there is none."""
 
     name: str
     peak: str = ""
 
     @property
     def argument(self) -> str:
-        """As the sampler takes it."""
+        """The metric as an argument of the sampler."""
         return f"{self.name}={self.peak}" if self.peak else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A counter as the file has it: a metric's value divided by `scale` is in `unit`. `greatest` is the most
-    that it can be; None where the GPU says that, or nobody.
+    """A counter as the file has it: a metric's value divided by `scale` is in `unit`. `greatest` is its
+    greatest possible value; None if only the GPU knows it, or if it is not known.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Counter:
 
     @property
     def argument(self) -> str:
-        """The choice of metrics as the sampler takes it."""
+        """The choice of metrics as an argument of the sampler."""
         return ",".join(metric.argument for metric in self.metrics)
 
 
 def _percent(name: str, *counted: str) -> Counter:
-    """A share of what the hardware can do in all of the time, busy or not."""
+    """A share of the hardware's peak over all of the time, busy or idle."""
     metrics = tuple(Metric(f"{one}.pct_of_peak_sustained_elapsed") for one in counted)
     return Counter(name, "%", metrics, greatest=100.0)
 
@@ -95,7 +95,7 @@ COUNTERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A counter that is sampled of a GPU: by which metric, and the most that it can be, if that is known."""
+    """A sampled counter of a GPU, its metric, and its greatest possible value if that is known."""
 
     counter: Counter
     metric: str
@@ -103,7 +103,7 @@ class Sampled:
 
 
 def listed(gpu: int, interval_ns: int, sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
-    """The counters of a GPU as a header has them."""
+    """The counters of a GPU in the form of a header."""
     return [
         {
             "gpu": gpu,

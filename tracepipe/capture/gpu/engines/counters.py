@@ -1,17 +1,17 @@
-"""The engine of counters: what the hardware of the GPUs counts, sampled by processes of our own.
+"""The engine of counters: hardware counters of the GPUs, sampled by processes of tracepipe.
 
     capture ─┬─▶ Sampler of GPU 0 ──▶ SampleStream ─┐
              ├─▶ Sampler of GPU 1 ──▶ SampleStream ─┼─▶ records in the chunks of the engine for GPUs ──▶ lines
              …                                     ─┘
 
-Nothing is loaded into the command, and nothing of it is waited for. A sampler that ends leaves a loss.
+Nothing is loaded into the command, and it is never waited for. If a sampler ends early, that is a loss.
 
-Record of a sample, after the head that `transport` has:
+The record of a sample, after the head that `transport` describes:
 
     0      8     12    16           24         32
     | key  | gpu | 0   | start_ns   | end_ns   | value f64 of each counter …
 
-The key is a secret of this capture: a process of the command that writes such records has them refused.
+The key is a secret of this capture: such records are refused if a process of the command writes them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tracepipe.capture.records.spans import Wanted
 
 _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")
-# How long it may take until it is known that a window has begun or ended: a sample is kept or left out then.
+# The longest time until a begin or end of a window is known. Only then is a sample kept or left out.
 _HOLD_NS: Final = 250_000_000
 _EVER_NS: Final = 1 << 63
 
@@ -53,7 +53,7 @@ class CountersEngine(EngineOver):
     def __init__(
         self, device: ChannelEngine, samplers: Sequence[Sampler], lock: SamplingLock, interval_ns: int
     ) -> None:
-        """`samplers` have begun, and are ended with the engine, as is the lock of their GPUs."""
+        """`samplers` have begun. `close` ends them, and releases the lock of their GPUs."""
         self._key = secrets.randbits(64)
         self._samplers, self._lock = samplers, lock
         self._streams = [SampleStream(sampler, interval_ns) for sampler in samplers]
@@ -72,17 +72,17 @@ class CountersEngine(EngineOver):
         ]
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Events are recorded in windows alone: samples wait until those are known."""
+        """Events are recorded only in windows: samples wait until those are known."""
         self._hold_ns = _HOLD_NS
         super().expect_windows(waited_for)
 
     def turned(self, turn: Turn) -> None:
-        """Samples are kept from a begin on, until the end after it."""
+        """Samples are kept from a begin until the end after it."""
         self._stretches.turn(turn)
         super().turned(turn)
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call; never waits. `is_final`: no more comes."""
+        """Complete records since the last call; never waits. `is_final`: no more records follow."""
         return super().collect(is_final=is_final) + self._collect(is_final=is_final)
 
     def _collect(self, *, is_final: bool) -> bytes:
@@ -103,22 +103,22 @@ class CountersEngine(EngineOver):
         return b"".join(made)
 
     def lost(self) -> list[Loss]:
-        """Losses since the last call: gaps, and what the inner engine lost."""
+        """Losses since the last call: gaps, and the losses of the inner engine."""
         losses, self._losses = self._losses, []
         return super().lost() + losses
 
     def stop(self) -> None:
-        """Ask the samplers and the processes to send what they have yet, and to record no more."""
+        """Ask the samplers and the processes to send their remaining records, and to record no more."""
         for sampler in self._samplers:
             sampler.stop()
         super().stop()
 
     def is_over(self) -> bool:
-        """Whether all of them have, or are gone."""
+        """Whether all of them have done so, or have ended."""
         return super().is_over() and all(sampler.is_over for sampler in self._samplers)
 
     def close(self) -> None:
-        """End the samplers and let others sample the GPUs; give the channel back."""
+        """End the samplers, release the GPUs for others, and close the channel."""
         for sampler in self._samplers:
             sampler.close()
         self._lock.close()
@@ -133,7 +133,7 @@ def _packed(key: int, gpu: int, sample: Sample) -> bytes:
 
 
 class CountersRenderer(RendererOver):
-    """Turns samples into lines, and other records by the renderer of the engine for GPUs."""
+    """Turns samples into lines; the renderer of the GPU engine does the same with other records."""
 
     def __init__(self, device: ChannelRenderer, key: int, counters: Mapping[int, Sequence[Counter]]) -> None:
         """`counters`: those of each GPU, in the order of a sample's values."""
@@ -146,7 +146,7 @@ class CountersRenderer(RendererOver):
         return (_EVENT, 1) if self.is_own(record) else self._device.counted(record)
 
     def spans(self, wanted: Wanted) -> ChannelSpans:
-        """What finds calls and kernels among the records of the inner engine."""
+        """A finder of calls and kernels among the records of the inner engine."""
         return self._device.spans(wanted)
 
     def anew(self) -> CountersRenderer:
@@ -154,11 +154,11 @@ class CountersRenderer(RendererOver):
         return CountersRenderer(self._device.anew(), self._key, self._counters)
 
     def carry(self) -> ChannelCarry:
-        """What keeps of dropped records what such a renderer needs of them: of samples nothing."""
+        """A keeper of what renderers need from evicted records, which is nothing of samples."""
         return SamplesCarry(self._device.carry())
 
     def is_own(self, record: GpuRecord) -> bool:
-        """Whether it is a sample."""
+        """Whether the record is a sample."""
         return record.kind == KIND_SAMPLE
 
     def add(self, lines: Lines, record: GpuRecord) -> None:

@@ -1,4 +1,4 @@
-"""Starts the samplers of the counters of a machine's GPUs, as who may sample them."""
+"""Starts the counter samplers of a machine's GPUs, as a user who may sample them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tracepipe.capture.request import CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable
 
 _FIRST_CUPTI: Final = (12, 8)
-"""The first that keeps the latest samples where the hardware's buffer is full."""
+"""The first version that keeps the latest samples when the hardware's buffer is full."""
 
 
 def start_counters(
     request: CaptureRequest, device: ChannelEngine | None, toolchain: Toolchain, notify: Notify
 ) -> CountersEngine:
-    """The engine for the GPUs, if any, with the counters of all GPUs that CUDA sees; they are being sampled.
+    """Start sampling the counters of all GPUs that CUDA sees, and add them to the GPU engine, if any.
 
     Raises CaptureUnavailable.
     """
     assert request.gpu_counters_ns is not None
-    toolchain.architectures()  # without a GPU there is none
+    toolchain.architectures()  # raises without a GPU
     gpus = [SampledGpu(index, gpu.uuid) for index, gpu in enumerate(toolchain.driver.gpus)]
     program = build_sampler(toolchain)
     with ExitStack() as started:
@@ -42,7 +42,7 @@ def start_counters(
         except NotPermitted:
             if os.geteuid() != 0 or toolchain.owner.uid == 0:
                 raise
-            # What its caller compiled root does not run: it has a build of its own.
+            # Root does not run what its caller compiled, and has a separate build.
             root = Owner(0, 0, Path("/root"))
             own = replace(toolchain, parts=find_parts(user=root), owner=root)
             samplers = _begun(started, request.gpu_counters_ns, gpus, build_sampler(own), root)
@@ -61,13 +61,13 @@ def start_counters(
 
 
 def build_sampler(toolchain: Toolchain) -> Path:
-    """The program that samples a GPU, built if it has to be. Raises CaptureUnavailable."""
+    """The program that samples a GPU, built if it is not in the cache. Raises CaptureUnavailable."""
     cupti = toolchain.part("cupti")
     if cupti.version is not None and cupti.version < _FIRST_CUPTI:
         raise CaptureUnavailable(
             f"CUPTI of CUDA {cupti.version[0]}.{cupti.version[1]} is too old to sample counters: "
             f"{_FIRST_CUPTI[0]}.{_FIRST_CUPTI[1]} is the first that can.",
-            f"{INSTALL}   with a driver at least as new, or leave out --gpu-counters.",
+            f"Run {INSTALL} with a driver at least as new, or leave out --gpu-counters.",
         )
     return toolchain.build_program("pm_sampler", [NATIVE / "pm_sampler.cpp"], ["cupti"])
 
@@ -75,10 +75,10 @@ def build_sampler(toolchain: Toolchain) -> Path:
 def _begun(
     started: ExitStack, interval_ns: int, gpus: list[SampledGpu], program: Path, user: Owner
 ) -> list[Sampler]:
-    """A sampler for each GPU, which samples; they set their GPUs up at the same time."""
+    """Start a sampler for each GPU, and wait until all sample; their setups run at the same time."""
     environment = driver_environment()
     if user.uid == 0 and os.environ.get("SUDO_UID"):
-        environment.pop("LD_LIBRARY_PATH", None)  # the caller's: no library of theirs is root's
+        environment.pop("LD_LIBRARY_PATH", None)  # it is the caller's, and root loads none of their libraries
     samplers = []
     for gpu in gpus:
         sampler = Sampler(program, gpu, interval_ns, COUNTERS, run_as=user.run_as, environment=environment)

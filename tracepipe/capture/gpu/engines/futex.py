@@ -1,4 +1,4 @@
-"""Waking who waits for a word of shared memory: futex(2), which Python does not have."""
+"""Wakes threads that wait for a word of shared memory with futex(2), which Python does not provide."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None)
 
 
 def wake_waiters(memory: mmap.mmap, at: int) -> None:
-    """Wake all threads, of whatever process, that wait for the word at that place to change."""
+    """Wake all threads, of any process, that wait for the word at `at` to change."""
     word = ctypes.c_uint32.from_buffer(memory, at)
     _libc.syscall(
         ctypes.c_long(_NUMBERS[platform.machine()]),

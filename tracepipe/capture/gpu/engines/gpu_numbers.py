@@ -1,4 +1,4 @@
-"""The GPUs of a capture by one number each: a process may see other GPUs, and number them anew."""
+"""Gives each GPU of a capture one number, as processes may see different GPUs and number them differently."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ GPUS_MAX: Final = 256
 
 
 class GpuNumbers:
-    """Numbers of the file by UUID. `known` are those that the header gives."""
+    """UUID → number in the file. `known` are those of the header."""
 
     def __init__(self, known: Mapping[str, int] | None = None) -> None:
         self._numbers = dict(known or {})
-        self._met: dict[int, dict[str, Any]] = {}
+        self._reported: dict[int, dict[str, Any]] = {}
 
     @property
-    def met(self) -> list[dict[str, Any]]:
-        """The GPUs that a process reported, as a header has them: index, name, uuid, sm_count."""
-        return [self._met[number] for number in sorted(self._met)]
+    def reported(self) -> list[dict[str, Any]]:
+        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count."""
+        return [self._reported[number] for number in sorted(self._reported)]
 
-    def meet(self, payload: memoryview) -> tuple[int, int]:
-        """A GPU by its record: its number in its process, and that of the file. May raise Crowded."""
+    def add(self, payload: memoryview) -> tuple[int, int]:
+        """Add a GPU by its record; its number in its process, and in the file. May raise Crowded."""
         index, sm_count, _, _, _, _, raw = GPU.unpack_from(payload)
         uuid = uuid_text(raw)
         if uuid not in self._numbers and len(self._numbers) >= GPUS_MAX:
@@ -35,10 +35,10 @@ class GpuNumbers:
             uuid, index if index < GPUS_MAX and index not in taken else max(taken, default=-1) + 1
         )
         name = text(payload, GPU.size)
-        self._met[number] = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
+        self._reported[number] = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
         return index, number
 
 
 def numbers_of(gpus: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """UUID → number, of GPUs as a header has them; without those whose UUID is not known."""
+    """UUID → number, of GPUs in the form of a header; GPUs without a known UUID are left out."""
     return {gpu["uuid"]: gpu["index"] for gpu in gpus if "uuid" in gpu}

@@ -1,14 +1,14 @@
-"""Lines of what CUPTI records: GPU kernels, copies and memsets with the API calls that asked for them.
+"""Makes lines of CUPTI's records: GPU kernels, copies and memsets with the API calls that requested them.
 
     channel ──▶ records ──▶ gpu_kernel X   launch, grid, block, stream
                             transfer X     HtoD, DtoH, …, memset: gpu, stream, size, launch
-                            userspace X    calls with their results, launches with sizes too; `launch`
-                                           where they ask for work, `stack` where Python made them
+                            userspace X    calls with their results, launches also with sizes; `launch`
+                                           where they request work, `stack` where Python made them
                             memory I       alloc, free, alloc_host, free_host: address, size, kind, call
                             gpu_stall      where stall reasons are sampled: stall_lines.py
 
-`native/kernel_records.h` draws the records. Times are CLOCK_MONOTONIC: CUPTI is made to use it and converts
-the GPU's own. A launch id is CUPTI's correlation number, with the number of the process above it.
+`native/kernel_records.h` describes the records. Times are CLOCK_MONOTONIC: CUPTI converts the GPU's times to
+it. A launch id is CUPTI's correlation number, with the process's number in the upper bits.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _EVENT_BYTES: Final = {
 _RELEASE: Final = 2  # CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_RELEASE
 _PINNED: Final = 2
 _NO_STREAM: Final = 0xFFFFFFFF
-_PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
+_PROCESS_BYTES: Final = 2048  # roughly, for each process that is kept
 _NAME_BYTES: Final = 256
 _ASYNCHRONOUS: Final = 1  # CUPTI_ACTIVITY_FLAG_MEMCPY_ASYNC
 _DRIVER: Final = 1
@@ -80,7 +80,7 @@ class KernelsRenderer(ChannelRenderer):
     """Lines of an event file from the channel's records."""
 
     def __init__(self, gpus: Mapping[str, int] | None = None) -> None:
-        """`gpus`: number of each GPU by UUID, as the header has them."""
+        """`gpus`: UUID → number, as in the header."""
         super().__init__(gpus)
         self._processes: dict[int, Process] = {}
         self._short: dict[str, str] = {}
@@ -96,16 +96,16 @@ class KernelsRenderer(ChannelRenderer):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know."""
+        """Messages for the user."""
         return self._notes + self._stalls.notes
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and how many it has."""
+        """The layer of a record's events, and their number."""
         size_bytes = _EVENT_BYTES.get(record.kind)
         return (LAYERS[record.kind], len(record.payload) // size_bytes) if size_bytes else ("", 0)
 
     def spans(self, wanted: Wanted) -> KernelsSpans:
-        """What finds among such records calls and kernels that took long."""
+        """A finder of long calls and kernels among such records."""
         return KernelsSpans(wanted)
 
     def anew(self) -> KernelsRenderer:
@@ -113,7 +113,7 @@ class KernelsRenderer(ChannelRenderer):
         return KernelsRenderer(self._gpus)
 
     def carry(self) -> KernelsCarry:
-        """What keeps of dropped records what such a renderer needs of them."""
+        """A keeper of what such a renderer needs from evicted records."""
         return KernelsCarry()
 
     def _rendered(self, some: Iterable[GpuRecord]) -> Lines:
@@ -121,9 +121,9 @@ class KernelsRenderer(ChannelRenderer):
         events: list[dict[str, Any]] = []
         whole: list[GpuRecord] = []
         lines = Lines()
-        # A kernel comes before its name where that found no room at first, and memory before its call.
+        # A kernel comes before its name if the name found no room at first, and memory before its call.
         for record in some:
-            if self._each(record, self._hear) is not None:
+            if self._each(record, self._note_state) is not None:
                 whole.append(record)
         for record in sorted(whole, key=lambda record: record.kind == KIND_MEMORY):
             events += self._each(record, self._made) or ()
@@ -137,7 +137,7 @@ class KernelsRenderer(ChannelRenderer):
         return lines
 
     def last(self) -> Lines:
-        """Calls whose kernels have not come."""
+        """Lines of calls whose kernels have not come."""
         lines = Lines()
         processes = self._processes.values()
         _add(lines, [event for process in processes for event in _clocked(process, process.arguments.late())])
@@ -146,7 +146,7 @@ class KernelsRenderer(ChannelRenderer):
     def _each(
         self, record: GpuRecord, take: Callable[[Process, GpuRecord], list[dict[str, Any]]]
     ) -> list[dict[str, Any]] | None:
-        """What `take` makes of a record; None if it is refused."""
+        """The events that `take` makes of a record; None if it is refused."""
         try:
             return take(self._process(record.pid), record)
         except REFUSALS as refusal:
@@ -160,7 +160,7 @@ class KernelsRenderer(ChannelRenderer):
         take = self._take.get(record.kind)
         process.now_ns = max(process.now_ns, record.time_ns)
         made = take(process, record) if take else []
-        # CUPTI has no times of what had not ended when its records were demanded.
+        # CUPTI has no times for work that had not ended when its records were requested.
         events = [event for event in made if event["ts_ns"]]
         if len(events) < len(made):
             self._unended[record.pid, LAYERS[record.kind]] += len(made) - len(events)
@@ -173,8 +173,8 @@ class KernelsRenderer(ChannelRenderer):
             process = self._processes[pid] = Process(len(self._processes))
         return process
 
-    def _hear(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
-        """Take what is no event."""
+    def _note_state(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
+        """Take a record that is not an event."""
         kind, payload = record.kind, record.payload
         if kind == KIND_NAME:
             number, name = read_name(payload)
@@ -188,9 +188,9 @@ class KernelsRenderer(ChannelRenderer):
         elif kind in STACK_KINDS:
             self._stacks.take(record)
         elif kind == stall_records.KIND_STALL_REASON:
-            self._stalls.hear(process, record)
+            self._stalls.take_name(process, record)
         elif kind == KIND_GPU:
-            index, number = self._numbers.meet(payload)
+            index, number = self._numbers.add(payload)
             self._kept.take(_NAME_BYTES)
             process.gpus[index] = number
         elif kind == KIND_NOTE:
@@ -209,7 +209,7 @@ class KernelsRenderer(ChannelRenderer):
             self._notes.append(words)
 
     def _taken_over(self, whole: list[GpuRecord]) -> list[dict[str, Any]]:
-        """The losses of processes in which another profiler has CUPTI now."""
+        """The losses of processes in which another profiler has taken over CUPTI."""
         losses = []
         for record in whole:
             if record.kind != KIND_TAKEN:
@@ -219,7 +219,7 @@ class KernelsRenderer(ChannelRenderer):
             counted = f"{count} launches have no kernel, and later ones" if count else "later launches"
             reason = f"another profiler took over CUPTI in process {record.pid}: {counted} could not be seen"
             self._note(f"{reason}; run the program without that profiler to record them")
-            # As many as are known, and one where none is: something was lost.
+            # At least 1, as something was lost even if no launch is known.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
             loss = {"type": "loss", "layer": "gpu_kernel", "count": max(count, 1), "reason": reason}
             until_ns = max(until_ns, self._resumed_ns or 0)
@@ -227,7 +227,7 @@ class KernelsRenderer(ChannelRenderer):
         return losses
 
     def _lost_unended(self, now_ns: int) -> list[dict[str, Any]]:
-        """The losses of what was asked of the GPUs and had not been done at the end."""
+        """The losses of GPU work that had not ended when the recording did."""
         losses = []
         for (pid, layer), count in self._unended.items():
             add_loss(self._losses, layer, count)
@@ -244,7 +244,7 @@ class KernelsRenderer(ChannelRenderer):
         return events
 
     def _launched(self, kernel: dict[str, Any], shared_bytes: int) -> dict[str, Any]:
-        """The arguments of a kernel's launch, as its call has them with other engines."""
+        """The arguments of a kernel's launch, in the form that other engines give its call."""
         name = kernel["name"]
         short = self._short.get(name)
         if short is None:
@@ -316,9 +316,9 @@ class KernelsRenderer(ChannelRenderer):
             if tid > ID_LIMIT:
                 raise Malformed
             name, is_launch, copies, allocates = process.functions.get((domain, function), Function())
-            # The driver's is the inner one, where both APIs' calls have the number.
+            # If calls of both APIs have the number, the driver's is the inner one.
             if allocates and (domain == _DRIVER or correlation not in process.allocating):
-                process.meet_allocation(correlation, name, tid)
+                process.add_allocation(correlation, name, tid)
             if is_launch or "Capture" in name:
                 process.launches.call(name, correlation, failed=result != 0)
             event: dict[str, Any] = {
@@ -362,7 +362,7 @@ class KernelsRenderer(ChannelRenderer):
 
 
 def _clocked(process: Process, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events with the clock of their times, where that is not the recording's."""
+    """The events, with the clock of their times if that is not the recording's."""
     if process.is_realtime:
         for event in events:
             event["clock"] = "realtime"
@@ -401,7 +401,7 @@ def _transfer(
 
 
 def _span(start_ns: int, end_ns: int) -> int:
-    """CUPTI leaves 0 where it does not know an end: what is interrupted has none."""
+    """The duration. CUPTI has 0 as the end of what was interrupted."""
     return max(0, end_ns - start_ns)
 
 

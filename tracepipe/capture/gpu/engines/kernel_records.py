@@ -1,4 +1,4 @@
-"""The records of the `kernels` engine, byte by byte: see `native/kernel_records.h`, which draws them."""
+"""The byte layout of the `kernels` engine's records, which `native/kernel_records.h` describes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS: Final = {
     KIND_CALL: "userspace",
     KIND_MEMORY: "memory",
 }
-"""Of the records that become events."""
+"""Kinds of the records that become events → layer."""
 
 HELLO: Final = struct.Struct("<IIQQQ")
 KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I5I")

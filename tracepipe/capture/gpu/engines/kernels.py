@@ -1,7 +1,7 @@
-"""The engine `kernels`: GPU kernels, copies and memsets with the API calls that asked for them, by CUPTI.
+"""The engine `kernels`: GPU kernels, copies and memsets with the API calls that requested them, from CUPTI.
 
-The CUDA driver loads the library into the command (`native/kernels.cpp` says how it works); this side keeps
-the channel. `kernel_lines` makes lines of what comes.
+The CUDA driver loads the library into the command (`native/kernels.cpp` describes how it works); the capture
+process has the channel. `kernel_lines` turns its records into lines.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.errors import CaptureUnavailable
 
 STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"
-"""What the library finds set where it samples what warps wait for."""
+"""The variable that is set if the library is to sample stall reasons."""
 ENTRY: Final = "tracepipe_attach"
-"""What the library has for a process that runs already."""
-# What it returns there, by `Attached` of native/kernels.cpp.
+"""The library's entry for a running process."""
+# Results of the entry, `Attached` in native/kernels.cpp.
 _NOT_ATTACHED: Final = {
     1: ("another capture is recording its GPU's work", "End that one first."),
     2: ("it could not connect to this capture", "Run the capture as the user of the process, or as root."),
@@ -37,12 +37,12 @@ _REASONS: Final = {KIND_ANY: "CUPTI had no buffer"}
 
 
 class KernelsEngine(ChannelEngine):
-    """A command's GPU work while it runs with `environment()`; nothing has to be attached to it."""
+    """Records the GPU work of a command that runs with `environment()`; nothing has to be attached to it."""
 
     name = "cupti"
     layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel"})
     clocks: Sequence[str] = ("realtime",)
-    """What its times can be on other than CLOCK_MONOTONIC: an older CUPTI has its own."""
+    """Clocks other than CLOCK_MONOTONIC that its times can be on: an older CUPTI uses its own."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class KernelsEngine(ChannelEngine):
         gpus: Sequence[Mapping[str, Any]] = (),
         stalls: bool = False,
     ) -> None:
-        """`calls`: which API calls are recorded, as `calls_text` takes it. `owner` (user, group): who the
-        command runs as. `gpus`: those that there are, as a header has them. With `stalls` what warps wait
-        for is sampled, on all of them, and no other process may sample those. Raises CaptureUnavailable.
+        """`calls`: which API calls are recorded, as `calls_text` takes it. `owner` (user, group): whom the
+        command runs as. `gpus`: those of the machine, in the form of a header. With `stalls`, stall reasons
+        are sampled on all of them, and no other process may sample them. Raises CaptureUnavailable.
         """
         self._calls = calls_text(calls)
         lock = SamplingLock(gpu["uuid"] for gpu in gpus if "uuid" in gpu) if stalls else None
@@ -71,7 +71,7 @@ class KernelsEngine(ChannelEngine):
                 lock.close()
             raise
         self._library, self._lock = library, lock
-        if stalls:  # CUPTI gives its callbacks to one client
+        if stalls:  # CUPTI gives its callbacks to only one client
             self.layers = self.layers | {stall_records.LAYER}
         else:
             self.sees = {"kernel": library, "profiler": library}
@@ -79,13 +79,13 @@ class KernelsEngine(ChannelEngine):
         self._renderer = KernelsRenderer(numbers_of(gpus))
 
     def environment(self) -> dict[str, str]:
-        """What the command's environment needs."""
+        """Variables for the command's environment."""
         own = {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls}
         sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}
         return own | sampled | super().environment()
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Load the library into processes that run already. Raises CaptureUnavailable, TracepipeError."""
+        """Load the library into running processes. Raises CaptureUnavailable, TracepipeError."""
         from tracepipe.capture.gpu.attach.loader import enter
 
         settings = {CALLS_VARIABLE: self._calls} | super().environment()
@@ -100,16 +100,16 @@ class KernelsEngine(ChannelEngine):
                 raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
 
     def close(self) -> None:
-        """Give the channel back, and the right to sample."""
+        """Close the channel, and release the right to sample."""
         super().close()
         if self._lock is not None:
             self._lock.close()
 
     def renderer(self) -> KernelsRenderer:
-        """The decoder of what `collect` gives."""
+        """The decoder of what `collect` returns."""
         return self._renderer
 
 
 def build_library(toolchain: Toolchain) -> Path:
-    """The library that the command loads, built if it has to be. Raises CaptureUnavailable."""
+    """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
     return toolchain.build_host("kernels", [NATIVE / "kernels.cpp"], ["cupti"])

@@ -1,7 +1,7 @@
-"""Arguments of launch calls, by the kernels that they started: CUPTI says none of calls.
+"""Takes the arguments of launch calls from the kernels that they started, as CUPTI reports none for calls.
 
-A call and its kernel have a number in common and come in any order, the kernel when it has run. So the event
-of a call waits for it, for a while.
+A call and its kernel have the same number and come in any order, the kernel when it has run. So the event of
+a call waits for the kernel for a while.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 WAIT_NS: Final = 1_000_000_000
-"""Kernels that are queued for longer, or run, leave their calls without arguments."""
+"""If a kernel is queued or runs for longer, its call has no arguments."""
 HELD_MAX: Final = 1 << 14
 KNOWN_MAX: Final = 1 << 12
-"""Kernels that are remembered for calls which come later, or of the other API."""
+"""Kernels that are remembered for calls that come later, or calls of the other API."""
 _OF_ONE_KERNEL: Final = re.compile(r"(?:__)?(?:cu|cuda)Launch(?!HostFunc)")
 
 Event = dict[str, Any]
@@ -27,11 +27,11 @@ class LaunchArguments:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[int, list[Event]]] = {}
-        """Until when they wait, by the number of the launch, in the order in which they came."""
+        """Number of the launch → until when its calls wait, and the calls; in order of arrival."""
         self._known: dict[int, dict[str, Any]] = {}
 
     def call(self, correlation: int, event: Event, now_ns: int) -> Iterator[Event]:
-        """A call has come: the events that are whole now."""
+        """Take a call, and return the events that are complete now."""
         result = event["args"]["result"]
         if result or not _OF_ONE_KERNEL.match(event["name"]):
             yield event
@@ -44,7 +44,7 @@ class LaunchArguments:
             self._held.setdefault(correlation, (now_ns + WAIT_NS, []))[1].append(event)
 
     def kernel(self, correlation: int, args: dict[str, Any]) -> list[Event]:
-        """A kernel has come, with what its launch's arguments are: the calls that are whole now."""
+        """Take a kernel with its launch's arguments, and return the calls that are complete now."""
         if len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
         self._known[correlation] = args
@@ -54,7 +54,7 @@ class LaunchArguments:
         return calls
 
     def late(self, now_ns: int | None = None) -> list[Event]:
-        """The calls that have waited long enough, or all of them; they stay without arguments."""
+        """The calls that have waited long enough, or all; they have no arguments."""
         late: list[Event] = []
         while self._held:
             correlation, (until_ns, calls) = next(iter(self._held.items()))

@@ -1,7 +1,7 @@
-"""Launches of a process that wait for their kernels, which never come once another profiler has CUPTI.
+"""Matches a process's launches with kernels, to count those without one after another profiler takes CUPTI.
 
-A launch's call and its kernels come in any order, and both APIs' calls have the launch's number. What is
-launched while a stream is captured into a graph has no kernel, and neither has a call that failed.
+A launch's call and its kernels come in any order, and the calls of both APIs have the launch's number. A
+launch into a stream that is being captured has no kernel, and neither has a call that failed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 KEPT_MAX: Final = 1 << 16
-"""Launches and kernels each that are remembered: those met first are forgotten first."""
+"""The number of launches, and of kernels, that are remembered; the oldest are forgotten first."""
 _LAUNCHES: Final = re.compile(r"(?:cu|cuda)(?:Graph)?Launch(?!HostFunc)")
 _BEGINS_CAPTURE: Final = re.compile(r"(?:cu|cuda)StreamBeginCapture")
 _ENDS_CAPTURE: Final = re.compile(r"(?:cu|cuda)StreamEndCapture")
@@ -44,7 +44,7 @@ class Launches:
         _keep(self._ran, correlation)
 
     def take_waiting(self) -> int:
-        """How many launches have no kernel; they are forgotten."""
+        """Return the number of launches without a kernel, and forget them."""
         count = len(self._waiting)
         self._waiting.clear()
         return count

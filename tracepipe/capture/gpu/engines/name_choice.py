@@ -1,4 +1,4 @@
-"""That nothing fitted a pattern of names, with those that there were: what a mistyped pattern needs."""
+"""Notes that no name matched a pattern, with the names that exist, as the pattern may be mistyped."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from tracepipe.hooks.near_names import near_names
 
 
 class NameChoice:
-    """Names that were met, by whether a pattern selects them."""
+    """The names that a pattern did not select, and whether it selected any."""
 
     def __init__(self, pattern: str, what: str, others: str, none: str) -> None:
-        """`what` is said to fit it; `others` stands before names that do not, and `none` for them."""
+        """`what` states what should fit; `others` precedes names that do not, `none` replaces them."""
         self.pattern, self._what, self._others, self._none = pattern, what, others, none
         self.names: dict[str, None] = {}
-        """Those that do not fit."""
-        self.is_met = False
+        """The names that do not fit."""
+        self.is_matched = False
 
     @property
     def note(self) -> list[str]:
-        """What to say: nothing where something fitted, or all are taken."""
-        if not self.pattern or self.is_met:
+        """The note; empty if a name fitted, or if there is no pattern."""
+        if not self.pattern or self.is_matched:
             return []
         names = list(self.names)
         literal = max(re.findall(r"[\w:]+", self.pattern), key=len, default="")

@@ -1,4 +1,4 @@
-"""An engine that records more around another one, whose records come in the same chunks."""
+"""An engine around another one, whose own records are in the same chunks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracepipe.capture.records.loss import Loss
 
 
 class EngineOver:
-    """An engine for a command's GPUs that records more: whatever is not said anew is the inner engine's."""
+    """A GPU engine that adds records to those of an inner engine. Other methods call the inner engine."""
 
     name: str
     layers: frozenset[str]
@@ -35,7 +35,7 @@ class EngineOver:
         layers: frozenset[str],
         sees: Mapping[str, Path] | None = None,
     ) -> None:
-        """`renderer` decodes what comes of both; `layers` and `sees` are what this engine adds."""
+        """`renderer` decodes the records of both; `layers` and `sees` are what this engine adds."""
         self._device, self._renderer = device, renderer
         self.name = ", ".join(one for one in (device.name, name) if one)
         self.layers = device.layers | layers
@@ -43,15 +43,15 @@ class EngineOver:
         self.sees = {**device.sees, **(sees or {})}
 
     def environment(self) -> dict[str, str]:
-        """What the command's environment needs."""
+        """Variables for the command's environment."""
         return self._device.environment()
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Record processes that run already, as the inner engine can."""
+        """Record running processes as far as the inner engine can."""
         self._device.enter(pids)
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Whole records since the last call; never waits. `is_final`: the command has ended."""
+        """Complete records since the last call; never waits. `is_final`: the command has ended."""
         return self._device.collect(is_final=is_final)
 
     def lost(self) -> list[Loss]:
@@ -59,33 +59,33 @@ class EngineOver:
         return self._device.lost()
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Before a process begins: events are recorded in windows alone, which begin and end by what the
-        environment says.
+        """Record events only in windows, which begin and end by the triggers `waited_for`, as the environment
+        states them. Call it before a process starts.
         """
         self._device.expect_windows(waited_for)
 
     def arm(self, windows: int) -> None:
-        """From now on processes begin windows, so many, and end them, by what they wait for."""
+        """From now on let processes begin and end this number of windows, by the triggers."""
         self._device.arm(windows)
 
     def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the one that is open, unless a process has done that."""
+        """Begin a window, or end the open one, unless a process has already done so."""
         self._device.set_window(is_open=is_open)
 
     def hits(self) -> int:
-        """How often what begins a window came since `arm`, or since the last one began."""
+        """How often the trigger that begins a window was seen since `arm`, or since the last one began."""
         return self._device.hits()
 
     def turns(self) -> list[Turn]:
-        """Windows that processes began and ended since the last call."""
+        """The begins and ends of windows by processes since the last call."""
         return self._device.turns()
 
     def turned(self, turn: Turn) -> None:
-        """A window of the recording began or ended, or the recording that has none."""
+        """Called when a window of the recording begins or ends, or the recording itself if it has none."""
         self._device.turned(turn)
 
     def renderer(self) -> RendererOver:
-        """The decoder of what `collect` gives; used on another thread."""
+        """The decoder of what `collect` returns; used on another thread."""
         return self._renderer
 
     def stop(self) -> None:
@@ -93,16 +93,16 @@ class EngineOver:
         self._device.stop()
 
     def is_over(self) -> bool:
-        """Whether every process records no more, or is gone."""
+        """Whether all processes have stopped recording, or have ended."""
         return self._device.is_over()
 
     def close(self) -> None:
-        """Give the channel back."""
+        """Close the channel."""
         self._device.close()
 
 
 class RendererOver(ChannelRenderer):
-    """Turns records of some kinds into lines, and has the others rendered by the inner engine's renderer."""
+    """Turns records of some kinds into lines; the inner engine's renderer takes the others."""
 
     def __init__(self, device: ChannelRenderer) -> None:
         super().__init__()
@@ -110,17 +110,17 @@ class RendererOver(ChannelRenderer):
 
     @property
     def news(self) -> list[str]:
-        """The inner renderer's."""
+        """The inner renderer's news."""
         return self._device.news
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know."""
+        """Messages for the user."""
         return self._device.notes
 
     @property
     def losses(self) -> dict[str, int]:
-        """Losses that were found in what was collected."""
+        """Layer → losses that were found in what was collected."""
         both = dict(self._device.losses)
         for layer, count in self._losses.items():
             both[layer] = both.get(layer, 0) + count
@@ -128,25 +128,25 @@ class RendererOver(ChannelRenderer):
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that were met, as a header has them."""
+        """The GPUs that processes reported, in the form of a header."""
         return self._device.gpus
 
     def begin_at(self, start_ns: int | None) -> None:
-        """What is rendered from now on began before that; None: no more."""
+        """Records rendered from now on began before `start_ns`; None ends that."""
         super().begin_at(start_ns)
         self._device.begin_at(start_ns)
 
     def rest(self) -> Iterator[Lines]:
-        """What the inner renderer has yet of the last chunk."""
+        """The remaining lines of the last chunk, which the inner renderer has."""
         return self._device.rest()
 
     def last(self) -> Lines:
-        """What waited in the inner renderer."""
+        """Lines that waited in the inner renderer."""
         return self._device.last()
 
     @abstractmethod
     def is_own(self, record: GpuRecord) -> bool:
-        """Whether a record is of a kind that this renderer knows."""
+        """Whether a record is of a kind that this renderer takes."""
 
     @abstractmethod
     def add(self, lines: Lines, record: GpuRecord) -> None:
@@ -159,7 +159,7 @@ class RendererOver(ChannelRenderer):
         return lines
 
     def _others(self, some: Iterable[GpuRecord], own: Lines) -> Iterator[GpuRecord]:
-        """The records of other kinds; the lines of those that are this renderer's are added to `own`."""
+        """The records of other kinds. Lines of this renderer's own kinds are added to `own`."""
         for record in some:
             if not self.is_own(record):
                 yield record

@@ -1,7 +1,7 @@
-"""Stacks of Python: what one is stands once in the file, before the first event that names it.
+"""Writes each Python stack once in the file, before the first event that refers to it.
 
-`native/python_stacks.h` draws the records. A process numbers its stacks by what they are made of, also by the
-instruction in a line; here those with the same frames have one id, whatever processes they are of.
+`native/python_stacks.h` describes the records. A process gives stacks different numbers if they differ in an
+instruction within a line. In the file, stacks with the same frames have one id, even of different processes.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ STACK: Final = struct.Struct("<QII")
 FRAME: Final = struct.Struct("<QIHxx")
 """number, line, bytes of the function's name; that and the file's follow."""
 _NUMBER_BYTES: Final = 8
-_ENTRY_BYTES: Final = 512  # what is kept takes that much, roughly, without what has its length
+_ENTRY_BYTES: Final = 512  # roughly, for each entry without its texts and frames
 
 _Frames = tuple[int, tuple[int, ...]]
-"""Frames left out, and the numbers of the others."""
+"""The number of frames left out, and the numbers of the others."""
 
 
 class PythonStacks:
-    """The stacks of all processes of a recording. Refuses as `untrusted` says."""
+    """The stacks of all processes of a recording. Raises Malformed and Crowded."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
         self._places: dict[tuple[int, int], int] = {}
-        """Number of a process's frame → its place in `_frames`."""
+        """Number of a process's frame → its index in `_frames`."""
         self._frames: list[dict[str, Any]] = []
         self._place_of: dict[tuple[str, str, int], int] = {}
         self._stacks: dict[tuple[int, int], _Frames] = {}
-        """By number of a process's stack, with numbers of its frames."""
+        """Number of a process's stack → its frames, by number."""
         self._ids: dict[_Frames, int] = {}
-        """By places of frames."""
+        """Frames, by index → id."""
         self._given: dict[tuple[int, int], int] = {}
         self._new: list[dict[str, Any]] = []
 
     def take(self, record: GpuRecord) -> None:
-        """Take a record of STACK_KINDS: what a frame is, or a stack."""
+        """Take a record of STACK_KINDS: a frame or a stack."""
         if record.kind == KIND_FRAME:
             self._take_frame(record.pid, record.payload)
             return
@@ -57,7 +57,7 @@ class PythonStacks:
         )
 
     def id_of(self, pid: int, number: int) -> int | None:
-        """The id of a stack of that process; None where it has none, or a record of it was lost."""
+        """The id of a process's stack; None if there is no stack, or if a record of it was lost."""
         if not number:
             return None
         given = self._given.get((pid, number))
@@ -66,7 +66,7 @@ class PythonStacks:
         return given
 
     def take_new(self) -> list[dict[str, Any]]:
-        """The records of the file that say what the stacks are whose ids were given since the last call."""
+        """The records of the stacks whose ids were assigned since the last call."""
         new, self._new = self._new, []
         return new
 
@@ -89,8 +89,8 @@ class PythonStacks:
         stack = self._ids.get((omitted, places))
         if stack is None:
             stack = self._ids[omitted, places] = len(self._ids) + 1
-            said: dict[str, Any] = {"type": "stack", "id": stack}
-            said["frames"] = [self._frames[place] for place in places]
-            self._new.append(said | ({"omitted": omitted} if omitted else {}))
+            line: dict[str, Any] = {"type": "stack", "id": stack}
+            line["frames"] = [self._frames[place] for place in places]
+            self._new.append(line | ({"omitted": omitted} if omitted else {}))
         self._given[pid, number] = stack
         return stack

@@ -1,10 +1,10 @@
-"""One GPU's samples on their way into the recording: gaps are found, and what is outside of windows left out.
+"""Finds gaps in one GPU's samples, and leaves out samples outside of windows.
 
-    sampler ──▶ checked ──▶ waits until it is known ──▶ in a window: kept, a gap: a loss
-                              what windows there were     outside: left out
+    sampler ──▶ checked ──▶ waits until windows ──▶ in a window: kept; a gap there: a loss
+                            are known              outside: left out
 
-The hardware overwrites what is not taken out of its buffer in time, and says nothing of it. One sample begins
-where the one before it ends, so a gap shows in the times.
+The hardware silently overwrites samples that are not read from its buffer in time. Each sample begins where
+the one before it ends, so a gap shows in the times.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.capture.records.counter_names import GPU_COUNTERS
 from tracepipe.capture.records.loss import Loss
 
-_SOON_NS: Final = 10**9  # how far ahead of now a sample's end can be, as clocks differ a little
+_SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
 
 
 @dataclass
 class Stretches:
-    """When is recorded: from each begin to its end, in order of time."""
+    """The stretches of time that are recorded, in order of time."""
 
     _turns: deque[Turn] = field(default_factory=deque)
 
@@ -36,7 +36,7 @@ class Stretches:
         self._turns.append(turn)
 
     def parts(self, start_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
-        """What of a stretch of time is recorded."""
+        """The parts of a stretch of time that are recorded."""
         begin_ns: int | None = None
         for turn in (*self._turns, Turn(end_ns, begins=False)):
             if turn.begins:
@@ -48,7 +48,7 @@ class Stretches:
                 begin_ns = None
 
     def forget_before(self, now_ns: int) -> None:
-        """No earlier time is asked for any more."""
+        """Forget earlier stretches, which are not asked for again."""
         while len(self._turns) > 1 and self._turns[1].ts_ns <= now_ns:
             self._turns.popleft()
 
@@ -72,7 +72,7 @@ class SampleStream:
         self._reason = ""
         self._refused = 0
         self.news = ""
-        """What the user should know, once."""
+        """A message for the user, shown once."""
         self._is_over = False
 
     def take(self, now_ns: int) -> None:
@@ -90,7 +90,7 @@ class SampleStream:
                 self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
 
     def _can_be(self, sample: Sample, now_ns: int) -> bool:
-        """Whether there can be such a sample: after those before it, and not after now."""
+        """Whether a sample is plausible: it follows those before it, and is not in the future."""
         before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
         return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
 
@@ -105,7 +105,7 @@ class SampleStream:
         self._until_ns = sample.end_ns
 
     def end(self, now_ns: int, stretches: Stretches) -> Iterator[Loss]:
-        """Nothing more comes: what a sampler that did not end as it should left out is a loss."""
+        """End the stream: what a sampler that failed did not send is a loss."""
         if not self._sampler.is_whole:
             why = self._sampler.why or "its sampler did not answer"
             yield from self._lost(_Gap(self._until_ns or 0, now_ns, why), stretches)

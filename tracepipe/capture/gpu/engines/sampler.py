@@ -1,7 +1,7 @@
-"""The process that samples one GPU's counters (`native/pm_sampler.cpp`), from its start to its end.
+"""Runs the process that samples one GPU's counters (`native/pm_sampler.cpp`), from its start to its end.
 
-It is our program with NVIDIA's libraries in it, run as the user that the command runs as where that one may
-sample, so what it writes is read as a stranger's: bounded, and checked.
+The program is tracepipe's, but it loads NVIDIA's libraries, and it runs as the command's user where that user
+may sample. So its output is treated as untrusted: it is bounded and checked.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.printable import printable
 
 _BEGIN_S: Final = 60  # CUPTI's setup took below a second; a machine of eight GPUs that slept takes longer
-_PIPE_BYTES: Final = (
-    1 << 20
-)  # the most that anyone may have: some seconds of samples, while probes are attached
+# The usual limit for users without privileges. It has room for seconds of samples, while probes are attached.
+_PIPE_BYTES: Final = 1 << 20
 _PIECE_BYTES: Final = 1 << 18
 _TEXT_MAX: Final = 300
 _HEAD: Final = struct.Struct("<IHH")
@@ -36,10 +35,10 @@ _CHOSEN: Final = struct.Struct("<IId")
 _TIMES: Final = struct.Struct("<QQ")
 _RESULT: Final = struct.Struct("<I")
 _KIND_CHOSEN, _KIND_READY, _KIND_SAMPLE, _KIND_OVERFLOW, _KIND_FAILED, _KIND_END = range(1, 7)
-_CLOCK_NS: Final = 10 * 10**9  # how far off a sample's time can be that is on CLOCK_MONOTONIC
+_CLOCK_NS: Final = 10 * 10**9  # the greatest error of a sample's time that is on CLOCK_MONOTONIC
 
-# CUptiResult → what the user can do. CUPTI_ERROR_HARDWARE_BUSY; CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its
-# like on virtual machines; those of machines that are set up in ways that have no sampling.
+# CUptiResult → what the user can do. 35 and 40 are CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its counterpart on
+# virtual machines, 26 is CUPTI_ERROR_HARDWARE_BUSY, and 27 is of machines whose setup has no sampling.
 _PRIVILEGE: Final = frozenset({35, 40})
 ADMIN_ONLY_HINT: Final = (
     "Run it with sudo, or set this driver option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
@@ -47,18 +46,18 @@ ADMIN_ONLY_HINT: Final = (
 )
 _HINTS: Final = {
     **dict.fromkeys(_PRIVILEGE, ADMIN_ONLY_HINT),
-    26: "Another profiler uses the GPU's hardware (Nsight, DCGM's profiling metrics): end it, and try again.",
+    26: "End the other profiler that uses the GPU's hardware (Nsight, DCGM's profiling metrics).",
     27: "Use a GPU of compute capability 8.6 or later, and not a MIG instance.",
 }
 _HINT: Final = "Leave --gpu-counters out to record the rest."
 
 
 class NotPermitted(CaptureUnavailable):
-    """The driver lets administrators alone sample."""
+    """The driver lets only administrators sample."""
 
 
 class Sample(NamedTuple):
-    """What the counters' mean was from one instant to another, on CLOCK_MONOTONIC."""
+    """The means of the counters between two instants, on CLOCK_MONOTONIC."""
 
     start_ns: int
     end_ns: int
@@ -66,19 +65,19 @@ class Sample(NamedTuple):
 
 
 class Overflow(NamedTuple):
-    """The hardware's buffer was full: samples are missing between those around it."""
+    """The hardware's buffer was full: samples are missing at this place."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledGpu:
-    """A GPU, as the sampler finds it."""
+    """A GPU as the sampler identifies it."""
 
     index: int
     uuid: str
 
     @property
     def digits(self) -> str:
-        """The UUID as the sampler takes it."""
+        """The UUID in the form that the sampler takes."""
         return self.uuid.removeprefix("GPU-").replace("-", "")
 
 
@@ -95,15 +94,15 @@ class Sampler:
         run_as: Mapping[str, Any],
         environment: Mapping[str, str],
     ) -> None:
-        """Start it; `begin` waits for it. Raises CaptureUnavailable."""
+        """Start the process; `begin` waits for its setup. Raises CaptureUnavailable."""
         self.gpu, self._counters = gpu, counters
         self.sampled: list[Sampled] = []
         self.why = ""
-        """Why it ended before it was asked to."""
+        """Why it ended before `stop` was called."""
         self.is_over = False
-        """Whether all has been read that it sent."""
+        """Whether all of its output has been read."""
         self.is_whole = False
-        """Whether that is all that it sampled."""
+        """Whether the output has all samples."""
         self._failure = 0
         self._is_ready = False
         self._pending = bytearray()
@@ -117,7 +116,7 @@ class Sampler:
                 bufsize=0,
                 cwd="/",
                 env=dict(environment),
-                start_new_session=True,  # a Ctrl-C is the capture's
+                start_new_session=True,  # Ctrl-C is for the capture alone
                 **run_as,
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -131,7 +130,7 @@ class Sampler:
             fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self) -> None:
-        """Wait until it samples; `sampled` says what. Raises CaptureUnavailable, NotPermitted."""
+        """Wait until it samples; `sampled` has the counters then. Raises CaptureUnavailable, NotPermitted."""
         ends_s = time.monotonic() + _BEGIN_S
         while not self._is_ready and not self.is_over and time.monotonic() < ends_s:
             select.select([self._output], [], [], 1.0)
@@ -155,17 +154,17 @@ class Sampler:
         )
 
     def read(self) -> Iterator[Sample | Overflow]:
-        """What came since the last call; never waits."""
+        """The samples since the last call; never waits."""
         self._fill()
         yield from self._samples()
 
     def stop(self) -> None:
-        """Ask it to send what it has yet, and to end; never waits."""
+        """Ask it to send its remaining samples and to end; never waits."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process if it still runs."""
         self.stop()
         if self._process.poll() is None:
             self._process.kill()
@@ -175,7 +174,7 @@ class Sampler:
         self.is_over = True
 
     def _fill(self) -> None:
-        """Read what is there. Where nothing can come any more, `is_over` and `why` say so."""
+        """Read what is there. At the end of the output, set `is_over` and `why`."""
         while not self.is_over and len(self._pending) < _PIECE_BYTES:
             try:
                 piece = os.read(self._output, _PIECE_BYTES)
@@ -187,7 +186,7 @@ class Sampler:
                 self.why = self.why or self._ending()
 
     def _ending(self) -> str:
-        """How the process ended, whose output has."""
+        """How the process ended, after the end of its output."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         code = self._process.returncode
@@ -201,7 +200,7 @@ class Sampler:
         )
 
     def _take_setup(self) -> None:
-        """Take what comes before the first sample."""
+        """Take the records before the first sample."""
         for kind, payload in self._records():
             if kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
                 choice, metric, peak = _CHOSEN.unpack(payload)
@@ -231,7 +230,7 @@ class Sampler:
                 return self._break_off()
 
     def _records(self, *, peek: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Whole records of what was read, which are taken out of it; `peek`: they stay."""
+        """Remove and return the complete records of what was read; with `peek` they stay."""
         at = 0
         while len(self._pending) >= at + _HEAD.size:
             length, kind, _ = _HEAD.unpack_from(self._pending, at)
@@ -251,7 +250,7 @@ class Sampler:
             yield kind, payload
 
     def _break_off(self) -> None:
-        """What it writes is not a record of ours: nothing more of it is read."""
+        """Read no more, as the output is not a valid record."""
         self.why = "its sampler wrote something that is not a record"
         self._pending.clear()
         self.is_over = True

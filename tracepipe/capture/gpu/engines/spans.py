@@ -1,4 +1,4 @@
-"""How long calls, kernels and ranges took, seen in records of the channel as they come."""
+"""Finds long calls, kernels and ranges in the records of the channel as they come."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tracepipe.capture.records.effects import OPEN_CALLS_MAX
 from tracepipe.capture.records.spans import CALL, KERNEL, NVTX, Span, Wanted
 
 _ENTRY_BYTES: Final = 256
-_VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
+_VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI appends it to a runtime function: cudaMalloc_v3020
 _MANY_NS: Final = 1 << 62
 
 
 class ChannelSpans:
-    """Finds nothing: no record of an engine that has none says how long anything took."""
+    """Finds nothing, for engines whose records have no durations."""
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._room = Kept()
 
     def take(self, chunk: bytes) -> Iterator[Span]:
-        """What ended in a chunk and took longer than is wanted of it."""
+        """What ended in a chunk and took longer than its limit."""
         for record in records(chunk):
-            with suppress(*REFUSALS):  # which is counted where it is written
+            with suppress(*REFUSALS):  # they are counted when the records are rendered
                 yield from self.found(record)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """None: these records say of nothing that it has not ended."""
+        """Nothing, as these records do not show what is still open."""
         return iter(())
 
     def found(self, record: GpuRecord) -> Iterator[Span]:
@@ -88,7 +88,7 @@ class WarpsSpans(ChannelSpans):
         self._reported: set[tuple[int, int, int]] = set()
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """Calls that have not ended and last longer than is wanted of them, each once."""
+        """Open calls that have already taken longer than their limit, each once."""
         for (pid, tid), calls in self._open.items():
             for name, began_ns, limit_ns in calls:
                 key = pid, tid, began_ns
@@ -117,7 +117,7 @@ class WarpsSpans(ChannelSpans):
                 yield from self._turned(record, name, limit_ns)
 
     def _turned(self, record: GpuRecord, name: str, limit_ns: int) -> Iterator[Span]:
-        """A call that is looked at was entered or has returned."""
+        """Take the entry or the return of a call that has a limit."""
         key = record.pid, record.tid
         if record.kind == warps.KIND_CALL_ENTER:
             if key not in self._open:
@@ -134,7 +134,7 @@ class WarpsSpans(ChannelSpans):
 
 @dataclass(slots=True)
 class _Range:
-    """A range of NVTX that is open; `limit_ns` is None where it is not looked for."""
+    """An open NVTX range; `limit_ns` is None if the range is not wanted."""
 
     name: str
     began_ns: int
@@ -146,7 +146,7 @@ class _Range:
 
 
 class RangesSpans(ChannelSpans):
-    """Finds ranges of NVTX, and among the other records what `device` finds."""
+    """Finds NVTX ranges, and what `device` finds among the other records."""
 
     def __init__(self, wanted: Wanted, device: ChannelSpans) -> None:
         super().__init__(wanted)
@@ -155,7 +155,7 @@ class RangesSpans(ChannelSpans):
         self._open: dict[tuple[object, ...], list[_Range]] = {}
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """Ranges that have not ended and last longer than is wanted of them, each once, and the device's."""
+        """Open ranges that have already taken longer than their limit, each once, and the device's."""
         yield from self._device.under_way(now_ns)
         for ranges in self._open.values():
             for one in ranges:
@@ -172,9 +172,9 @@ class RangesSpans(ChannelSpans):
                 yield from self._turned(event)
 
     def _turned(self, event: Event) -> Iterator[Span]:
-        """A range began or has ended."""
+        """Take the begin or the end of a range."""
         name, ts_ns, domain = event["name"], event["ts_ns"], event.get("domain")
-        # Ranges of a thread lie in each other, in each domain; one of a process is alone under its number.
+        # Ranges of a thread nest within a domain; a range of a process has its own number.
         key = (event["pid"], domain, event.get("range"), None if "range" in event else event["tid"])
         if event["phase"] == "B":
             limit_ns = self._wanted.limit_ns(name, NVTX)

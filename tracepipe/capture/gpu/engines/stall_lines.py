@@ -1,7 +1,7 @@
-"""Lines of what warps waited for, as the library in a process adds it up.
+"""Makes lines of stall reasons, which the library in a process has added up.
 
-channel ──▶ records ──▶ gpu_stall      a stretch of some 10 ms: samples by function and reason
-                        gpu_stall_pc   a second: the same samples by instruction, module and line too
+channel ──▶ records ──▶ gpu_stall      a stretch of about 10 ms: samples by function and reason
+                        gpu_stall_pc   a second: the same samples also by instruction, module and line
                         loss           of gpu_stall: samples that CUPTI or the GPU lost, and why
 """
 
@@ -26,17 +26,17 @@ from tracepipe.capture.gpu.engines.transport import GpuRecord, printable, text
 from tracepipe.capture.gpu.engines.untrusted import Kept, Malformed, add_loss, check_span
 from tracepipe.capture.records.bounds import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
 
-# What CUPTI has in front of the name of every reason.
+# The prefix of every reason's name in CUPTI.
 _BEFORE_REASON: Final = "smsp__pcsamp_warps_issue_stalled_"
 _ENTRIES_MAX: Final = 1 << 13
-_NAMES_BYTES_MAX: Final = 1 << 17  # of a line: readers take 1 MiB
+_NAMES_BYTES_MAX: Final = 1 << 17  # for each line: readers take lines of 1 MiB
 _REASON_BYTES: Final = 256
 _PERIOD_LOG2_MAX: Final = 31
 _LOST_NAME: Final = "function whose name was lost"
 
 
 class _Names:
-    """The names that a line has, each once."""
+    """The names of a line, each once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -44,7 +44,7 @@ class _Names:
         self.size_bytes = 0
 
     def place(self, name: str, key: Any = None) -> int:
-        """The place of a name, or of one that has a key besides."""
+        """The index of a name, or of a name with a key."""
         place = self._places.setdefault((name, key), len(self.texts))
         if place == len(self.texts):
             short = name.encode(errors="replace")[:NAME_BYTES_MAX].decode(errors="ignore")
@@ -62,10 +62,10 @@ class StallLines:
 
     @property
     def notes(self) -> list[str]:
-        """How many samples there are, as they are no events."""
+        """The number of samples, which are not counted as events."""
         return [f"{self._samples} samples of what warps wait for: tracepipe stalls"] if self._samples else []
 
-    def hear(self, process: Process, record: GpuRecord) -> None:
+    def take_name(self, process: Process, record: GpuRecord) -> None:
         """Take the name of a reason. May raise one of REFUSALS."""
         assert record.kind == KIND_STALL_REASON
         (number,) = REASON.unpack_from(record.payload)
@@ -75,7 +75,7 @@ class StallLines:
         process.stall_reasons[number] = name
 
     def take(self, process: Process, record: GpuRecord) -> list[dict[str, Any]]:
-        """The records of an event file that one of the channel is. May raise one of REFUSALS."""
+        """The records of an event file that a record of the channel becomes. May raise one of REFUSALS."""
         if record.kind == KIND_STALL_LOSS:
             return [self._loss(record)]
         start_ns, end_ns, gpu, period_log2 = HEAD.unpack_from(record.payload)
@@ -109,7 +109,7 @@ def _reason(process: Process, number: int) -> str:
 
 
 def _by_function(process: Process, entries: list[tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    """The columns of a line, or of several where their names are long."""
+    """The columns of a line, or of several if their names are long."""
     at = 0
     while at < len(entries) or not at:
         functions, reasons = _Names(), _Names()
@@ -126,7 +126,7 @@ def _by_function(process: Process, entries: list[tuple[int, ...]]) -> Iterator[d
 
 
 def _by_instruction(process: Process, entries: list[tuple[int, ...]]) -> Iterator[dict[str, Any]]:
-    """The same with the offset of each instruction, its module and its line."""
+    """The same, with the offset, the module and the source line of each instruction."""
     at = 0
     while at < len(entries):
         functions, reasons, lines = _Names(), _Names(), _Names()

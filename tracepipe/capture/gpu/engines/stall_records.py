@@ -1,4 +1,4 @@
-"""The records of stall reasons, byte by byte: see `native/stall_records.h`, which draws them."""
+"""The byte layout of the records of stall reasons, which `native/stall_records.h` describes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ KIND_STALLS: Final = 50
 KIND_STALL_PCS: Final = 51
 KIND_STALL_LOSS: Final = 52
 LAYER: Final = "gpu_stall"
-"""What they are lost as."""
+"""The layer of their losses."""
 LAYERS: Final = dict.fromkeys((KIND_STALLS, KIND_STALL_LOSS), LAYER)
 WHOLE: Final = frozenset({KIND_STALLS, KIND_STALL_PCS, KIND_STALL_LOSS})
-"""Kinds that become lines, and need names alone."""
+"""Kinds that become lines, and need only names."""
 
 REASON: Final = struct.Struct("<I")
 HEAD: Final = struct.Struct("<QQII")

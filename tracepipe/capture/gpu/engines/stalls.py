@@ -1,4 +1,4 @@
-"""The engine `stalls`: what the warps of a GPU wait for, and nothing else, by CUPTI's PC sampling.
+"""The engine `stalls`: only the stall reasons of a GPU's warps, by CUPTI's PC sampling.
 
 `native/stalls.cpp` is loaded into the command; `--gpu kernels` has the same sampler in its own library.
 """
@@ -18,14 +18,14 @@ __all__ = ["StallsEngine", "build_library"]
 
 
 class StallsEngine(KernelsEngine):
-    """A command's stall reasons while it runs with `environment()`."""
+    """Records the stall reasons of a command that runs with `environment()`."""
 
     name = "cupti pc sampling"
     layers = frozenset({LAYER})
     clocks: Sequence[str] = ()
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Raises CaptureUnavailable: sampling begins when a program's context is made."""
+        """Raises CaptureUnavailable, as sampling begins when a program's context is created."""
         raise CaptureUnavailable(f"Process {pids[0]} is already running.", "Give a command after --.")
 
 
@@ -33,5 +33,5 @@ _LIBRARY: Final = "stalls"
 
 
 def build_library(toolchain: Toolchain) -> Path:
-    """The library that the command loads, built if it has to be. Raises CaptureUnavailable."""
+    """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
     return toolchain.build_host(_LIBRARY, [NATIVE / "stalls.cpp"], ["cupti"])

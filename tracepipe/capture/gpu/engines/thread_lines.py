@@ -1,4 +1,4 @@
-"""Exits of single threads, from a batch of warps and the masks of its exits: a line for each.
+"""Makes a line for each thread's exit from a batch of warps and the masks of their exits.
 
 {"ts_ns":1795,"type":"gpu_thread","name":"k","phase":"I","clock":"globaltimer:0","gpu":0,"launch":7,"pid":11,
  "block":[0,0,0],"thread":[31,0,0],"args":{"event":"exit"}}
@@ -21,16 +21,16 @@ _END: Final = ',"args":{"event":"exit"}}\n'
 
 
 def thread_lines(batch: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The lines of a record of warps, those of some hundred warps at a time; none where it has no sizes."""
+    """The lines of a record of warps, for a few hundred warps at a time; none if the record has no sizes."""
     grid, block = batch.get("grid", ()), batch.get("block", ())
     threads = block[0] * block[1] * block[2] if block else 0
-    # What a process sends may be anything: no block of CUDA has more, and no line may be a bad one.
+    # The input is untrusted. No CUDA block has more threads, and every line must be valid.
     if not grid or 0 in grid or max(grid) > INDEX_LIMIT or not 0 < threads <= _THREADS_MAX:
         return
     known = {"type": "gpu_thread", "name": batch["name"], "phase": "I"}
     known |= {name: batch[name] for name in _KEPT if name in batch}
     head = json.dumps(known, separators=(",", ":"))[1:-1]
-    # What follows the block in the lines of each thread of it.
+    # The part of each thread's line that follows the block.
     ends = [f',"thread":{_index(thread, block)}{_END}' for thread in range(threads)]
     warps_a_block = -(-threads // _LANES)
     lines: list[str] = []
@@ -71,6 +71,6 @@ def _exits(batch: Mapping[str, Any]) -> Iterator[tuple[int, list[tuple[int, int]
 
 
 def _index(number: int, size: Sequence[int]) -> str:
-    """x, y and z of a linear index in a box of `size`, x fastest."""
+    """x, y and z of a linear index in a box of `size`; x varies fastest."""
     x, y, _ = size
     return f"[{number % x},{number // x % y},{number // (x * y)}]"

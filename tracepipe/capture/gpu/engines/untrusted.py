@@ -1,7 +1,7 @@
-"""What a traced process tells is believed as far as it can be true, and kept as far as there is room for it.
+"""Checks and bounds what traced processes send.
 
-A record that cannot be what it says raises Malformed, one beyond the room Crowded. The renderer passes it
-over and counts it in `Refused`, which becomes losses of the file.
+A record with impossible contents raises Malformed, and one for which there is no room raises Crowded. The
+renderer skips it and counts it in `Refused`, and the counts become losses in the file.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from tracepipe.capture.gpu.engines.transport import GpuRecord, records
 from tracepipe.capture.records.bounds import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS
 
 KEPT_BYTES: Final = 256 << 20
-"""Of names, processes, threads and the like, in all that a recording keeps until its end."""
+"""The limit of all names, processes, threads and similar that a recording keeps until its end."""
 MALFORMED: Final = "records that the traced process wrote with invalid contents"
 CROWDED: Final = "the recording had more processes, threads or names than are kept"
 
 
 class Malformed(Exception):
-    """A record that no library of ours writes."""
+    """A record that tracepipe's libraries never write."""
 
 
 class Crowded(Exception):
-    """A record with something new to keep, where there is no more room."""
+    """A record with something new to keep, for which there is no room."""
 
 
 REFUSALS: Final = (Malformed, Crowded, struct.error)
 
 
 class Kept:
-    """Room for what a recording keeps of traced processes."""
+    """The room for what a recording keeps of traced processes."""
 
     def __init__(self, size_bytes: int = KEPT_BYTES) -> None:
         self._left_bytes = size_bytes
 
     def take(self, size_bytes: int) -> None:
-        """Have so much less. Raises Crowded where there is not so much."""
+        """Use some of the room. Raises Crowded if there is not enough."""
         if size_bytes > self._left_bytes:
             raise Crowded
         self._left_bytes -= size_bytes
 
     def give(self, size_bytes: int) -> None:
-        """Have so much again, of what is not kept any more."""
+        """Release room of what is no longer kept."""
         self._left_bytes += size_bytes
 
 
 class Refused:
-    """Records that were passed over, until they are losses of the file."""
+    """Counts skipped records until they are written as losses."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def take(self, refusal: Exception) -> None:
-        """Count a record by what it raised."""
+        """Count a record by the exception that it raised."""
         reason = CROWDED if isinstance(refusal, Crowded) else MALFORMED
         self._counts[reason] = self._counts.get(reason, 0) + 1
 
@@ -67,12 +67,12 @@ class Refused:
 
 
 def can_be(record: GpuRecord) -> bool:
-    """Whether there can be the process, the thread and the time of a record."""
+    """Whether the process, the thread and the time of a record are within their limits."""
     return record.pid <= ID_LIMIT and record.tid <= ID_LIMIT and record.time_ns <= TIME_LIMIT_NS
 
 
 def whole_records(chunk: bytes, refused: Refused) -> Iterator[GpuRecord]:
-    """The records of a chunk whose process, thread and time can be."""
+    """The records of a chunk whose process, thread and time are within their limits."""
     for record in records(chunk):
         if can_be(record):
             yield record
@@ -81,11 +81,11 @@ def whole_records(chunk: bytes, refused: Refused) -> Iterator[GpuRecord]:
 
 
 def add_loss(losses: dict[str, int], layer: str, count: int) -> None:
-    """Add to what was lost of a layer; not beyond what a file can state."""
+    """Add to the losses of a layer, up to the greatest count of a file."""
     losses[layer] = min(losses.get(layer, 0) + count, COUNT_LIMIT)
 
 
 def check_span(start_ns: int, end_ns: int) -> None:
-    """Raise Malformed for times that are none."""
+    """Raise Malformed for times beyond the limit."""
     if start_ns > TIME_LIMIT_NS or end_ns > TIME_LIMIT_NS:
         raise Malformed

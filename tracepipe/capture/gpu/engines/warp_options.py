@@ -1,4 +1,4 @@
-"""Which warps the `warps` engine records, and what that may take: read and checked before anything is run."""
+"""The options of the `warps` engine, checked before anything runs: which warps, with how much memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.errors import TracepipeError
 
 LAST: Final = (1 << 63) - 1
-"""Where a range without an end ends: no grid has so many blocks, and C++ reads the number as it stands."""
+"""The end of a range without an end: no grid has so many blocks, and it fits into C++'s integer."""
 MEMORY_LEAST_BYTES: Final = 1 << 20
 _COLON: Final = re.compile(r"(?<![:?\[]):(?![:\]])")
 _RANGE: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
@@ -18,16 +18,16 @@ _RANGE: Final = re.compile(r"([0-9]+)(?:(-)([0-9]*))?")
 
 @dataclass(frozen=True, slots=True)
 class WarpOptions:
-    """What to record before it costs anything.
+    """Which warps are recorded.
 
     `kernels` is a regular expression (ECMAScript's), searched in demangled names with their parameters;
     `launches` counts those that fit, from 1: `10`, `10-20`, `10-`. `blocks` are linear indices in the grid,
-    from 0, in the same form. `memory_bytes` is room on each GPU for records in flight, None: the library
-    decides. After `budget_warps` warps no further launch is recorded, None: all are. `launches_per_kernel`:
-    of the launches, the first ones of each kernel alone, 0 or None: all. `calls`: which API calls are
-    recorded. `stacks`: of STACKS. `thread_exits`: a line for each thread's exit is written, after its warp's
-    record.
-    `marks` is `KERNEL:FUNCTION`, two patterns: such kernels are recorded, with their calls of such functions.
+    from 0, in the same form. `memory_bytes` is the memory on each GPU for records that have not been read;
+    None: the library decides. After `budget_warps` warps no further launch is recorded; None: all are.
+    `launches_per_kernel`: only the first launches of each kernel are recorded; 0 or None: all. `calls`: which
+    API calls are recorded. `stacks`: of STACKS. `thread_exits`: a line for each thread's exit is written,
+    after its warp's record. `marks` is `KERNEL:FUNCTION`, two patterns: such kernels are recorded, with their
+    calls of such functions.
     """
 
     kernels: str = ""
@@ -62,7 +62,7 @@ class WarpOptions:
                 "Give at least 1M, or leave it out: the size is then chosen for the GPU.",
             )
         if self.budget_warps is not None and self.budget_warps < 1:
-            raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp to record.", "From 1.")
+            raise TracepipeError(f"--gpu-warps {self.budget_warps} leaves no warp.", "Give 1 or more.")
         if (self.launches_per_kernel or 0) < 0:
             raise TracepipeError(
                 f"--launches-per-kernel {self.launches_per_kernel} leaves no launch.",
@@ -83,11 +83,11 @@ class WarpOptions:
         return kernels, called
 
     def selected(self) -> str:
-        """The pattern of kernels that are recorded, by whichever option; "" for all."""
+        """The pattern of the kernels that are recorded, from either option; "" for all."""
         return self.kernels or self.marked()[0]
 
     def environment(self) -> dict[str, str]:
-        """What the library reads of it."""
+        """The variables that the library reads."""
         first, last = self._blocks()
         asked = {
             "TRACEPIPE_GPU_KERNELS": self.selected(),
@@ -102,7 +102,7 @@ class WarpOptions:
         return {name: value for name, value in asked.items() if value}
 
     def defines(self) -> dict[str, int]:
-        """What the device code is compiled with."""
+        """The macros with which the device code is compiled."""
         first, last = self._blocks()
         return {"TRACEPIPE_FIRST_BLOCK": first, "TRACEPIPE_LAST_BLOCK": last} if self.blocks else {}
 
@@ -111,7 +111,7 @@ class WarpOptions:
 
 
 def _divided(marks: str) -> tuple[str, str, str]:
-    """Split at the first colon, not counting those of `::`, `(?:` and `[[:`, as `str.partition` does."""
+    """Split as `str.partition` at the first colon that is not part of `::`, `(?:` or `[[:`."""
     at = _COLON.search(marks)
     return (marks[: at.start()], ":", marks[at.end() :]) if at else (marks, "", "")
 
@@ -126,7 +126,7 @@ def _check_pattern(pattern: str, option: str, example: str) -> None:
 
 
 def read_range(text: str, option: str, what: str, least: int) -> tuple[int, int]:
-    """First and last, both included, of `10`, `10-20` or `10-`, from `least` on. Raises TracepipeError."""
+    """First and last, both included, of `10`, `10-20` or `10-`, at least `least`. Raises TracepipeError."""
     match = _RANGE.fullmatch(text)
     if match:
         first = int(match[1])

@@ -1,4 +1,4 @@
-"""The records of the `warps` engine, byte by byte: see `native/warp_columns.h`, which draws them."""
+"""The byte layout of the `warps` engine's records, which `native/warp_columns.h` describes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ KIND_MET_CALLED: Final = 22
 
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62
-"""Of a function's name: its records have its arguments."""
-# native/call_arguments.h draws these two.
+"""A flag in the number of a function's name: its records have its arguments."""
+# native/call_arguments.h describes these two.
 CALL_ENTER: Final = struct.Struct("<QQQQIHH")  # name, launch, kernel's name, stack, cpu, words, bytes of text
 CALL_EXIT: Final = struct.Struct("<QIIQ")  # name, result, cpu, what the out argument points to
 LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
@@ -82,9 +82,9 @@ _GREATEST: Final = {
     "exit_ns": OFFSET_LIMIT_NS,
     "exit_clk": COLUMN_LIMIT,
     "exit_mask": MASK_LIMIT,
-    "first_warp": COLUMN_LIMIT - MASK_LIMIT,  # as many may follow it
+    "first_warp": COLUMN_LIMIT - MASK_LIMIT,  # MASK_LIMIT warps may follow it
     "range_count": MASK_LIMIT,
-    "range_name": (1 << 64) - 1,  # a number that the process gave a name
+    "range_name": (1 << 64) - 1,  # the number of a name in the process
     "range_clk": COLUMN_LIMIT,
     "range_dur_clk": COLUMN_LIMIT,
     "range_open": 1,
@@ -95,7 +95,7 @@ MARKS_LOST: Final = 11
 
 
 class Kernel(NamedTuple):
-    """A launch that has ended. `begun` of its `warps` were seen, `whole` of them with the exit of every lane.
+    """A launch that has ended. Of its `warps`, `begun` were recorded, `whole` with the exit of every lane.
 
     `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock; `launched_by` indexes LAUNCHED_BY.
     """
@@ -134,12 +134,12 @@ def read_kernel(payload: memoryview) -> Kernel:
 
 
 def read_warp_count(payload: memoryview) -> int:
-    """Warps of a batch; not more than it has bytes, whatever it claims."""
+    """The number of warps in a batch, at most its number of bytes, whatever it states."""
     return min(int(WARPS.unpack_from(payload)[2]), len(payload)) if len(payload) >= WARPS.size else 0
 
 
 def read_warps(payload: memoryview) -> tuple[int, int, int, dict[str, list[int]]]:
-    """Launch, base in ns, warps, and the values of each column. Raises Malformed where they do not fit."""
+    """Launch, base in ns, number of warps, and each column's values. Raises Malformed if inconsistent."""
     launch, base_ns, warps, exits, count = WARPS.unpack_from(payload)
     columns = dict(_columns(payload, count))
     if len(columns.get("first_warp", ())) == 1 and warps == len(columns.get("entry_ns", ())):
@@ -150,7 +150,7 @@ def read_warps(payload: memoryview) -> tuple[int, int, int, dict[str, list[int]]
 
 
 def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) -> None:
-    """Raise Malformed unless the columns are those of so many warps and exits, with values that can be."""
+    """Raise Malformed unless the columns match the numbers of warps and exits, and their values are valid."""
     if base_ns > TIME_LIMIT_NS or not warps or any(name not in columns for name in _NEEDED):
         raise Malformed
     ranges = sum(columns.get("range_count", ()))
@@ -164,7 +164,7 @@ def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) 
 
 
 def _are_within(columns: dict[str, list[int]]) -> bool:
-    """Whether the ranges are of their warps' lives, and in the order of their begins."""
+    """Whether the ranges are within the lifetimes of their warps, and in order of their begins."""
     if not columns.keys() >= {"range_name", "range_clk", "range_dur_clk", "exit_clk"}:
         return False
     left, begins, lengths = map(iter, (columns["exit_clk"], columns["range_clk"], columns["range_dur_clk"]))

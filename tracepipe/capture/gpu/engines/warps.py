@@ -1,7 +1,7 @@
-"""The `warps` engine: entry and every exit of each warp, recorded by a library on Compute Sanitizer's API.
+"""The `warps` engine: entry and exits of each warp, recorded by a library with the Compute Sanitizer API.
 
-The CUDA driver loads the library into the command (`native/warps.cpp` says how it works); this side keeps
-the channel and turns what comes into lines. No root, no PTX, no change of the program.
+The CUDA driver loads the library into the command (`native/warps.cpp` describes how it works); the capture
+process has the channel and turns its records into lines. It needs neither root nor PTX nor a changed program.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _LAYERS: Final = {
     layout.KIND_CALL_ENTER: "userspace",
     layout.KIND_CALL_EXIT: "userspace",
 }
-# Streams that every context has, by handle: CU_STREAM_LEGACY is the same as 0, and CU_STREAM_PER_THREAD.
+# Handles of every context's streams: 0 and CU_STREAM_LEGACY are the same, 2 is CU_STREAM_PER_THREAD.
 _KNOWN_STREAMS: Final = {0: 0, 1: 0, 2: 2}
 _FIRST_OTHER_STREAM: Final = 3
-_PROCESS_BYTES: Final = 2048  # what is kept takes that much, roughly
+_PROCESS_BYTES: Final = 2048  # roughly, for each process that is kept
 _ENTRY_BYTES: Final = 256
-_RANGES: Final = "gpu_range"  # the layer of marks that were lost
-_RANGE_CHARACTERS: Final = 64  # of a name that is not a mark's
+_RANGES: Final = "gpu_range"  # the layer of lost marks
+_RANGE_CHARACTERS: Final = 64  # of a name that is not of a mark
 
 
 class WarpsEngine(ChannelEngine):
-    """A command's warps while it runs with `environment()`; nothing has to be attached to it."""
+    """Records the warps of a command that runs with `environment()`; nothing has to be attached to it."""
 
     name = "sanitizer"
     layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel", "gpu_warp"})
@@ -71,7 +71,7 @@ class WarpsEngine(ChannelEngine):
         gpus: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """`library` and `patches` are the built native code, the patches with the options' `defines`. `owner`
-        (user, group): who the command runs as. `gpus`: those that there are, as a header has them. Raises
+        (user, group): whom the command runs as. `gpus`: those of the machine, in the form of a header. Raises
         TracepipeError for options that cannot be used, CaptureUnavailable.
         """
         self._options = options or WarpOptions()
@@ -102,19 +102,17 @@ class WarpsEngine(ChannelEngine):
         return built | self._options.environment() | super().environment()
 
     def renderer(self) -> WarpRenderer:
-        """The decoder of what `collect` gives; used on another thread."""
+        """The decoder of what `collect` returns; used on another thread."""
         return self._renderer
 
     def close(self) -> None:
-        """Give the channel back, and the table of API calls."""
+        """Close the channel, and remove the table of API calls."""
         super().close()
         self._table.unlink(missing_ok=True)
 
 
 class _Process:
-    """What is known of a traced process: its names, its streams, its GPUs, and the launch that its warps
-    belong to.
-    """
+    """The state of a traced process: names, streams and GPUs, and the launch to which its warps belong."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -134,7 +132,7 @@ _SHOWN_NAME: Final = 200
 
 
 class WarpRenderer(ChannelRenderer):
-    """Turns chunks of records into lines: those of threads, where they are wanted, come with `rest`."""
+    """Turns chunks of records into lines; lines of threads, if wanted, are in `rest`."""
 
     def __init__(
         self,
@@ -145,7 +143,7 @@ class WarpRenderer(ChannelRenderer):
         wanted: str = "",
         called: str = "",
     ) -> None:
-        """`wanted`: the pattern that kernels were selected by; `called`: device functions."""
+        """`wanted`: the pattern that selects kernels; `called`: the one that selects device functions."""
         super().__init__(gpus)
         self._api, self._thread_exits = api, thread_exits
         self._batches: list[Mapping[str, Any]] = []
@@ -164,17 +162,17 @@ class WarpRenderer(ChannelRenderer):
 
     @property
     def notes(self) -> list[str]:
-        """What the library had to say, and that no kernel or no function was selected."""
+        """The library's notes, and whether no kernel or no function was selected."""
         return [*self._notes, *self._kernels.note, *self._called.note]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and how many it has."""
+        """The layer of a record's events, and their number."""
         if record.kind == layout.KIND_WARPS:
             return _LAYERS[record.kind], layout.read_warp_count(record.payload)
         return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
 
     def spans(self, wanted: Wanted) -> WarpsSpans:
-        """What finds among such records calls and kernels that took long."""
+        """A finder of long calls and kernels among such records."""
         return WarpsSpans(wanted)
 
     def anew(self) -> WarpRenderer:
@@ -188,11 +186,11 @@ class WarpRenderer(ChannelRenderer):
         )
 
     def carry(self) -> WarpsCarry:
-        """What keeps of dropped records what such a renderer needs of them."""
+        """A keeper of what such a renderer needs from evicted records."""
         return WarpsCarry()
 
     def rest(self) -> Iterator[Lines]:
-        """Lines of threads of the warps that were rendered last, some thousand at a time."""
+        """Lines of the threads of the last rendered warps, a few thousand at a time."""
         batches, self._batches = self._batches, []
         for batch in batches:
             for some in thread_lines(batch):
@@ -249,7 +247,7 @@ class WarpRenderer(ChannelRenderer):
         elif kind in STACK_KINDS:
             self._stacks.take(record)
         elif kind == KIND_GPU:
-            index, number = self._numbers.meet(payload)
+            index, number = self._numbers.add(payload)
             self._kept.take(_ENTRY_BYTES)
             process.gpus[index] = number
         elif kind == KIND_NOTE:
@@ -259,7 +257,7 @@ class WarpRenderer(ChannelRenderer):
         elif kind in (layout.KIND_MET, layout.KIND_MET_CALLED):
             wanted = self._kernels if kind == layout.KIND_MET else self._called
             fits, name = read_name(payload)
-            wanted.is_met |= bool(fits)
+            wanted.is_matched |= bool(fits)
             short = printable(self._kernel_name(name))[:_SHOWN_NAME]
             if not fits and short not in wanted.names:
                 self._kept.take(_ENTRY_BYTES + len(name))
@@ -275,12 +273,12 @@ class WarpRenderer(ChannelRenderer):
         _, _, kernel, stack, *_ = layout.CALL_ENTER.unpack_from(record.payload)
         launched = self._kernel_name(process.name(kernel)) if kernel else ""
         at = self._stacks.id_of(record.pid, stack)
-        for said in self._stacks.take_new():
-            lines.record(said)
+        for new in self._stacks.take_new():
+            lines.record(new)
         self._calls.enter(lines, record, process.name(name), launched, at, self._resumed_ns)
 
     def _kernel(self, process: _Process, record: GpuRecord) -> dict[str, Any] | None:
-        """The event of a launch, whose warps follow; None if none of them was seen."""
+        """The event of a launch, whose warps follow; None if none of them was recorded."""
         kernel = layout.read_kernel(record.payload)
         gpu = process.gpus.get(kernel.gpu, kernel.gpu)
         full_name = process.name(kernel.name)
@@ -308,13 +306,13 @@ class WarpRenderer(ChannelRenderer):
         return {"ts_ns": kernel.start_ns, **span, **process.of_launch, "args": args}
 
     def _warps(self, process: _Process, payload: memoryview) -> tuple[int, dict[str, Any]]:
-        """How many warps, and the record of them."""
+        """The number of warps, and their record."""
         launch, base_ns, warps, columns = layout.read_warps(payload)
         of_launch = process.of_launch
         if process.launch != launch:  # its record was lost
             of_launch = {"name": "unknown", "launch": launch}
         if numbers := columns.get("range_name"):
-            # Those of device functions are demangled, with parameters; several may be short for the same.
+            # Names of device functions are demangled, with parameters; several may have the same short form.
             named = {
                 number: self._kernel_name(process.name(number))[:_RANGE_CHARACTERS] for number in numbers
             }
@@ -330,7 +328,7 @@ class WarpRenderer(ChannelRenderer):
         layer = _RANGES if why == layout.MARKS_LOST else "gpu_warp"
         add_loss(self._losses, layer, count)
         reason = layout.LOST_WHY.get(why, f"reason {why}")
-        if launch:  # else it is of many
+        if launch:  # else the loss is of many launches
             reason = f"launch {launch}: {reason}"
         return {
             "type": "loss",
