@@ -42,7 +42,7 @@ RUN_ELSEWHERE = {
     "docs/recipes.md": "tests/unit/test_recipes.py",
 }
 # Pages that are one story: their blocks run one after the other, in one folder.
-STORIES = {"docs/tutorial.md"}
+STORIES = {"docs/dataset.md", "docs/tutorial.md"}
 # Options of other programs that pages name.
 OTHER_OPTIONS = {
     *("--seconds", "--seed", "--keep", "--rate"),  # the project's own tools

@@ -99,6 +99,8 @@ def test_every_example_on_files_runs(
         Path(rank).parent.mkdir(exist_ok=True)
         shutil.copy(RUN, rank)
     Path("slow.sql").write_text("select name from slice limit 1")
+    if " ds " in line:
+        assert piped(["dataset", "build", "runs", "-o", "ds", "--jobs", "1"])[0] == 0
     line = line.replace("run.jsonl", "stalls.jsonl") if name == "stalls" else line
     for argv in calls_of(line):
         code, _, err = piped(argv)

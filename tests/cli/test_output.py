@@ -82,7 +82,7 @@ ASKED: dict[str, list[list[str]]] = {
     "query": [
         ["query", RUN, "select name from slice"], ["query", RUN, "--json", "select name from slice"],
         ["query", RUN, f"select '{NAMED}' as \"{NAMED}\""], ["query", RUN, NAMED],
-        ["query", NONE, "select 1"],
+        ["query", NONE, "select 1"], ["query", ".", f"select '{NAMED}'"],
     ],
     "dataset": [
         ["dataset", "build", RUN, "-o", "ds"], ["dataset", "build", RUN, "--json", "-o", f"no/{NAMED}"],

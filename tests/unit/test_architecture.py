@@ -60,7 +60,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"capture", "hooks", "native"},
     "native": set(),
     "marks": set(),
-    "sql": {"ui", "reports.frames", "reports.writing"},
+    "sql": {"dataset", "ui", "reports.frames", "reports.writing"},
     "ui": {"event", "recording.compression"},
     # The library composes the rooms as the command line does, which calls it; it prints nothing.
     "api": {"event", "capture", "layout", "converters", "recording", "part", "reports.frames"},
@@ -79,6 +79,7 @@ SLOW = {
     "bcc",
     "numpy",
     "polars",
+    "duckdb",
     "scipy",
     "matplotlib",
     "jinja2",

@@ -34,6 +34,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     "query": (
         "tracepipe query run.jsonl 'select name, dur from slice order by dur desc limit 5'",
         "tracepipe query run.jsonl --file slow.sql --format csv -o slow.csv",
+        "tracepipe query ds 'select host, rank, sum(dur_ns) as ns from kernels group by all order by ns'",
     ),
     "dataset": ("tracepipe dataset build runs -o ds",),
     "dataset build": (

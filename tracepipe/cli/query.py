@@ -1,13 +1,17 @@
-"""The command that asks Perfetto's SQL about a recording."""
+"""The command that asks SQL about a recording, or about a dataset."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
+from tracepipe import seen
 from tracepipe.api.options import ConvertOptions
 from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
 from tracepipe.cli.values import Misuse
@@ -22,6 +26,7 @@ app = typer.Typer()
 Form = choices("Form", ("table", "json", "csv", "parquet", "arrow"))
 # CSV has names as they are, which a terminal may obey.
 _FOR_PEOPLE = ("table", "json")
+_Opener = Callable[[], AbstractContextManager[BinaryIO]]
 # Traces that are asked as they are.
 _TRACES = (".pftrace", ".perfetto-trace", ".zip")
 
@@ -31,7 +36,7 @@ def query(
     file: Annotated[
         str,
         typer.Argument(
-            help="A recording, a Perfetto trace or an archive: a path, or - for standard input.",
+            help="A recording, a Perfetto trace, an archive or a dataset: a path, or - for standard input.",
             metavar="FILE",
         ),
     ],
@@ -66,25 +71,47 @@ def query(
     assume_offset: AssumeOffset = None,
     undated: UndatedOption = UNDATED[0],
 ) -> None:
-    """Ask about a recording in SQL, with Perfetto's tables and functions."""
-    from tracepipe.sql.answers import write_answer
-    from tracepipe.sql.processor import QueryError, ask, find_shell
+    """Ask in SQL about a recording, with Perfetto's tables and functions, or about a dataset."""
+    from tracepipe.sql.processor import QueryError
 
     kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
-    shell = find_shell(trace_processor)
     options = ConvertOptions(**reading(source, strict, assume_offset, undated))
-    with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        trace = Path(file) if file.endswith(_TRACES) else _converted(file, Path(folder), options)
-        try:
-            answer = ask(trace, asked, shell)
-        except QueryError as error:
-            for line in error.message.splitlines():
-                say(line)
-            raise typer.Exit(1) from None
-    with replacing(output, force=force, sources=[file], on_terminal=kind in _FOR_PEOPLE) as out:
-        write_answer(answer, kind, out)
+    to = partial(replacing, output, force=force, sources=[file], on_terminal=kind in _FOR_PEOPLE)
+    try:
+        if seen.is_folder(file):
+            if trace_processor or options != ConvertOptions():
+                raise Misuse("A dataset is asked as it is.", "Leave out the options for recordings.")
+            count = _ask_dataset(file, asked, kind, to)
+        else:
+            count = _ask_recording(file, asked, kind, to, (trace_processor, options))
+    except QueryError as error:
+        for line in error.message.splitlines():
+            say(line)
+        raise typer.Exit(1) from None
     if output != STANDARD:
-        say(f"wrote {output}: {len(answer.rows)} rows")
+        say(f"wrote {output}: {count} rows")
+
+
+def _ask_dataset(folder: str, sql: str, kind: str, to: _Opener) -> int:
+    from tracepipe.sql.answers import write_rows
+    from tracepipe.sql.datasets import asked
+
+    with asked(folder, sql) as rows, to() as out:
+        return write_rows(rows, kind, out)
+
+
+def _ask_recording(file: str, sql: str, kind: str, to: _Opener, how: tuple[str, ConvertOptions]) -> int:
+    from tracepipe.sql.answers import write_answer
+    from tracepipe.sql.processor import ask, find_shell
+
+    trace_processor, options = how
+    shell = find_shell(trace_processor)
+    with tempfile.TemporaryDirectory(prefix="tracepipe-") as place:
+        trace = Path(file) if file.endswith(_TRACES) else _converted(file, Path(place), options)
+        answer = ask(trace, sql, shell)
+    with to() as out:
+        write_answer(answer, kind, out)
+    return len(answer.rows)
 
 
 def _statements(sql: str, sql_file: str) -> str:

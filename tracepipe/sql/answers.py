@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, BinaryIO
 
-from tracepipe.printable import json_text, printable
-from tracepipe.sql.processor import Answer
+from tracepipe.printable import json_pieces, json_text, printable
+from tracepipe.sql.datasets import Column, Rows
+from tracepipe.sql.processor import Answer, QueryError
 
 _NULL = "–"
+_SHOWN_MAX = 100_000
+"""The rows of a table for people, whose columns are as wide as the widest text in any row."""
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
@@ -61,3 +65,57 @@ def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
     rows = _without_bytes(answer) if form == "csv" else answer.rows
     frame = pl.DataFrame(rows, schema=answer.columns, orient="row", infer_schema_length=None)
     write_table(frame.schema, iter([frame]), out, form)
+
+
+def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
+    """Write rows as they come, in the same formats; how many they were. Raises QueryError."""
+    count = 0
+
+    def counted() -> Iterator[list[list[Any]]]:
+        nonlocal count
+        for part in rows.parts:
+            count += len(part)
+            yield part
+
+    names = [column.name for column in rows.columns]
+    if form == "table":
+        write_answer(Answer(names, _few(counted())), form, out)
+    elif form == "json":
+        lines = (as_json(Answer(names, part))["rows"] for part in counted())
+        for text in json_pieces({"columns": names, "rows": chain.from_iterable(lines)}):
+            out.write(text.encode())
+        out.write(b"\n")
+    else:
+        _write_frames(rows.columns, counted(), form, out)
+    return count
+
+
+def _few(parts: Iterator[list[list[Any]]]) -> list[list[Any]]:
+    rows: list[list[Any]] = []
+    for part in parts:
+        rows += part
+        if len(rows) > _SHOWN_MAX:
+            raise QueryError(
+                f"More than {_SHOWN_MAX:,} rows: write them with --format, or take fewer with LIMIT."
+            )
+    return rows
+
+
+def _write_frames(columns: list[Column], parts: Iterator[list[list[Any]]], form: str, out: BinaryIO) -> None:
+    from tracepipe.reports.frames.libraries import pl
+    from tracepipe.reports.writing.table_formats import write_table
+
+    def kind_of(column: Column) -> Any:
+        if form == "csv" and column.kind in ("List", "Binary"):
+            return pl.String
+        return pl.List(getattr(pl, column.of)) if column.of else getattr(pl, column.kind)
+
+    def flat(part: list[list[Any]]) -> list[list[Any]]:
+        if form != "csv":
+            return part
+        plain = _without_bytes(Answer([], part))
+        return [[json_text(value) if isinstance(value, list) else value for value in row] for row in plain]
+
+    schema = pl.Schema({column.name: kind_of(column) for column in columns})
+    frames = (pl.DataFrame(flat(part), schema=schema, orient="row") for part in parts)
+    write_table(schema, frames, out, form)
