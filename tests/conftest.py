@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from tests.support.cores import CORES, running
 from tests.support.devtools import find_chromium
 from tests.support.gpu_libraries import build_engine
 from tests.support.standin import build_standin
+
+# Hundreds of processes are started here: each would compile all that it imports where the environment, as in
+# many images of containers, says to keep no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
 # runs is the same for all examples of a test.

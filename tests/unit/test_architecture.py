@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -270,6 +271,15 @@ def test_every_module_says_what_it_is() -> None:
 def test_no_module_has_a_name_that_says_nothing() -> None:
     empty = {"util", "utils", "helper", "helpers", "common", "misc", "manager", "base"}
     assert {module.rpartition(".")[2] for module in SOURCES} & empty == set()
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """`pytest` imports those of folders without `__init__.py` by their names alone."""
+    files = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()
+    ]
+    assert len(files) > 200
+    assert [name for name, count in Counter(path.name for path in files).items() if count > 1] == []
 
 
 @pytest.mark.skipif((ROOT / "PKG-INFO").exists(), reason="a source distribution has no links")
