@@ -20,7 +20,8 @@ from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
-pytestmark = pytest.mark.vm
+# The machine may take a quarter of an hour, where others use the processors.
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(1800)]
 
 CALLS = ("cuLaunchKernel", "cuCtxSynchronize")
 # What happens on one thread inside each of them, as depth and name, in the order of begins.
