@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.program import PYTHONPATH
 from tests.support.waiting import wait_until
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
@@ -32,9 +33,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     include = [f"-I{ROOT / 'tracepipe/capture/gpu/native'}", f"-isystem{headers[0]}"]
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     source = ROOT / "tests/gpu/annotated.cpp"
-    for output in ([str(made)], [str(made.with_suffix(".so")), "-shared", "-fPIC"]):
-        subprocess.run([compiler, *flags, *include, str(source), "-ldl", "-o", *output], check=True)
-    return made
+    command = [compiler, *flags, *include, str(source), "-ldl"]
+    compiled([*command, "-shared", "-fPIC"], made.with_suffix(".so"))
+    return compiled(command, made)
 
 
 def captured(

@@ -11,11 +11,11 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import compiled
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 
 ROOT = Path(__file__).parents[2]
@@ -41,15 +41,19 @@ def include_flags() -> list[str]:
 
 def build_library(library: Path, source: Path, *linked: Path) -> Path:
     """A library of a source, linked to others. Skips where it cannot be built."""
-    made = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", str(library)]
+    made = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
     others = [
         "-Wl,--no-as-needed",
         *map(str, linked),
-        *(f"-Wl,-rpath,{other.parent}" for other in linked),
+        *(run_path(other, library) for other in linked),
         "-ldl",
     ]
-    subprocess.run(["g++", *FLAGS, *include_flags(), *made, str(source), *others], check=True)
-    return library
+    return compiled(["g++", *FLAGS, *include_flags(), *made, str(source), *others], library)
+
+
+def run_path(linked: Path, output: Path) -> str:
+    """The option that has a library found where it is: mostly in the output's folder, wherever that is."""
+    return f"-Wl,-rpath,{'$ORIGIN' if linked.parent == output.parent else linked.parent}"
 
 
 def build_engine(folder: Path, engine: str) -> Path:
@@ -58,8 +62,8 @@ def build_engine(folder: Path, engine: str) -> Path:
     cuda = build_library(folder / "libcuda.so.1", SOURCES / driver)
     nvidias = build_library(folder / nvidias_name, SOURCES / standin, cuda)
     library = build_library(folder / f"{engine}.so", NATIVE / f"{engine}.cpp", nvidias, cuda)
-    linked = ["-Wl,--no-as-needed", str(library), str(nvidias), str(cuda), f"-Wl,-rpath,{folder}"]
-    subprocess.run(["g++", *linked, "-o", str(folder / "program")], check=True)
+    linked = ["-Wl,--no-as-needed", str(library), str(nvidias), str(cuda), "-Wl,-rpath,$ORIGIN"]
+    compiled(["g++", *linked], folder / "program")
     (folder / "patches").write_bytes(b"code")
     return library
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.gpu_libraries import FLAGS, NATIVE, ROOT, include_flags
 from tests.support.recorded_program import Recorded
 from tracepipe.capture import CaptureRequest
@@ -200,19 +201,14 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a program with CUPTI, and of the library of `kernels`."""
     folder, include = tmp_path_factory.mktemp("kernels"), include_flags()
     shared = ["g++", *FLAGS, *include, "-shared", "-fPIC"]
-    driver = [
-        "-Wl,-soname,libcuda.so.1",
-        "-o",
-        str(folder / "libcuda.so.1"),
-        str(SOURCES / "cuda_standin.cpp"),
-    ]
-    subprocess.run([*shared, *driver], check=True)
+    driver = compiled(
+        [*shared, "-Wl,-soname,libcuda.so.1", str(SOURCES / "cuda_standin.cpp")], folder / "libcuda.so.1"
+    )
     exports = ["-fvisibility=hidden", f"-Wl,--version-script={NATIVE / 'exports.map'}"]
-    library = [str(NATIVE / "kernels.cpp"), "-o", str(folder / "kernels.so")]
-    subprocess.run([*shared, *exports, *library], check=True)
-    linked = ["-Wl,--no-as-needed", str(folder / "libcuda.so.1"), f"-Wl,-rpath,{folder}", "-rdynamic"]
-    program = [str(SOURCES / "cupti_standin.cpp"), *linked, "-o", str(folder / "program")]
-    subprocess.run(["g++", *FLAGS, *include, *program], check=True)
+    compiled([*shared, *exports, str(NATIVE / "kernels.cpp")], folder / "kernels.so")
+    linked = ["-Wl,--no-as-needed", str(driver), "-Wl,-rpath,$ORIGIN", "-rdynamic"]
+    program = ["g++", *FLAGS, *include, str(SOURCES / "cupti_standin.cpp"), *linked]
+    compiled(program, folder / "program")
     return folder
 
 

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import shutil
 import struct
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
@@ -68,10 +68,8 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "crt/host_defines.h").write_text(_generator().CRT)
     include = [f"-I{NATIVE}", *(f"-isystem{path}" for path in _headers()), f"-idirafter{folder}"]
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-D__CUDA_API_VERSION_INTERNAL"]
-    program = folder / "caller"
     source = str(ROOT / "tests/gpu/caller.cpp")
-    subprocess.run([_compiler(), *flags, *include, source, "-o", str(program)], check=True)
-    return str(program)
+    return str(compiled([_compiler(), *flags, *include, source], folder / "caller"))
 
 
 def _run(caller: str, folder: Path, *arguments: str, table: str | None = None) -> tuple[bytes, str]:

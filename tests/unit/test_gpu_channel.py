@@ -16,6 +16,7 @@ from typing import IO
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tracepipe.capture.gpu.engines import channel as channels
 from tracepipe.capture.gpu.engines.channel import FULL, OVERWRITTEN, TORN, Channel
@@ -38,8 +39,7 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> str:
     source = ROOT / "tests/gpu/producer.cpp"
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
     folders = [f"-I{NATIVE}", f"-I{ROOT / 'tracepipe/marks/include'}"]
-    subprocess.run([compiler, *flags, *folders, str(source), "-o", str(program)], check=True)
-    return str(program)
+    return str(compiled([compiler, *flags, *folders, str(source)], program))
 
 
 @pytest.fixture

@@ -183,12 +183,11 @@ print(profiler.profiler_unknown_buffers())
 
 
 @pytest.mark.parametrize("when", ["before", "later"])
-def test_another_profiler_is_given_no_buffers_of_ours(
-    kernels_library: Path, tmp_path: Path, when: str
-) -> None:
+def test_another_profiler_is_given_no_buffers_of_ours(kernels_library: Path, when: str) -> None:
     """It may be loaded before our library, and while that records."""
     source = Path(__file__).parents[1] / "gpu/other_profiler.cpp"
-    other = build_library(tmp_path / "other_profiler.so", source, kernels_library.parent / "libcupti.so.13")
+    folder = kernels_library.parent
+    other = build_library(folder / "other_profiler.so", source, folder / "libcupti.so.13")
     channel = Channel(1 << 20)
     command = [sys.executable, "-c", OTHER_PROFILER, str(kernels_library), str(other), when]
     chunk, printed = collected(channel, command)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.capture.gpu.engines import warp_records as layout
@@ -56,22 +56,10 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
-    program = tmp_path_factory.mktemp("producer") / "producer"
     source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/capture/gpu/native"
-    subprocess.run(
-        [
-            compiler,
-            "-std=c++17",
-            "-pthread",
-            f"-I{native}",
-            f"-I{ROOT}/tracepipe/marks/include",
-            str(source),
-            "-o",
-            str(program),
-        ],
-        check=True,
-    )
-    return program
+    include = [f"-I{native}", f"-I{ROOT}/tracepipe/marks/include"]
+    command = [compiler, "-std=c++17", "-pthread", *include, str(source)]
+    return compiled(command, tmp_path_factory.mktemp("producer") / "producer")
 
 
 def _produced(producer: Path, what: str) -> bytes:

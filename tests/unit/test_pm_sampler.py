@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.support.compiled import compiled
 from tests.support.gpu_libraries import FLAGS, NATIVE, build_sampling, include_flags
 from tests.support.waiting import wait_until
 
@@ -32,10 +33,8 @@ sampler.stdout.read()
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampler")
     cupti = build_sampling(folder)
-    path = folder / "pm_sampler"
-    linked = [str(NATIVE / "pm_sampler.cpp"), str(cupti), f"-Wl,-rpath,{folder}", "-ldl"]
-    subprocess.run(["g++", *FLAGS, *include_flags(), "-o", str(path), *linked], check=True)
-    return path
+    linked = [str(NATIVE / "pm_sampler.cpp"), str(cupti), "-Wl,-rpath,$ORIGIN", "-ldl"]
+    return compiled(["g++", *FLAGS, *include_flags(), *linked], folder / "pm_sampler")
 
 
 def sampled(

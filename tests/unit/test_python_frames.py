@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import compiled
+
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/capture/gpu/native"
 SOURCES = ROOT / "tests/gpu"
@@ -26,8 +28,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("python") / "frames.so"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}"]
     source = str(SOURCES / "python_frames.cpp")
-    subprocess.run([compiler, *flags, source, "-o", str(made), "-ldl"], check=True)
-    return made
+    return compiled([compiler, *flags, source, "-ldl"], made)
 
 
 def interpreter(version: str) -> str | None:
