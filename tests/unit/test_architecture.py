@@ -58,6 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "reports.page": {"event", "reports.report", "reports.frames", "reports.writing", "reports.figures"},
     "reports": {"event", "hooks", "reports"},
     "dataset": {"event", "recording", "reports"},
+    "ranks": {"dataset", "reports"},
     "doctor": {"capture", "hooks", "native"},
     "native": set(),
     "marks": set(),
@@ -74,7 +75,18 @@ GROUND = {
     "", "__version__", "caller", "errors", "kernel_names", "launchers", "printable", "room", "seen", "units",
 }  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
-OF_COLUMNS = {"event", "readers", "clocks", "layout", "converters", "native", "recording", "part", "dataset"}
+OF_COLUMNS = {
+    "event",
+    "readers",
+    "clocks",
+    "layout",
+    "converters",
+    "native",
+    "recording",
+    "part",
+    "dataset",
+    "ranks",
+}
 # Native or slow to import: only inside functions, so that --help works anywhere and at once.
 SLOW = {
     "bcc",
@@ -90,6 +102,10 @@ SLOW = {
     "rich",
     "perfetto",
     "google",
+    "ibis",
+    "duckdb",
+    "pyspark",
+    "py4j",
 }
 
 

@@ -29,6 +29,7 @@ _PLACES = {
     "cut": "tracepipe.cli.part",
     "query": "tracepipe.cli.query",
     "dataset": "tracepipe.cli.dataset",
+    "ranks": "tracepipe.cli.ranks",
     "doctor": "tracepipe.cli.capture",
     "hooks": "tracepipe.cli.hooks",
     "include": "tracepipe.cli.include",

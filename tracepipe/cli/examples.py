@@ -41,6 +41,11 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe dataset build runs -o ds",
         "tracepipe dataset build rank0.jsonl rank1.jsonl -o ds",
     ),
+    "ranks": (
+        "tracepipe ranks ds",
+        "tracepipe ranks ds --step 12 --top 20",
+        "tracepipe ranks ds --engine spark --master spark://head:7077 --json",
+    ),
     "doctor": ("sudo tracepipe doctor",),
     "hooks": ("tracepipe hooks list", "sudo tracepipe hooks test uprobe:libc.so.6:malloc -- ls"),
     "hooks list": ("tracepipe hooks list", "sudo tracepipe hooks list 'nv*ioctl*'"),

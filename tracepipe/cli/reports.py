@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.report_text import put_lines
 from tracepipe.cli.values import Misuse, number, read, whole
 from tracepipe.errors import OutputError
 from tracepipe.readers import UNDATED
@@ -23,7 +22,7 @@ from tracepipe.recording.files import STANDARD, default_output, replacing, repla
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import REGEX, TIME, FileOutput, FolderOutput, Option, Report, Result
 from tracepipe.terminal.messages import choices, progress, text_of
-from tracepipe.terminal.output import has_colours, put, put_json, say
+from tracepipe.terminal.output import put_json, say
 from tracepipe.units import duration_ns
 
 _SEVERAL = "several_"
@@ -318,14 +317,7 @@ def _print(
         data |= ({"output": output} if output else {}) | result.lazily()
         put_json(data)
         return
-    from tracepipe.reports.writing.rendering import report_lines
-
-    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    width = shutil.get_terminal_size().columns
-    colours = has_colours(sys.stdout)
-    how = {"colours": colours, "ascii_only": plain, "full_names": common["full_names"]}
-    for line in report_lines(facts, result, width=width, **how):
-        put(line, colours=colours)
+    put_lines(facts, result, common["full_names"])
 
 
 def app_of(name: str) -> typer.Typer:

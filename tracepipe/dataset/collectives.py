@@ -20,7 +20,8 @@ SCHEMA: Final = {
     "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64",
     "name": "String",
     "operation": "String", "process_group": "String", "group_size": "Int64", "seq": "Int64", "nth": "Int64",
-    "elements": "Int64", "exposed_ns": "Int64", "leaves_together": "Boolean",
+    "elements": "Int64", "exposed_ns": "Int64", "leaves_together": "Boolean", "step": "Int64",
+    "work_ns": "Int64",
 }  # fmt: skip
 _ARGS: Final = {
     "operation": "Collective name",
@@ -53,11 +54,13 @@ def operation_of(name: str) -> str:
     return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
 
 
-def collectives_of(run: Run, compute: dict[int, Stretches]) -> pl.DataFrame:
+def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame) -> pl.DataFrame:
     """A row for each collective's kernel, by its start, with the columns of SCHEMA.
 
     `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
-    `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU.
+    `kernels`; `nth` counts from 0 the kernels of an operation and process group, by GPU. `step` is the one in
+    which it starts, of those of `steps_of`. `work_ns` is how long before it no collective ran that ranks
+    leave together, null where none did before.
     """
     of_shape, told = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
@@ -72,12 +75,26 @@ def collectives_of(run: Run, compute: dict[int, Stretches]) -> pl.DataFrame:
         **{key: _integers(given[key]) for key in ("group_size", "seq", "elements")},
     )
     nth = pl.int_range(pl.len(), dtype=pl.Int64).over("gpu", "operation", "process_group")
+    leaves_together = pl.col("operation").is_in(sorted(TOGETHER))
+    ends_ns = pl.when(leaves_together).then("end_ns").cum_max().forward_fill().shift(1).over("gpu")
     frame = frame.with_columns(
         nth=nth,
         exposed_ns=_exposed_ns(frame, compute),
-        leaves_together=pl.col("operation").is_in(sorted(TOGETHER)),
+        leaves_together=leaves_together,
+        work_ns=(pl.col("start_ns") - ends_ns).clip(0),
+        step=_steps(frame["start_ns"], steps),
     )
     return frame.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in SCHEMA.items())
+
+
+def _steps(start_ns: pl.Series, steps: pl.DataFrame) -> pl.Series:
+    """The number of the step at each time, null between steps."""
+    bounds = steps.unique("start_ns", keep="first").sort("start_ns")
+    if bounds.is_empty():
+        return pl.Series([None] * len(start_ns), dtype=pl.Int64)
+    at = bounds["start_ns"].search_sorted(start_ns, "right").cast(pl.Int64) - 1
+    of = bounds[at.clip(0)]
+    return of.select(step=pl.when((at >= 0) & (start_ns <= of["end_ns"])).then("step")).to_series()
 
 
 def _operations(given: list[str | None], names: list[str | None]) -> list[str]:

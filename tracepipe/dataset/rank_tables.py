@@ -59,13 +59,14 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
     run = load_run(source.path, **(options or {}))
     identity = identity_of(run.facts.header, run.facts.trace_clock, source.path, root)
     times = gpu_times(run)
-    collectives = collectives_of(run, {gpu: time.compute for gpu, time in times.items()})
+    steps = steps_of(run, times)
+    collectives = collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, steps)
     for name, table in TABLES.items():
         if table.count(run):
             schema = table.part(run, slice(0, 0)).schema
             rows = table.rows_at_once(run)
             _write(made / f"{name}.parquet", schema, partial(table.frames, run, rows), rows)
-    for name, frame in (("collectives", collectives), ("steps", steps_of(run, times))):
+    for name, frame in (("collectives", collectives), ("steps", steps)):
         if len(frame):
             _write(made / f"{name}.parquet", frame.schema, partial(frame.iter_slices, ROWS_OF_PART))
     lost = sum(run.facts.losses.values())

@@ -25,6 +25,16 @@ _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})|(?:\w+[ _./])?step(?:[ _:#=./
 _LOADING: Final = re.compile(r"(enumerate\(DataLoader\)|.*\bdata_?load(er|ing)?\b)", re.IGNORECASE)
 
 
+def is_step(name: str) -> bool:
+    """Whether a range of this name is a step."""
+    return _STEP.fullmatch(name) is not None
+
+
+def is_loading(name: str) -> bool:
+    """Whether data is loaded in a range of this name."""
+    return _LOADING.match(name) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class GpuTime:
     """When one GPU did what."""
@@ -79,7 +89,7 @@ def _schema() -> dict[str, Any]:
 
 def _bounds(run: Run) -> tuple[Any, list[str], Any, Any]:
     """Number, name, start and end of each step, by start: the outermost ranges that are called one."""
-    rows = rows_named(run, "annotation", lambda name: _STEP.fullmatch(name) is not None)
+    rows = rows_named(run, "annotation", is_step)
     ranges = run.rows("annotation", rows, "start_ns", "end_ns", "name", "tid", "gpu")
     ranges = ranges.filter(pl.col("gpu").is_null(), pl.col("end_ns") > pl.col("start_ns"))
     if ranges.is_empty():
@@ -105,7 +115,7 @@ def _found(names: list[str]) -> list[tuple[int, re.Match[str]]]:
 
 def _loading(run: Run) -> Stretches:
     """When data was loaded, as the program's ranges say."""
-    rows = rows_named(run, "annotation", lambda name: _LOADING.match(name) is not None)
+    rows = rows_named(run, "annotation", is_loading)
     if not len(rows):
         return nothing()
     layer = run.layer("annotation")

@@ -1,0 +1,81 @@
+"""What a rank did in the sections of a critical path: kernels by name, and what the host did while the GPU
+idled.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tracepipe.dataset.steps import is_loading, is_step
+from tracepipe.ranks.path import TRANSFERS, Section
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np, pl
+
+COMPUTES, LOADS, IDLES, MOVES = "computes", "loads data", "GPU idle", "transfers"
+
+
+def causes(
+    path: Iterable[Section], kernels: dict[int, pl.DataFrame], ranges: dict[int, pl.DataFrame]
+) -> Iterator[tuple[Section, str, str, int]]:
+    """Of each section: what the rank did, the name of the kernel, range or collective, and for how many ns.
+
+    `kernels` and `ranges` have for a rank those of the step: `name`, `start_ns`, `end_ns`. Kernels are
+    without those that communicate; ranges are what the program marked on its threads.
+    """
+    for section in path:
+        if section.what == TRANSFERS:
+            yield section, MOVES, section.collective, section.end_ns - section.start_ns
+            continue
+        left = _within(kernels.get(section.rank), section)
+        yield from ((section, COMPUTES, name, ns) for name, ns in _shares(left, section).items())
+        idle = _rest(left, section)
+        own = _within(ranges.get(section.rank), section)
+        loading = own.filter(pl.col("name").map_elements(is_loading, pl.Boolean))
+        loads = Stretches(loading["start_ns"].to_numpy(), loading["end_ns"].to_numpy())
+        loads_ns = loads.overlap_ns(idle)
+        if loads_ns:
+            yield section, LOADS, str(loading["name"].mode().sort()[0]), loads_ns
+        if idle.total_ns > loads_ns:
+            yield section, IDLES, _longest(own, idle), idle.total_ns - loads_ns
+
+
+def _within(frame: pl.DataFrame | None, section: Section) -> pl.DataFrame:
+    """The rows that overlap a section, cut to it, by start."""
+    if frame is None:
+        return pl.DataFrame(schema={"name": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64})
+    inside = frame.filter(pl.col("start_ns") < section.end_ns, pl.col("end_ns") > section.start_ns)
+    return inside.with_columns(
+        pl.col("start_ns").clip(section.start_ns, None), pl.col("end_ns").clip(None, section.end_ns)
+    ).sort("start_ns", "end_ns", "name")
+
+
+def _shares(kernels: pl.DataFrame, section: Section) -> Counter[str]:
+    """How long a kernel of each name ran, each ns for the one that began first."""
+    shares, until_ns = Counter[str](), section.start_ns
+    for name, start_ns, end_ns in kernels.select("name", "start_ns", "end_ns").iter_rows():
+        if end_ns > until_ns:
+            shares[name] += end_ns - max(start_ns, until_ns)
+            until_ns = end_ns
+    return shares
+
+
+def _rest(kernels: pl.DataFrame, section: Section) -> Stretches:
+    """When no kernel ran."""
+    busy = Stretches(kernels["start_ns"].to_numpy(), kernels["end_ns"].to_numpy())
+    start_ns = np.concatenate(([section.start_ns], busy.end_ns))
+    end_ns = np.concatenate((busy.start_ns, [section.end_ns]))
+    return Stretches(start_ns, end_ns)
+
+
+def _longest(ranges: pl.DataFrame, idle: Stretches) -> str:
+    """The range, but for steps and what loads data, in which the GPU idled longest; else empty."""
+    some = ranges.filter(
+        ~pl.col("name").map_elements(lambda name: is_step(name) or is_loading(name), pl.Boolean)
+    )
+    if some.is_empty():
+        return ""
+    inside_ns = idle.covered_ns(some["start_ns"].to_numpy(), some["end_ns"].to_numpy())
+    # Of those that last as long the innermost, which began last.
+    at = len(inside_ns) - 1 - int(np.argmax(inside_ns[::-1]))
+    return str(some["name"][at]) if inside_ns[at] else ""

@@ -1,0 +1,60 @@
+"""The report on a job: which rank is slow, at what, and what others lose by it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tracepipe.errors import InputError
+from tracepipe.ranks import tables
+from tracepipe.ranks.job import Job
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.report import Result
+
+_NAMES_MAX: Final = 8
+
+
+def report(job: Job, top: int, step: int | None = None) -> Result:
+    """The tables about a job, with `top` rows each at most, 0: all.
+
+    `step` is that of the critical path, by default the one of median length. Raises InputError where no rank
+    has such a step.
+    """
+    if step is not None and step not in job.steps["step"]:
+        numbers = tables.rank_text(job.steps["step"])
+        raise InputError(f"has no step {step}", f"Its steps: {numbers}.", path=str(job.dataset.folder))
+    result = Result("RANKS")
+    result.parts += [
+        tables.slow(job),
+        tables.waited_for(job),
+        tables.ranks(job),
+        tables.collectives(job),
+        tables.behaviours(job),
+        tables.critical_path(job, job.usual_step() if step is None else step),
+        tables.steps(job),
+    ]
+    result.notes += _notes(job)
+    for table in result.parts:
+        rows = list(table.rows)  # type: ignore[union-attr]
+        if top and len(rows) > top:
+            table.rows = rows[:top]  # type: ignore[union-attr]
+            result.notes.append(f"{table.name}: {len(rows) - top} more rows; --top 0 lists all")
+    return result
+
+
+def _notes(job: Job) -> list[str]:
+    """What is not in the dataset, or not as it should be."""
+    ranks = job.ranks
+    notes = [f"{len(ranks)} ranks of {ranks['host'].n_unique()} hosts"]
+    world = ranks["world_size"].max()
+    if isinstance(world, int) and world > len(ranks):
+        absent = sorted(set(range(world)) - set(ranks["rank"]))
+        names = tables.rank_text(absent[:_NAMES_MAX]) + " …" * (len(absent) > _NAMES_MAX)
+        notes.append(f"not in the dataset: {len(absent)} of {world} ranks: {names}")
+    lost = int(ranks["lost"].sum())
+    if lost:
+        notes.append(f"lost: {lost:,} events happened and were not recorded")
+    clocks = job.alignment
+    unplaced = len(clocks.filter(pl.col("bound_ns").is_null()))
+    if unplaced and len(clocks) > 1:
+        notes.append(f"{unplaced} of {len(clocks)} clocks are not placed on the common one")
+    return notes

@@ -1,0 +1,133 @@
+"""Ranks that are slower than their peers, and at what: computing, loading data, the host, copies, the
+network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from numpy.typing import NDArray
+
+from tracepipe.ranks.queries import COMPARED
+from tracepipe.reports.frames.libraries import np, pl
+
+SLOWER: Final = {
+    "compute_ns": "GPU",
+    "loading_ns": "data loading",
+    "host_ns": "host",
+    "copies_ns": "copies",
+}
+"""A time of COMPARED → what is slow where it is longer than on peers."""
+LINK: Final = "link"
+# A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
+# and far outside of what its own steps and its peers differ by.
+_OF_STEP, _OF_USUAL = 0.02, 0.05
+_ERRORS, _DEVIATIONS = 5.0, 8.0
+# Of a normal distribution: its standard deviation by the median of the distances from the median.
+_DEVIATION: Final = 1.4826
+_SLOW_TRANSFER: Final = 1.25
+_LEAST_GROUPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that is slower than its peers. Times are those of a step, on the average.
+
+    `own_ns` and `usual_ns` are the time of the rank and the median of its peers; of a link the length of a
+    transfer in the rank's process groups and in others alike. `costs_ns`: how long others waited for it, or
+    by how much the transfers of a step are longer. `ranks`: all that may be meant.
+    """
+
+    ranks: tuple[int, ...]
+    slow: str
+    own_ns: int
+    usual_ns: int
+    peers: int
+    costs_ns: int
+
+    @property
+    def excess_ns(self) -> int:
+        """By how much it is slower."""
+        return self.own_ns - self.usual_ns
+
+
+def stragglers(ranks: pl.DataFrame) -> Iterator[Straggler]:
+    """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` are rows of `by_rank`
+    with `behaviour` and `made_wait_ns`.
+    """
+    for _, peers in sorted(ranks.group_by("behaviour"), key=lambda group: group[0]):
+        if len(peers) < 2:
+            continue
+        steps = peers["steps"].to_numpy().clip(1)
+        step_ns = _median(peers["step_ns"].to_numpy() / steps)
+        numbers, costs_ns = peers["rank"].to_list(), peers["made_wait_ns"].to_numpy() // steps
+        for name in COMPARED:
+            own_ns = peers[name].to_numpy() / steps
+            squares = peers[name.replace("_ns", "_us2")].to_numpy() * 1e6 / steps
+            # A µs: squares are of whole ones.
+            error_ns = np.sqrt(np.maximum(squares - own_ns**2, 0) / steps) + 1_000
+            for at in np.flatnonzero(_is_slower(own_ns, error_ns, step_ns)).tolist():
+                times_ns = round(own_ns[at]), round(_median(own_ns))
+                yield Straggler((numbers[at],), SLOWER[name], *times_ns, len(peers), int(costs_ns[at]))
+
+
+def _is_slower(
+    own_ns: NDArray[np.float64], error_ns: NDArray[np.float64], step_ns: float
+) -> NDArray[np.bool_]:
+    """Which of some peers are slower than the others. Shapes `(peers,)`."""
+    usual_ns = _median(own_ns)
+    more_ns = own_ns - usual_ns
+    deviation_ns = _DEVIATION * _median(np.abs(more_ns))
+    least_ns = max(_OF_STEP * step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
+    is_slower: NDArray[np.bool_] = more_ns > np.maximum(least_ns, _ERRORS * error_ns)
+    return is_slower
+
+
+def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Iterator[Straggler]:
+    """Ranks all of whose process groups transfer slower than groups alike. `groups` are rows of `by_group`,
+    `members` of `by_member`; the run has so many `steps`.
+
+    Groups are alike that run one operation on as many ranks and elements. A slow link slows every group that
+    its rank is in. Other ranks of these groups are in faster ones too, unless each is in one group alone, or
+    there are several slow links: ranks that cannot be told apart are named together.
+    """
+    mean_ns = pl.col("transfer_ns") / pl.col("collectives")
+    alike = ["operation", "group_size", "each"]
+    of = groups.with_columns(
+        each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round(), mean_ns=mean_ns
+    )
+    of = of.with_columns(
+        usual_ns=mean_ns.quantile(0.5, "lower").over(alike),
+        # The group of all ranks has none alike.
+        others=pl.len().over(alike),
+    )
+    of = of.filter(pl.col("others") >= _LEAST_GROUPS).with_columns(
+        ratio=pl.col("mean_ns") / pl.col("usual_ns")
+    )
+    joined = members.join(of, ["operation", "process_group"]).sort("ratio", "process_group")
+    fastest = joined.group_by("rank", maintain_order=True).first().filter(pl.col("ratio") > _SLOW_TRANSFER)
+    slow = joined.filter(pl.col("ratio") > _SLOW_TRANSFER, pl.col("rank").is_in(fastest["rank"].implode()))
+    costs_ns = (pl.col("mean_ns") - pl.col("usual_ns")) * pl.col("collectives") / max(steps, 1)
+    slow = slow.with_columns(costs_ns=costs_ns.sum().over("rank"))
+    for ranks in _together(slow):
+        own = slow.filter(pl.col("rank").is_in(ranks)).row(0, named=True)
+        times_ns = round(own["mean_ns"]), round(own["usual_ns"])
+        yield Straggler(tuple(ranks), LINK, *times_ns, own["others"], round(own["costs_ns"]))
+
+
+def _together(slow: pl.DataFrame) -> list[list[int]]:
+    """Ranks that share a slow group, by the first of them: which of them has the slow link cannot be told."""
+    found: dict[int, set[int]] = {}
+    for _, group in slow.sort("process_group", "rank").group_by("process_group", maintain_order=True):
+        ranks = set(group["rank"])
+        for rank in list(ranks):
+            ranks |= found.get(rank, set())
+        found |= dict.fromkeys(ranks, ranks)
+    return sorted({id(ranks): sorted(ranks) for ranks in found.values()}.values())
+
+
+def _median(values: NDArray[np.float64]) -> float:
+    """Of an even number of values the lower one: of two ranks, the faster."""
+    return float(np.partition(values, (len(values) - 1) // 2)[(len(values) - 1) // 2])
