@@ -81,7 +81,7 @@ class Job:
 
     @cached_property
     def waited_for(self) -> pl.DataFrame:
-        """Of each step the rank for which others waited longest, and how long: `step`, `rank`, `waited_ns`."""
+        """Of each step the rank that made others wait longest: `step`, `rank`, `waited_ns`."""
         found = self.engine.rows(queries.by_step_and_last(self._meetings)).sort("step")
         pairs = [queries.unpacked(most) for most in found["most"]]
         return found.select("step").with_columns(

@@ -123,20 +123,23 @@ def meetings(members: Table) -> Table:
 
 
 def by_group(meetings: Table) -> Table:
-    """A row for each process group and operation: `collectives`, and sums of what `meetings` has."""
+    """A row for each process group and operation: `collectives`, sums of what `meetings` has, and the
+    shortest transfer.
+    """
     return meetings.group_by("operation", "process_group").aggregate(
         collectives=meetings.count(),
         ranks=meetings["ranks"].max(),
         group_size=meetings["group_size"].max(),
         elements=_sum(meetings["elements"]),
         transfer_ns=_sum(meetings["transfer_ns"]),
+        shortest_ns=meetings["transfer_ns"].min(),
         waited_ns=_sum(meetings["waited_ns"]),
         longest_wait_ns=meetings["longest_wait_ns"].max(),
     )
 
 
 def by_last(meetings: Table) -> Table:
-    """A row for each process group, operation and rank that came last there: how often, and `made_wait_ns`."""
+    """A row for each process group, operation and rank that came last: how often, and `made_wait_ns`."""
     return meetings.group_by("operation", "process_group", "last").aggregate(
         came_last=meetings.count(), made_wait_ns=_sum(meetings["made_wait_ns"])
     )

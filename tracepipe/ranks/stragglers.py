@@ -28,7 +28,7 @@ _ERRORS, _DEVIATIONS = 5.0, 8.0
 # Of a normal distribution: its standard deviation by the median of the distances from the median.
 _DEVIATION: Final = 1.4826
 _SLOW_TRANSFER: Final = 1.25
-_LEAST_GROUPS: Final = 3
+_LEAST_GROUPS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,43 +89,52 @@ def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Itera
     """Ranks all of whose process groups transfer slower than groups alike. `groups` are rows of `by_group`,
     `members` of `by_member`; the run has so many `steps`.
 
-    Groups are alike that run one operation on as many ranks and elements. A slow link slows every group that
-    its rank is in. Other ranks of these groups are in faster ones too, unless each is in one group alone, or
-    there are several slow links: ranks that cannot be told apart are named together.
+    Groups are alike that run one operation on as many ranks and elements. Their shortest transfers are
+    compared: of a collective to which a rank came last that is not recorded the transfer is not known, and
+    seems longer. A slow link slows every group that its rank is in. Other ranks of these groups are in faster
+    ones too, unless each is in one group alone, or there are several slow links: ranks that cannot be told
+    apart are named together.
     """
-    mean_ns = pl.col("transfer_ns") / pl.col("collectives")
     alike = ["operation", "group_size", "each"]
-    of = groups.with_columns(
-        each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round(), mean_ns=mean_ns
-    )
+    of = groups.with_columns(each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round())
     of = of.with_columns(
-        usual_ns=mean_ns.quantile(0.5, "lower").over(alike),
+        usual_ns=pl.col("shortest_ns").quantile(0.5, "lower").over(alike),
         # The group of all ranks has none alike.
         others=pl.len().over(alike),
     )
-    of = of.filter(pl.col("others") >= _LEAST_GROUPS).with_columns(
-        ratio=pl.col("mean_ns") / pl.col("usual_ns")
-    )
-    joined = members.join(of, ["operation", "process_group"]).sort("ratio", "process_group")
+    ratio = pl.col("shortest_ns") / pl.col("usual_ns")
+    of = of.filter(pl.col("others") >= _LEAST_GROUPS).with_columns(ratio=ratio)
+    names = ["operation", "process_group"]
+    columns = [*names, "collectives", "shortest_ns", "usual_ns", "others", "ratio"]
+    joined = members.select("rank", *names).join(of.select(columns), names).sort("ratio", "process_group")
     fastest = joined.group_by("rank", maintain_order=True).first().filter(pl.col("ratio") > _SLOW_TRANSFER)
     slow = joined.filter(pl.col("ratio") > _SLOW_TRANSFER, pl.col("rank").is_in(fastest["rank"].implode()))
-    costs_ns = (pl.col("mean_ns") - pl.col("usual_ns")) * pl.col("collectives") / max(steps, 1)
+    costs_ns = (pl.col("shortest_ns") - pl.col("usual_ns")) * pl.col("collectives") / max(steps, 1)
     slow = slow.with_columns(costs_ns=costs_ns.sum().over("rank"))
     for ranks in _together(slow):
         own = slow.filter(pl.col("rank").is_in(ranks)).row(0, named=True)
-        times_ns = round(own["mean_ns"]), round(own["usual_ns"])
+        times_ns = int(own["shortest_ns"]), int(own["usual_ns"])
         yield Straggler(tuple(ranks), LINK, *times_ns, own["others"], round(own["costs_ns"]))
 
 
-def _together(slow: pl.DataFrame) -> list[list[int]]:
-    """Ranks that share a slow group, by the first of them: which of them has the slow link cannot be told."""
-    found: dict[int, set[int]] = {}
-    for _, group in slow.sort("process_group", "rank").group_by("process_group", maintain_order=True):
-        ranks = set(group["rank"])
-        for rank in list(ranks):
-            ranks |= found.get(rank, set())
-        found |= dict.fromkeys(ranks, ranks)
-    return sorted({id(ranks): sorted(ranks) for ranks in found.values()}.values())
+def _together(slow: pl.DataFrame) -> Iterator[list[int]]:
+    """Ranks that explain all slow groups, those in most of them first.
+
+    Ranks in as many of the same groups cannot be told apart. Ranks whose slow groups have an explanation
+    already are left out: the other groups that would show them to be fast may not have been recorded.
+    """
+    left: dict[int, set[tuple[str, str]]] = {}
+    for rank, operation, group in slow.select("rank", "operation", "process_group").iter_rows():
+        left.setdefault(rank, set()).add((operation, group))
+    while left:
+        most = max(map(len, left.values()))
+        alike = {rank for rank, groups in left.items() if len(groups) == most}
+        ranks, groups = {min(alike)}, set(left[min(alike)])
+        while more := {rank for rank in alike - ranks if left[rank] & groups}:
+            ranks |= more
+            groups.update(*(left[rank] for rank in more))
+        yield sorted(ranks)
+        left = {rank: rest for rank, of in left.items() if (rest := of - groups)}
 
 
 def _median(values: NDArray[np.float64]) -> float:
