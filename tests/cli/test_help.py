@@ -117,6 +117,7 @@ def test_commands_are_listed_in_the_order_of_use() -> None:
         "cut",
         "query",
         "dataset",
+        "ranks",
         "doctor",
         "hooks",
         "include",

@@ -88,6 +88,10 @@ ASKED: dict[str, list[list[str]]] = {
         ["dataset", "build", RUN, "-o", "ds"], ["dataset", "build", RUN, "--json", "-o", f"no/{NAMED}"],
         ["dataset", "build", NONE, "-o", "ds"], ["dataset", "build", RUN, "-o", TRACE],
     ],
+    "ranks": [
+        ["dataset", "build", "3.jsonl", "-o", NAMED], ["ranks", NAMED], ["ranks", NAMED, "--step", "99"],
+        ["ranks", RUN],
+    ],
     "live": [["live", "--hook", NAMED, "--", "true"], ["live", "--min-duration", NAMED, "--", "true"]],
     "doctor": [["doctor", NAMED]],
     "include": [["include", NAMED]],
@@ -110,6 +114,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with files of hostile names."""
     monkeypatch.chdir(tmp_path)
     Path(RUN).write_bytes(b"".join(_dumped(record) + b"\n" for record in RECORDS))
+    Path("3.jsonl").write_bytes(Path(RUN).read_bytes())
     Path(TRACE).write_bytes(b"nothing")
     return tmp_path
 

@@ -103,7 +103,6 @@ SLOW = {
     "perfetto",
     "google",
     "ibis",
-    "duckdb",
     "pyspark",
     "py4j",
 }

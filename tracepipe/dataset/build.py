@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from tracepipe import seen
 from tracepipe.dataset.clocks_table import Aligned, write_alignment
-from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.reading import Progress
-from tracepipe.reports.frames.libraries import pl
 
 ENDINGS: Final = (
     ".jsonl",
@@ -119,7 +118,7 @@ def _known(dataset: Dataset) -> dict[int, tuple[str, Source]]:
     """The ranks that are there, each with its host and recording."""
     names = ["source", "source_bytes", "source_mtime_ns"]
     return {
-        rank: (host, Source(*pl.read_parquet(dataset.part(RANKS, host, rank), columns=names).row(0)))
+        rank: (host, Source(*read_part(dataset.part(RANKS, host, rank), names).row(0)))
         for host, rank in dataset.ranks()
     }
 

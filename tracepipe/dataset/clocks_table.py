@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tracepipe.dataset.alignment import Alignment, Meetings, align
-from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.writing.table_formats import write_table
 
@@ -33,7 +33,7 @@ class Aligned:
 def write_alignment(dataset: Dataset) -> Aligned:
     """Put all clocks of a dataset on one, and write how. Raises OutputError."""
     ranks = dataset.ranks()
-    rows = [pl.read_parquet(dataset.part(RANKS, *one), columns=["clock", "collectives"]) for one in ranks]
+    rows = [read_part(dataset.part(RANKS, *one), ["clock", "collectives"]) for one in ranks]
     clocks = sorted({row["clock"][0] for row in rows})
     numbers = {clock: number for number, clock in enumerate(clocks)}
     total = sum(int(row["collectives"][0]) for row in rows)
@@ -64,7 +64,7 @@ def _ends(dataset: Dataset, ranks: list[tuple[str, int, int]], one_of: int) -> I
         file = dataset.part("collectives", host, rank)
         if not file.is_file():
             continue
-        frame = pl.read_parquet(file, columns=[*_KEY, "start_ns", "end_ns", "leaves_together"])
+        frame = read_part(file, [*_KEY, "start_ns", "end_ns", "leaves_together"])
         numbered = pl.col("seq").is_not_null()
         key = pl.struct(
             "operation",

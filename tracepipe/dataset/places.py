@@ -17,6 +17,7 @@ from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
 from tracepipe.recording.files import made_folder
 from tracepipe.recording.naming import writing
+from tracepipe.reports.frames.libraries import pl
 
 FORMAT: Final = "tracepipe-dataset/1"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
@@ -32,6 +33,11 @@ _RANK_FOLDER: Final = re.compile(r"host=(.*)/rank=(\d+)")
 def rank_folder(host: str, rank: int) -> str:
     """The folders of a rank inside that of a layer, as Hive names them."""
     return f"host={quote(host, safe=' ')}/rank={rank}"
+
+
+def read_part(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
+    """The rows of one file, whose path may have any letters, also those of patterns."""
+    return pl.read_parquet(path, columns=columns, glob=False, hive_partitioning=False)
 
 
 class Dataset:

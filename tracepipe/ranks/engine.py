@@ -8,6 +8,7 @@ depend on their order, and quantiles differ between engines.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -170,7 +171,7 @@ class _Spark(_Ibis):
         )
 
     def _read(self, folder: str) -> Table:
-        return self._connection.read_parquet(folder, basePath=folder)
+        return self._connection.read_parquet(re.sub(r"[][{}*?,\\]", r"\\\g<0>", folder), basePath=folder)
 
     def _keep(self, table: Table) -> Table:
         self._kept += 1

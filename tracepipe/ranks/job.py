@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.collectives import SCHEMA
-from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.errors import InputError
 from tracepipe.ranks import queries
 from tracepipe.ranks.behaviour import behaviours
@@ -37,7 +37,11 @@ class Job:
 
     def __post_init__(self) -> None:
         if not {"steps", RANKS} <= set(self.dataset.layers()):
-            raise InputError("no rank of it used a GPU", "", path=str(self.dataset.folder))
+            raise InputError(
+                "no rank of it used a GPU",
+                "Record what the GPUs do: capture --gpu kernels.",
+                path=str(self.dataset.folder),
+            )
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
@@ -163,7 +167,7 @@ class Job:
     @cached_property
     def alignment(self) -> pl.DataFrame:
         """The layer `alignment`."""
-        return pl.read_parquet(self.dataset.layer(ALIGNMENT) / "part-0.parquet")
+        return read_part(self.dataset.layer(ALIGNMENT) / "part-0.parquet")
 
     @cached_property
     def _members(self) -> Table:

@@ -1,0 +1,170 @@
+"""`tracepipe ranks` on datasets of simulated jobs: it finds the slow ranks, and no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.cli.test_output import piped
+from tests.support.simulated_job import Fault, SimulatedJob
+from tracepipe.cli import app
+from tracepipe.dataset.build import build
+from tracepipe.dataset.places import RANKS, Dataset
+
+pytestmark = pytest.mark.slow
+
+FAULTS: dict[int, Fault] = {1: "gpu", 6: "loader", 11: "link"}
+
+
+def made(folder: Path, faults: dict[int, Fault], lost: tuple[int, ...] = (), steps: int = 6) -> Path:
+    """The dataset of a job of four hosts with four ranks each."""
+    job = SimulatedJob(4, 4, steps=steps, faults=faults)
+    job.write(folder / "runs")
+    for rank in lost:
+        (folder / "runs" / job.host_of(rank) / f"{rank}.jsonl").unlink()
+    build([str(folder / "runs")], str(folder / "ds"), jobs=1)
+    return folder / "ds"
+
+
+def asked(dataset: Path, *options: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["ranks", str(dataset), "--json", "--top", "0", *options])
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three ranks are slow."""
+    return made(tmp_path_factory.mktemp("job"), FAULTS)
+
+
+@pytest.fixture(scope="module")
+def tables(dataset: Path) -> dict[str, Any]:
+    """The tables of that job."""
+    return asked(dataset)
+
+
+def test_the_slow_ranks_are_found_and_no_other(tables: dict[str, Any]) -> None:
+    found = {(one["ranks"], one["slow"]) for one in tables["slow"]}
+    assert found == {("1", "GPU"), ("6", "data loading"), ("11", "link")}
+
+
+def test_what_is_slow_has_the_time_that_was_planted(tables: dict[str, Any]) -> None:
+    """9 ms of data loading in a step, 40% of 12 ms of compute, three times the transfer."""
+    more = {one["slow"]: (one["own_ns"], one["usual_ns"]) for one in tables["slow"]}
+    own_ns, usual_ns = more["data loading"]
+    assert own_ns - usual_ns == pytest.approx(9_000_000, rel=0.01)
+    own_ns, usual_ns = more["GPU"]
+    assert own_ns / usual_ns == pytest.approx(1.4, rel=0.01)
+    own_ns, usual_ns = more["link"]
+    assert own_ns / usual_ns == pytest.approx(3, rel=0.1)
+
+
+def test_nothing_is_found_where_nothing_is_slow(tmp_path: Path) -> None:
+    assert asked(made(tmp_path, {}))["slow"] == []
+
+
+def test_ranks_that_are_missing_are_named_and_blame_no_other(tmp_path: Path) -> None:
+    """Of collectives to which rank 7 came last nothing is known: it was delayed with rank 6."""
+    tables = asked(made(tmp_path, FAULTS, lost=(7, 10)))
+    assert {(one["ranks"], one["slow"]) for one in tables["slow"]} == {
+        ("1", "GPU"),
+        ("6", "data loading"),
+        ("11", "link"),
+    }
+    assert "not in the dataset: 2 of 16 ranks: 7, 10" in tables["notes"]
+
+
+def test_times_of_a_rank_add_up(tables: dict[str, Any]) -> None:
+    for rank in tables["ranks"]:
+        parts_ns = rank["compute_ns"] + rank["exposed_ns"] + rank["copies_ns"] + rank["idle_ns"]
+        assert abs(rank["step_ns"] - parts_ns) < 10
+        assert rank["waited_ns"] <= rank["communication_ns"]
+    assert [rank["rank"] for rank in tables["ranks"][:2]] == [6, 1]
+    assert tables["ranks"][2]["made_wait_ns"] * 20 < tables["ranks"][1]["made_wait_ns"]
+
+
+def test_others_wait_for_the_same_rank_in_most_steps(tables: dict[str, Any]) -> None:
+    first = tables["waited_for"][0]
+    assert (first["rank"], first["kind"]) == (6, "persists")
+    assert sum(one["steps"] for one in tables["waited_for"]) == 6
+
+
+def test_all_ranks_do_the_same_work(tables: dict[str, Any]) -> None:
+    assert [(one["count"], one["ranks"]) for one in tables["behaviours"]] == [(16, "0-15")]
+    assert tables["behaviours"][0]["kernels"] == 17  # 8 compute, 9 communicate
+    assert tables["behaviours"][0]["collectives"] == 9
+
+
+def test_the_path_leads_through_the_slow_ranks(tables: dict[str, Any]) -> None:
+    path = tables["critical_path"]
+    assert sum(one["share"] for one in path) == pytest.approx(100)
+    loads, *_ = path
+    assert (loads["rank"], loads["what"], loads["name"]) == (6, "loads data", "enumerate(DataLoader)#next")
+    assert loads["ns"] == pytest.approx(9_300_000, rel=0.05)
+    by_gpu_ns = sum(one["ns"] for one in path if one["rank"] == 1 and one["what"] == "computes")
+    assert by_gpu_ns > 10_000_000
+    # All of the step is on it: nothing else was waited for.
+    step = next(one for one in tables["steps"] if one["step"] == path_step(tables))
+    assert sum(one["ns"] for one in path) == pytest.approx(step["longest_ns"], rel=0.01)
+
+
+def path_step(tables: dict[str, Any]) -> int:
+    """The step of median length."""
+    order = sorted(tables["steps"], key=lambda step: (step["mean_ns"], step["step"]))
+    return int(order[(len(order) - 1) // 2]["step"])
+
+
+def test_a_step_is_chosen(dataset: Path) -> None:
+    done = CliRunner().invoke(app, ["ranks", str(dataset), "--step", "4"])
+    assert done.exit_code == 0
+    assert "Critical path of step 4" in done.stdout
+
+
+def test_collectives_tell_transfer_from_waiting(tables: dict[str, Any]) -> None:
+    transfers = {
+        one["process_group"]: one["transfer_ns"]
+        for one in tables["collectives"]
+        if one["operation"] == "all_gather"
+    }
+    slow = transfers.pop("host [8, …, 11]")
+    assert slow > 2.5 * max(transfers.values())
+    for one in tables["collectives"]:
+        assert one["collectives"] == (6 if one["operation"] == "all_reduce" else 24)
+
+
+def test_a_job_without_collectives_is_compared_too(tmp_path: Path, dataset: Path) -> None:
+    """The recordings may have been made without communication, or of ranks that have none."""
+    found = Dataset.opened(str(made(tmp_path, {2: "gpu"})))
+    for host, rank in found.ranks():
+        found.part("collectives", host, rank).unlink()
+    found.layer("collectives").rename(tmp_path / "gone")
+    tables = asked(found.folder)
+    assert [(one["ranks"], one["slow"]) for one in tables["slow"]] == [("2", "GPU")]
+    assert tables["collectives"] == tables["waited_for"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--step", "99"], 1, "has no step 99"),
+        (["--master", "spark://head:7077"], 2, "--master is the address of a Spark cluster"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(dataset: Path, options: list[str], code: int, message: str) -> None:
+    ended, _, err = piped(["ranks", str(dataset), *options])
+    assert ended == code
+    assert message in err
+
+
+def test_a_job_without_gpus_is_refused(tmp_path: Path) -> None:
+    Dataset.made(str(tmp_path / "ds"))
+    code, _, err = piped(["ranks", str(tmp_path / "ds")])
+    assert code == 1
+    assert "no rank of it used a GPU" in err
+    assert RANKS not in Dataset.opened(str(tmp_path / "ds")).layers()
