@@ -13,6 +13,7 @@ from tracepipe.capture import capture
 from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 
+pytestmark = pytest.mark.usefixtures("quick_doctor")
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 WARPS = str(FIXTURES / "capture-h200" / "input.jsonl")
 STALLS = str(FIXTURES / "gpu-stalls" / "input.jsonl")

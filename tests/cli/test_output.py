@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import typer
@@ -32,6 +32,7 @@ BAD = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eexe\u2066\u2028\x7f\r\x00\n[red]"
 NAMED = BAD.replace("\x00", "")
 """As much of it as a file's name may hold."""
 SHOWN = "\\x1b]0;owned\\x07"
+pytestmark = pytest.mark.usefixtures("quick_doctor")
 LAST = b"\0"  # nothing of ours prints it
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
@@ -252,6 +253,26 @@ PRINTING = [
 ]  # fmt: skip
 
 
+# One of each way of writing, as processes: the interpreter's own end is tried too.
+PROCESSES = [
+    "--help", "hooks list", f"summary {F} --json", f"convert {F} -f text", f"convert {F} -o -",
+    f"plot {F} -o - --what gaps", "validate bad.jsonl",
+]  # fmt: skip
+
+
+def to(stream: TextIO | None, command: str) -> tuple[int, str]:
+    """A command line in this process with another standard output, which it also ends; what it said."""
+    err = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8"))
+        code = ended(command.split(), patch)
+        sys.stderr.flush()
+        if stream is not None:
+            stream.close()  # as the interpreter would: what is held back is written
+        return code, err.getvalue().decode()
+
+
 def shell(command: str, buffered: bool, **options: Any) -> subprocess.CompletedProcess[str]:
     """A shell command in which `tracepipe` is this one."""
     tracepipe = f'tracepipe() {{ "{sys.executable}" -m tracepipe "$@"; }}; '
@@ -271,30 +292,60 @@ def bad(here: Path) -> None:
     Path("bad.jsonl").write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("command", "buffered"),
-    [*((command, True) for command in PRINTING), *((command, False) for command in PRINTING[:6])],
-)
-def test_what_cannot_be_written_is_an_error(command: str, buffered: bool, bad: None) -> None:
-    done = shell(f"tracepipe {command} > /dev/full", buffered)
-    assert done.returncode == 1
-    *_, what, hint = done.stderr.splitlines()
+def check_full(code: int, said: str) -> None:
+    """That two lines are about a disk without room."""
+    assert code == 1
+    *_, what, hint = said.splitlines()
     assert what == "tracepipe: cannot write standard output: No space left on device"
     assert hint.startswith("  Free some space, or ")
-    assert done.stderr.count("tracepipe: ") == 1
+    assert said.count("tracepipe: ") == 1
 
 
-@pytest.mark.parametrize("command", PRINTING)
-def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
-    done = shell(f"tracepipe {command} >&-", True)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == [
+def check_closed(code: int, said: str) -> None:
+    """That the last two lines are about a closed stream."""
+    assert code == 1
+    assert said.splitlines()[-2:] == [
         "tracepipe: standard output is closed", "  Send it to a file, or to /dev/null.",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", PRINTING)
+def test_what_cannot_be_written_is_an_error(command: str, bad: None) -> None:
+    with open("/dev/full", "w") as full:
+        check_full(*to(full, command))
+
+
+@pytest.mark.parametrize(
+    ("command", "buffered"),
+    [*((command, True) for command in PROCESSES), *((command, False) for command in PROCESSES[:3])],
+)
+def test_a_process_says_what_it_cannot_write(command: str, buffered: bool, bad: None) -> None:
+    done = shell(f"tracepipe {command} > /dev/full", buffered)
+    check_full(done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("command", PRINTING)
+def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
+    check_closed(*to(None, command))
+
+
+@pytest.mark.parametrize("command", PROCESSES)
+def test_a_process_says_that_its_output_is_closed(command: str, bad: None) -> None:
+    done = shell(f"tracepipe {command} >&-", True)
+    check_closed(done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("command", PRINTING)
 def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as left:
+        code, said = to(left, command)
+    assert (code, "Traceback" in said, "Exception" in said) == (0, False, False)
+
+
+@pytest.mark.parametrize("command", PROCESSES)
+def test_a_process_whose_reader_left_says_nothing(command: str, bad: None) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = shell(f"tracepipe {command} 2>err >&{writing}", True, pass_fds=[writing])
