@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tracepipe
+from tests.cli.test_output import piped
 from tests.support.program import PYTHONPATH
 from tests.support.recordings import span, write
 from tracepipe.errors import InputError
@@ -28,9 +29,12 @@ NAMES = "select name, dur from slice where dur > 0 order by ts"
 
 
 def asked(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tracepipe", "query", *map(str, arguments)]
-    env = os.environ | {"PYTHONPATH": PYTHONPATH} | environment
-    return subprocess.run(command, capture_output=True, text=True, env=env)
+    """How `tracepipe query` ends, in this process."""
+    argv = ["query", *map(str, arguments)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        return subprocess.CompletedProcess(argv, *piped(argv))
 
 
 @pytest.fixture
@@ -48,7 +52,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_rows_are_a_table_of_text_and_the_trace_goes(run: Path, tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    done = asked(run, NAMES, TMPDIR=str(scratch))
+    command = [sys.executable, "-m", "tracepipe", "query", str(run), NAMES]
+    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "TMPDIR": str(scratch)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines() == ["name         dur", "cuInit       500", "cuCtxCreate  100"]
     assert (done.returncode, list(scratch.iterdir())) == (0, [])
 

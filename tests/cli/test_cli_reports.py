@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import tracepipe
 from tests.golden.cases import Case, cases
 from tests.support.program import PYTHONPATH
 from tests.support.recordings import GPU_CLOCK, event, span, write
@@ -46,6 +47,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: Any) -> Run:
     return of
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the commands of a test read each recording once."""
+    read, runs = tracepipe.load, dict[str, Any]()
+
+    def load(path: str, *arguments: Any, **more: Any) -> Any:
+        if path not in runs:
+            runs[path] = read(path, *arguments, **more)
+        return runs[path]
+
+    monkeypatch.setattr("tracepipe.api.load.load", load)
+
+
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 @pytest.mark.parametrize("report", SINGLE)
 def test_every_report_reads_every_input(run: Run, report: str, case: Case) -> None:

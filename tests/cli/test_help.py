@@ -168,17 +168,14 @@ def completed(shell: str, line: str) -> list[str]:
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tracepipe"],
-        env=os.environ | asked | {"PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == ""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in asked.items():
+            patch.setenv(name, value)
+        code, out, err = piped([])
+    assert (code, err) == (0, "")
     if shell == "zsh":
-        return re.findall(r'^(?:_arguments \'\*: :\(\()?"([^"]*)"', done.stdout, re.MULTILINE)
-    return [one.partition("\t")[0] for one in done.stdout.splitlines() if one]
+        return re.findall(r'^(?:_arguments \'\*: :\(\()?"([^"]*)"', out, re.MULTILINE)
+    return [one.partition("\t")[0] for one in out.splitlines() if one]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -19,6 +19,7 @@ from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.event.counter_names import GPU_COUNTERS
 
+pytestmark = pytest.mark.slow
 INTERVAL_NS: Final = 1_000_000
 ALONE: Final = ("--gpu", "off", "--layers", "none", "--gpu-counters", "1ms")
 Records = list[dict[str, Any]]

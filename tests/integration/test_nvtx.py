@@ -18,6 +18,7 @@ from tests.support.program import PYTHONPATH
 from tests.support.waiting import wait_until
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FOLDERS = [folder for part in find_parts().cupti for folder in part.include]
 

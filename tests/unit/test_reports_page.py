@@ -105,16 +105,22 @@ def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
         assert "url(http" not in page and "@import" not in page
 
 
+# Each takes a second, in which all pictures are drawn.
+NAMES = [
+    "--><img src=x onerror=alert(1)><!--", "\x00\x1b[2J\x9b<b>", "<b>" * 20_000, "\" onmouseover=\"alert(1)",
+]  # fmt: skip
+FURTHER = [
+    "</script><script>alert(1)</script>", "]]></svg><script>", "</pre></td></figure><script>",
+    "\u2028\u2029\x85\u202e", "x" * 100_000, "&lt;script&gt;&#60;", "' onclick='alert(1)",
+    "{{ 7 * 7 }}{% raw %}", "javascript:alert(1)", "&#x0;", "\\u003cscript\\u003e",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        "</script><script>alert(1)</script>", "--><img src=x onerror=alert(1)><!--", "]]></svg><script>",
-        "</pre></td></figure><script>", "\u2028\u2029\x85\u202e", "\x00\x1b[2J\x9b<b>", "x" * 100_000,
-        "<b>" * 20_000, "&lt;script&gt;&#60;", "\" onmouseover=\"alert(1)", "' onclick='alert(1)",
-        "{{ 7 * 7 }}{% raw %}", "javascript:alert(1)", "&#x0;", "\\u003cscript\\u003e",
-    ],
+    [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)],
     ids=lambda name: ascii(name[:20]),
-)  # fmt: skip
+)
 def test_a_name_is_text_whatever_it_is(name: str, plain: Seen, tmp_path: Path) -> None:
     page = report(named(name, tmp_path))
     seen = Seen(page)
