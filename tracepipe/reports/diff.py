@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.changes import Change, Changes, Difference, Sizes
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
@@ -138,7 +140,7 @@ _TOTALS: tuple[tuple[str, str, Callable[[Run], int | None]], ...] = (
 """The totals of a recording: title, layer of the records, and the function that computes the total."""
 
 
-def _sum(layer: Layer, rows: Any = None) -> int | None:
+def _sum(layer: Layer, rows: Bools | None = None) -> int | None:
     lengths_ns = layer.lengths_ns(np.ones(len(layer), np.bool_) if rows is None else rows)
     return int(lengths_ns.sum()) if len(lengths_ns) else None
 
@@ -308,7 +310,7 @@ def _compared(found: Changes) -> Drawing:
         lengths = np.count_nonzero(found.is_compared)
         yield f"Compared: {len(found)} names by count, {lengths} by length, {found.has_tail} by tail."
 
-    def values(side: Any) -> list[int | None]:
+    def values(side: Floats) -> list[int | None]:
         return [None if value != value else round(value) for value in side.tolist()]
 
     def data() -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
@@ -16,6 +16,7 @@ from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle
 from tracepipe.reports.analyses.host_states import IN_CALL, STATES, HostStates
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
@@ -24,7 +25,6 @@ from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, 
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import duration_ns, duration_text
 
-_THREAD = ("pid", "tid")
 # The most threads whose states are listed.
 _THREADS_MAX = 64
 _SPREAD = tuple(column for column in LENGTH_COLUMNS if column.key not in ("total_ns", "mean_ns"))
@@ -189,7 +189,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
     return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)
 
 
-def _the_rest(gpu: str, causes: Causes, numbers: Any, idle_ns: int) -> tuple[Any, ...]:
+def _the_rest(gpu: str, causes: Causes, numbers: Ints, idle_ns: int) -> tuple[Any, ...]:
     """One row with the sums of the other causes of a GPU."""
     between_ns, *outside = causes.in_all_ns(numbers)
     share = 100 * between_ns / idle_ns if idle_ns else None
@@ -220,11 +220,11 @@ def _longest(
             for place in (int(gaps.previous[gap]), int(gaps.following[gap]))
         )
         asked = int(gaps.call[gap])
-        ids = ("name", "tid")
-        name, tid = (
-            None if asked == NONE else run.shapes.value(key, int(run.shapes.column(key, calls.shape[asked])))
-            for key in ids
-        )
+        name = tid = None
+        if asked != NONE:
+            shape = int(calls.shape[asked])
+            name = run.shapes.value("name", int(run.shapes.column("name", shape)))
+            _, tid = run.shapes.ids_of(shape)
         ended_by = name if following else None
         return (
             idle[int(gaps.gpu[gap])].gpu,
@@ -257,7 +257,7 @@ def _longest(
     return Table("gaps", "The longest gaps", columns, kept_rows(map(row, range(len(shown)))), note)
 
 
-def _first(gaps: IdleGaps, top: int) -> Any:
+def _first(gaps: IdleGaps, top: int) -> Int32s:
     """The rows of the longest gaps, the earliest first among equal ones. Shape `(shown,)`."""
     dur_ns = made(len(gaps), np.int64, gaps.dur_ns)
     every = np.arange(len(gaps), dtype=np.int32)
@@ -268,7 +268,7 @@ def _first(gaps: IdleGaps, top: int) -> Any:
     return shown[np.lexsort((gaps.start_ns[shown], -dur_ns[shown]))]
 
 
-def _mostly(doing: dict[str, Any], count: int) -> Any:
+def _mostly(doing: dict[str, Any], count: int) -> Int32s:
     """For each of `count` gaps the row of `doing` with the longest time, the first among equal ones. Shape
     `(count,)`.
     """
@@ -283,7 +283,7 @@ def _mostly(doing: dict[str, Any], count: int) -> Any:
     return found
 
 
-def _in_calls(run: Run) -> tuple[Any, Any]:
+def _in_calls(run: Run) -> tuple[Int32s, Int64s]:
     """One shape for each thread that made calls, and the known time that it spent in them, in ns. Shapes
     `(threads,)`.
     """
@@ -307,10 +307,10 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     shapes, dur_ns = _in_calls(run)
     most = min(top, _THREADS_MAX) if top > 0 else _THREADS_MAX
     shown = shapes[np.lexsort((run.shapes.numbers("tid", shapes, NONE), -dur_ns))[:most]]
-    ids = [[run.shapes.value(key, at) for at in run.shapes.column(key, shown).tolist()] for key in _THREAD]
+    ids = [run.shapes.ids_of(shape) for shape in shown.tolist()]
     rows = []
     for one in idle:
-        for pid, tid in zip(*ids, strict=True):
+        for pid, tid in ids:
             sums = np.zeros(len(STATES), np.int64)
             for part in states.of((pid, tid), one.gaps.start_ns, one.gaps.end_ns):
                 np.add.at(sums, part["state"], part["dur_ns"])

@@ -14,6 +14,7 @@ from tracepipe.hooks.near_names import near_names
 from tracepipe.reports.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.reports.analyses.call_tree import tree_of
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
@@ -83,7 +84,7 @@ def _names(run: Run) -> Int32s:
     return numbers
 
 
-def _called(run: Run, name: str) -> Any:
+def _called(run: Run, name: str) -> Int32s:
     """The rows of the calls of a name, without those inside another call of that name. Shape `(n,)`."""
     calls, number = run.layer("userspace"), run.shapes.number_of("name", name)
     lasts = (calls.kind != INSTANT) & calls.is_call
@@ -101,7 +102,7 @@ class _Names:
     count: int
 
 
-def _by_time(run: Run, timed: Any, top: int) -> _Names:
+def _by_time(run: Run, timed: Ints, top: int) -> _Names:
     calls, of_shape = run.layer("userspace"), _names(run)
     total_ns = np.zeros(int(of_shape.max(initial=-1)) + 1, np.int64)
     seen = np.zeros(len(total_ns), np.bool_)
@@ -151,7 +152,7 @@ def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -
     return notes
 
 
-def _share(part: Any, total_ns: int) -> float | None:
+def _share(part: int | None, total_ns: int) -> float | None:
     return 100 * float(part) / total_ns if part is not None and total_ns else None
 
 
@@ -162,7 +163,7 @@ def _known_sum(values: Int64s) -> int | None:
 def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
     shown = [layer for layer in PARTS if layer != HOOKED or HOOKED in host.recorded]
 
-    def row(name: str, calls: Any) -> tuple[Any, ...]:
+    def row(name: str, calls: Ints) -> tuple[Any, ...]:
         total_ns = int(split.lengths_ns(calls).sum())
         shares = [_share(_known_sum(split.known_ns(layer, calls)), total_ns) for layer in shown]
         gpu_ns = _known_sum(split.known_ns(GPU, calls))
@@ -185,7 +186,7 @@ def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) 
 
 
 def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) -> Table:
-    def rows(name: str, calls: Any) -> Iterator[tuple[Any, ...]]:
+    def rows(name: str, calls: Ints) -> Iterator[tuple[Any, ...]]:
         lengths = of_values(split.lengths_ns(calls))
         total_ns = lengths[0] or 0
         yield name, "call", len(calls), 100.0, None, *lengths
@@ -213,7 +214,7 @@ def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime)
     return Table("layers", "Each layer of a call", columns, every, _EXCLUSIVE, grouped=True)
 
 
-def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
+def _slowest(run: Run, timed: Ints, top_calls: Ints) -> Table:
     """The slowest calls of one name, with the numbers of the outermost calls around them."""
     calls = run.layer("userspace")
     lengths_ns = calls.end_ns[timed] - calls.start_ns[timed]
@@ -236,7 +237,7 @@ def _slowest(run: Run, timed: Any, top_calls: Any) -> Table:
     return Table("slowest", title, columns, rows)
 
 
-def _one(run: Run, top_calls: Any, number: int, top: int) -> Result:
+def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
     """A single call, with everything that happened in it."""
     if not 1 <= number <= len(top_calls):
         raise TracepipeError(

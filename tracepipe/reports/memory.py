@@ -22,6 +22,7 @@ from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, 
 from tracepipe.reports.analyses.cuda_calls import calls_named
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.analyses.peak_memory import keeps_segments
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
@@ -80,7 +81,7 @@ def run(run: Run, options: Options) -> Result:
     return result
 
 
-def _first_of(numbers: Any, top: int) -> tuple[Iterator[int], int]:
+def _first_of(numbers: Ints, top: int) -> tuple[Iterator[int], int]:
     """The first `top` of some numbers, or all for 0, and how many others there are."""
     kept = numbers[:top] if top > 0 else numbers
     return each(kept), len(numbers) - len(kept)
@@ -206,7 +207,7 @@ def _cells(found: Allocations, row: int, *columns: str) -> list[Any]:
     return [None if value == NONE else value for value in values]
 
 
-def _percentiles(values: Any) -> tuple[int | None, ...]:
+def _percentiles(values: Ints) -> tuple[int | None, ...]:
     """p50, p95 and p99."""
     return of_values(values)[2 : 2 + len(PERCENTS)]
 
@@ -333,7 +334,7 @@ def _lost(run: Run) -> dict[str, int]:
     return lost
 
 
-def _notes(run: Run, found: Allocations, faults: Any) -> Iterator[str]:
+def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
     allocated = int(np.count_nonzero(found.column("is_made")))
     if found.from_calls and (allocated or len(faults)):
         yield "the recording has no memory events: allocations are those of the calls that succeeded"

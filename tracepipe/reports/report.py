@@ -88,7 +88,7 @@ class Drawing:
     draw: Callable[[int, bool], Iterable[str]]
     data: Callable[[], Any]
 
-    def lazily(self) -> Any:
+    def lazily(self) -> object:
         """What is drawn, as JSON values with iterators instead of lists."""
         return self.data()
 
@@ -139,11 +139,10 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The same as `lazily`, with lists."""
-        whole: dict[str, Any] = _with_lists(self.lazily())
-        return whole
+        return {name: _with_lists(part) for name, part in self.lazily().items()}
 
 
-def _with_lists(value: Any) -> Any:
+def _with_lists(value: object) -> object:
     """A JSON value whose iterators are replaced by lists."""
     if isinstance(value, dict):
         return {key: _with_lists(item) for key, item in value.items()}

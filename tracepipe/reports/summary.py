@@ -22,6 +22,7 @@ from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sent
 from tracepipe.reports.analyses.kernel_counters import kernel_counters
 from tracepipe.reports.analyses.moved import moved
 from tracepipe.reports.analyses.slowest import slowest_calls
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
@@ -187,7 +188,7 @@ def _known(count: int, known: int, sum_ns: int) -> tuple[int, int | None]:
     return count, sum_ns if known else None
 
 
-def _sums(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> Any:
+def _sums(of_shape: Ints, shown: Ints, layer: Layer, rows: Bools) -> Int64s:
     """For each process that is shown: how many of `rows` it has, how many of these have a known length, and
     the sum of these lengths in ns. The result has the shape `(3, shown)`; `of_shape` is the process of each
     shape, `rows` flags rows of the layer.
@@ -206,7 +207,7 @@ def _sums(of_shape: Any, shown: Any, layer: Layer, rows: Bools) -> Any:
     return sums[:, :-1]
 
 
-def _who(run: Run, of_shape: Any, processes: int) -> tuple[Int64s, Int64s]:
+def _who(run: Run, of_shape: Ints, processes: int) -> tuple[Int64s, Int64s]:
     """How many events and how many threads each process has, shapes `(processes,)`. `of_shape` is the number
     of the process of each shape.
     """
@@ -270,11 +271,11 @@ def _slowest(run: Run, options: Options) -> Table:
     layer, rows = run.layer(name), []
     for row in slowest:
         shape = int(layer.shape[row])
-        values = {key: run.shapes.value(key, int(run.shapes.column(key, shape))) for key in _WHOSE}
-        pid, tid = values["pid"], values["tid"]
+        pid, tid = run.shapes.ids_of(shape)
+        called = run.shapes.value("name", int(run.shapes.column("name", shape)))
         start_ns, end_ns = int(layer.start_ns[row]), int(layer.end_ns[row])
         thread = run.thread_name(pid, tid) or run.process_name(pid)
-        rows.append((values["name"], start_ns - run.facts.start_ns, end_ns - start_ns, thread, pid, tid))
+        rows.append((called, start_ns - run.facts.start_ns, end_ns - start_ns, thread, pid, tid))
     columns = (
         Column("name", "call"),
         Column("at_ns", "at", "at"),
@@ -287,7 +288,6 @@ def _slowest(run: Run, options: Options) -> Table:
     return Table("slowest", "The slowest calls", columns, rows, note)
 
 
-_WHOSE = ("name", "pid", "tid")
 _OF_LAYER = {"userspace": "CUDA libraries", "kernel": "driver", "syscall": "kernel", "gpu_kernel": "GPU"}
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.figures.panel import empty_stretch
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, numbered
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
@@ -129,7 +130,7 @@ class _Drawn:
             found.setdefault(place, {}).setdefault(at, ([], []))[code % 2].append(self._spans(own))
         return found
 
-    def _spans(self, rows: Any) -> Spans:
+    def _spans(self, rows: Ints) -> Spans:
         layer, shapes = self.run.layer(self.name), self.run.shapes
         return Spans(layer.start_ns, layer.end_ns, lambda of: shapes.texts("name", layer.shape[of]), rows)
 
@@ -188,15 +189,15 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
         notes.append(f"{deeper} calls are nested too deep to be drawn: --depth draws more rows")
 
 
-def _by_id(run: Run, threads: Int64s, shapes: Any) -> Iterator[tuple[int, int | None, int | None]]:
+def _by_id(run: Run, threads: Int64s, shapes: Ints) -> Iterator[tuple[int, int | None, int | None]]:
     """Threads in the order of their ids, those without an id last: number, pid, tid. `shapes` has one shape
     of each thread.
     """
     ids = [run.shapes.column(key, shapes) for key in ("pid", "tid")]
     order = np.lexsort([key for column in reversed(ids) for key in (column, column == NONE)])
     for thread, *numbers in zip(*(column[order].tolist() for column in (threads, *ids)), strict=True):
-        pid, tid = map(run.shapes.value, ("pid", "tid"), numbers)
-        yield thread, pid, tid
+        pid, tid = numbers
+        yield thread, run.shapes.value("pid", pid), run.shapes.value("tid", tid)
 
 
 def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
@@ -209,12 +210,12 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
     return lambda layer, rows: layer.depth[rows].astype(np.int64), min(depth, deepest + 1)
 
 
-def _levels_of_hooks(own: Any, count: int, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
+def _levels_of_hooks(own: Ints, count: int, depth: int) -> tuple[Callable[[Layer, Int64s], Any], int]:
     """The same for hooks: a row for each level of each of `count` layers; `own` has the layer of
     each shape.
     """
 
-    def level(layer: Layer, rows: Int64s) -> Any:
+    def level(layer: Layer, rows: Int64s) -> Int64s:
         at, of = layer.depth[rows].astype(np.int64), own[layer.shape[rows]]
         return np.where((at < depth) & (of < count), of * depth + at, count * depth)
 
@@ -302,7 +303,7 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
 
 def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     """GPU → its warps that ran in the window."""
-    columns = {"gpu": Growing(np.int64), "row": Growing(np.int32)}
+    columns: dict[str, Growing[Any]] = {"gpu": Growing(np.int64), "row": Growing(np.int32)}
     columns |= {name: Growing(np.int64) for name in ("entry_ns", "last_exit_ns")}
     began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
     known = pl.col("gpu").fill_null(0), pl.col("last_exit_ns").fill_null(run.facts.end_ns)
@@ -347,9 +348,10 @@ def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
         return [f"lost {count}" for count in counts[rows].tolist()]
 
     def strip(place: int, label: str) -> Strip:
-        def is_shown(part: slice) -> Any:
+        def is_shown(part: slice) -> Bools:
             is_inside = (starts_ns[part] <= end_ns) & (ends_ns[part] >= start_ns)
-            return is_inside & (layers[part] == place)
+            found: Bools = is_inside & (layers[part] == place)
+            return found
 
         spans = Spans(starts_ns, ends_ns, names, flagged(len(table), is_shown))
         return Strip(label, [spans], [spans])

@@ -21,7 +21,8 @@ from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Ta
 if TYPE_CHECKING:
     from tracepipe.reports.findings import Searched
     from tracepipe.reports.findings.finding import Finding
-    from tracepipe.reports.findings.kernel_warps import Floats, Ints, KernelWarps
+    from tracepipe.reports.findings.kernel_warps import KernelWarps
+    from tracepipe.reports.frames.arrays import Floats, Ints
 
 BINS = 24
 """Parts of a launch's duration; active warps are averaged over each."""
@@ -239,7 +240,7 @@ def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
     yield Drawing("orders_seen", draw, lambda: data)
 
 
-def _whole(value: Any) -> int:
+def _whole(value: float | np.floating[Any]) -> int:
     return round(float(value))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.cuda_calls import rows_by_effect
 from tracepipe.reports.analyses.gpu_work import outermost_of
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, grouped, in_order
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
@@ -54,7 +55,7 @@ class AllocationEvents:
         memory, calls = self._run.layer("memory"), self._run.layer("userspace")
         count = len(memory)
 
-        def at_ns(part: slice) -> Any:
+        def at_ns(part: slice) -> Int64s:
             rows = np.arange(part.start, part.stop)
             own, others = rows[rows < count], self._calls[rows[rows >= count] - count]
             of_memory = np.where(memory.kind[own] == UNCLOSED, memory.start_ns[own], memory.end_ns[own])
@@ -153,7 +154,7 @@ class _Threads:
 
 
 def _last_before(
-    own_of: Grouped, times_ns: Any, threads: Any, at_ns: Any, *, side: Literal["left", "right"]
+    own_of: Grouped, times_ns: Int64s, threads: Ints, at_ns: Int64s, *, side: Literal["left", "right"]
 ) -> Int64s:
     """For each event, the last row of its thread whose time is before the event's (`left`), or not after it
     (`right`); else NONE. Events, and the rows of a thread, are sorted by time. Shapes `(events,)`.
@@ -172,7 +173,7 @@ def _last_before(
     return found
 
 
-def _place(own: Any, times_ns: Any, at_ns: int, side: Literal["left", "right"]) -> int:
+def _place(own: Ints, times_ns: Int64s, at_ns: int, side: Literal["left", "right"]) -> int:
     """The index at which a time is inserted into the times of some rows."""
     return bisect_left(own, at_ns + (side == "right"), key=times_ns.__getitem__)
 
@@ -189,7 +190,7 @@ class _Around:
         rows = flagged(len(layer), lambda part: is_wanted[of_shape[layer.shape[part]]] & lasts[part])
         self._rows = Grouped(of_shape[layer.shape[rows]], rows)
 
-    def names(self, threads: Any, at_ns: Any) -> list[str | None]:
+    def names(self, threads: Ints, at_ns: Int64s) -> list[str | None]:
         """The names of the outermost calls that the events' threads were in, None without one."""
         calls = self._run.layer("userspace")
         # The time of an event is the return of its call, at which the next call may begin.

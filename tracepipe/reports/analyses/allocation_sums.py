@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.reports.analyses.allocations import Allocations
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import Grouped, each, equal, numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import flagged, made, parts, taken, zeros
@@ -19,7 +19,7 @@ class AllocationSums:
     row, shape `(rows,)`.
     """
 
-    def __init__(self, found: Allocations, numbers: Any, count: int) -> None:
+    def __init__(self, found: Allocations, numbers: Ints, count: int) -> None:
         self.count, self._sized, self._addressed, self._live, self._live_sized = (
             zeros(count, np.int32) for _ in range(5)
         )
@@ -58,24 +58,28 @@ class AllocationSums:
         live = int(self._live[number])
         return live, _known(self._live_bytes[number], live, self._live_sized[number])
 
-    def most_first(self) -> Any:
+    def most_first(self) -> Int32s:
         """The groups that have allocations, those with the most bytes that were never freed first, then by
         all bytes. Shape `(n,)`.
         """
         some = flagged(len(self.count), lambda part: self.count[part] > 0)
 
-        def most(of: Any) -> Any:
+        def most(of: Ints) -> Floats:
             return made(len(some), np.float64, lambda part: -_about(of[some[part]]))
 
         return taken(some, np.lexsort((most(self._bytes), most(self._live_bytes))))
 
 
-def _known(halves: Any, count: int, sized: int) -> int | None:
+_Sums = tuple[Int64s, Floats]
+"""Sorted times, and the sum of the bytes before each and of all; shapes `(n,)` and `(n + 1,)`."""
+
+
+def _known(halves: Ints, count: int, sized: int) -> int | None:
     total = (int(halves[0]) << _LOW_BITS) + int(halves[1])
     return total if sized or not count else None
 
 
-def _about(halves: Any) -> Any:
+def _about(halves: Ints) -> Floats:
     return halves[:, 0] * float(1 << _LOW_BITS) + halves[:, 1]
 
 
@@ -93,30 +97,31 @@ class Sites:
         """The first row of a group."""
         return int(self._first[number])
 
-    def sizes(self, number: int) -> Any:
+    def sizes(self, number: int) -> Int64s:
         """The known sizes of a group's allocations. Shape `(n,)`."""
         sizes = self._found.column("size_bytes")[self._rows.of(number)]
-        return sizes[sizes != NONE]
+        found: Int64s = sizes[sizes != NONE]
+        return found
 
-    def lived_ns(self, number: int) -> Any:
+    def lived_ns(self, number: int) -> Int64s:
         """The times from allocation to free of a group's allocations that were freed. Shape `(n,)`."""
         rows = self._rows.of(number)
         return lived_ns(self._found, rows[was_freed(self._found, rows)])
 
 
-def was_freed(found: Allocations, rows: Any) -> Bools:
+def was_freed(found: Allocations, rows: Ints) -> Bools:
     """Flags the allocations that a free ended, and not another allocation at their address. Shapes `(n,)`."""
     ended = found.column("ended")[rows]
     return np.asarray((ended != NONE) & ~found.column("is_made")[np.maximum(ended, 0)])
 
 
-def lived_ns(found: Allocations, rows: Any) -> Any:
+def lived_ns(found: Allocations, rows: Ints) -> Int64s:
     """The times from allocation to end, for rows of allocations that ended. Shapes `(n,)`."""
     at_ns = found.column("at_ns")
     return at_ns[found.column("ended")[rows]] - at_ns[rows]
 
 
-def never_freed(found: Allocations) -> Any:
+def never_freed(found: Allocations) -> Int32s:
     """The rows of allocations that were never freed, the largest first. Shape `(n,)`."""
 
     def is_live(part: slice) -> Bools:
@@ -127,7 +132,7 @@ def never_freed(found: Allocations) -> Any:
     return rows[np.argsort(-np.maximum(found.column("size_bytes")[rows], 0), kind="stable")]
 
 
-def faults_of(found: Allocations) -> Any:
+def faults_of(found: Allocations) -> Int32s:
     """The rows of faults, sorted by kind, then by time. Shape `(n,)`."""
     rows = flagged(len(found), lambda part: found.column("fault")[part] != NONE)
     return rows[np.argsort(found.column("fault")[rows], kind="stable")]
@@ -152,7 +157,7 @@ def places_with_most(found: Allocations, most: int) -> tuple[Int32s, int]:
     return some[kept], len(some) - most
 
 
-def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Any, Any]]:
+def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Int64s, Int64s]]:
     """Yield each of some places, with the times at which its bytes changed and the bytes from then on, shapes
     `(steps,)`.
     """
@@ -163,7 +168,7 @@ def steps_of(found: Allocations, places: Int32s) -> Iterator[tuple[int, Any, Any
     by_place = Grouped(taken(of, rows), rows)
     for place in each(places):
         own = by_place.of(place)
-        yield place, *(taken(found.step_column(name), own) for name in ("ts_ns", "total_bytes"))
+        yield place, taken(found.step_column("ts_ns"), own), taken(found.step_column("total_bytes"), own)
 
 
 class LiveAt:
@@ -176,7 +181,7 @@ class LiveAt:
         )
         self._rows = Grouped(self._of_place[found.column("place")[rows]], rows)
         self._found = found
-        self._sums: dict[int, tuple[tuple[Any, Any], tuple[Any, Any]]] = {}
+        self._sums: dict[int, tuple[_Sums, _Sums]] = {}
 
     def at(self, pid: int | None, at_ns: int) -> tuple[int, int]:
         """The count and the bytes of the allocations that began before a time, and had not ended by then."""
@@ -190,7 +195,7 @@ class LiveAt:
         begun, ended = (_before(sums, at_ns) for sums in self._sums[number])
         return begun[0] - ended[0], round(begun[1] - ended[1])
 
-    def _sums_of(self, rows: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    def _sums_of(self, rows: Ints) -> tuple[_Sums, _Sums]:
         """The sorted begins of allocations and their cumulative bytes, and the same for their ends."""
         at_ns, size = self._found.column("at_ns"), np.maximum(self._found.column("size_bytes")[rows], 0)
         ended = self._found.column("ended")[rows]
@@ -201,11 +206,11 @@ class LiveAt:
         return (at_ns[rows], _sums(size)), (ends_ns[order], _sums(size[has_ended][order]))
 
 
-def _sums(sizes: Any) -> Any:
+def _sums(sizes: Ints) -> Floats:
     return np.concatenate([[0.0], np.cumsum(sizes, dtype=np.float64)])
 
 
-def _before(sums: tuple[Any, Any], at_ns: int) -> tuple[int, float]:
+def _before(sums: _Sums, at_ns: int) -> tuple[int, float]:
     """How many times are before `at_ns`, and the sum of their bytes."""
     place = int(np.searchsorted(sums[0], at_ns, "left"))
     return place, float(sums[1][place])

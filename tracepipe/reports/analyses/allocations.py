@@ -19,6 +19,7 @@ from tracepipe.reports.analyses.allocation_events import (
     MANAGED,
     AllocationEvents,
 )
+from tracepipe.reports.frames.arrays import AnyArray
 from tracepipe.reports.frames.grouping import distinct
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -61,9 +62,9 @@ class Allocations:
 
     def __init__(self, from_calls: bool) -> None:
         self.from_calls = from_calls
-        self.columns = {name: Growing(kind) for name, kind in _COLUMNS.items()}
+        self.columns: dict[str, Growing[Any]] = {name: Growing(kind) for name, kind in _COLUMNS.items()}
         self.ended_column = Growing(np.int32)
-        self.steps = {
+        self.steps: dict[str, Growing[Any]] = {
             "ts_ns": Growing(np.int64),
             "place": Growing(np.int32),
             "total_bytes": Growing(np.int64),
@@ -82,12 +83,12 @@ class Allocations:
     def __len__(self) -> int:
         return self.ended_column.count
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> AnyArray:
         """One of the columns, shape `(rows,)`."""
         of = self.ended_column if name == "ended" else self.columns[name]
         return of.so_far(len(self))
 
-    def step_column(self, name: str) -> Any:
+    def step_column(self, name: str) -> AnyArray:
         """One of the columns of bytes over time, shape `(steps,)`."""
         return self.steps[name].so_far(self.steps[name].count)
 

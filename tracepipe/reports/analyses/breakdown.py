@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np
@@ -15,6 +17,9 @@ from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import made, parts
+
+if TYPE_CHECKING:
+    from tracepipe.reports.frames.layers import Layer
 
 HOOKED = "hooked functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")
@@ -67,7 +72,7 @@ class HostTime:
         ]
         self._seen_ns, self._is_scheduled = self._running(len(first))
 
-    def _parts_of(self, layer: str) -> Any:
+    def _parts_of(self, layer: str) -> Iterator[tuple[Layer, Int64s]]:
         """Yield the rows of a layer that are not instants, a part at a time."""
         of, shapes = self._run.layer(_LAYER_OF[layer]), self._shapes[layer]
         for part in parts(len(of)):
@@ -91,12 +96,12 @@ class HostTime:
             np.maximum.at(seen_ns[1], thread, of.end_ns[rows])
         return seen_ns, is_scheduled
 
-    def is_scheduled(self, rows: Any) -> Bools:
+    def is_scheduled(self, rows: Ints) -> Bools:
         """For rows of calls, whether a scheduler event shows their threads running. Shapes `(n,)`."""
         scheduled: Bools = self._is_scheduled[self._thread[self._run.layer("userspace").shape[rows]]]
         return scheduled
 
-    def split(self, rows: Any) -> dict[str, Any]:
+    def split(self, rows: Ints) -> dict[str, Any]:
         """The time of calls in ns, as columns of shape `(rows,)`: for each of `PARTS` without inner parts,
         and as "… inclusive" with them. `rows` are sorted; the exclusive times add up to the lengths of the
         calls.
@@ -130,7 +135,7 @@ class HostTime:
         )
         return found
 
-    def _hooked(self, rows: Any) -> Any:
+    def _hooked(self, rows: Ints) -> Int64s:
         """The rows of hooked functions inside some calls, which do not overlap. Shape `(n,)`."""
         calls, hooks = self._run.layer("userspace"), self._run.layer("hook")
         if not len(hooks):
@@ -194,7 +199,7 @@ class Breakdown:
     during the call and after it.
     """
 
-    def __init__(self, run: Run, rows: Any, host: HostTime) -> None:
+    def __init__(self, run: Run, rows: Ints, host: HostTime) -> None:
         self._layer, self._rows, self._host = run.layer("userspace"), rows, host
         self._ns = host.split(rows)
         self._ns[GPU] = made(len(rows), np.int64, lambda part: 0)
@@ -218,13 +223,13 @@ class Breakdown:
                 np.add.at(self._ns[GPU], at, work.end_ns[rows] - work.start_ns[rows])
                 self._has_gpu[at] = True
 
-    def lengths_ns(self, some: Any) -> Int64s:
+    def lengths_ns(self, some: Ints) -> Int64s:
         """The lengths of the calls at some places. Shapes `(n,)`."""
         rows = self._rows[some]
         lengths_ns: Int64s = self._layer.end_ns[rows] - self._layer.start_ns[rows]
         return lengths_ns
 
-    def known_ns(self, what: str, some: Any) -> Int64s:
+    def known_ns(self, what: str, some: Ints) -> Int64s:
         """How long the calls at some places were in a layer, without those of which it is not known. The
         shape is `(n,)` with fewer or equally many items.
         """

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np, pl
@@ -82,7 +83,7 @@ def _on_thread(run: Run, call: dict[str, Any], row: int) -> list[Item]:
     return items
 
 
-def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Any:
+def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Int32s:
     """The rows of some shapes that began in a stretch of time. Shape `(n,)`."""
 
     is_call = layer.is_call
@@ -95,7 +96,7 @@ def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Any:
     return flagged(len(layer), which)
 
 
-def _is_inside(run: Run, row: int, rows: Any) -> Bools:
+def _is_inside(run: Run, row: int, rows: Ints) -> Bools:
     """Flags the rows of calls that are `row` or inside it. Shapes `(n,)`."""
     parents = run.layer("userspace").parent
     wanted = np.zeros(len(parents), np.bool_)

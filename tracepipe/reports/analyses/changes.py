@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.reports.analyses.comparison import Comparison, middle
+from tracepipe.reports.frames.arrays import Floats, Ints, Rows
 from tracepipe.reports.frames.grouping import each, greatest
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
@@ -91,7 +92,7 @@ class Difference:
         return sum(float(middle(side[~np.isnan(side)][None])[1][0]) for side in (self.a, self.b))
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Floats) -> float | None:
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else None
 
@@ -137,7 +138,7 @@ class Changes:
         self._added: dict[Kind, list[tuple[int, Any, dict[str, Any]]]] = {}
         # The first row of each kind; the rows of a kind follow those of the kind before.
         self._starts: list[int] = []
-        self._columns: dict[tuple[str, int], Growing] = {
+        self._columns: dict[tuple[str, int], Growing[Any]] = {
             (name, recording): Growing(np.float64) for name in MEASURES for recording in range(sum(sizes))
         }
         self._scores: dict[str, Any] = {}
@@ -188,26 +189,26 @@ class Changes:
         for recording, rows, values in self._added.get(kind, ()):
             for part in parts(len(rows)):
                 for name in MEASURES:
-                    column = self._columns[name, recording].so_far(first + count)
-                    column[first + rows[part]] = values[name][part]
+                    values_so_far = self._columns[name, recording].so_far(first + count)
+                    values_so_far[first + rows[part]] = values[name][part]
         if kind in self._texts:
             self._texts[kind].put_away()
 
-    def _values(self, name: str, rows: Any) -> Any:
+    def _values(self, name: str, rows: Rows | list[int]) -> Floats:
         """A figure of some rows, shape `(rows, recordings)`."""
         columns = [self._columns[name, recording].so_far(len(self)) for recording in range(sum(self.sizes))]
         return np.stack([column[rows] for column in columns], axis=1)
 
-    def _medians(self, name: str, rows: Any) -> tuple[Any, Any]:
+    def _medians(self, name: str, rows: Rows) -> tuple[Floats, Floats]:
         """The medians of a figure of some rows in A and in B. Shapes `(rows,)`."""
         values = self._values(name, rows)
         return middle(values[:, : self.sizes.a])[0], middle(values[:, self.sizes.a :])[0]
 
-    def _floors(self, values: Any) -> Any:
+    def _floors(self, values: Floats) -> Floats:
         """The least spread that is assumed for rows: no smaller difference is reported. Shape `(rows,)`."""
         return np.maximum(np.abs(middle(values)[0]) * self._least / 100, _LEAST_NS)
 
-    def _compared(self, name: str, lost: Counter[str], part: slice) -> Any:
+    def _compared(self, name: str, lost: Counter[str], part: slice) -> Floats:
         """The scores of a part of the rows in one figure."""
         values = self._values(name, part)
         if name != "count":
@@ -316,7 +317,7 @@ class Changes:
             flags[first:last] = what in layers
         return flags
 
-    def directions(self) -> Any:
+    def directions(self) -> Ints:
         """For each row a negative number where the differing figures are less in B, a positive one where they
         are more. Where figures disagree, the total time decides.
         """
@@ -352,7 +353,7 @@ class Changes:
         sizes_ns = dict(zip(kept.tolist(), self._sizes_ns(kept).tolist(), strict=True))
         return map(self.__getitem__, sorted(sizes_ns, key=lambda row: (-sizes_ns[row], self._key(row))))
 
-    def _text_of(self, rows: Any) -> Callable[[int], str]:
+    def _text_of(self, rows: Ints) -> Callable[[int], str]:
         """A function that returns the sort key of a row (layer and name) by its index in `rows`."""
         return lambda at: "\0".join(self._key(int(rows[at])))
 
@@ -362,7 +363,7 @@ class Changes:
             for at, row in enumerate(range(part.start, part.stop)):
                 yield self._change(row, {name: of[at] for name, of in values.items()})
 
-    def _sizes_ns(self, rows: Int64s) -> Any:
+    def _sizes_ns(self, rows: Ints) -> Int64s:
         """The absolute change of the total time of some rows. Shapes `(n,)`."""
         return np.abs(self.total_ns[rows])
 
@@ -384,10 +385,10 @@ class Changes:
         flags = (self.length_changed, self.tail_changed, self.count_changed)
         return Change(self._key(row), figures, *(bool(flag[row]) for flag in flags))
 
-    def _difference(self, values: Any, score: float | None) -> Difference:
+    def _difference(self, values: Floats, score: float | None) -> Difference:
         p = None
         if score is not None and score > 1 and self.comparison.has_spread:
-            p = float(self.comparison.p(score))
+            p = float(self.comparison.p(np.asarray(score)))
         return Difference(values[: self.sizes.a], values[self.sizes.a :], score, p)
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.reports.analyses.gpu_work import KERNEL, WARPS, Work
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -50,7 +51,7 @@ class Collectives:
     unmatched: int
 
 
-def collectives_of(run: Run, work: Work, kinds: Any) -> Collectives:
+def collectives_of(run: Run, work: Work, kinds: Ints) -> Collectives:
     """Return the collectives of a recording of several GPUs.
 
     The nth kernel of a name on one GPU belongs to the nth on the others, if all GPUs have the same number of
@@ -96,11 +97,13 @@ class _Names:
         for name, some in found.items():
             yield name, np.sort(np.concatenate(some))
 
-    def _numbers(self, what: int, rows: Int64s) -> Any:
+    def _numbers(self, what: int, rows: Int64s) -> Int32s:
         if what == KERNEL:
-            return self._run.shapes.column("name", self._run.layer("gpu_kernel").shape[rows])
+            found: Int32s = self._run.shapes.column("name", self._run.layer("gpu_kernel").shape[rows])
+            return found
         table = self._run.warp_table
-        return table.launches.column("name", table.launch_of(rows))[0]
+        called: Int32s = table.launches.column("name", table.launch_of(rows))[0]
+        return called
 
 
 def _together(work: Work, of_gpus: list[Int64s]) -> Int64s:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import ceil, comb
-from typing import Any
 
 from tracepipe.event.columns import Bools
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made, parts
 
@@ -56,7 +56,7 @@ def _divisions(count_a: int, count_b: int, alpha: float) -> Bools:
     return np.array([recorded, *(draw.permutation(recorded) for _ in range(most - 1))])
 
 
-def middle(values: Any) -> tuple[Any, Any]:
+def middle(values: Floats) -> tuple[Floats, Floats]:
     """The median of each row, and the mean distance of its values from the median. `values` has the shape
     `(rows, recordings)`, the results `(rows,)`.
     """
@@ -66,7 +66,7 @@ def middle(values: Any) -> tuple[Any, Any]:
     return medians, np.abs(ordered - medians[:, None]).mean(axis=1)
 
 
-def _scores(a: Any, b: Any, floors: Any) -> Any:
+def _scores(a: Floats, b: Floats, floors: Floats) -> Floats:
     """The difference of the medians divided by the spread, row by row. Shape `(rows,)`."""
     (median_a, spread_a), (median_b, spread_b) = middle(a), middle(b)
     differences = np.abs(median_b - median_a)
@@ -92,7 +92,7 @@ class Comparison:
         """The smallest p that any difference can have."""
         return 1 / len(self._divisions)
 
-    def add(self, values: Any, floors: Any) -> Any:
+    def add(self, values: Floats, floors: Floats) -> Floats:
         """Add rows of values and return their scores: the difference of the medians of both sides, divided by
         the spread, or by the row's floor where that is larger.
 
@@ -113,7 +113,7 @@ class Comparison:
                     scores[part][some] = found
         return scores
 
-    def p(self, scores: Any) -> Any:
+    def p(self, scores: Floats) -> Floats:
         """The chance that the largest of all scores is at least this large, if the sides do not differ."""
         ordered = np.sort(self._largest)
         above = len(ordered) - np.searchsorted(ordered, np.asarray(scores) * (1 - _ROUNDING))

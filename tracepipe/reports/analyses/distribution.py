@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Column
 
@@ -42,15 +42,16 @@ def lengths(column: str = "dur_ns") -> list[pl.Expr]:
     ]
 
 
-def rank(values: Any, percent: int) -> Any:
-    """The least of numpy values that `percent` % of them do not exceed; None without values. Shape `(n,)`."""
+def rank(values: Ints | Floats, percent: int) -> float | None:
+    """The least of numbers that `percent` % of them do not exceed; None without values. Shape `(n,)`."""
     if not len(values):
         return None
     at = max((len(values) * percent + 99) // 100 - 1, 0)
-    return np.partition(values, at)[at].item()
+    found: float = np.partition(values, at)[at].item()  # an int of whole numbers
+    return found
 
 
-def of_values(values: Any) -> tuple[int | None, ...]:
+def of_values(values: Ints) -> tuple[int | None, ...]:
     """The cells of `LENGTH_COLUMNS` for numpy integers of shape `(n,)`; all None without values."""
     if not len(values):
         return (None,) * len(LENGTH_COLUMNS)

@@ -9,6 +9,7 @@ from typing import Any
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.distribution import of_values
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal, greatest, sort_within
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -46,7 +47,7 @@ class Functions:
         value = run.shapes.value
         return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
 
-    def measures(self, sort: str) -> Any:
+    def measures(self, sort: str) -> Ints:
         """The values by which functions are sorted, shape `(functions,)`; NONE where they are not known."""
         known = self.last - self.first
         some = np.flatnonzero(known)
@@ -63,13 +64,13 @@ class Functions:
             measures[some] = self.lengths_ns[at]
         return measures
 
-    def ranked(self, run: Run, sort: str, top: int) -> Any:
+    def ranked(self, run: Run, sort: str, top: int) -> Int32s | list[int]:
         """The indices of the first `top` functions in the order of `sort`, or of all with 0. Names are only
         decoded where numbers do not decide, as there may be a million.
         """
         measure = self.measures(sort)
 
-        def rank(at: Any) -> tuple[Any, ...]:
+        def rank(at: int) -> tuple[Any, ...]:
             name, layer = self.place(run, at)
             return name if sort == "name" else -int(measure[at]), -int(self.count[at]), layer, name
 
@@ -81,7 +82,7 @@ class Functions:
             surely = np.concatenate([surely, more])
         return nsmallest(top, np.concatenate([surely, perhaps]).tolist(), rank)
 
-    def _all_ranked(self, run: Run, measure: Any, by_name: bool) -> Int32s:
+    def _all_ranked(self, run: Run, measure: Ints, by_name: bool) -> Int32s:
         """The same order for all functions, as a column of shape `(functions,)`."""
 
         def by_numbers_first(at: int) -> str:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Any
 
+from tracepipe.event.columns import Int64s
 from tracepipe.reports.analyses.breakdown import HOOKED
 from tracepipe.reports.analyses.host_states import STATES, USER, HostStates
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, greatest
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made, parts, taken, zeros
@@ -60,21 +62,22 @@ class Causes:
         state, call, syscall = in_words(self._states, *(int(self._doing[key][at]) for key in KEYS))
         return state_text(state, self._states), call or syscall
 
-    def lengths_ns(self, number: int) -> Any:
+    def lengths_ns(self, number: int) -> Int64s:
         """The time of a cause in each gap between work. Shape `(gaps,)`."""
         rows = self._rows.of(number)
-        return self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
+        found: Int64s = self._doing["dur_ns"][rows[self._where[rows] == BETWEEN]]
+        return found
 
-    def in_all_ns(self, numbers: Any) -> tuple[int, int, int]:
+    def in_all_ns(self, numbers: Ints | int) -> tuple[int, int, int]:
         """The total time of some causes between work, before the first work, and after the last."""
         between, before, after = (int(self.sums_ns[where][numbers].sum()) for where in WHERE)
         return between, before, after
 
-    def outside_ns(self, numbers: Any) -> Any:
+    def outside_ns(self, numbers: Ints | int) -> Int64s:
         """The time of each of some causes before the first work and after the last. Shapes `(n,)`."""
         return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
 
-    def first(self, numbers: Any, top: int) -> Any:
+    def first(self, numbers: Ints, top: int) -> Ints:
         """The longest `top` of some causes, or all for 0, longest first. Shapes `(n,)`."""
         if top <= 0:
             between_ns = self.sums_ns[BETWEEN][numbers]
@@ -83,7 +86,7 @@ class Causes:
         some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
         return np.array(nsmallest(top, some, key=self._rank), np.int64)
 
-    def _text_of(self, numbers: Any) -> Callable[[int], str]:
+    def _text_of(self, numbers: Ints) -> Callable[[int], str]:
         return lambda at: "\0".join(word or "" for word in self.words(int(numbers[at])))
 
     def _rank(self, number: int) -> tuple[int, int, str, str]:

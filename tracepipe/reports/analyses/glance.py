@@ -40,7 +40,7 @@ class Glance:
     shares: list[Shares] = field(default_factory=list)
     processes: dict[int, str] = field(default_factory=dict)
     """By GPU, the name and pid of the process whose work it does, where that is a single process."""
-    delays: list[tuple[int, ...]] = field(default_factory=list)
+    delays: list[tuple[float | None, ...]] = field(default_factory=list)
     """A row for each GPU: GPU, launches, p50, p99 and the longest of their delays, p50 and maximum of the
     queue."""
     peaks: list[Peak] = field(default_factory=list)

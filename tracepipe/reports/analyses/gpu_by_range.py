@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal
 from tracepipe.reports.frames.kept_rows import KeptRows, kept_rows
 from tracepipe.reports.frames.layers import Layer
@@ -176,7 +176,7 @@ def _innermost(ranges: Layer, rows: Int64s, times_ns: Int64s) -> Int64s:
     return found
 
 
-def _rows(run: Run, ranges: Layer, rows: Int64s, names: Any, on_gpu: _OnGpu) -> Ranges:
+def _rows(run: Run, ranges: Layer, rows: Int64s, names: Ints, on_gpu: _OnGpu) -> Ranges:
     """The sums for each name."""
     name, first = equal(names[rows])
     numbers = Numbered()

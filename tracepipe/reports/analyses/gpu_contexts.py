@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
-from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Bools
 from tracepipe.hooks.sets import load_set
 from tracepipe.reports.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths
@@ -51,9 +50,10 @@ def _processes(run: Run, work: Work) -> pl.DataFrame:
     is_first = np.zeros(len(work) + 1, np.bool_)
     is_first[work.bounds] = True
 
-    def turns(part: slice) -> Any:
+    def turns(part: slice) -> Bools:
         pid, before = work.pid[part], work.pid[np.arange(part.start, part.stop) - 1]
-        return (pid != before) & (pid != NONE) & (before != NONE) & ~is_first[part]
+        found: Bools = (pid != before) & (pid != NONE) & (before != NONE) & ~is_first[part]
+        return found
 
     rows = flagged(len(work), turns)
     pairs, of = np.unique(np.stack((work.pid[rows - 1], work.pid[rows])), axis=1, return_inverse=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from tracepipe.event.columns import NONE, Bools
+from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.reports.analyses.cuda_calls import values_by_names
 from tracepipe.reports.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -64,13 +64,13 @@ def communicates(name: str) -> bool:
     return _COMMUNICATES.search(name.partition("<")[0]) is not None
 
 
-def kinds_of(run: Run, work: Work) -> Any:
+def kinds_of(run: Run, work: Work) -> Ints:
     """The purpose of each row of work, shape `(rows,)`."""
     of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
     shapes: Bools = np.array(answers, np.bool_)[of_shape]
     launches = run.warp_table.launches.flags_by_names(communicates)
 
-    def kinds(part: slice) -> Any:
+    def kinds(part: slice) -> Ints:
         what, row = work.what[part], work.row[part]
         found = np.where(what == COPY, COPIES, COMPUTE).astype(np.uint8)
         own = np.flatnonzero(what == KERNEL)
@@ -83,12 +83,12 @@ def kinds_of(run: Run, work: Work) -> Any:
     return made(len(work), np.uint8, kinds)
 
 
-def shares_of(run: Run, work: Work, kinds: Any) -> list[Shares]:
+def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
     """How each GPU spent its time."""
     return [_shares(run, work, kinds, idle_of(work, gpu, rows)) for gpu, rows in work.of_gpus()]
 
 
-def _shares(run: Run, work: Work, kinds: Any, idle: Idle) -> Shares:
+def _shares(run: Run, work: Work, kinds: Ints, idle: Idle) -> Shares:
     compute, communication, copies = (
         stretches_of(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
     )
@@ -122,12 +122,12 @@ def _process_of(run: Run, work: Work, rows: slice) -> int | None:
     return run.shapes.value("pid", found.pop()) if len(found) == 1 else None
 
 
-def rows_of(kinds: Any, rows: slice, kind: int) -> Any:
+def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
     """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
     return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
 
 
-def stretches_of(work: Work, kinds: Any, rows: slice, kind: int) -> Stretches:
+def stretches_of(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
     """The stretches in which any work with a purpose ran."""
     some = rows_of(kinds, rows, kind)
     return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.reports.analyses.cuda_calls import launching, rows_by_effect
 from tracepipe.reports.analyses.launch_calls import LaunchCalls
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, distinct, equal, in_order, numbered
 from tracepipe.reports.frames.intervals import Gaps, gaps_between
 from tracepipe.reports.frames.libraries import np, pl
@@ -79,7 +80,7 @@ class Work:
 
 def gpu_work(run: Run) -> Work:
     """Return the work of the GPUs of a recording."""
-    found = {name: Growing(kind) for name, kind in _KINDS.items()}
+    found: dict[str, Growing[Any]] = {name: Growing(kind) for name, kind in _KINDS.items()}
     _add_layer(run, KERNEL, found)
     ids = found["launch"].so_far(found["launch"].count)
     has_launch = found["has_launch"].so_far(len(ids))
@@ -100,7 +101,7 @@ def gpu_work(run: Run) -> Work:
     return Work(gpus, bounds, **columns, call=call, by_order=by_order)
 
 
-def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
+def _add_layer(run: Run, what: int, found: dict[str, Growing[Any]]) -> None:
     """Add the kernels, or the copies on a GPU."""
     layer = run.layer(_LAYER_OF[what])
     shapes, every = run.shapes, np.arange(len(run.shapes), dtype=np.int32)
@@ -124,7 +125,7 @@ def _add_layer(run: Run, what: int, found: dict[str, Growing]) -> None:
             column.extend(values[name], len(rows))
 
 
-def _add_warps(run: Run, found: dict[str, Growing], known: Int64s, *, has_kernels: bool) -> None:
+def _add_warps(run: Run, found: dict[str, Growing[Any]], known: Int64s, *, has_kernels: bool) -> None:
     """Add the launches without a kernel, from the first entry to the last exit of their warps. Where there is
     no kernel at all, also add the warps without a launch, one by one.
     """
@@ -171,7 +172,12 @@ def _is_in(known: Int64s, values: Int64s) -> Bools:
 
 
 def _add(
-    found: dict[str, Growing], of: Any, columns: tuple[Any, ...], rows: Any, start_ns: Any, end_ns: Any
+    found: dict[str, Growing[Any]],
+    of: Ints,
+    columns: tuple[Any, ...],
+    rows: Ints,
+    start_ns: Int64s,
+    end_ns: Int64s,
 ) -> None:
     """Add the work of warps; `of` has the launch of each."""
     gpu, pid, launch, has_launch = (column[of] for column in columns)
@@ -187,16 +193,13 @@ class _Spans:
     """The begins and ends of groups of warps, and the first row of each. Shapes `(groups,)`."""
 
     def __init__(self, count: int) -> None:
-        self.start_ns, self.end_ns, self.row = (empty(count, kind) for kind in (np.int64, np.int64, np.int32))
-        for column, value in (
-            (self.start_ns, (1 << 63) - 1),
-            (self.end_ns, -(1 << 63)),
-            (self.row, (1 << 31) - 1),
-        ):
-            for part in parts(count):
-                column[part] = value
+        self.start_ns, self.end_ns = empty(count, np.int64), empty(count, np.int64)
+        self.row = empty(count, np.int32)
+        for part in parts(count):
+            self.start_ns[part], self.end_ns[part] = (1 << 63) - 1, -(1 << 63)
+            self.row[part] = (1 << 31) - 1
 
-    def add(self, groups: Any, rows: Any, start_ns: Any, end_ns: Any) -> None:
+    def add(self, groups: Ints, rows: Ints, start_ns: Int64s, end_ns: Int64s) -> None:
         """Add warps by their groups. Shapes `(n,)`."""
         if not len(groups):
             return
@@ -207,26 +210,26 @@ class _Spans:
         np.maximum.at(self.end_ns, of, np.maximum.reduceat(end_ns, starts))
         np.minimum.at(self.row, of, rows[starts])
 
-    def with_warps(self) -> Any:
+    def with_warps(self) -> Int32s:
         """The groups that have warps, in the order of their first warps. Shape `(n,)`."""
         groups = flagged(len(self.row), lambda part: self.row[part] < (1 << 31) - 1)
         return taken(groups, in_order(taken(self.row, groups)))
 
 
-def _by_id(run: Run, start_ns: Any, launch: Any, has_launch: Any) -> Any:
+def _by_id(run: Run, start_ns: Int64s, launch: Ints, has_launch: Bools) -> Int32s:
     """The call with the launch id of each row of work: the last one before it, as an id may recur. Shape
     `(rows,)`.
     """
     launches = LaunchCalls(run)
 
-    def found(part: slice) -> Any:
+    def found(part: slice) -> Int64s:
         rows = launches.last_before(launch[part], start_ns[part])
         return np.where(has_launch[part], rows, NONE)
 
     return made(len(start_ns), np.int32, found)
 
 
-def _by_order(run: Run, work: dict[str, Any], call: Any, has_launch: Any) -> Any:
+def _by_order(run: Run, work: dict[str, Any], call: Ints, has_launch: Bools) -> Bools:
     """Fill in the calls of work without a launch id; return the flags of the work for which this was done."""
     what = work["what"]
     by_order = made(len(call), np.bool_, lambda part: np.zeros(part.stop - part.start, np.bool_))
@@ -245,7 +248,7 @@ def _by_order(run: Run, work: dict[str, Any], call: Any, has_launch: Any) -> Any
     return by_order
 
 
-def _last_before(run: Run, work: dict[str, Any], rows: Any, calls: Int64s, into: Any) -> None:
+def _last_before(run: Run, work: dict[str, Any], rows: Ints, calls: Int64s, into: Ints) -> None:
     """Write into `into`, for some rows of work, the last of `calls` of the same process that began before."""
     layer = run.layer("userspace")
     # Numbers of process ids may be negative.
@@ -298,12 +301,12 @@ def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
     )
 
 
-def outermost_rows(run: Run, rows: Any) -> Any:
+def outermost_rows(run: Run, rows: Ints) -> Int64s:
     """The rows of the outermost calls around some rows of calls, NONE for NONE. Shapes `(n,)`."""
     parents = run.layer("userspace").parent
     is_outermost = made(len(parents), np.bool_, lambda part: parents[part] == NOBODY)
 
-    def tops(part: slice) -> Any:
+    def tops(part: slice) -> Int64s:
         found = rows[part].astype(np.int64)
         known = found != NONE
         found[known] = nearest_of_some(parents, is_outermost, found[known])

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.analyses.breakdown import HOOKED, PARTS, hooked_title
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, runs
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.layers import Layer
@@ -33,13 +34,12 @@ STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER, UNKNOWN)
 class _Spans:
     """The spans of one thread, sorted by time."""
 
-    def __init__(self, run: Run, layer: Layer, rows: Any) -> None:
+    def __init__(self, run: Run, layer: Layer, rows: Ints) -> None:
         self._shapes = run.shapes
-        self.start_ns, self.end_ns, self._shape = (
-            taken(column, rows) for column in (layer.start_ns, layer.end_ns, layer.shape)
-        )
+        self.start_ns, self.end_ns = taken(layer.start_ns, rows), taken(layer.end_ns, rows)
+        self._shape = taken(layer.shape, rows)
 
-    def at(self, ts_ns: Any) -> Any:
+    def at(self, ts_ns: Int64s) -> Int64s:
         """The index of the span that contains each time, -1 for none. The spans do not overlap."""
         place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
         inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
@@ -49,12 +49,11 @@ class _Spans:
         """Keep the spans that begin in no other one: spans of several layers may overlap."""
         before_ns = np.maximum.accumulate(self.end_ns)[:-1]
         kept = np.concatenate([np.ones(len(self.start_ns[:1]), np.bool_), self.start_ns[1:] >= before_ns])
-        self.start_ns, self.end_ns, self._shape = (
-            of[kept] for of in (self.start_ns, self.end_ns, self._shape)
-        )
+        self.start_ns, self.end_ns = self.start_ns[kept], self.end_ns[kept]
+        self._shape = self._shape[kept]
         return self
 
-    def names(self, places: Any) -> Any:
+    def names(self, places: Ints) -> Int32s:
         """The numbers of the names of the spans at some indices, NONE for -1."""
         if not len(self._shape):
             return np.full(len(places), NONE, np.int32)
@@ -65,7 +64,9 @@ class _Spans:
 class _ByThread:
     """The spans of some shapes by thread; with `outermost`, only those inside no other of their layer."""
 
-    def __init__(self, run: Run, name: str, of_thread: Any, shapes: Any, *, outermost: bool = False) -> None:
+    def __init__(
+        self, run: Run, name: str, of_thread: Ints, shapes: Bools, *, outermost: bool = False
+    ) -> None:
         self._run, self._layer = run, run.layer(name)
         layer, threads, rows = self._layer, Growing(np.int32), Growing(np.int32)
         for part in parts(len(layer)):
@@ -128,7 +129,7 @@ class HostStates:
         union = Stretches(spans.start_ns, spans.end_ns)
         return union.gaps() if layer == OFF_CPU else union
 
-    def of(self, thread: Thread, start_ns: Any, end_ns: Any) -> Iterator[Spent]:
+    def of(self, thread: Thread, start_ns: Int64s, end_ns: Int64s) -> Iterator[Spent]:
         """Yield how long a thread was in each state in each of some stretches, a part of them at a time. The
         stretches are sorted and do not overlap.
 
@@ -176,7 +177,7 @@ class HostStates:
         return None if number == NONE else self._run.shapes.text(number)
 
 
-def _pieces(start_ns: Any, end_ns: Any, edges: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+def _pieces(start_ns: Int64s, end_ns: Int64s, edges: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
     """Yield the stretches, cut at the edges, a part at a time: starts, ends, indices of the stretches."""
     for some in [*parts(len(start_ns))] or [slice(0, 0)]:
         first_ns, last_ns = start_ns[some][:1], end_ns[some][-1:]
@@ -204,7 +205,7 @@ def _added_up(pieces: list[Spent]) -> Spent:
     return {**{key: column[first[by_first]] for key, column in spent.items()}, "dur_ns": sums[by_first]}
 
 
-def _is_in(stretches: Stretches, ts_ns: Any) -> Any:
+def _is_in(stretches: Stretches, ts_ns: Int64s) -> Bools:
     if not len(stretches.start_ns):
         return np.zeros(len(ts_ns), bool)
     place = np.searchsorted(stretches.start_ns, ts_ns, "right") - 1

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.analyses.gpu_work import Idle, Work, outermost_rows
 from tracepipe.reports.analyses.host_states import STATES, UNKNOWN, HostStates
+from tracepipe.reports.frames.arrays import Ints, Rows
 from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -45,19 +46,20 @@ class IdleGaps:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def dur_ns(self, rows: Any) -> Any:
+    def dur_ns(self, rows: Rows | int) -> Int64s:
         """The lengths of some gaps. Shape `(n,)`."""
-        return self.end_ns[rows] - self.start_ns[rows]
+        found: Int64s = self.end_ns[rows] - self.start_ns[rows]
+        return found
 
     def total_ns(self) -> int:
         """The sum of all lengths."""
         return sum(int(self.dur_ns(part).sum()) for part in parts(len(self)))
 
-    def take(self, rows: Any) -> IdleGaps:
+    def take(self, rows: Ints) -> IdleGaps:
         """The gaps at some rows."""
         return IdleGaps(*(taken(getattr(self, field.name), rows) for field in fields(self)))
 
-    def queued_ns(self, run: Run, rows: Any) -> tuple[Any, Any]:
+    def queued_ns(self, run: Run, rows: Ints) -> tuple[Int64s, Bools]:
         """How much of each of some gaps is after the return of the call for the following work, and whether
         that is known. Shapes `(n,)`.
         """
@@ -71,7 +73,7 @@ class IdleGaps:
 
 def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
     """Return the gaps of all GPUs, with the call that ended each."""
-    found = {name: Growing(kind) for name, kind in _KINDS.items() if name != "call"}
+    found: dict[str, Growing[Any]] = {name: Growing(kind) for name, kind in _KINDS.items() if name != "call"}
     launched = Growing(np.int32)
     for number, one in enumerate(idle):
         for values, of in _gaps(run, number, one):
@@ -116,7 +118,7 @@ def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
     """What the thread that launched the following work did in each gap: the columns gap, and state, call,
     syscall and dur_ns as in `HostStates.of`.
     """
-    found = {key: Growing(dtype) for key, dtype in _DOING.items()}
+    found: dict[str, Growing[Any]] = {key: Growing(dtype) for key, dtype in _DOING.items()}
     shapes, calls = run.shapes, run.layer("userspace")
     every = np.arange(len(shapes), dtype=np.int32)
     of_shape, first = equal(shapes.column("pid", every), shapes.column("tid", every))
@@ -135,9 +137,8 @@ def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
         rows.extend(some, len(some))
     for number, own in Grouped(threads.whole(), rows.whole()):
         shape = int(first[number % len(first)])
-        ids = (shapes.value(key, int(shapes.column(key, shape))) for key in ("pid", "tid"))
         start_ns, end_ns = taken(gaps.start_ns, own), taken(gaps.end_ns, own)
-        for spent in states.of((next(ids), next(ids)), start_ns, end_ns):
+        for spent in states.of(shapes.ids_of(shape), start_ns, end_ns):
             spent["gap"] = own[spent["stretch"]]
             for key, column in found.items():
                 column.extend(spent[key], len(spent["gap"]))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import NONE
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.counter_columns import SERIES, is_long
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
@@ -78,7 +79,7 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
     return Table("counters", title, columns, rows, note), len(order) - len(shown)
 
 
-def _counted(run: Run, of_shape: Any, names: int) -> _Counted:
+def _counted(run: Run, of_shape: Ints, names: int) -> _Counted:
     layer = run.layer("gpu_kernel")
     found = _Counted(
         np.zeros(names, np.int32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracepipe.event.columns import NONE, Int64s
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -51,7 +52,7 @@ class LaunchCalls:
         """
         return self.last_before(_launches(work, rows), work.start_ns[rows])
 
-    def last_before(self, ids: Int64s, starts_ns: Int64s) -> Int64s:
+    def last_before(self, ids: Ints, starts_ns: Int64s) -> Int64s:
         """Like `find`, for work with these launch ids and start times. Shapes `(n,)`."""
         low, end = np.searchsorted(self._ids, ids), np.searchsorted(self._ids, ids, "right")
         first, high = low.copy(), end.copy()

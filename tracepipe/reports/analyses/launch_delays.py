@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.analyses.gpu_work import Work, outermost_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -43,7 +43,7 @@ def delays_of(run: Run, work: Work, rows: slice) -> Delays:
     delay_ns = made(len(began_ns), np.int64, lambda part: np.maximum(began_ns[part] - back_ns[part], 0))
     asked_ns = np.sort(asked_ns)
 
-    def depth(part: slice) -> Any:
+    def depth(part: slice) -> Int64s:
         # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
         waiting = np.arange(part.start + 1, part.stop + 1) - np.searchsorted(began_ns, asked_ns[part])
         return np.maximum(waiting, 1)

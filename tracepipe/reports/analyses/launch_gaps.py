@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.reports.analyses.cuda_calls import calls_named, launching, outermost_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, in_order, one_number
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
@@ -83,7 +84,7 @@ class _Processes:
     other processes.
     """
 
-    def __init__(self, pids: Any, rows: Any, top: int) -> None:
+    def __init__(self, pids: Ints, rows: Ints, top: int) -> None:
         of, first = equal(pids)
         counts = np.bincount(of, minlength=len(first))
         busiest = np.argsort(-counts, kind="stable")
@@ -96,12 +97,13 @@ class _Processes:
             yield int(self._pids[number]), self._rows.of(number)
 
 
-def _pids(run: Run, rows: Any) -> Any:
+def _pids(run: Run, rows: Ints) -> Int32s:
     """The numbers of the process ids of some rows of calls. Shapes `(n,)`."""
-    return run.shapes.column("pid", run.layer("userspace").shape[rows])
+    pids: Int32s = run.shapes.column("pid", run.layer("userspace").shape[rows])
+    return pids
 
 
-def _between_launches(run: Run, launches: Any, top: int) -> tuple[Table, int]:
+def _between_launches(run: Run, launches: Ints, top: int) -> tuple[Table, int]:
     """The time from the return of each launch to the next launch, and from launch to launch, by process; and
     how many processes are left out.
     """
@@ -126,7 +128,7 @@ def _between_launches(run: Run, launches: Any, top: int) -> tuple[Table, int]:
     return table, processes.left_out
 
 
-def _surely_idle(run: Run, launches: Any) -> tuple[_Idle, list[str]]:
+def _surely_idle(run: Run, launches: Ints) -> tuple[_Idle, list[str]]:
     """The surely idle stretches of all processes, and notes on why some processes have none."""
     waits = outermost_named(run, _SYNCHRONISE).astype(np.int32)
     notes = []
@@ -146,7 +148,7 @@ def _surely_idle(run: Run, launches: Any) -> tuple[_Idle, list[str]]:
     return _idle_of(run, work, _succeeded(run, waits[~np.isin(_pids(run, waits), several)])), notes
 
 
-def _with_several_devices(run: Run) -> Any:
+def _with_several_devices(run: Run) -> Int32s:
     """The numbers of the ids of processes that choose several GPUs, or create several contexts."""
     calls, rows = run.layer("userspace"), calls_named(run, _OF_DEVICES)
     known: dict[str | None, int] = {None: NONE}
@@ -167,13 +169,14 @@ def _with_several_devices(run: Run) -> Any:
     return np.concatenate(found)
 
 
-def _succeeded(run: Run, rows: Any) -> Any:
+def _succeeded(run: Run, rows: Ints) -> Ints:
     calls = run.layer("userspace")
     results, known = run.args.result(calls.args[rows], calls.end_args[rows])
-    return rows[calls.has_length[rows] & (~known | (results == 0))]
+    found: Ints = rows[calls.has_length[rows] & (~known | (results == 0))]
+    return found
 
 
-def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
+def _idle_of(run: Run, work: Ints, waits: Ints) -> _Idle:
     """The stretches from the end of each wait to the next work of its process, for waits during which no
     other thread of the process launched work.
     """
@@ -204,7 +207,7 @@ def _idle_of(run: Run, work: Any, waits: Any) -> _Idle:
     return _Idle(of_wait[sure], calls.end_ns[waits], calls.start_ns[work], waits, work)
 
 
-def _idle_by_process(run: Run, idle: _Idle, kept: Any, top: int) -> tuple[Table, int]:
+def _idle_by_process(run: Run, idle: _Idle, kept: Ints, top: int) -> tuple[Table, int]:
     """How long each process surely had no work on its GPU, and how many processes are left out."""
     processes = _Processes(idle.pid[kept], kept, top)
     rows = (
@@ -220,7 +223,7 @@ def _idle_by_process(run: Run, idle: _Idle, kept: Any, top: int) -> tuple[Table,
     return Table("surely_idle", "Surely idle", columns, kept_rows(rows), note), processes.left_out
 
 
-def _longest(run: Run, idle: _Idle, kept: Any, top: int) -> Table:
+def _longest(run: Run, idle: _Idle, kept: Ints, top: int) -> Table:
     """The longest stretches, one by one."""
     calls, lengths_ns = run.layer("userspace"), idle.end_ns[kept] - idle.start_ns[kept]
     shown = kept[np.lexsort((idle.start_ns[kept], -lengths_ns))][: top or None]
@@ -243,8 +246,7 @@ def _longest(run: Run, idle: _Idle, kept: Any, top: int) -> Table:
 
 def _call(run: Run, row: int) -> str:
     calls = run.layer("userspace")
-    name: str = run.shapes.value("name", int(run.shapes.column("name", calls.shape[row])))
-    return name
+    return run.shapes.value("name", int(run.shapes.column("name", calls.shape[row])))
 
 
 def _process(run: Run, pid: int) -> str:

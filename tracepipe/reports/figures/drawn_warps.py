@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from tracepipe.reports.frames.arrays import Bools, Ints
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, flagged, parts, taken
@@ -35,13 +36,16 @@ class DrawnWarps:
     def __len__(self) -> int:
         return len(self.sm)
 
-    def those(self, which: Any) -> DrawnWarps:
+    def those(self, which: Callable[[slice], Bools]) -> DrawnWarps:
         """The warps that `which` flags; it is called with slices of the rows."""
         rows = flagged(len(self), which)
         if len(rows) == len(self):
             return self
-        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
-        return replace(self, **{name: taken(column, rows) for name, column in columns.items()})
+        columns: dict[str, Any] = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"
+        }
+        some: dict[str, Any] = {name: taken(column, rows) for name, column in columns.items()}
+        return replace(self, **some)
 
     def launches(self) -> int:
         """How many different launches they belong to, by id and name."""
@@ -59,7 +63,7 @@ class DrawnWarps:
             counts += np.bincount(np.searchsorted(values, of[part]), minlength=len(values))
         return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
-    def present(self, column: str) -> Any:
+    def present(self, column: str) -> Ints:
         """The distinct values of a column, sorted. Shape `(n,)`."""
         values = getattr(self, column)
         found = np.empty(0, values.dtype)
@@ -79,7 +83,7 @@ def drawn_warps(run: Run, kernel: str, start_ns: int, end_ns: int) -> DrawnWarps
     if kernel:
         wanted = re.compile(kernel)
         is_drawn &= pl.col("name").is_in([at for at, one in enumerate(names) if wanted.search(one)])
-    columns = {
+    columns: dict[str, Growing[Any]] = {
         field.name: Growing(_NARROW.get(field.name, "uint64" if field.name == "launch" else "int64"))
         for field in fields(DrawnWarps)
         if field.name != "names"

@@ -8,14 +8,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, short
+from tracepipe.reports.frames.arrays import Floats, Int32s, Int64s, Ints
 from tracepipe.reports.frames.grouping import in_buckets, reduced
 from tracepipe.reports.frames.libraries import collections, np, ticker
 from tracepipe.reports.frames.stored import flagged, made, parts, release
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from tracepipe.reports.findings.grouping import Kernels
+    from tracepipe.reports.findings.kernel_warps import KernelWarps
 
 KERNELS_MAX = 6
 # Up to this number each warp is drawn.
@@ -80,7 +88,7 @@ def panels(scope: Scope) -> list[Panel]:
     return found
 
 
-def _timed(kernels: Any, scope: Scope) -> Iterator[tuple[Any, Any]]:
+def _timed(kernels: Kernels, scope: Scope) -> Iterator[tuple[KernelWarps, Int32s]]:
     """The kernels with warps that exited in the window, and the rows of these warps."""
     for kernel in kernels:
         if kernel.has_exits and len(rows := _inside(kernel, scope)):
@@ -98,7 +106,7 @@ def _none(scope: Scope, any_warps: bool) -> str:
     )
 
 
-def _inside(kernel: Any, scope: Scope) -> Any:
+def _inside(kernel: KernelWarps, scope: Scope) -> Int32s:
     """The rows of the kernel's warps that exited in the window. Shape `(n,)`."""
     last_ns = kernel.last_exit_ns
     rows = flagged(
@@ -108,12 +116,12 @@ def _inside(kernel: Any, scope: Scope) -> Any:
     return rows
 
 
-def _exits(kernel: Any, rows: Any) -> Exits:
+def _exits(kernel: KernelWarps, rows: Ints) -> Exits:
     """The exits of some rows of a kernel's warps."""
     begin_ns = reduced(np.minimum, kernel.first_exit_ns, kernel.launch_starts)
     row, width = kernel.launch_row, int(kernel.warp.max()) + 1
 
-    def column(of: Callable[[Any], Any]) -> Any:
+    def column(of: Callable[[Any], Any]) -> Int64s:
         return made(len(rows), np.int64, lambda part: of(rows[part]))
 
     first_ns = column(lambda some: kernel.first_exit_ns[some] - begin_ns[row[some]])
@@ -125,14 +133,14 @@ def _exits(kernel: Any, rows: Any) -> Exits:
     )
 
 
-def _called(kernel: Any, names: Counter[str]) -> str:
+def _called(kernel: KernelWarps, names: Counter[str]) -> str:
     """The kernel's name, with its grid where another kernel has the same name."""
     if names[kernel.kernel] == 1 or kernel.grid is None:
         return short(kernel.kernel)
     return f"{short(kernel.kernel)} (grid {'×'.join(str(size) for size in kernel.grid)})"
 
 
-def _panel(name: str, kernel: Any, rows: Any, scope: Scope) -> Panel:
+def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
     exits = _exits(kernel, rows)
     count, apart = len(exits), len(flagged(len(exits), lambda part: exits.apart_ns[part] > 0))
     launches = int(kernel.launches.size)
@@ -175,13 +183,13 @@ def _picture(exits: Exits, apart: bool) -> Picture:
     return Picture(*spans, None, *(_groups(edges, bounds, of) for of in ordered))
 
 
-def _span(values: Any) -> tuple[int, int]:
+def _span(values: Ints) -> tuple[int, int]:
     """The least and the greatest value."""
     both = [(int(values[part].min()), int(values[part].max())) for part in parts(len(values))]
     return min(low for low, _ in both), max(high for _, high in both)
 
 
-def _groups(edges: Any, bounds: Any, values: Any) -> Groups:
+def _groups(edges: Floats, bounds: Ints, values: Ints) -> Groups:
     """Range, percentiles and median of the values from each bound to the next."""
     found = np.full((5, len(bounds) - 1), np.nan)
     for at, (first, last) in enumerate(pairwise(bounds.tolist())):
@@ -193,7 +201,7 @@ def _groups(edges: Any, bounds: Any, values: Any) -> Groups:
     return Groups(edges, *found)
 
 
-def _draw(picture: Picture, apart: bool, figure: Any) -> None:
+def _draw(picture: Picture, apart: bool, figure: Figure) -> None:
     heights = {"height_ratios": [3, 2] if apart else [1]}
     rows = figure.subplots(len(heights["height_ratios"]), 1, sharex=True, squeeze=False, gridspec_kw=heights)[
         :, 0
@@ -219,7 +227,7 @@ def _draw(picture: Picture, apart: bool, figure: Any) -> None:
     _warp_axis(rows[-1], *picture.warps)
 
 
-def _draw_each(axes: Any, warp: Any, first: Any, last: Any, look: tuple[str, str, str]) -> None:
+def _draw_each(axes: Axes, warp: Ints, first: Floats, last: Floats, look: tuple[str, str, str]) -> None:
     """A mark for the last value of each warp, and a line to it from the first."""
     line, dot, mark = look
     ends = np.stack((warp, first, warp, last), 1).reshape(-1, 2, 2)
@@ -227,7 +235,7 @@ def _draw_each(axes: Any, warp: Any, first: Any, last: Any, look: tuple[str, str
     axes.plot(warp, last, mark, color=dot, markersize=_dot(len(warp)), markeredgewidth=0)
 
 
-def _value_axis(axes: Any, span: tuple[float, float], many: bool, label: str, ticks: int) -> None:
+def _value_axis(axes: Axes, span: tuple[float, float], many: bool, label: str, ticks: int) -> None:
     """Set up the value axis, which begins at 0 unless the bands are far above it."""
     least, most = span
     axes.set_ylim(bottom=least - (most - least) * 0.1 if many and least > most / 2 else min(0.0, most - 0.5))
@@ -236,7 +244,7 @@ def _value_axis(axes: Any, span: tuple[float, float], many: bool, label: str, ti
     rule(axes, "y")
 
 
-def _warp_axis(axes: Any, low: int, high: int) -> None:
+def _warp_axis(axes: Axes, low: int, high: int) -> None:
     room = max(0.5, (high - low) * 0.01)
     axes.set_xlim(low - room, high + room)
     # A single warp gets a single tick.
@@ -254,7 +262,7 @@ def _dot(count: int) -> float:
     return 5 if count <= 60 else 3.2 if count <= 400 else 2.2
 
 
-def _draw_groups(axes: Any, groups: Groups, size_ns: int) -> None:
+def _draw_groups(axes: Axes, groups: Groups, size_ns: int) -> None:
     """Draw range, percentiles and median of the groups. A group without warps breaks the bands."""
     for least, most, alpha, label in (
         (groups.least, groups.most, 0.25, "all"),

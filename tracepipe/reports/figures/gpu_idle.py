@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tracepipe.reports.analyses.gpu_work import gpu_work
 from tracepipe.reports.figures.ink import (
@@ -17,10 +17,15 @@ from tracepipe.reports.figures.ink import (
     unit_of,
 )
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of
+from tracepipe.reports.frames.arrays import Floats, Int64s
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import matplotlib, np
 from tracepipe.reports.frames.stored import flagged, made
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CELLS = 960
 _LEAST_SHADE = 0.15
@@ -37,13 +42,13 @@ def panels(scope: Scope) -> list[Panel]:
     return [_panel(scope, gpu, found[gpu][1]) for gpu in drawn] + left_out
 
 
-def _busy(scope: Scope, start_ns: Any, end_ns: Any) -> tuple[int, Stretches]:
+def _busy(scope: Scope, start_ns: Int64s, end_ns: Int64s) -> tuple[int, Stretches]:
     """How many pieces of work touch the window, and the stretches in which there is any."""
     rows = flagged(
         len(start_ns), lambda part: (start_ns[part] <= scope.end_ns) & (end_ns[part] >= scope.start_ns)
     )
 
-    def cut(times_ns: Any) -> Any:
+    def cut(times_ns: Int64s) -> Int64s:
         """Times clipped to the window."""
         return made(
             len(rows), np.int64, lambda part: np.clip(times_ns[rows[part]], scope.start_ns, scope.end_ns)
@@ -84,7 +89,7 @@ def _percent(share: float) -> str:
     return "over 99.9%" if 0.999 < share < 1 else f"{share:.1%}"
 
 
-def _draw(busy: Stretches, gaps_ns: Any, first_ns: int, figure: Any) -> None:
+def _draw(busy: Stretches, gaps_ns: Int64s, first_ns: int, figure: Figure) -> None:
     rows = figure.subplots(
         2 if len(gaps_ns) else 1,
         1,
@@ -96,7 +101,7 @@ def _draw(busy: Stretches, gaps_ns: Any, first_ns: int, figure: Any) -> None:
         _draw_lengths(rows[1][0], gaps_ns)
 
 
-def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
+def _draw_strip(axes: Axes, busy: Stretches, first_ns: int) -> None:
     start_ns, end_ns = int(busy.start_ns[0]), int(busy.end_ns[-1])
     shade = _shades(busy, start_ns, end_ns)
     rgba = np.empty((1, len(shade), 4))
@@ -111,7 +116,7 @@ def _draw_strip(axes: Any, busy: Stretches, first_ns: int) -> None:
     )
 
 
-def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
+def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Floats:
     """The shade of each cell, by how busy it is; work that is too short to be seen gets the lightest one."""
     cells = min(CELLS, end_ns - start_ns)
     edges = np.linspace(0, end_ns - start_ns, cells + 1).astype(np.int64) + start_ns
@@ -121,7 +126,7 @@ def _shades(busy: Stretches, start_ns: int, end_ns: int) -> Any:
     return np.where(touched | (share > 0), _LEAST_SHADE + (1 - _LEAST_SHADE) * share, 0)
 
 
-def _draw_lengths(axes: Any, gaps_ns: Any) -> None:
+def _draw_lengths(axes: Axes, gaps_ns: Int64s) -> None:
     low, high = (int(np.floor(np.log10(max(1, value)))) for value in (int(gaps_ns.min()), int(gaps_ns.max())))
     low = min(low, high - 2)  # else a single length would be a block across the picture
     edges = np.array(

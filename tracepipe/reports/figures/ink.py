@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tracepipe.reports.frames.libraries import matplotlib, ticker
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis
+    from matplotlib.colors import Colormap
 
 WIDTH_IN = 10.0
 # Colours of Okabe and Ito; a mark or a place also distinguishes each from the others.
@@ -73,12 +78,13 @@ def moment_text(ts_ns: int, length_ns: int) -> str:
     return f"{ts_ns / size_ns:,.{digits}f} {unit}"
 
 
-def heat() -> Any:
+def heat() -> Colormap:
     """The colour map of counts, with a pale grey for none."""
-    return matplotlib.colormaps[HEAT].with_extremes(bad=NOTHING)
+    found: Colormap = matplotlib.colormaps[HEAT].with_extremes(bad=NOTHING)
+    return found
 
 
-def log_time_axis(axis: Any) -> None:
+def log_time_axis(axis: XAxis) -> None:
     """Label decades of ns, each with a suitable unit; where there are few, label twos and fives too."""
     axis.set_major_locator(ticker.LogLocator(base=10, numticks=20))
     axis.set_minor_locator(ticker.LogLocator(base=10, subs=range(2, 10), numticks=100))
@@ -98,7 +104,7 @@ def decade_text(ns: float) -> str:
     return f"{ns:.3g} ns"
 
 
-def rule(axes: Any, axis: str) -> None:
+def rule(axes: Axes, axis: Literal["x", "y"]) -> None:
     """Draw thin lines behind the data, across one axis."""
     axes.grid(axis=axis, color=RULE, linewidth=0.6)
     axes.set_axisbelow(True)

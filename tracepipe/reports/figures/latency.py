@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.reports.figures.panel import Panel, Scope, short
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.grouping import greatest
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.stored import flagged, made, parts, taken
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LAYERS = (("userspace", "CUDA API calls"), ("syscall", "system calls"), ("kernel", "driver functions"))
 FUNCTIONS_MAX = 9
@@ -47,7 +52,7 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
     layer, shapes = scope.run.layer(name), scope.run.shapes
     has_length = layer.has_length
 
-    def inside(part: slice) -> Any:
+    def inside(part: slice) -> Bools:
         return (layer.start_ns[part] <= scope.end_ns) & (layer.end_ns[part] >= scope.start_ns)
 
     timed = flagged(len(layer), lambda part: inside(part) & has_length[part])
@@ -89,12 +94,12 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
 
-def _of_shapes(layer: Layer, calls: Any, shapes: Any) -> Any:
+def _of_shapes(layer: Layer, calls: Ints, shapes: Bools) -> Ints:
     """The calls whose shapes are flagged."""
     return taken(calls, flagged(len(calls), lambda part: shapes[layer.shape[calls[part]]]))
 
 
-def _called(layer: Layer, calls: Any, name: str) -> CallLengths:
+def _called(layer: Layer, calls: Ints, name: str) -> CallLengths:
     """The lengths of the calls at some rows of a layer."""
     dur_ns = made(len(calls), np.int64, lambda part: layer.end_ns[calls[part]] - layer.start_ns[calls[part]])
     least_ns = min((int(dur_ns[part].min()) for part in parts(len(dur_ns))), default=0)
@@ -113,7 +118,7 @@ def _upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _draw(rows: list[CallLengths], figure: Any) -> None:
+def _draw(rows: list[CallLengths], figure: Figure) -> None:
     axes = figure.subplots()
     shortest = max(1, min(row.least_ns for row in rows))
     longest = max(shortest + 1, *(row.spread[-1] or 0 for row in rows))
@@ -139,7 +144,7 @@ def _draw(rows: list[CallLengths], figure: Any) -> None:
     )
 
 
-def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
+def _draw_row(axes: Axes, row: CallLengths, base: int, edges: Floats) -> None:
     """Draw the lengths of one name above their line: a histogram, or dots for a few."""
     if len(row.dur_ns) >= HISTOGRAM_MIN:
         counts = np.zeros(len(edges) - 1, np.int64)
@@ -148,14 +153,21 @@ def _draw_row(axes: Any, row: CallLengths, base: int, edges: Any) -> None:
         heights = base + 0.72 * counts / counts.max()
         axes.stairs(heights, edges, baseline=base, fill=True, color=SERIES, alpha=0.6, linewidth=0)
     else:
-        look = {"color": SERIES, "markersize": 3.5, "alpha": 0.6, "markeredgewidth": 0}
         lengths = np.clip(row.dur_ns, edges[0], None)
-        axes.plot(lengths, np.full(len(lengths), base + 0.3), "o", **look)
+        axes.plot(
+            lengths,
+            np.full(len(lengths), base + 0.3),
+            "o",
+            color=SERIES,
+            markersize=3.5,
+            alpha=0.6,
+            markeredgewidth=0,
+        )
     axes.plot((edges[0], edges[-1]), (base, base), color=RULE, linewidth=0.8)
     _mark(axes, row, base, edges[0])
 
 
-def _mark(axes: Any, row: CallLengths, base: float, least: float) -> None:
+def _mark(axes: Axes, row: CallLengths, base: float, least: float) -> None:
     """Draw the percentiles (nearest rank), each with its own mark."""
     _, _, *percentiles, _ = row.spread
     for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):

@@ -6,16 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.reports.figures.drawn_warps import NOT_RECORDED, DrawnWarps
 from tracepipe.reports.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.reports.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
+from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
 from tracepipe.reports.frames.grouping import in_buckets
 from tracepipe.reports.frames.intervals import Stretches, most_at_once, nothing
 from tracepipe.reports.frames.libraries import matplotlib, np, ticker
 from tracepipe.reports.frames.stored import made, parts
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CELLS = 480
 ROWS_MAX = 512
@@ -60,7 +65,7 @@ def panels(scope: Scope) -> list[Panel]:
     return found + left_out
 
 
-def _is(column: Any, value: int) -> Callable[[slice], Any]:
+def _is(column: Ints, value: int) -> Callable[[slice], Any]:
     return lambda part: column[part] == value
 
 
@@ -141,7 +146,7 @@ class _Since:
         self._shape, self._length_ns = (rows, cells), length_ns
         self._count, self._total_ns = np.zeros(rows * cells, np.int64), np.zeros(rows * cells)
 
-    def add(self, row: Any, ts_ns: Any) -> None:
+    def add(self, row: Ints, ts_ns: Int64s) -> None:
         """Add events in these rows at these times. Shapes `(n,)`."""
         cells = self._shape[1]
         # Floats, as a sum of long times in ns exceeds 64 bits.
@@ -150,10 +155,11 @@ class _Since:
         self._count += np.bincount(place, minlength=self._count.size)
         np.add.at(self._total_ns, place, ts_ns)
 
-    def time_ns(self) -> Any:
+    def time_ns(self) -> Floats:
         count, total_ns = (of.reshape(self._shape).cumsum(axis=1) for of in (self._count, self._total_ns))
         cells = self._shape[1]
-        return count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
+        found: Floats = count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
+        return found
 
 
 def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
@@ -218,7 +224,7 @@ def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int)
     return f"{what} on {used}{of_all} SMs in {length}, at most {most} at a time on one SM"
 
 
-def _draw(grid: Grid, after: str, figure: Any) -> None:
+def _draw(grid: Grid, after: str, figure: Figure) -> None:
     size_ns, unit = unit_of(grid.end_ns - grid.start_ns)
     length = (grid.end_ns - grid.start_ns) / size_ns
     rows, cells = grid.level.shape
@@ -252,7 +258,7 @@ def _draw(grid: Grid, after: str, figure: Any) -> None:
     bar.update_ticks()
 
 
-def _label_rows(axes: Any, sms: Any) -> None:
+def _label_rows(axes: Axes, sms: Ints) -> None:
     """Label the rows with their SMs: all of them, or as many as fit."""
     step = next(
         step for step in (1, 2, 4, 8, 12, 16, 24, 32, 64, 128) if len(sms) / step <= 24 or step == 128

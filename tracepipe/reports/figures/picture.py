@@ -9,12 +9,16 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tracepipe.reports.figures.ink import SETTINGS, VARIABLES, WIDTH_IN
 from tracepipe.reports.figures.panel import Panel
 from tracepipe.reports.figures.png import DOTS_PER_INCH, write_png
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import agg, figure, matplotlib, np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The letters of a title that fit the width of a picture.
 _TITLE_LETTERS = 112
@@ -27,7 +31,7 @@ _COLOUR = re.compile(r"\b(fill|stroke): (#[0-9a-f]{6})")
 
 
 @contextmanager
-def _settings(**more: Any) -> Iterator[None]:
+def _settings(**more: object) -> Iterator[None]:
     with warnings.catch_warnings(), matplotlib.rc_context({**SETTINGS, **more}):
         # Letters that the font lacks are drawn as boxes, so a warning is not needed.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -53,7 +57,7 @@ def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
             _write_svg(out, heights, figures)
 
 
-def _titled(panel: Panel, title: list[str], height: int) -> Any:
+def _titled(panel: Panel, title: list[str], height: int) -> Figure:
     """A matplotlib figure of a panel under its title."""
     whole = _blank(height / DOTS_PER_INCH)
     weight = "bold" if panel.draw else None
@@ -63,7 +67,7 @@ def _titled(panel: Panel, title: list[str], height: int) -> Any:
     return whole
 
 
-def _pixels(whole: Any) -> Any:
+def _pixels(whole: Figure) -> Ints:
     """A figure as pixels: uint8, shape `(height, width, 3)`."""
     whole.set_dpi(DOTS_PER_INCH)
     canvas = agg.FigureCanvasAgg(whole)
@@ -84,7 +88,7 @@ def _write_svg(out: BinaryIO, heights: list[int], figures: Iterator[Any]) -> Non
     out.write(b"</svg>\n")
 
 
-def _svg(whole: Any) -> str:
+def _svg(whole: Figure) -> str:
     """A figure as an `<svg>` element."""
     out = io.BytesIO()
     whole.savefig(out, format="svg", dpi=DOTS_PER_INCH, metadata=_NO_METADATA)
@@ -92,11 +96,12 @@ def _svg(whole: Any) -> str:
     return svg[svg.index("<svg") :]
 
 
-def _blank(height_in: float) -> Any:
+def _blank(height_in: float) -> Figure:
     # The parts of a figure refer to each other: without a collection the last figure would stay in memory.
     gc.collect()
-    whole = figure.Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    whole.get_layout_engine().set(hspace=0, h_pad=0.025)
+    whole: Figure = figure.Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+    engine: Any = whole.get_layout_engine()  # of the constrained layout, by the figure's own choice
+    engine.set(hspace=0, h_pad=0.025)
     return whole
 
 

@@ -17,9 +17,10 @@ from tracepipe.reports.findings.block_times import (
     started_together,
 )
 from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
-from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.reports.findings.ranks import LateClass, late_class
 from tracepipe.reports.findings.sampling import MAX_BLOCKS, sample
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text

@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.reports.findings.tail import MIN_VALUES
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import batches, in_buckets, numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import empty, made, parts, release

@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding
 from tracepipe.reports.findings.groups import SPLIT_P, split_p_values
-from tracepipe.reports.findings.kernel_warps import LANES, Flags, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import LANES, Flags, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.late_lanes import Parted, finding_of
 from tracepipe.reports.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
 from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, flagged, taken
 

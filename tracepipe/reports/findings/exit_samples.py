@@ -14,17 +14,11 @@ from typing import NamedTuple
 from tracepipe.reports.findings import find_all
 from tracepipe.reports.findings.finding import Finding, listed
 from tracepipe.reports.findings.grouping import kernels_of
-from tracepipe.reports.findings.kernel_warps import (
-    LANES,
-    NOT_RECORDED,
-    Flags,
-    Floats,
-    Ints,
-    KernelWarps,
-)
+from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Flags, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.ranks import between
 from tracepipe.reports.findings.sampling import sample
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured

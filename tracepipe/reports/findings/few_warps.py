@@ -9,8 +9,9 @@ import math
 from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
-from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, Floats, KernelWarps
+from tracepipe.reports.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps
 from tracepipe.reports.findings.waves import ORDER_CAUSE
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
 

@@ -13,13 +13,13 @@ from tracepipe.reports.findings.kernel_warps import (
     LANES,
     NOT_RECORDED,
     Flags,
-    Ints,
     KernelWarps,
     LaunchIds,
     WarpColumns,
 )
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
 from tracepipe.reports.findings.warp_order import sort_warps
+from tracepipe.reports.frames.arrays import Int32s, Ints
 from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -126,7 +126,7 @@ def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
 
 def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
     """The columns of these warps, and `nameless`: whether their launch has no id."""
-    columns = {name: empty(len(rows), np.int64) for name in _UNKNOWN}
+    columns: dict[str, Any] = {name: empty(len(rows), np.int64) for name in _UNKNOWN}
     columns["launch"], columns["nameless"] = empty(len(rows), np.uint64), empty(len(rows), np.bool_)
     at = 0
     for frame in table.frames(*_UNKNOWN, rows=rows):
@@ -141,7 +141,7 @@ def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
 class _ExitRows:
     """The exits of warps whose lanes did not exit together, by kernel and in the order of warps."""
 
-    def __init__(self, table: WarpTable, of_warp: Any, kernels: int) -> None:
+    def __init__(self, table: WarpTable, of_warp: Ints, kernels: int) -> None:
         self._of, self._exit_ns, self._mask = table.exit_columns()
         self._order, self._bounds = np.empty(0, np.int64), np.zeros(kernels + 1, np.int64)
         if len(self._of):
@@ -199,7 +199,7 @@ def _of_records(
     return sort_warps(unsorted)
 
 
-def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:
+def _launches(launch: Ints, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:
     """The number of each row's launch, 0, 1, …, and the launches' ids in the recording. A launch id may be
     reused: the second occurrence of a warp belongs to another launch."""
     starts = starts_of(launch, nameless)
@@ -217,7 +217,7 @@ def _launches(launch: Any, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds
     return number, LaunchIds(launch[first], nameless[first])
 
 
-def _again(numbers: Ints) -> Any:
+def _again(numbers: Ints) -> Int32s | None:
     """How often the number of each row occurs before it; None where no number recurs."""
     order = in_order(numbers)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from tracepipe.reports.findings.kernel_warps import LANES, Floats, Ints
+from tracepipe.reports.findings.kernel_warps import LANES
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 
 MOST_GROUPS = 4

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.reports.findings.sampling import sample
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.grouping import distinct, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import flagged, made, parts, release, stored, taken
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
-    Flags = NDArray[np.bool_]
-else:
-    Ints = Floats = Flags = Any
-
+Flags = Bools
 NOT_RECORDED = -(1 << 63)
 LANES = 32
 
@@ -353,12 +346,12 @@ class KernelWarps(WarpColumns):
         return times
 
 
-def _narrow(*columns: Ints) -> Any:
+def _narrow(*columns: Ints) -> Ints:
     """The times of all columns, after the earliest one: in 4 bytes each if they span at most 4 seconds."""
     ends = [end for column in columns if column.size for end in (int(column.min()), int(column.max()))]
     first_ns, last_ns = min(ends, default=0), max(ends, default=0)
     # Differences of sorted unsigned numbers are right, too.
-    dtype = np.uint32 if last_ns - first_ns < 1 << 32 else np.int64
+    dtype: type[np.integer[Any]] = np.uint32 if last_ns - first_ns < 1 << 32 else np.int64
     times, at = np.empty(sum(column.size for column in columns), dtype), 0
     for column in columns:
         for part in parts(column.size):

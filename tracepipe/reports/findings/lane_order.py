@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracepipe.reports.findings.kernel_warps import LANES, Floats
+from tracepipe.reports.findings.kernel_warps import LANES
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 
 APART = 8

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
-from tracepipe.reports.findings.kernel_warps import LANES, Floats, Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.reports.findings.stride import LANES_CAUSE
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
 from tracepipe.units import duration_text

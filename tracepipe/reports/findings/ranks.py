@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracepipe.reports.findings.kernel_warps import Flags, Floats, Ints
+from tracepipe.reports.findings.kernel_warps import Flags
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import runs
 from tracepipe.reports.frames.libraries import np
 

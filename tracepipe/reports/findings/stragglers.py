@@ -20,9 +20,10 @@ from tracepipe.reports.findings.block_times import (
     share_of_blocks_time,
 )
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
-from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, KernelWarps
 from tracepipe.reports.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text

@@ -8,10 +8,11 @@ the number of warps in a block for warps.
 from __future__ import annotations
 
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, percent
-from tracepipe.reports.findings.kernel_warps import LANES, Floats, KernelWarps
+from tracepipe.reports.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
 from tracepipe.reports.findings.ranks import LateClass, late_class, median_with_interval
 from tracepipe.reports.findings.sampling import sample
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import flagged
 from tracepipe.units import duration_text

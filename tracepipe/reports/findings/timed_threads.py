@@ -8,12 +8,12 @@ from tracepipe.reports.findings.kernel_warps import (
     LANES,
     NOT_RECORDED,
     Flags,
-    Ints,
     KernelWarps,
     LaunchIds,
     WarpColumns,
 )
 from tracepipe.reports.findings.warp_order import sort_warps
+from tracepipe.reports.frames.arrays import Bools, Int64s, Ints
 from tracepipe.reports.frames.grouping import equal, grouped, runs
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
@@ -49,7 +49,7 @@ def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
     return [_of_threads(run, layer, own, event[own]) for own in in_order]
 
 
-def _of_warps(run: Run, layer: Layer) -> Any:
+def _of_warps(run: Run, layer: Layer) -> Bools:
     """Flags the rows whose launch was also recorded warp by warp: they repeat the same exits."""
     if layer.launch is None or not len(run.warp_table):
         return np.zeros(len(layer), np.bool_)
@@ -57,18 +57,18 @@ def _of_warps(run: Run, layer: Layer) -> Any:
     return run.shapes.has_launch(layer.shape) & np.isin(layer.launch, launches)
 
 
-def _events(run: Run, layer: Layer) -> Any:
+def _events(run: Run, layer: Layer) -> Ints:
     """For each row, _ENTRY, _EXIT or _OTHER, from its phase, else from its arguments."""
     of_phase = np.full(128, _OTHER, np.uint8)
     of_phase[[ord("B"), ord("E")]] = _ENTRY, _EXIT
-    event = of_phase[run.shapes.column("phase", layer.shape)]
+    event: Ints = of_phase[run.shapes.column("phase", layer.shape)]
     by_args = np.flatnonzero(event == _OTHER)
     texts = run.args.texts_of("event", layer.args[by_args])
     event[by_args] = [_EVENTS.get(text or "", _OTHER) for text in texts]
     return event
 
 
-def _launch_ids(run: Run, layer: Layer) -> Any:
+def _launch_ids(run: Run, layer: Layer) -> Int64s | None:
     """The launch id of each row as a Python integer, -1 without one; None where no row has one."""
     has_launch = run.shapes.has_launch(layer.shape)
     if not has_launch.any():
@@ -77,7 +77,7 @@ def _launch_ids(run: Run, layer: Layer) -> Any:
     return np.where(has_launch, launch.view(np.uint64).astype(object), -1)
 
 
-def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
+def _of_threads(run: Run, layer: Layer, rows: Ints, event: Ints) -> KernelWarps:
     """The warps of one kernel's threads. Where launches have no ids, the n-th event of a thread belongs to
     the n-th launch.
     """
@@ -113,7 +113,7 @@ def _of_threads(run: Run, layer: Layer, rows: Any, event: Any) -> KernelWarps:
     return sort_warps(unsorted)
 
 
-def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]]:
+def _linear(index: Ints, rows: Ints, axis: int) -> tuple[Any, tuple[int, int, int]]:
     """The linear index x + y·width + z·width·height of each row, whose x is in the column `axis`, and the
     sizes: the largest index that was seen, plus one.
     """
@@ -125,7 +125,7 @@ def _linear(index: Any, rows: Any, axis: int) -> tuple[Any, tuple[int, int, int]
 
 
 def _launches(
-    run: Run, layer: Layer, rows: Any, event: Any, block: Any, thread: Any
+    run: Run, layer: Layer, rows: Ints, event: Ints, block: Ints, thread: Ints
 ) -> tuple[Any, LaunchIds]:
     """The number of each row's launch, 0, 1, …, and the launches' ids in the recording."""
     known = _launch_ids(run, layer)
@@ -150,7 +150,7 @@ def _launches(
     return (np.cumsum(is_used, dtype=np.int32) - 1)[launch], named
 
 
-def _are_mixed(launch: Any, start_ns: Ints) -> bool:
+def _are_mixed(launch: Ints, start_ns: Ints) -> bool:
     """Whether threads of several blocks cannot be distinguished: an index recurs before all others have
     occurred once."""
     counts = np.bincount(launch)

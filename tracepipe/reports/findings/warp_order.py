@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tracepipe.reports.findings.kernel_warps import Ints, KernelWarps, WarpColumns
+from tracepipe.reports.findings.kernel_warps import KernelWarps, WarpColumns
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import in_order
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, taken

@@ -13,8 +13,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
-from tracepipe.reports.findings.kernel_warps import Ints, KernelWarps
+from tracepipe.reports.findings.kernel_warps import KernelWarps
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import in_buckets, numbered
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np

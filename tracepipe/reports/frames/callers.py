@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.nesting import OVERLAP_ROWS_MAX
 from tracepipe.reports.frames.libraries import np
 
@@ -25,7 +23,7 @@ def depths(parent: Int32s) -> Int32s:
     return inner
 
 
-def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Any) -> Int64s:
+def callers_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Bools) -> Int64s:
     """For each span the innermost of the last `BESIDE_MAX` open spans that encloses it, else NONE.
 
     Spans are sorted by start, the longer first; `lasts` flags those that can be callers. Shapes `(n,)`.

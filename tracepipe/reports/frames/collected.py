@@ -8,6 +8,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns
 from tracepipe.event.model import NO_SLICES
 from tracepipe.event.order import order_of
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
+from tracepipe.reports.frames.arrays import T
 from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np
@@ -28,7 +29,7 @@ class Collected:
 
     def __init__(self) -> None:
         self._count = 0
-        self._columns = {"ts_ns": Growing(np.int64), "shape": Growing(np.int32)}
+        self._columns: dict[str, Growing[Any]] = {"ts_ns": Growing(np.int64), "shape": Growing(np.int32)}
 
     def add(self, events: TraceColumns) -> None:
         """Add the events of a batch. Raises OutputError."""
@@ -49,7 +50,7 @@ class Collected:
             column.extend(NONE if values is None else values, len(events))
         self._count += len(events)
 
-    def _late(self, dtype: Any, missing: int, width: tuple[int, ...] = ()) -> Growing:
+    def _late(self, dtype: type[T], missing: int, width: tuple[int, ...] = ()) -> Growing[T]:
         """A column that no event has had so far."""
         column = Growing(dtype, width)
         for part in parts(self._count):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from tracepipe.event.columns import Bools, TraceColumns
+from tracepipe.event.columns import Bools, Int64s, TraceColumns
 from tracepipe.event.counter_names import (
     DRAM_READ,
     DRAM_READ_SHARE,
@@ -18,8 +19,12 @@ from tracepipe.event.counter_names import (
 )
 from tracepipe.event.model import COUNTS
 from tracepipe.event.tables import Tables
+from tracepipe.reports.frames.arrays import AnyArray, Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, empty, parts
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 SERIES = (SM_ACTIVE, TENSOR_ACTIVE, DRAM_READ, DRAM_READ_SHARE, DRAM_WRITE, DRAM_WRITE_SHARE, SM_CLOCK)
 """The counters that are kept, in the order of the columns."""
@@ -34,7 +39,7 @@ class CounterTable:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._growing: dict[int, tuple[Growing, Growing, Growing]] = {}
+        self._growing: dict[int, tuple[Growing[Any], ...]] = {}
         self.gpus: dict[int, GpuSamples] = {}
         """The samples of each GPU, after `finish`."""
 
@@ -53,14 +58,14 @@ class CounterTable:
             if len(rows) and (gpu in self._growing or len(self._growing) < _GPUS_MAX):
                 self._take(gpu, events, rows)
 
-    def _take(self, gpu: int, events: TraceColumns, rows: Any) -> None:
+    def _take(self, gpu: int, events: TraceColumns, rows: Ints) -> None:
         args = map(self._tables.args, events.args[rows].tolist())
         values = [[_number(one.get(series)) for series in SERIES] for one in args]
         if gpu not in self._growing:
             width = (len(SERIES),)
             self._growing[gpu] = Growing(np.int64), Growing(np.int64), Growing(np.float64, width)
         start_ns = events.ts_ns[rows]
-        taken = start_ns, start_ns + events.dur_ns[rows], values
+        taken: tuple[ArrayLike, ...] = start_ns, start_ns + events.dur_ns[rows], values
         for column, more in zip(self._growing[gpu], taken, strict=True):
             column.extend(more, len(rows))
 
@@ -71,7 +76,7 @@ class CounterTable:
         self._growing = {}
 
 
-def _number(value: Any) -> float:
+def _number(value: float | int | str | None) -> float:
     """A value of a sample; NaN where it is missing or invalid."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _VALUE_MAX else math.nan
 
@@ -79,7 +84,7 @@ def _number(value: Any) -> float:
 class GpuSamples:
     """The samples of one GPU, sorted by start, and their cumulative sums."""
 
-    def __init__(self, start_ns: Any, end_ns: Any, values: Any) -> None:
+    def __init__(self, start_ns: Int64s, end_ns: Int64s, values: Floats) -> None:
         if bool((np.diff(start_ns) < 0).any()):
             order = np.argsort(start_ns, kind="stable")
             start_ns, end_ns, values = start_ns[order], end_ns[order], values[order]
@@ -89,7 +94,7 @@ class GpuSamples:
         self._sums = _sums(np.nan_to_num, values)
         self._known = _sums(np.isfinite, values)
 
-    def inside(self, start_ns: Any, end_ns: Any) -> tuple[Any, Any, Any]:
+    def inside(self, start_ns: Int64s, end_ns: Int64s) -> tuple[Int64s, Floats, Floats]:
         """For each stretch the number of samples that are wholly inside it, shape `(n,)`; and for each of
         `SERIES` the sum and the number of their values, shapes `(n, series)`.
         """
@@ -98,7 +103,7 @@ class GpuSamples:
         return last - first, self._sums[last] - self._sums[first], self._known[last] - self._known[first]
 
 
-def _sums(of: Any, values: Any) -> Any:
+def _sums(of: Callable[[AnyArray], AnyArray], values: Floats) -> Floats:
     """The cumulative sums of `of(values)`, shape `(rows + 1, series)`. Raises OutputError."""
     sums = empty(len(values) + 1, np.float64, values.shape[1:])
     sums[0] = 0
@@ -107,7 +112,7 @@ def _sums(of: Any, values: Any) -> Any:
     return sums
 
 
-def is_long(start_ns: Any, end_ns: Any, samples: GpuSamples) -> Bools:
+def is_long(start_ns: Int64s, end_ns: Int64s, samples: GpuSamples) -> Bools:
     """Flags the stretches that are longer than two samples: at least one sample is wholly inside them. Shapes
     `(n,)`.
     """

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
-from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.event.columns import Bools, Int32s, Int64s
+from tracepipe.reports.frames.arrays import AnyArray, Ints, T
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, empty, flagged, made, parts, release, stored, taken
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _BITS = 63
 
 
-def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
+def grouped(numbers: Ints) -> Iterator[tuple[int, Int64s]]:
     """Yield each distinct non-negative number, sorted, with the rows that have it, in their order."""
     if not len(numbers):
         return
@@ -23,7 +27,7 @@ def grouped(numbers: Any) -> Iterator[tuple[int, Int64s]]:
         yield int(numbers[order[first]]), order[first:last]
 
 
-def each(numbers: Any) -> Iterator[int]:
+def each(numbers: Ints) -> Iterator[int]:
     """Yield the numbers of a column as Python integers."""
     for part in parts(len(numbers)):
         yield from numbers[part].tolist()
@@ -34,29 +38,30 @@ class Grouped:
     column.
     """
 
-    def __init__(self, numbers: Any, rows: Any) -> None:
-        self._rows, self._bounds, self._numbers = rows, np.zeros(1, np.int64), np.empty(0, np.int64)
+    def __init__(self, numbers: Ints, rows: Ints) -> None:
+        self._rows, self._bounds = rows, np.zeros(1, np.int64)
+        self._numbers: Ints = np.empty(0, np.int64)
         if len(numbers):
             order, self._bounds = sorted_by(numbers)
             self._numbers = taken(numbers, order[self._bounds[:-1]])
             self._rows = taken(rows, order)
             self._bounds = stored(self._bounds)
 
-    def of(self, number: int) -> Any:
+    def of(self, number: int) -> Ints:
         """The rows that have a number."""
         at = int(np.searchsorted(self._numbers, number))
         if at == len(self._numbers) or self._numbers[at] != number:
             return self._rows[:0]
         return self._rows[self._bounds[at] : self._bounds[at + 1]]
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[tuple[int, Ints]]:
         for part in parts(len(self._numbers)):
             bounds = self._bounds[part.start : part.stop + 1].tolist()
             for number, (first, last) in zip(self._numbers[part].tolist(), pairwise(bounds), strict=True):
                 yield number, self._rows[first:last]
 
 
-def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
+def sorted_by(numbers: Ints) -> tuple[Int64s, Int64s]:
     """The indices that sort non-negative numbers, and the first index of each distinct number, with the end
     of the last. Equal numbers keep their order.
     """
@@ -68,7 +73,7 @@ def sorted_by(numbers: Any) -> tuple[Int64s, Int64s]:
     return order, np.concatenate([[0], starts, [len(ordered)]])
 
 
-def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[Any]]:
+def in_buckets(numbers: Ints, count: int, *columns: NDArray[T]) -> tuple[Int64s, list[NDArray[T]]]:
     """Sort columns by a number below `count` that each row has. Return the first row of each number, with the
     end of the last, shape `(count + 1,)`, and the sorted columns. Equal rows keep their order.
     """
@@ -87,20 +92,20 @@ def in_buckets(numbers: Any, count: int, *columns: Any) -> tuple[Int64s, list[An
     return bounds, found
 
 
-def distinct(column: Any) -> Any:
+def distinct(column: NDArray[T]) -> NDArray[T]:
     """The sorted distinct values of a column, shape `(values,)`."""
     # np.unique of some versions of numpy makes a hash table, whose memory is not returned to the system.
     ordered = np.sort(column)
     return taken(ordered, starts_of(ordered))
 
 
-def numbered(column: Any) -> tuple[Any, Any]:
+def numbered(column: NDArray[T]) -> tuple[NDArray[T], Int32s]:
     """The sorted distinct values of a column, and for each row the index of its value."""
     values = distinct(column)
     return values, made(len(column), np.int32, lambda part: np.searchsorted(values, column[part]))
 
 
-def batches(bounds: Int64s) -> Iterator[slice]:
+def batches(bounds: Ints) -> Iterator[slice]:
     """Yield slices of groups with few rows together, or single groups. `bounds` has the first row of each
     group, and the end of the last.
     """
@@ -112,7 +117,7 @@ def batches(bounds: Int64s) -> Iterator[slice]:
         release()
 
 
-def reduced(how: Any, column: Any, starts: Any) -> Any:
+def reduced(how: np.ufunc, column: NDArray[T], starts: Ints) -> NDArray[T]:
     """Reduce the rows of a column from each start to the next with a ufunc such as `np.minimum`. Shape
     `(starts,)`.
     """
@@ -129,7 +134,7 @@ def reduced(how: Any, column: Any, starts: Any) -> Any:
     return found
 
 
-def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
+def greatest(numbers: AnyArray, places: NDArray[T], most: int) -> tuple[NDArray[T], NDArray[T]]:
     """The places with the greatest numbers, fewer than `most`, and the places whose equal numbers compete for
     the rest of `most`.
     """
@@ -140,7 +145,7 @@ def greatest(numbers: Any, places: Any, most: int) -> tuple[Any, Any]:
     return places[values > least], places[values == least]
 
 
-def runs(*columns: Any) -> tuple[Int32s, Int64s]:
+def runs(*columns: AnyArray) -> tuple[Int32s, Int64s]:
     """The indices that sort rows by some columns, the first column first, and the starts of equal rows among
     them.
     """
@@ -153,7 +158,7 @@ def runs(*columns: Any) -> tuple[Int32s, Int64s]:
     return order, np.flatnonzero(differs)
 
 
-def equal(*columns: Any) -> tuple[Int32s, Int32s]:
+def equal(*columns: AnyArray) -> tuple[Int32s, Int32s]:
     """A number for each row, equal for equal rows and in their sort order, and the first row of
     each number.
     """
@@ -166,7 +171,7 @@ def equal(*columns: Any) -> tuple[Int32s, Int32s]:
     return of, first
 
 
-def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
+def sort_within(numbers: Ints, values: Int64s) -> Int64s:
     """Non-negative values, sorted by the number of their rows, then by value."""
     count = len(numbers)
     most = max((int(values[part].max()) for part in parts(count)), default=0)
@@ -184,10 +189,10 @@ def sort_within(numbers: Int64s, values: Int64s) -> Int64s:
     return ordered
 
 
-def starts_of(*columns: Any) -> Any:
+def starts_of(*columns: AnyArray) -> Int32s:
     """The rows in which any of the columns differs from the row before, and the first row. Shape `(n,)`."""
 
-    def differs(part: slice) -> Any:
+    def differs(part: slice) -> Bools:
         before = slice(max(part.start - 1, 0), part.stop)
         changes = np.zeros(before.stop - before.start - 1, np.bool_)
         for column in columns:
@@ -197,15 +202,15 @@ def starts_of(*columns: Any) -> Any:
     return flagged(columns[0].size, differs)
 
 
-def in_order(*columns: Any) -> Any:
+def in_order(*columns: AnyArray) -> Int64s:
     """The row numbers sorted by some columns, the first column first; equal rows keep their order."""
     return sort_within(one_number(*columns), np.arange(columns[0].size, dtype=np.int64))
 
 
-def one_number(*columns: Any) -> Any:
+def one_number(*columns: AnyArray) -> Ints:
     """A non-negative number for each row, whose order is that of some columns, the first column first."""
     count, bits = columns[0].size, 0
-    number = np.broadcast_to(np.int64(0), count)
+    number: Ints = np.broadcast_to(np.int64(0), count)
     for column in columns:
         least, width = _range(column)
         if bits + width > _BITS:
@@ -221,14 +226,14 @@ def one_number(*columns: Any) -> Any:
     return number
 
 
-def _range(column: Any) -> tuple[int, int]:
+def _range(column: AnyArray) -> tuple[int, int]:
     """The least value of a column, and the number of bits of the differences to it."""
     ends = [(int(column[part].min()), int(column[part].max())) for part in parts(column.size)]
     least = min((low for low, _ in ends), default=0)
     return least, (max((high for _, high in ends), default=0) - least).bit_length()
 
 
-def _packed(number: Any, column: Any, least: int, width: int, part: slice) -> Any:
+def _packed(number: Ints, column: AnyArray, least: int, width: int, part: slice) -> Int64s:
     """A part of the numbers, each with the value of a column in its low bits."""
-    above: Any = number[part].astype(np.int64) << width
+    above = number[part].astype(np.int64) << width
     return above | (column[part].astype(np.int64) - least)

@@ -7,7 +7,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from tracepipe.event.columns import Int64s
 from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, flagged, joined, made, parts, taken
 
@@ -23,7 +25,7 @@ class Gaps(NamedTuple):
     """The first stretch that starts where the gap ends."""
 
 
-def gaps_between(start_ns: Any, end_ns: Any) -> Gaps:
+def gaps_between(start_ns: Int64s, end_ns: Int64s) -> Gaps:
     """The gaps between stretches, which are sorted by start, and each longer than 0. Shapes `(n,)`."""
     found = [Growing(dtype) for dtype in (np.int64, np.int64, np.int32, np.int32)]
     # The latest end so far, and the first row that has it.
@@ -48,7 +50,7 @@ def gaps_between(start_ns: Any, end_ns: Any) -> Gaps:
 class Stretches:
     """The union of half-open stretches [start, end) in ns. Columns have the shape `(n,)`."""
 
-    def __init__(self, start_ns: Any, end_ns: Any) -> None:
+    def __init__(self, start_ns: Int64s, end_ns: Int64s) -> None:
         if len(start_ns) <= 1:
             # A fast path, as a million threads may have one stretch each.
             lasts = end_ns > start_ns
@@ -68,7 +70,7 @@ class Stretches:
         self.end_ns = joined([gaps.start_ns, np.array(last_ns, np.int64)], np.int64)
 
     @cached_property
-    def _before_ns(self) -> Any:
+    def _before_ns(self) -> Int64s:
         """The sum of the lengths before each stretch, and of all of them."""
         before_ns = Growing(np.int64)
         before_ns.extend(0, 1)
@@ -92,7 +94,7 @@ class Stretches:
         """The stretches between those of this union."""
         return Stretches(self.end_ns[:-1], self.start_ns[1:])
 
-    def lengths_ns(self) -> Any:
+    def lengths_ns(self) -> Int64s:
         """The length of each stretch."""
         return made(len(self.start_ns), np.int64, lambda part: self.end_ns[part] - self.start_ns[part])
 
@@ -102,11 +104,11 @@ class Stretches:
             joined([self.start_ns, other.start_ns], np.int64), joined([self.end_ns, other.end_ns], np.int64)
         )
 
-    def covered_ns(self, start_ns: Any, end_ns: Any) -> Any:
+    def covered_ns(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of each span [start, end) is inside the union. Shapes `(n,)`."""
         return self._until(end_ns) - self._until(start_ns)
 
-    def _until(self, ts_ns: Any) -> Any:
+    def _until(self, ts_ns: Int64s) -> Int64s:
         """The length of the union before each time. Shapes `(n,)`."""
         if not len(self.start_ns):
             return np.zeros(len(ts_ns), np.int64)
@@ -121,7 +123,7 @@ def nothing() -> Stretches:
     return Stretches(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def most_at_once(start_ns: Any, end_ns: Any) -> int:
+def most_at_once(start_ns: Ints, end_ns: Ints) -> int:
     """The most stretches at one time; one that ends when another starts does not overlap it. Both columns,
     shapes `(n,)`, are sorted in place.
     """

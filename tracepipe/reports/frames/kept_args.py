@@ -6,12 +6,12 @@ import json
 import os
 import weakref
 from array import array
-from typing import Any
 
 import orjson
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.tables import Args, Tables
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import no_room, unnamed_file
 
@@ -64,7 +64,7 @@ class KeptArgs:
         assert self._file is not None
         return os.pread(self._file, self._ends[number] - start, start)
 
-    def text_bytes(self, numbers: Any) -> int:
+    def text_bytes(self, numbers: Ints) -> int:
         """How many bytes some arguments have in the file; those in the tables are few."""
         ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
         known = numbers[(numbers != NONE) & (numbers < len(self._ends))]

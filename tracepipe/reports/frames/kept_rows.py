@@ -33,7 +33,7 @@ class KeptRows:
     def __iter__(self) -> Iterator[Any]:
         for first, last in zip(self._ends, self._ends[1:], strict=False):
             touched(last - first)
-            yield from pickle.loads(self._bytes.so_far(last)[first:])
+            yield from pickle.loads(self._bytes.so_far(last)[first:].data)
 
 
 def kept_rows(rows: Iterable[Any]) -> list[Any] | KeptRows:

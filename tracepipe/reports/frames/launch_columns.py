@@ -13,6 +13,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.shapes import where
@@ -96,13 +97,13 @@ class LaunchTable:
         numbers: Int32s = np.frombuffer(self._launches.data, np.dtype(_OF_LAUNCH))["kernel"]
         return numbers
 
-    def column(self, name: str, launches: Any) -> tuple[Any, Any]:
+    def column(self, name: str, launches: Ints) -> tuple[Any, Any]:
         """A column of some launches (names as numbers), and flags for known values. Shapes `(n,)`."""
         rows, place = self._rows(name)
         places = self.kernel_of[launches] if name in OF_KERNEL else launches
         return rows[name][places], rows["known"][places] >> place & 1 != 0
 
-    def series(self, name: str, launches: Any) -> pl.Series:
+    def series(self, name: str, launches: Ints) -> pl.Series:
         """A column of a frame, for rows of these launches; null where a value is not known."""
         values, known = self.column(name, launches)
         if name != "name":
@@ -111,7 +112,7 @@ class LaunchTable:
         texts = [None if number == NONE else self.name(number) for number in numbers.tolist()]
         return pl.Series(name, texts, dtype=pl.String).gather(places)
 
-    def text_bytes(self, launches: Any) -> int:
+    def text_bytes(self, launches: Ints) -> int:
         """How many bytes the names of some launches' kernels have, each name counted once."""
         numbers = np.unique(self.column("name", launches)[0])
         return int(self._names.sizes(numbers[numbers != NONE]).sum())
@@ -142,7 +143,7 @@ class LaunchTable:
         return found
 
 
-def _known(*values: Any) -> int:
+def _known(*values: object) -> int:
     """A bit for each value that is not None."""
     return sum(1 << at for at, value in enumerate(values) if value is not None)
 

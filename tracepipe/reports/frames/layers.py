@@ -12,6 +12,7 @@ from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceCol
 from tracepipe.event.stacks import Stacks
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.arguments import ArgsTable
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
@@ -72,7 +73,7 @@ class Layer:
         outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
         return outermost
 
-    def lengths_ns(self, rows: Any) -> Int64s:
+    def lengths_ns(self, rows: Ints | Bools) -> Int64s:
         """The known lengths of some rows, which are flags or row numbers. Shape `(known,)`."""
         if rows.dtype != np.bool_:
             some = rows[self.has_length[rows]]
@@ -86,13 +87,13 @@ class Layer:
             at += len(here)
         return lengths_ns
 
-    def rows(self, rows: Int64s | slice) -> Layer:
+    def rows(self, rows: Ints | slice) -> Layer:
         """Some rows, in which `parent` is still a row of the whole layer."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if column is None else column[rows] for name, column in columns.items()}
         return Layer(**some)
 
-    def take(self, rows: Int64s) -> Layer:
+    def take(self, rows: Ints) -> Layer:
         """Some rows as a layer of their own: `parent` is NONE where the caller is not among them."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if of is None else taken(of, rows) for name, of in columns.items()}
@@ -113,7 +114,7 @@ def streams_and_copies(both: Layer, table: ShapeTable) -> dict[str, Layer]:
     return found
 
 
-def _rows_of(layer: Layer, shapes: Bools) -> Any:
+def _rows_of(layer: Layer, shapes: Bools) -> Int32s:
     """The rows whose shapes are flagged."""
     return flagged(len(layer), lambda part: shapes[layer.shape[part]])
 
@@ -255,7 +256,7 @@ def _indices(name: str, index: Int32s) -> pl.Series:
     return where(index[:, 0] != NONE, pl.Series(name, index.astype(np.int64)))
 
 
-def _nulls(name: str, count: int, dtype: Any) -> pl.Series:
+def _nulls(name: str, count: int, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
     return pl.repeat(None, count, dtype=dtype, eager=True).alias(name)
 
 

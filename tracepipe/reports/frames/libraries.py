@@ -33,7 +33,7 @@ class Library:
         self._name = name
         self._module: Any = None
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute: str) -> object:
         if self._module is None:
             if self._name != "numpy":  # which says so itself
                 _check_room()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.model import Record
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.stored import Growing
@@ -63,11 +63,12 @@ class LossTable:
         self._put()
         self._columns = {name: growing.whole() for name, growing in self._growing.items()}
 
-    def column(self, name: str) -> Any:
+    def column(self, name: str) -> Int64s:
         """A column of shape `(losses,)`, NONE where a value is missing; layers and reasons are indices into
         `texts`.
         """
-        return self._columns[name]
+        found: Int64s = self._columns[name]
+        return found
 
     def texts(self, name: str) -> list[str]:
         """The layers, or the reasons, in the order of their first occurrences."""

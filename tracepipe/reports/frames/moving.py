@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import overload
 
 from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.spans import INSTANT
@@ -27,7 +28,7 @@ class Touching:
     start_ns: Int64s
     end_ns: Int64s
 
-    def take(self, some: Any) -> Touching:
+    def take(self, some: Bools) -> Touching:
         """The spans with some indices or flags."""
         return Touching(self.place[some], self.thread[some], self.start_ns[some], self.end_ns[some])
 
@@ -37,14 +38,21 @@ class Moving:
     the number of the thread of each shape, shape `(shapes,)`.
     """
 
-    def __init__(self, layer: Layer, thread: Any, *, shapes: Bools | None = None, rows: Any = None) -> None:
+    def __init__(
+        self, layer: Layer, thread: Ints, *, shapes: Bools | None = None, rows: Ints | None = None
+    ) -> None:
         self._layer, self._thread, self._shapes, self._rows = layer, thread, shapes, rows
         self._count = len(layer) if rows is None else len(rows)
         self._next = 0
         none = np.empty(0, np.int64)
         self._open = Touching(none, none, none, none)
 
-    def _row(self, place: Any) -> Any:
+    @overload
+    def _row(self, place: Ints) -> Ints: ...
+    @overload
+    def _row(self, place: slice | int) -> Ints | slice | int: ...
+
+    def _row(self, place: Ints | slice | int) -> Ints | slice | int:
         """The rows of the layer at some places."""
         return place if self._rows is None else self._rows[place]
 
@@ -64,7 +72,9 @@ class Moving:
         `end_ns`.
         """
         first, start_ns = self._next, self._layer.start_ns
-        last = bisect_left(range(self._count), end_ns, first, key=lambda place: start_ns[self._row(place)])
+        last = bisect_left(
+            range(self._count), end_ns, first, key=lambda place: int(start_ns[self._row(place)])
+        )
         self._next = last
         place = np.arange(first, last)
         rows = self._row(place)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 
 NOBODY = NONE
@@ -30,7 +29,7 @@ def nearest_of(parents: Int32s, wanted: Bools) -> Int32s:
     return np.where(to[:-1] == count, np.int32(NOBODY), to[:-1])
 
 
-def nearest_of_some(parents: Int32s, wanted: Bools, rows: Any) -> Int64s:
+def nearest_of_some(parents: Int32s, wanted: Bools, rows: Ints) -> Int64s:
     """Like `nearest_of`, for some rows. `rows` and the result have the shape `(n,)`."""
     found: Int64s = rows.astype(np.int64)
     climbing = np.flatnonzero(~wanted[found])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Int64s
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, put_away, touched
 
@@ -57,9 +58,9 @@ class Numbered:
         if self._late:
             self._column.extend(np.frombuffer(self._late, np.uint8), len(self._late))
             self._late = bytearray()
-            self._kept = memoryview(self._column.so_far(self._column.count))
+            self._kept = self._column.so_far(self._column.count).data
 
-    def sizes(self, numbers: Any) -> Any:
+    def sizes(self, numbers: Ints) -> Int64s:
         """The lengths of some strings, shapes `(n,)`; only where lengths differ."""
         ends = np.frombuffer(self._ends or array("q", [0]), np.int64)
         return ends[numbers] - np.where(numbers > 0, ends[numbers - 1], 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tracepipe.event.ranges import nested
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.reports.frames.libraries import np, pl
@@ -19,7 +21,7 @@ class RangeTable:
 
     def __init__(self) -> None:
         self._names = Numbered()
-        self._columns = {name: Growing(kind) for name, kind in _KINDS.items()}
+        self._columns: dict[str, Growing[Any]] = {name: Growing(kind) for name, kind in _KINDS.items()}
 
     def add(self, warps: PlacedWarps, first_row: int) -> None:
         """Add the ranges of a batch whose first warp has the row `first_row`. Raises OutputError."""
@@ -30,7 +32,7 @@ class RangeTable:
         self_ns, inside = warps.range_dur_ns.copy(), nested(warps).inside
         inner = inside >= 0
         np.subtract.at(self_ns, inside[inner], warps.range_dur_ns[inner])
-        values = {
+        values: dict[str, Any] = {
             "warp_row": of + first_row,
             "name": np.array(numbers, np.int32)[warps.range_name],
             "start_ns": warps.ts_ns + warps.entry_ns[of] + warps.range_ns,

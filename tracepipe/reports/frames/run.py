@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
-from tracepipe.event.columns import SPECIAL, Bools, Int64s, TraceBatch
+from tracepipe.event.columns import SPECIAL, Bools, TraceBatch
 from tracepipe.event.model import STALLS, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.stacks import Stacks
 from tracepipe.event.warps import PlacedWarps, at_once
@@ -16,6 +16,7 @@ from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.reports.frames.arguments import ArgsTable
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.collected import CollectedLayers
 from tracepipe.reports.frames.counter_columns import CounterTable
 from tracepipe.reports.frames.kept_args import KeptArgs
@@ -40,9 +41,10 @@ class Facts(Account):
     end_ns: int = 0
 
     @classmethod
-    def of(cls, account: Account, **more: Any) -> Facts:
+    def of(cls, account: Account, **more: object) -> Facts:
         """The facts of an account of the reading, and more fields."""
-        return cls(**{field.name: getattr(account, field.name) for field in fields(account)}, **more)
+        values: dict[str, Any] = {field.name: getattr(account, field.name) for field in fields(account)}
+        return cls(**values | more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,11 @@ class Run:
         """A few columns of a layer's frame; the others are not read."""
         return self._frames.frame(self._layers[name], columns)
 
-    def rows(self, name: str, rows: Any, *columns: str) -> pl.DataFrame:
+    def rows(self, name: str, rows: Ints, *columns: str) -> pl.DataFrame:
         """A few rows of a layer's frame, with all columns or a few; `parent` is a row of the whole frame."""
         return self._frames.frame(self._layers[name].rows(rows), columns or COLUMNS)
 
-    def part(self, name: str, rows: Int64s | slice, *columns: str) -> pl.DataFrame:
+    def part(self, name: str, rows: Ints | slice, *columns: str) -> pl.DataFrame:
         """Like `rows`, for a part of many rows: parsed arguments are not cached, so parts take
         little memory.
         """

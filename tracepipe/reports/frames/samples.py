@@ -7,6 +7,7 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import batches, sorted_by
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.numbered import Numbered
@@ -58,7 +59,7 @@ class Measured:
     values: dict[str, Any]
 
 
-def _measured(texts: Numbered, numbers: Int32s, counts: Any, lengths_ns: Int64s, bounds: Any) -> Measured:
+def _measured(texts: Numbered, numbers: Int32s, counts: Ints, lengths_ns: Int64s, bounds: Ints) -> Measured:
     """The figures of names, each of which has the lengths from one bound to the next. Raises OutputError."""
     values = {name: empty(len(numbers), np.float64) for name in MEASURES}
     values["count"][:] = counts
@@ -83,7 +84,7 @@ class Gathering:
     def __init__(self) -> None:
         self._texts, self._numbers, self._lengths_ns = Numbered(), Growing(np.int32), Growing(np.int64)
 
-    def add(self, name: str, lengths_ns: Int64s) -> None:
+    def add(self, name: str, lengths_ns: Ints) -> None:
         """Add lengths of a name, shape `(n,)`. Raises OutputError."""
         number = self._texts.number(name.encode("utf-8", "surrogatepass"))
         for part in parts(len(lengths_ns)):

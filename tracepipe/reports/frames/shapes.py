@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any
+from typing import Any, Literal, overload
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.model import LAYERS, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.reports.frames.arrays import AnyArray, Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -44,12 +45,12 @@ _GIVEN_MAX = 1 << 16
 _AT_ONCE = 1 << 14
 
 
-def three() -> Any:
+def three() -> pl.DataType:
     """The polars type of a grid, a block, or an index into one."""
     return pl.Array(pl.Int64(), 3)
 
 
-def series(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:
+def series(name: str, values: Sequence[Sequence[int] | None], dtype: pl.DataType) -> pl.Series:
     """A column of these values; null where a value is None, or does not have the type."""
     if dtype != three():
         return pl.Series(name, values, dtype=dtype, strict=False)
@@ -61,7 +62,7 @@ def series(name: str, values: Sequence[Any], dtype: Any) -> pl.Series:
     return where(known, flat.reshape((len(values), 3)).alias(name))
 
 
-def where(known: Any, values: pl.Series) -> pl.Series:
+def where(known: Bools | pl.Series, values: pl.Series) -> pl.Series:
     """The values, and null where `known` (numpy booleans, or a series of them) is False. Shapes `(n,)`."""
     return pl.select(pl.when(pl.Series(known, dtype=pl.Boolean)).then(values).alias(values.name)).to_series()
 
@@ -83,7 +84,7 @@ class ShapeTable:
         self._kinds: dict[tuple[str, bool, bool], tuple[int, int]] = {}
         self._columns: dict[str, pl.Series] = {}
         self._given: dict[tuple[int | None, int | None], str] = {}
-        self._named: tuple[Int64s, Int32s] | None = None
+        self._named: tuple[Ints, Ints] | None = None
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -157,29 +158,38 @@ class ShapeTable:
             self._kinds[key] = LAYERS.index(shape.type), _CODES[frame]
         return self._kinds[key]
 
-    def _of_shapes(self) -> Any:
+    def _of_shapes(self) -> AnyArray:
         return np.frombuffer(self._shapes.data, np.dtype([("name", "<i4"), ("place", "<i4")]))
 
-    def _of_places(self) -> Any:
+    def _of_places(self) -> AnyArray:
         return np.frombuffer(self._places.data, np.dtype(_OF_PLACE))
 
-    def column(self, name: str, shapes: Any) -> Any:
+    def column(self, name: str, shapes: Ints | int) -> AnyArray:
         """The numbers of a column for some shapes, or for rows that have these shapes. Shapes `(n,)`."""
-        if np.size(shapes) <= ROWS_AT_ONCE:
+        if isinstance(shapes, int) or np.size(shapes) <= ROWS_AT_ONCE:
             return self._some(name, shapes)
         kind = np.int32 if name == "name" else np.dtype(_OF_PLACE)[name]
         return made(len(shapes), kind, lambda part: self._some(name, shapes[part]))
 
-    def _some(self, name: str, shapes: Any) -> Any:
+    def _some(self, name: str, shapes: Ints | int) -> AnyArray:
         if name == "name":
             return self._of_shapes()["name"][shapes]
-        return self._of_places()[name][self._of_shapes()["place"][shapes]]
+        found: AnyArray = self._of_places()[name][self._of_shapes()["place"][shapes]]
+        return found
 
-    def _at(self, name: str) -> Any:
+    def _at(self, name: str) -> AnyArray:
         """A column of all shapes, shape `(shapes,)`."""
-        return self.column(name, np.arange(len(self), dtype=np.int32))
+        found: AnyArray = self.column(name, np.arange(len(self), dtype=np.int32))
+        return found
 
-    def value(self, name: str, number: int) -> Any:
+    @overload
+    def value(self, name: Literal["name", "layer"], number: int) -> str: ...
+    @overload
+    def value(self, name: Literal["comm"], number: int) -> str | None: ...
+    @overload
+    def value(self, name: Literal["pid", "tid"], number: int) -> int | None: ...
+
+    def value(self, name: str, number: int) -> int | str | None:
         """The value of a number in a column; None for NONE."""
         if name == "layer":
             return LAYERS[number] if number >= 0 else self._text_at(~number)
@@ -191,17 +201,23 @@ class ShapeTable:
             return self._text_at(number)
         return number if number > NONE else self._larges[NONE - 1 - number]
 
-    def number_of(self, name: str, value: Any) -> int:
+    def ids_of(self, shape: int) -> tuple[int | None, int | None]:
+        """The process and the thread of a shape."""
+        pid, tid = (int(self.column(name, shape)) for name in ("pid", "tid"))
+        return self.value("pid", pid), self.value("tid", tid)
+
+    def number_of(self, name: str, value: object) -> int:
         """The number of a value in a column, NO_SUCH where no shape has it."""
         if name == "layer" and value in LAYERS:
             return LAYERS.index(value)
-        if name == "phase":
+        if name == "phase" and isinstance(value, str):
             return ord(value)
         if value is None:
             return NONE
-        if name in _TEXTS or name == "layer":
+        if isinstance(value, str):
             number = self._texts.find(value.encode("utf-8", "surrogatepass"))
             return NO_SUCH if number == NONE else ~number if name == "layer" else number
+        assert isinstance(value, int)
         return value if value <= _MOST[name] else NONE - 1 - self._large.get(value, -NO_SUCH)
 
     @property
@@ -218,12 +234,12 @@ class ShapeTable:
         groups: Bytes = np.where(frames == _CODES["gpu_kernel"], np.uint8(_CODES["transfer"]), frames)
         return groups
 
-    def has_launch(self, shapes: Any) -> Bools:
+    def has_launch(self, shapes: Ints) -> Bools:
         """Flags the shapes that have launch ids. Shapes `(n,)`."""
         has: Bools = (self.column("flags", shapes) & _HAS_LAUNCH) != 0
         return has
 
-    def has_dur(self, shapes: Any) -> Bools:
+    def has_dur(self, shapes: Ints) -> Bools:
         """Flags the shapes that have a duration. Shapes `(n,)`."""
         has: Bools = (self.column("flags", shapes) & _HAS_DUR) != 0
         return has
@@ -234,17 +250,17 @@ class ShapeTable:
         whole: Bools = self._at("phase") == ord("X")
         return whole
 
-    def rows(self, shapes: Any) -> tuple[Any, ...]:
+    def rows(self, shapes: Ints) -> tuple[Any, ...]:
         """The row in which the events of each shape nest, as in `Shape.row`: a tuple of columns of shape
         `(n,)`.
         """
-        found = [empty(len(shapes), kind) for kind in _KINDS_OF_ROWS]
+        found: list[AnyArray] = [empty(len(shapes), kind) for kind in _KINDS_OF_ROWS]
         for part in parts(len(shapes)):
             for column, values in zip(found, self._rows(shapes[part]), strict=True):
                 column[part] = values
         return tuple(found)
 
-    def _rows(self, shapes: Any) -> tuple[Any, ...]:
+    def _rows(self, shapes: Ints) -> tuple[Any, ...]:
         frame, gpu, layer = (self.column(name, shapes) for name in ("frame", "gpu", "layer"))
         on_stream = (frame == _CODES["gpu_kernel"]) | ((frame == _CODES["transfer"]) & (gpu != NONE))
         stream, pid, tid = (self.column(name, shapes) for name in ("stream", "pid", "tid"))
@@ -278,7 +294,7 @@ class ShapeTable:
         known = {number: self.text(number) for number in set(numbers) - {NONE}}
         return [known.get(number) for number in numbers]
 
-    def text_bytes(self, shapes: Any) -> int:
+    def text_bytes(self, shapes: Ints) -> int:
         """How many bytes of text some shapes have, each text counted once."""
         numbers = [np.unique(self.column(name, shapes)) for name in _TEXTS]
         return sum(int(self._texts.sizes(some[some != NONE]).sum()) for some in numbers)
@@ -313,7 +329,7 @@ class ShapeTable:
         """A column of integers like `series`, with `without` where there is no value. Shapes `(n,)`."""
         kept = self.column(name, shapes)
 
-        def some(part: slice) -> Any:
+        def some(part: slice) -> Int64s:
             values = kept[part].astype(np.int64)
             for at in np.flatnonzero(values < NONE).tolist():
                 large = self._larges[NONE - 1 - int(values[at])]
@@ -323,7 +339,7 @@ class ShapeTable:
         numbers: Int64s = made(len(kept), np.int64, some)
         return numbers
 
-    def _number_series(self, name: str, values: Any) -> pl.Series:
+    def _number_series(self, name: str, values: Ints) -> pl.Series:
         large = np.flatnonzero(values < NONE)
         known = values != NONE
         if len(large):
@@ -362,7 +378,7 @@ class ShapeTable:
         at = int(np.searchsorted(keys, key))
         return self.value("comm", int(comms[at])) if at < len(keys) and keys[at] == key else None
 
-    def _threads_named(self) -> tuple[Int64s, Int32s]:
+    def _threads_named(self) -> tuple[Ints, Ints]:
         """The sorted keys of threads that have names, and their last names. Shapes `(threads,)`."""
         comm = self._at("comm")
         # The name that an annotation gives a thread is not the name of its process.
@@ -373,6 +389,10 @@ class ShapeTable:
         return keys[first], comm[named[first]]
 
 
-def _thread_key(pid: Any, tid: Any) -> Any:
+@overload
+def _thread_key(pid: int, tid: int) -> int: ...
+@overload
+def _thread_key(pid: Int64s, tid: Int64s) -> Int64s: ...
+def _thread_key(pid: Int64s | int, tid: Int64s | int) -> Int64s | int:
     """Process and thread in one integer of 64 bits."""
     return (pid << 32) | (tid & ((1 << 32) - 1))

@@ -6,8 +6,7 @@ tests/unit/test_statistics.py compares each with `scipy.stats`.
 
 from __future__ import annotations
 
-from typing import Any
-
+from tracepipe.reports.frames.arrays import AnyArray, Floats
 from tracepipe.reports.frames.libraries import np, special
 from tracepipe.reports.frames.stored import made, parts, release
 
@@ -18,9 +17,10 @@ _EXACT_VALUES = 8
 _LEAST_SKEWNESS = 1.6e-5
 
 
-def normal_above(score: Any) -> Any:
+def normal_above(score: Floats | float) -> Floats:
     """The chance that a standard normal variable is above a score. Scores and result have the same shape."""
-    return special.ndtr(-score)
+    found: Floats = special.ndtr(-score)
+    return found
 
 
 def pearson_above(score: float, skewness: float) -> float:
@@ -38,7 +38,7 @@ def binomial_above(count: int, tries: int, chance: float) -> float:
     return float(special.betainc(count, tries - count + 1, chance)) if count > 0 else 1.0
 
 
-def median_interval(values: Any, confidence: float) -> tuple[float, float]:
+def median_interval(values: AnyArray, confidence: float) -> tuple[float, float]:
     """Distribution-free bounds of the median of `values`, shape `(n,)`; infinite where there are
     too few values.
     """
@@ -57,7 +57,7 @@ def median_interval(values: Any, confidence: float) -> tuple[float, float]:
     )
 
 
-def ranks(values: Any) -> Any:
+def ranks(values: AnyArray) -> Floats:
     """The ranks, from 1, along the last axis; equal values get the mean of their ranks. The shape is that of
     `values`.
     """
@@ -76,7 +76,7 @@ def ranks(values: Any) -> Any:
 class Ranks:
     """The Mann-Whitney U test of two samples, `a` and `b`, of shapes `(n,)` and `(m,)`."""
 
-    def __init__(self, a: Any, b: Any) -> None:
+    def __init__(self, a: AnyArray, b: AnyArray) -> None:
         both = np.empty(len(a) + len(b), np.result_type(a, b))
         both[: len(a)], both[len(a) :] = a, b
         both.sort()
@@ -88,10 +88,10 @@ class Ranks:
         self._ties = float((counts**3 - counts).sum())
 
     @staticmethod
-    def _among(values: Any, both: Any) -> Any:
+    def _among(values: AnyArray, both: AnyArray) -> Floats:
         """The mean rank of each value among all values."""
 
-        def shared(part: slice) -> Any:
+        def shared(part: slice) -> Floats:
             first = np.searchsorted(both, values[part], "left")
             return (first + np.searchsorted(both, values[part], "right") + 1) / 2
 
@@ -134,7 +134,7 @@ class Ranks:
         return float(ways[count, own:].sum() / ways[count].sum())
 
 
-def rank_correlation(a: Any, b: Any) -> tuple[float, float]:
+def rank_correlation(a: AnyArray, b: AnyArray) -> tuple[float, float]:
     """Spearman's rank correlation of two columns of shape `(n,)`, and the chance of one at least as far from
     0; nan where all values of a column are equal.
     """
@@ -150,7 +150,7 @@ def rank_correlation(a: Any, b: Any) -> tuple[float, float]:
     return found, float(2 * special.stdtr(free, -score))
 
 
-def median_slope(y: Any, x: Any) -> float:
+def median_slope(y: Floats, x: Floats) -> float:
     """The median of the slopes between all pairs of points (Theil-Sen). Shapes `(n,)`."""
     run, rise = np.subtract.outer(x, x), np.subtract.outer(y, y)
     return float(np.median(rise[run > 0] / run[run > 0]))

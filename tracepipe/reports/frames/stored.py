@@ -15,11 +15,19 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Generic
 
 from tracepipe.errors import OutputError
-from tracepipe.event.columns import Bools
+from tracepipe.event.columns import Bools, Int32s
+from tracepipe.reports.frames.arrays import AnyArray, Ints, T
 from tracepipe.reports.frames.libraries import np
+
+if TYPE_CHECKING:
+    from array import array
+
+    from numpy.typing import ArrayLike, NDArray
+
+    DType = type[T] | np.dtype[T] | str
 
 # Shorter columns are in memory: a file costs some system calls.
 _LARGE_BYTES = 1 << 20
@@ -78,7 +86,7 @@ def parts(count: int, at_once: int = ROWS_AT_ONCE) -> Iterator[slice]:
         touched((stop - start) * _ROW_BYTES)
 
 
-def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
+def empty(count: int, dtype: DType[T], width: tuple[int, ...] = ()) -> NDArray[T]:
     """A column of `count` values that are not set; its shape is `(count, *width)`."""
     size_bytes = count * _row_bytes(dtype, width)
     if size_bytes < _LARGE_BYTES:
@@ -86,7 +94,7 @@ def empty(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
     return _File().column(size_bytes, dtype, width)
 
 
-def zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
+def zeros(count: int, dtype: DType[T], width: tuple[int, ...] = ()) -> NDArray[T]:
     """A column of zeros; its shape is `(count, *width)`."""
     column = empty(count, dtype, width)
     for part in parts(count):
@@ -94,7 +102,7 @@ def zeros(count: int, dtype: Any, width: tuple[int, ...] = ()) -> Any:
     return column
 
 
-def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
+def made(count: int, dtype: DType[T], make: Callable[[slice], ArrayLike]) -> NDArray[T]:
     """A column of shape `(count,)`; `make` returns its values for a part of the rows."""
     column = empty(count, dtype)
     for part in parts(count):
@@ -102,17 +110,17 @@ def made(count: int, dtype: Any, make: Callable[[slice], Any]) -> Any:
     return column
 
 
-def put_away(values: Any) -> memoryview:
+def put_away(values: array[int]) -> memoryview:
     """The values of an `array.array` as a column; a memoryview, as its items are Python integers."""
-    return memoryview(stored(np.asarray(memoryview(values))))
+    return stored(np.asarray(memoryview(values))).data
 
 
-def stored(values: Any) -> Any:
+def stored(values: NDArray[T]) -> NDArray[T]:
     """An array as a column."""
     return made(len(values), values.dtype, lambda part: values[part])
 
 
-def taken(column: Any, rows: Any) -> Any:
+def taken(column: NDArray[T], rows: Ints) -> NDArray[T]:
     """The values of some rows as a column of shape `(rows,)`. A broadcast column stays broadcast."""
     if len(column) and not column.strides[0]:
         return np.broadcast_to(column[0], (len(rows), *column.shape[1:]))
@@ -125,7 +133,7 @@ def taken(column: Any, rows: Any) -> Any:
     return values
 
 
-def flagged(count: int, which: Callable[[slice], Bools]) -> Any:
+def flagged(count: int, which: Callable[[slice], Bools]) -> Int32s:
     """The numbers of the rows for which `which` returns True, as a column of shape `(n,)`. `which` is called
     with parts of `count` rows.
     """
@@ -150,7 +158,7 @@ def no_room(what: str, error: OSError) -> OutputError:
     )
 
 
-def _row_bytes(dtype: Any, width: tuple[int, ...]) -> int:
+def _row_bytes(dtype: DType[T], width: tuple[int, ...]) -> int:
     return int(np.dtype(dtype).itemsize) * math.prod(width)
 
 
@@ -161,7 +169,7 @@ class _File:
         self._file: int | None = None
         self.size_bytes = 0
 
-    def column(self, size_bytes: int, dtype: Any, width: tuple[int, ...]) -> Any:
+    def column(self, size_bytes: int, dtype: DType[T], width: tuple[int, ...]) -> NDArray[T]:
         """Resize the file to `size_bytes`, and return its content as a column. Raises OutputError."""
         try:
             if self._file is None:
@@ -179,15 +187,15 @@ class _File:
         return values.reshape(rows, *width)
 
 
-class Growing:
+class Growing(Generic[T]):
     """A column that grows; it has `count` values."""
 
-    def __init__(self, dtype: Any, width: tuple[int, ...] = ()) -> None:
+    def __init__(self, dtype: DType[T], width: tuple[int, ...] = ()) -> None:
         self.count, self._width = 0, width
         self._values = np.empty((0, *width), dtype)
         self._file = _File()
 
-    def extend(self, values: Any, count: int) -> None:
+    def extend(self, values: ArrayLike, count: int) -> None:
         """Append `count` values, or one value `count` times."""
         last = self.count + count
         if last > len(self._values):
@@ -209,16 +217,16 @@ class Growing:
                 return
         self._values[: self.count] = before
 
-    def so_far(self, count: int) -> Any:
+    def so_far(self, count: int) -> NDArray[T]:
         """The first `count` values."""
         return self._values[:count]
 
-    def whole(self) -> Any:
+    def whole(self) -> NDArray[T]:
         """All values. Nothing may be appended afterwards."""
         return self._values[: self.count]
 
 
-def joined(columns: Iterable[Any], dtype: Any) -> Any:
+def joined(columns: Iterable[AnyArray], dtype: DType[T]) -> NDArray[T]:
     """The concatenation of columns as one column."""
     whole = Growing(dtype)
     for column in columns:

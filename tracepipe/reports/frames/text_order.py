@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tracepipe.event.columns import Int32s
+from tracepipe.reports.frames.arrays import AnyArray
 from tracepipe.reports.frames.grouping import runs
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # The memory for the pieces of all texts that are compared.
 _ROOM_BYTES = 1 << 23
 _PIECE_LEAST, _PIECE_MOST = 1 << 4, 1 << 12
 
 
-def in_text_order(text: Callable[[int], str], *columns: Any) -> Int32s:
+def in_text_order(text: Callable[[int], str], *columns: AnyArray) -> Int32s:
     """The indices that sort rows by some columns, the first column first, and then by text. Shape `(rows,)`.
 
     `text` returns the text of a row, and may be called several times. Raises OutputError.
@@ -38,10 +42,10 @@ def in_text_order(text: Callable[[int], str], *columns: Any) -> Int32s:
         first += room
 
 
-def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> Any:
+def _pieces(text: Callable[[int], str], rows: Int32s, first: int, room: int) -> NDArray[np.bytes_]:
     """A piece of the UTF-8 of each row's text, from byte `first` on; UTF-8 sorts like its code points."""
 
-    def some(part: slice) -> Any:
+    def some(part: slice) -> NDArray[np.bytes_]:
         found = (_bytes(text(row))[first : first + room] for row in rows[part].tolist())
         return np.array([*found], f"S{room}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps, joined_column
+from tracepipe.reports.frames.arrays import Ints, Rows
 from tracepipe.reports.frames.launch_columns import OF_KERNEL, OF_LAUNCH, WARP_LANES, LaunchTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.range_columns import RangeTable
@@ -53,8 +54,10 @@ class WarpTable:
         self._lasts: Any = Growing(np.int64)
         self._columns: dict[str, Any] = {}
         self._exits: dict[str, Any] = {}
-        self._growing = {name: Growing(_KINDS[name]) for name in _ALWAYS}
-        self._growing_exits = {name: Growing(dtype) for name, dtype in _EXITS.items()}
+        self._growing: dict[str, Growing[Any]] = {name: Growing(_KINDS[name]) for name in _ALWAYS}
+        self._growing_exits: dict[str, Growing[Any]] = {
+            name: Growing(dtype) for name, dtype in _EXITS.items()
+        }
         self.ranges = RangeTable()
         self._count = 0
         self.first_ns: int | None = None
@@ -106,7 +109,10 @@ class WarpTable:
         for name, column in values.items():
             if name not in self._growing and column is not None:
                 late = self._growing[name] = Growing(_KINDS[name])
-                before = {"exits": 1, "first_exit_ns": self._growing["last_exit_ns"].so_far(self._count)}
+                before: dict[str, Any] = {
+                    "exits": 1,
+                    "first_exit_ns": self._growing["last_exit_ns"].so_far(self._count),
+                }
                 for part in parts(self._count):
                     of = before.get(name, 0)
                     late.extend(of[part] if isinstance(of, np.ndarray) else of, part.stop - part.start)
@@ -158,7 +164,7 @@ class WarpTable:
         release()
         return self._frame(columns or COLUMNS, slice(0, self._count))
 
-    def frames(self, *columns: str, rows: Any = None) -> Iterator[pl.DataFrame]:
+    def frames(self, *columns: str, rows: Ints | None = None) -> Iterator[pl.DataFrame]:
         """Like `frame`, of all rows or of `rows`, a part at a time."""
         for part in parts(self._count if rows is None else len(rows)):
             yield self._frame(columns, part if rows is None else rows[part])
@@ -167,7 +173,7 @@ class WarpTable:
         """Like `frame`, for successive rows."""
         return self._frame(columns, rows)
 
-    def _frame(self, columns: Sequence[str], rows: Any) -> pl.DataFrame:
+    def _frame(self, columns: Sequence[str], rows: Rows) -> pl.DataFrame:
         """The frame of some rows."""
         batch = self._batch_of(rows)
         frame = pl.DataFrame([self._column(name, batch, rows) for name in columns if name not in _OF_BOTH])
@@ -178,7 +184,7 @@ class WarpTable:
         both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
         return frame.with_columns(*both).select(columns)
 
-    def _batch_of(self, rows: Any) -> Int32s:
+    def _batch_of(self, rows: Rows) -> Int32s:
         """The batch of each of some rows. Shape `(n,)`."""
         numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         batch: Int32s = np.searchsorted(self._lasts, numbers, "right").astype(np.int32)
@@ -191,12 +197,12 @@ class WarpTable:
             last_ns = np.where(self._columns["exits"][rows] > 0, last_ns, end_ns)
         return entry_ns, last_ns
 
-    def launch_of(self, rows: Any) -> Int32s:
+    def launch_of(self, rows: Rows) -> Int32s:
         """The number, in `launches`, of the launch of each of some rows. Shape `(n,)`."""
         of: Int32s = self._launch_of[self._batch_of(rows)]
         return of
 
-    def _column(self, name: str, batch: Int32s, rows: Any) -> pl.Series:
+    def _column(self, name: str, batch: Int32s, rows: Rows) -> pl.Series:
         """A column of the frame, null where a value is not known; `batch` has the batch of each row."""
         if name in OF_KERNEL or name in OF_LAUNCH:
             return self.launches.series(name, self._launch_of[batch])

@@ -177,13 +177,13 @@ def _table(table: Table) -> dict[str, Any]:
     return shape | {"note": table.note, "size": size}
 
 
-def _text(value: Any, unit: str) -> str:
+def _text(value: object, unit: str) -> str:
     return cell(value, unit) if unit else titled(cell(value, unit))
 
 
-def _exact(value: Any, unit: str) -> str:
+def _exact(value: object, unit: str) -> str:
     """The exact number of a rounded one, or the whole name of a shortened one; else empty."""
-    if not unit and value is not None and titled(value) != value:
-        return str(value)
+    if not unit and isinstance(value, str) and titled(value) != value:
+        return value
     exact = {"ns": "ns", "at": "ns", "bytes": "bytes", "bytes_per_s": "bytes/s"}
     return f"{value:,.0f} {exact[unit]}" if unit in exact and value is not None else ""

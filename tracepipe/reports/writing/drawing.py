@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
 
@@ -44,12 +45,13 @@ class Window:
     end_ns: int
     cells: int
 
-    def places(self, ts_ns: Any) -> Any:
+    def places(self, ts_ns: Int64s) -> Floats:
         """The positions of times in cells, with fractions, clipped to the window. Shapes `(n,)`."""
         at = (ts_ns - self.start_ns) * (self.cells / max(1, self.end_ns - self.start_ns))
-        return np.clip(at, 0, self.cells)
+        found: Floats = np.clip(at, 0, self.cells)
+        return found
 
-    def edges_ns(self) -> Any:
+    def edges_ns(self) -> Floats:
         """The bounds of the cells in ns after the start, shape `(cells + 1,)`. Times since 1970 would not do,
         as floats of that size have steps of 256 ns.
         """
@@ -107,7 +109,7 @@ class _Cover:
         self._cover, self._change = np.zeros(cells + 1), np.zeros(cells + 2)
         self._touched = np.zeros(cells + 1, bool)
 
-    def add(self, begin: Any, end: Any) -> None:
+    def add(self, begin: Floats, end: Floats) -> None:
         """Add slices by their begins and ends in cells. Shapes `(n,)`."""
         first, last = begin.astype(np.int64), end.astype(np.int64)
         self._touched[first] = True
@@ -119,12 +121,13 @@ class _Cover:
         np.add.at(self._change, first + 1, 1)
         np.add.at(self._change, last, -1)
 
-    def shares(self) -> Any:
+    def shares(self) -> Floats:
         """The share of each cell that all added slices cover, shape `(cells,)`."""
         cells = self._cells
         whole: Any = (self._cover[:cells] + np.cumsum(self._change)[:cells]).clip(0, 1)
         # A slice that is too short to cover anything is still drawn.
-        return np.where(self._touched[:cells], np.maximum(whole, 1e-9), whole)
+        found: Floats = np.where(self._touched[:cells], np.maximum(whole, 1e-9), whole)
+        return found
 
 
 def _shade(share: float, shades: str) -> str:
@@ -164,7 +167,9 @@ def level_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
     return "".join(_shade(min(share, 1.0), glyphs.bars) for share in shares)
 
 
-def steps_chart(window: Window, ts_ns: Any, values: Any, most: float, rows: int, glyphs: Glyphs) -> list[str]:
+def steps_chart(
+    window: Window, ts_ns: Int64s, values: Ints, most: float, rows: int, glyphs: Glyphs
+) -> list[str]:
     """A value that changes in steps, as bars that are `rows` high from 0 to `most`. A cell shows its largest
     value.
 

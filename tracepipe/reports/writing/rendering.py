@@ -44,7 +44,7 @@ def shown(text: str, ascii_only: bool = False) -> str:
     return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
 
 
-def cell(value: Any, unit: str) -> str:
+def cell(value: object, unit: str) -> str:
     """A value as text, with its unit."""
     return _UNKNOWN if value is None else _UNITS[unit](value)
 
@@ -193,7 +193,7 @@ def _below(row: list[str]) -> list[str]:
     return [f"  {second}", *rest]
 
 
-def _text(value: Any, column: Column, ascii_only: bool, full_names: bool) -> str:
+def _text(value: object, column: Column, ascii_only: bool, full_names: bool) -> str:
     """The text of a cell."""
     text = cell(value, column.unit)
     return shown(text if full_names or column.unit else titled(text), ascii_only)

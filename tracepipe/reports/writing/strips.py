@@ -32,7 +32,7 @@ class Spans:
             rows = self.rows[part]
             yield self.start_ns[rows], self.end_ns[rows], partial(self._names, rows)
 
-    def _names(self, rows: Any, places: Int64s) -> list[str | None]:
+    def _names(self, rows: Int64s, places: Int64s) -> list[str | None]:
         return self.names(rows[places])
 
     def __iter__(self) -> Iterator[tuple[int, int, str | None]]:

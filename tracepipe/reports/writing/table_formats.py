@@ -53,7 +53,7 @@ def _lazily(schema: pl.Schema, frames: Iterator[pl.DataFrame], what: str) -> Ite
     """
     failed: list[BaseException] = []
 
-    def source(*_: Any) -> Iterator[pl.DataFrame]:
+    def source(*_: object) -> Iterator[pl.DataFrame]:
         try:
             yield from frames
         except BaseException as e:
