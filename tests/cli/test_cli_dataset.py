@@ -22,6 +22,7 @@ from tracepipe.dataset.build import build
 from tracepipe.dataset.places import Dataset
 from tracepipe.errors import InputError, OutputError
 
+ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}
 
 
@@ -267,3 +268,14 @@ def test_other_folders_are_not_touched(job: tuple[SimulatedJob, Path], tmp_path:
     with pytest.raises(InputError, match="cannot be read: No such file"):
         build([str(tmp_path / "nothing.jsonl")], str(tmp_path / "ds"))
     assert [file.name for file in mine.iterdir()] == ["notes.txt"]
+
+
+def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> None:
+    """Four processes with a GPU each: no rank can have left a collective before all had come to it."""
+    recorded = sorted((ROOT / "fixtures" / "collectives-a100").glob("*.zst"))
+    build(list(map(str, recorded)), str(tmp_path / "ds"), jobs=1)
+    clocks = pl.read_parquet(tmp_path / "ds" / "layer=alignment" / "part-0.parquet")
+    assert clocks["shared"].to_list() == [60, 60, 60, 60]
+    assert clocks["bound_ns"].max() < 7_000
+    assert clocks["early_ns"].is_between(7_000, 12_000).all()
+    assert clocks["late_ns"].is_between(7_000, 12_000).all()

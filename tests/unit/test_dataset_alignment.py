@@ -132,6 +132,9 @@ def test_collectives_that_are_not_the_same_ones_are_dropped() -> None:
     job.end_ns[2, wrong] += 30_000_000
     found = job.aligned()
     assert found.placements[2].dropped > 0
+    # Nor do they make the certain limits impossible ones.
+    limits_ns = [ns for one in found.placements.values() for ns in (one.early_ns, one.late_ns)]
+    assert all(ns is not None and ns > 0 for ns in limits_ns)
     assert job.errors_ns(found)[2] <= found.placements[2].bound_ns + found.placements[0].bound_ns < 50_000
 
 

@@ -61,6 +61,9 @@ class Meetings:
     end_ns: Int64s
     transfer_ns: Int64s
 
+    def __len__(self) -> int:
+        return len(self.clock)
+
     @classmethod
     def of(cls, clock: Int64s, collective: Int64s, start_ns: Int64s, end_ns: Int64s) -> Meetings:
         """The meetings of some ranks' collectives: columns of one length, a row for each rank and
@@ -180,7 +183,10 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
             if isinstance(better, Line):
                 lines[clock] = better
     common = _common_ends(meetings, lines)
-    placements = {clock: _placement(meetings, clock, lines, common, reference) for clock in sorted(lines)}
+    fits = _fits(meetings, lines, common)
+    placements = {
+        clock: _placement(meetings, fits, clock, lines, common, reference) for clock in sorted(lines)
+    }
     for clock in range(clocks):
         if clock not in lines:
             refused.setdefault(
@@ -297,12 +303,24 @@ def _inliers(off_ns: NDArray[np.float64]) -> Bools:
     return inside
 
 
+def _fits(meetings: Meetings, lines: dict[int, Line], common: _Common) -> Bools:
+    """Which meetings of placed clocks are those of the same collective, by how far they are from its end."""
+    fits = np.zeros(len(meetings.clock), np.bool_)
+    for clock, line in lines.items():
+        rows = np.flatnonzero(meetings.clock == clock)
+        off_ns = line.place_all(meetings.end_ns[rows]) - common.end_ns[meetings.collective[rows]]
+        inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64)) if len(rows) else off_ns > 0
+        fits[rows] = inside | (np.abs(off_ns) <= meetings.transfer_ns[rows])
+    return fits
+
+
 def _placement(
-    meetings: Meetings, clock: int, lines: dict[int, Line], common: _Common, reference: int
+    meetings: Meetings, fits: Bools, clock: int, lines: dict[int, Line], common: _Common, reference: int
 ) -> Placement:
     """How well a clock is placed, by what all others say."""
     line, own = lines[clock], meetings.take(meetings.clock == clock)
-    others = meetings.take((meetings.clock != clock) & np.isin(meetings.clock, list(lines)))
+    is_certain = fits[meetings.clock == clock]
+    others = meetings.take((meetings.clock != clock) & fits)
     count = len(common.end_ns)
     arrived_ns = np.full(count, np.iinfo(np.int64).min)
     left_ns = np.full(count, np.iinfo(np.int64).max)
@@ -311,9 +329,9 @@ def _placement(
     met = left_ns[own.collective] < np.iinfo(np.int64).max
     if not met.any():
         return Placement(line, 0)
-    own = own.take(met)
-    early_ns = int((line.place_all(own.left_ns) - arrived_ns[own.collective]).min())
-    late_ns = int((left_ns[own.collective] - line.place_all(own.arrived_ns)).min())
+    sure, own = own.take(met & is_certain), own.take(met)
+    early_ns = int((line.place_all(sure.left_ns) - arrived_ns[sure.collective]).min()) if len(sure) else None
+    late_ns = int((left_ns[sure.collective] - line.place_all(sure.arrived_ns)).min()) if len(sure) else None
     own = own.of_short_transfers()
     is_last = line.place_all(own.arrived_ns) >= arrived_ns[own.collective]
     end_ns = line.place_all(own.end_ns)

@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from tracepipe.dataset.steps import is_loading, is_step
+from tracepipe.kernel_names import short_kernel_name
 from tracepipe.ranks.path import TRANSFERS, Section
+from tracepipe.reports.analyses.gpu_shares import communicates
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 
 COMPUTES, LOADS, IDLES, MOVES = "computes", "loads data", "GPU idle", "transfers"
+COMMUNICATES: Final = "communicates"
+"""A kernel that moves data, but is not one that all wait for: a send, or one of another stream."""
 
 
 def causes(
@@ -20,15 +25,17 @@ def causes(
 ) -> Iterator[tuple[Section, str, str, int]]:
     """Of each section: what the rank did, the name of the kernel, range or collective, and for how many ns.
 
-    `kernels` and `ranges` have for a rank those of the step: `name`, `start_ns`, `end_ns`. Kernels are
-    without those that communicate; ranges are what the program marked on its threads.
+    `kernels` and `ranges` have for a rank those of the step: `name`, `start_ns`, `end_ns`. Ranges are what
+    the program marked on its threads.
     """
     for section in path:
         if section.what == TRANSFERS:
             yield section, MOVES, section.collective, section.end_ns - section.start_ns
             continue
         left = _within(kernels.get(section.rank), section)
-        yield from ((section, COMPUTES, name, ns) for name, ns in _shares(left, section).items())
+        for name, ns in _shares(left, section).items():
+            moves = communicates(short_kernel_name(name))
+            yield section, COMMUNICATES if moves else COMPUTES, name, ns
         idle = _rest(left, section)
         own = _within(ranges.get(section.rank), section)
         loading = own.filter(pl.col("name").map_elements(is_loading, pl.Boolean))

@@ -137,18 +137,13 @@ class Job:
         )
         kept = of.sort("total", "rank", descending=[True, False]).head(_LOOKED_INTO)
         windows = list(kept.select("rank", "start_ns", "end_ns").iter_rows())
-        kernels = self._in_windows("kernels", windows, is_gpu=True)
+        kernels = self._in_windows("kernels", windows)
         return list(causes(path, kernels, self._in_windows("annotations", windows)))
 
-    def _in_windows(
-        self, layer: str, windows: list[tuple[int, int, int]], is_gpu: bool = False
-    ) -> dict[int, pl.DataFrame]:
+    def _in_windows(self, layer: str, windows: list[tuple[int, int, int]]) -> dict[int, pl.DataFrame]:
         if layer not in self.dataset.layers() or not windows:
             return {}
         rows = queries.in_windows(self.engine.layer(layer), windows)
-        if is_gpu:
-            talks = queries.in_windows(self.engine.layer("collectives", SCHEMA), windows)
-            rows = rows.anti_join(talks.select("rank", "row"), ["rank", "row"])
         found = self.engine.rows(rows.select("rank", "row", "name", "start_ns", "end_ns"))
         found = found.sort("rank", "start_ns", "row").with_columns(pl.col("name").fill_null(""))
         return {int(rank): part for (rank,), part in found.group_by("rank", maintain_order=True)}
