@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,12 +18,14 @@ CALLS, STALLS, WARPS = (
 )
 EXTRA = {"jinja2", "matplotlib", "scipy"}
 
-# Refuses to import what argv[1] names, runs a command and prints which of the libraries it imported.
-COMMAND = """
-import sys
+# Refuses to import what argv[1] names, runs each of the commands in argv[2] and prints how they ended, and
+# which of the libraries were imported until then.
+COMMANDS = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib.abc import MetaPathFinder
 
-refused = sys.argv.pop(1).split(",")
+refused, commands = sys.argv[1].split(","), json.loads(sys.argv[2])
 
 class NotInstalled(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -31,39 +34,59 @@ class NotInstalled(MetaPathFinder):
 
 sys.meta_path.insert(0, NotInstalled())
 from tracepipe import cli
-try:
-    cli.main()
-finally:
-    print("imported:", *{"polars", "jinja2", "matplotlib", "scipy"} & set(sys.modules), file=sys.stderr)
+for argv in commands:
+    sys.argv = ["tracepipe", *argv]
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code
+    imported = [*{"polars", "jinja2", "matplotlib", "scipy"} & set(sys.modules)]
+    print(json.dumps([code, out.getvalue(), err.getvalue().splitlines(), imported]))
 """
+# Exit code, output, messages and imported libraries.
+Ended = tuple[int, str, list[str], set[str]]
 
 
-def ran(refused: set[str], *argv: str, folder: Path) -> tuple[int, str, list[str], set[str]]:
-    """Exit code, output, messages and imported libraries of a command without the refused libraries."""
+def ran_each(refused: set[str], commands: list[list[str]], folder: Path) -> list[Ended]:
+    """How commands ended that ran one after the other in a process without some libraries."""
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, ",".join(refused), *argv],
+        [sys.executable, "-c", COMMANDS, ",".join(refused), json.dumps(commands)],
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        check=True,
     )
-    *messages, imported = done.stderr.splitlines()
-    return done.returncode, done.stdout, messages, set(imported.split()[1:])
+    ends = map(json.loads, done.stdout.splitlines())
+    return [(code, out, messages, set(imported)) for code, out, messages, imported in ends]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        *([name, WARPS] for name in ("summary", "gaps", "layers", "memory", "lines", "annotations")),
-        ["timeline", WARPS],
-        ["stalls", STALLS],
-        ["export", WARPS, "-o", "tables"],
-        ["diff", CALLS, CALLS],
-    ],
-    ids=lambda argv: argv[0],
-)
-def test_most_reports_need_polars_alone(argv: list[str], tmp_path: Path) -> None:
-    code, out, messages, imported = ran(EXTRA, *argv, folder=tmp_path)
+def ran(refused: set[str], *argv: str, folder: Path) -> Ended:
+    """How one command ended."""
+    return ran_each(refused, [[*argv]], folder)[0]
+
+
+OF_POLARS = [
+    *([name, WARPS] for name in ("summary", "gaps", "layers", "memory", "lines", "annotations")),
+    ["timeline", WARPS],
+    ["stalls", STALLS],
+    ["export", WARPS, "-o", "tables"],
+    ["diff", CALLS, CALLS],
+]
+
+
+@pytest.fixture(scope="module")
+def of_polars(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """By report: what cannot be imported for one cannot be for the next of the process either."""
+    ends = ran_each(EXTRA, OF_POLARS, tmp_path_factory.mktemp("polars"))
+    return {argv[0]: end for argv, end in zip(OF_POLARS, ends, strict=True)}
+
+
+@pytest.mark.parametrize("report", [argv[0] for argv in OF_POLARS])
+def test_most_reports_need_polars_alone(report: str, of_polars: dict[str, Ended]) -> None:
+    code, out, messages, imported = of_polars[report]
     assert code == 0 and out, messages
     assert imported <= {"polars"}
 
@@ -95,23 +118,28 @@ def test_runs_with_warps_are_compared_by_scipy(tmp_path: Path) -> None:
     assert messages[-2].startswith("tracepipe: reports need scipy.special, which cannot be imported")
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--help"],
-        ["--version"],
-        ["capture", "--help"],
-        ["capture", "--gpu", "off", "--duration", "1ms"],
-        ["convert", WARPS, "-o", "x.pftrace"],
-        ["convert", WARPS, "-o", "x.json.gz"],
-        ["cut", WARPS, "--to", "1ms", "-o", "x.jsonl"],
-        ["validate", WARPS],
-        ["doctor"],
-    ],
-    ids=" ".join,
-)
-def test_other_commands_import_no_library_of_the_reports(argv: list[str], tmp_path: Path) -> None:
-    refused = {"polars", *EXTRA}
-    _, out, messages, imported = ran(refused, *argv, folder=tmp_path)
+OTHERS = [
+    ["--help"],
+    ["--version"],
+    ["capture", "--help"],
+    ["capture", "--gpu", "off", "--duration", "1ms"],
+    ["convert", WARPS, "-o", "x.pftrace"],
+    ["convert", WARPS, "-o", "x.json.gz"],
+    ["cut", WARPS, "--to", "1ms", "-o", "x.jsonl"],
+    ["validate", WARPS],
+    ["doctor"],
+]
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """By command line: what one imports, the next of the process has imported too."""
+    ends = ran_each({"polars", *EXTRA}, OTHERS, tmp_path_factory.mktemp("others"))
+    return {" ".join(argv): end for argv, end in zip(OTHERS, ends, strict=True)}
+
+
+@pytest.mark.parametrize("line", [" ".join(argv) for argv in OTHERS])
+def test_other_commands_import_no_library_of_the_reports(line: str, others: dict[str, Ended]) -> None:
+    _, out, messages, imported = others[line]
     assert not imported
     assert not any("need" in line and "polars" in line for line in [*out.splitlines(), *messages])
