@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.compiled import compiled
 from tracepipe.capture.find.elf import Elf
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.capture.gpu.build.driver import Driver, owner
@@ -170,9 +171,7 @@ def test_programs_to_be_recorded_are_compiled(tools: Toolchain, tmp_path: Path, 
     """Those of the tests that need a GPU, and the benchmark's."""
     flags = ["-std=c++17", "-O2", "-arch=sm_90", "-rdc=true", "-Werror", "all-warnings", "-c"]
     flags.append(f"-I{ROOT / 'tracepipe/marks/include'}")
-    command = [str(tools.nvcc().path), *flags, "-o", str(tmp_path / "made.o"), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert compiled([str(tools.nvcc().path), *flags, str(source)], tmp_path / "made.o").stat().st_size
 
 
 # The format of the records
