@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from tracepipe.api.capture import capture
     from tracepipe.api.capture_block import Capture
     from tracepipe.api.convert import convert
+    from tracepipe.api.convert_ranks import convert_ranks
     from tracepipe.api.cut import cut
     from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
     from tracepipe.api.load import load
     from tracepipe.api.open import Events, open
-    from tracepipe.api.options import CaptureOptions, ConvertOptions, ReadOptions
+    from tracepipe.api.options import CaptureOptions, ConvertOptions, RankOptions, ReadOptions
     from tracepipe.capture.summary import CaptureSummary
     from tracepipe.event.model import Problem
     from tracepipe.recording.account import Account
@@ -52,6 +53,7 @@ __all__ = [
     "LibraryMissing",
     "OutputError",
     "Problem",
+    "RankOptions",
     "ReadOptions",
     "Run",
     "TracepipeError",
@@ -60,6 +62,7 @@ __all__ = [
     "WarpRange",
     "capture",
     "convert",
+    "convert_ranks",
     "cut",
     "load",
     "open",
@@ -75,12 +78,14 @@ _PLACES = {
     "Event": "tracepipe.api.event",
     "Events": "tracepipe.api.open",
     "Problem": "tracepipe.event.model",
+    "RankOptions": "tracepipe.api.options",
     "ReadOptions": "tracepipe.api.options",
     "Run": "tracepipe.reports.frames.run",
     "Warp": "tracepipe.api.event",
     "WarpExit": "tracepipe.api.event",
     "WarpRange": "tracepipe.api.event",
     "convert": "tracepipe.api.convert",
+    "convert_ranks": "tracepipe.api.convert_ranks",
     "cut": "tracepipe.api.cut",
     "load": "tracepipe.api.load",
     "open": "tracepipe.api.open",

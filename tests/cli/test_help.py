@@ -101,7 +101,7 @@ def test_every_example_on_files_runs(
     for copy in ("run", "run2", "other", "other2"):
         shutil.copy(RUN, f"{copy}.jsonl")
     shutil.copy(FIXTURES / "gpu-stalls" / "input.jsonl", "stalls.jsonl")
-    for rank in ("rank0.jsonl", "rank1.jsonl", "runs/0.jsonl"):
+    for rank in ("rank0.jsonl", "rank1.jsonl", "runs/0.jsonl", "runs/1.jsonl"):
         Path(rank).parent.mkdir(exist_ok=True)
         shutil.copy(RUN, rank)
     Path("slow.sql").write_text("select name from slice limit 1")

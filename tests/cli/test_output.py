@@ -69,6 +69,7 @@ ASKED: dict[str, list[list[str]]] = {
         ["convert", RUN, "-o", f"no/{NAMED}"], ["convert", NONE],
         ["convert", RUN, "--strict", "--force"], ["convert", RUN, "--assume-offset", f"{NAMED}=5", "--force"],
         ["convert", RUN, "--assume-offset", NAMED], ["convert", TRACE], ["convert", ".", "-o", NAMED],
+        ["convert", ".", "-o", "x.pftrace", "--ranks", NAMED], ["convert", RUN, "--from", NAMED],
     ],
     "validate": [["validate", RUN], ["validate", NONE], ["validate", "--from", NAMED, RUN]],
     "open": [["open", RUN], ["open", NONE], ["open", TRACE]],

@@ -276,7 +276,9 @@ def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:
     _, account = converted(paths)
     assert anchors_of(account)[1][:2] == (-90_000, 0)
     lines, _ = timeline(paths)
-    assert [line for line in lines if not line.startswith(" ")][:2] == ["GPU 0 H200", "GPU 1 H200"]
+    assert [line for line in lines if not line.startswith(" ")][:2] == [
+        "GPU 0 H200 of rank 0", "GPU 1 H200 of rank 1",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("window_events", [2, 2048])
@@ -393,7 +395,7 @@ def test_tracks_without_a_process_are_those_of_their_file(tmp_path: Path, host: 
         paths.append(written(path, [trace]))
     lines, _ = timeline(paths)
     assert sorted(line.rsplit(" ", 1)[0] for line in lines if line.startswith("process")) == [
-        "process Spans", "process Traces", "process process", "process process",
+        "process Spans", "process Traces", "process rank 0: process", "process rank 1: process",
     ]  # fmt: skip
 
 

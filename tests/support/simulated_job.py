@@ -100,7 +100,9 @@ class SimulatedJob:
         rng = np.random.default_rng(self.seed + 1)
         now_ns, counts = np.full(self.ranks, 1_000_000), {}
         for step in range(self.steps):
-            lines = [_Lines(self.clocks[rank // self.ranks_of_host]) for rank in range(self.ranks)]
+            lines = [
+                _Lines(self.clocks[rank // self.ranks_of_host], 4000 + rank) for rank in range(self.ranks)
+            ]
             begun_ns = now_ns.copy()
             loading_ns = self._noisy(rng, _LOADING_NS)
             for rank, fault in self.faults.items():
@@ -162,8 +164,8 @@ class SimulatedJob:
 class _Lines:
     """The lines of one rank."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._lines = clock, list[tuple[int, str]]()
+    def __init__(self, clock: Clock, pid: int) -> None:
+        self._clock, self._pid, self._lines = clock, pid, list[tuple[int, str]]()
 
     def kernel(self, name: str, stream: int, start_ns: int, dur_ns: int, args: dict[str, Any]) -> None:
         """A kernel on the rank's GPU."""
@@ -172,7 +174,9 @@ class _Lines:
 
     def annotation(self, name: str, start_ns: int, dur_ns: int) -> None:
         """A range of the main thread."""
-        self._add({"type": "annotation", "pid": 1, "tid": 1}, name, int(start_ns), int(dur_ns))
+        self._add(
+            {"type": "annotation", "pid": self._pid, "tid": self._pid}, name, int(start_ns), int(dur_ns)
+        )
 
     def _add(self, record: dict[str, Any], name: str, start_ns: int, dur_ns: int) -> None:
         from_ns, to_ns = self._clock.of(start_ns), self._clock.of(start_ns + dur_ns)

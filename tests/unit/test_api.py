@@ -153,7 +153,10 @@ def test_converting_has_the_options_of_the_command() -> None:
     own = {"progress"}  # which the command shows
     # `--archive FILE` is `-o FILE --format archive`.
     of_command = {names.get(name, name) for name in options_of(convert_commands.convert)} - {"archive"}
-    assert options_of(tracepipe.convert, tracepipe.ConvertOptions) - own == of_command
+    of_recordings = options_of(tracepipe.convert, tracepipe.ConvertOptions)
+    of_ranks = options_of(tracepipe.convert_ranks, tracepipe.RankOptions)
+    assert (of_recordings | of_ranks) - own == of_command
+    assert of_recordings - of_ranks == {"offset"}
 
 
 def test_cutting_has_the_options_of_the_command() -> None:

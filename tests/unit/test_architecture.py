@@ -65,7 +65,7 @@ ROOMS: dict[str, set[str]] = {
     "sql": {"dataset", "ui", "reports.frames", "reports.writing"},
     "ui": {"event", "recording.compression"},
     # The library composes the rooms as the command line does, which calls it; it prints nothing.
-    "api": {"event", "capture", "layout", "converters", "recording", "part", "reports.frames"},
+    "api": {"event", "capture", "layout", "converters", "recording", "part", "reports.frames", "dataset"},
     "terminal": {"capture"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}

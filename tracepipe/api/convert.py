@@ -14,6 +14,7 @@ from tracepipe.errors import FormatError, OutputError
 if TYPE_CHECKING:
     from tracepipe.converters import OutputFormat
     from tracepipe.recording.account import Account
+    from tracepipe.recording.members import Member
     from tracepipe.recording.reading import Progress
 
 
@@ -35,11 +36,27 @@ def convert(
     when it is complete, and replaces another only with `force`. `progress` is called with bytes read and
     bytes in all. Raises InputError, FormatError, ClockError, OutputError.
     """
+    paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
+    return convert_members(
+        paths, out, format, options or ConvertOptions(), (), force=force, progress=progress
+    )
+
+
+def convert_members(
+    paths: Sequence[str | PathLike[str]],
+    out: str | PathLike[str] | BinaryIO | None,
+    format: str,
+    asked: ConvertOptions,
+    members: Sequence[Member],
+    *,
+    force: bool,
+    progress: Progress | None,
+) -> Account:
+    """As `convert`, of recordings whose places on a common clock may be known: one of `members` for each."""
     from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
     from tracepipe.recording.convert import Conversion, ConversionOptions
 
-    asked = options or ConvertOptions()
     form = _form(format, asked.compress)
     if asked.warp_tracks not in WARP_TRACKS:
         raise FormatError(
@@ -53,15 +70,16 @@ def convert(
         LayoutOptions(asked.warp_tracks, asked.thread_exits),
         asked.undated,
         dict(asked.offset),
+        members,
     )
-    paths = [fspath(path)] if isinstance(path, (str, PathLike)) else [fspath(one) for one in path]
-    if (len(paths) > 1 or how.offsets) and not form.takes_several:
+    if (len(paths) > 1 or how.offsets or members) and not form.takes_several:
         raise FormatError(f"{format} is made from a single recording", "Convert each recording separately.")
+    files = [fspath(path) for path in paths]
     compressed_as = _compressed_as(out, format, form)
-    name, opened = _opened(paths, out, form, force)
+    name, opened = _opened(files, out, form, force)
     with opened as stream:
         written = compressing(stream, compressed_as, is_ours=False) if form.by_suffix else stream
-        account = Conversion(paths, form, how).run(written, progress)
+        account = Conversion(files, form, how).run(written, progress)
     account.output = name
     return account
 

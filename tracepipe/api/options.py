@@ -40,6 +40,23 @@ class ConvertOptions(ReadOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankOptions(ReadOptions):
+    """Which ranks of a dataset are converted, of which time, and how they are drawn."""
+
+    ranks: Sequence[int] = ()
+    """Their numbers; all ranks if there are none. InputError for one that is not there."""
+    start: str = ""
+    end: str = ""
+    """The window: times such as "1.2s" after the start of the first rank of the job, or "@" and nanoseconds
+    on the reference clock. Without one, it begins or ends with the recordings.
+    """
+    compress: bool = False
+    warp_tracks: str = "auto"
+    thread_exits: bool = False
+    """As in `ConvertOptions`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
     """What `tracepipe.capture` records, and how. Times and sizes are texts such as "10s" and "1G".
 

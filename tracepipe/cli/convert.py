@@ -9,15 +9,28 @@ from typing import Annotated
 
 import typer
 
+from tracepipe import seen
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
-from tracepipe.api.options import ConvertOptions
-from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.api.options import ConvertOptions, RankOptions
+from tracepipe.cli.input_options import (
+    READING,
+    SOURCE_HELP,
+    AssumeOffset,
+    Force,
+    Reading,
+    Source,
+    SourceOption,
+    Strict,
+    UndatedOption,
+    reading,
+)
 from tracepipe.cli.values import Misuse, file_offsets
+from tracepipe.cli.values import ranks as rank_numbers
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
-from tracepipe.readers import UNDATED
+from tracepipe.readers import READERS, UNDATED
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, say
@@ -28,12 +41,20 @@ Format = choices("Format", CONVERTERS)
 WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 
+class _Drawn(Reading):
+    """The fields that the options for recordings and for datasets have."""
+
+    compress: bool
+    warp_tracks: str
+    thread_exits: bool
+
+
 @app.command()
 def convert(
     files: Annotated[
         list[str],
         typer.Argument(
-            help="A recording: a path, or - for standard input. Several become one timeline.",
+            help="A recording: a path, or - for standard input. Several become one timeline. Or a dataset.",
             metavar="FILE...",
         ),
     ],
@@ -62,7 +83,32 @@ def convert(
             help="Write a ZIP with a Perfetto trace of each recording, all on one clock.",
         ),
     ] = "",
-    source: SourceOption = None,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            "--ranks",
+            metavar="N,N-N",
+            help="Of a dataset: convert the recordings of these ranks. Default: all.",
+        ),
+    ] = "",
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Of a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
+            "the clock of the dataset. A number without a unit is in seconds. Of a recording: as --source.",
+            autocompletion=lambda: list(READERS),
+        ),
+    ] = "",
+    end: Annotated[
+        str,
+        typer.Option("--to", metavar="TIME", help="Of a dataset: end before this time, in the same forms."),
+    ] = "",
+    source: Annotated[
+        Source | None,
+        typer.Option("--source", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
+    ] = None,
     force: Force = False,
     strict: Strict = False,
     compress: Annotated[
@@ -90,7 +136,7 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    """Turn a recording, or several of the same time, into a timeline."""
+    """Turn a recording, several of the same time, or ranks of a dataset, into a timeline."""
     asked = text_of(to) if to else ""
     if archive:
         if output or asked not in ("", "archive"):
@@ -103,21 +149,53 @@ def convert(
     kind = _kind(asked, output)
     if compress and not CONVERTERS[kind].can_compress:
         raise Misuse(f"{kind} has no compressed form.", "Pipe it through gzip.", option="--compress")
-    target = convert_file(
-        files,
-        kind,
-        output,
-        ConvertOptions(
-            **reading(source, strict, assume_offset, undated),
-            compress=compress,
-            warp_tracks=text_of(warp_tracks),
-            thread_exits=thread_exits,
-            offset=file_offsets(offset or []),
-        ),
-        force=force,
-    )
+    is_dataset = len(files) == 1 and _is_dataset(files[0])
+    if not is_dataset:
+        source = source or _source_in(start, ranks, end)
+    drawn: _Drawn = {
+        **reading(source, strict, assume_offset, undated),
+        "compress": compress,
+        "warp_tracks": text_of(warp_tracks),
+        "thread_exits": thread_exits,
+    }
+    if is_dataset:
+        if offset or not output:
+            named = "--offset is for recordings." if offset else "The timeline of a dataset has no name."
+            raise Misuse(named, "Leave it out." if offset else "Name it with -o.")
+        target, options = output, RankOptions(**drawn, ranks=rank_numbers(ranks), start=start, end=end)
+        _convert_ranks(files[0], kind, output, options, force=force)
+    else:
+        options_of_files = ConvertOptions(**drawn, offset=file_offsets(offset or []))
+        target = convert_file(files, kind, output, options_of_files, force=force)
     if target != STANDARD:
         say(f"wrote {target}" + _how_to_open(target, kind))
+
+
+def _is_dataset(path: str) -> bool:
+    if not seen.is_folder(path):
+        return False
+    from tracepipe.dataset.places import Dataset
+
+    return Dataset.is_at(path)
+
+
+def _source_in(start: str, ranks: str, end: str) -> str:
+    """The input format that `--from` names, of a recording. Raises Misuse for what is for datasets."""
+    if ranks or end or (start and start not in READERS):
+        given = "--ranks" if ranks else "--to" if end else f"--from {start}"
+        hint = f"tracepipe cut makes a part of a recording. Formats are {', '.join(READERS)}."
+        raise Misuse(f"{given} is for a dataset, which this is not.", hint)
+    return start
+
+
+def _convert_ranks(folder: str, kind: str, output: str, options: RankOptions, *, force: bool) -> None:
+    from tracepipe.api.convert_ranks import convert_ranks
+    from tracepipe.recording.account_text import account_lines
+
+    with progress(f"convert {Path(folder).name}") as bar:
+        account = convert_ranks(folder, output, kind, options, force=force, progress=bar)
+    for line in account_lines(account):
+        say(line)
 
 
 def _kind(asked: str, output: str) -> str:

@@ -27,6 +27,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe convert run.jsonl",
         "tracepipe convert run.jsonl -o run.json",
         "tracepipe convert run.jsonl other.jsonl -o both.pftrace",
+        "tracepipe convert ds --ranks 0,1 --from 1.2s --to 1.4s -o slow.pftrace",
     ),
     "open": ("tracepipe open run.pftrace",),
     "validate": ("tracepipe validate run.jsonl",),

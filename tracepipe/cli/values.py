@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 import typer
 
 from tracepipe.errors import TracepipeError
+from tracepipe.launchers import RANK_MAX
 
 INT_MAX: Final = (1 << 31) - 1
 """The largest number that an option may be: columns of smaller integers are compared with it."""
+_RANKS: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class Misuse(typer.BadParameter):
@@ -85,6 +88,18 @@ def offsets(values: list[str]) -> dict[str, int | str]:
         except ValueError:
             out[clock] = offset
     return out
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """What `--ranks` says: numbers and ranges, as in `0-7,17`. Raises Misuse."""
+    numbers: dict[int, None] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        found = _RANKS.fullmatch(part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if first > last or last > RANK_MAX:
+            raise Misuse(f"takes ranks as in 0-7,17, not {part!r}.", option="--ranks")
+        numbers |= dict.fromkeys(range(first, last + 1))
+    return tuple(numbers)
 
 
 def file_offsets(values: list[str]) -> dict[str, int]:

@@ -113,8 +113,22 @@ class Line:
     offset_ns: int = 0
     drift_ppb: int = 0
 
+    def place(self, ns: int) -> int:
+        """A time on the reference clock, to the ns below."""
+        return ns + self.offset_ns + (ns - self.at_ns) * self.drift_ppb // _BILLION
+
+    def first_at(self, reference_ns: int) -> int:
+        """The first time that is not before a time of the reference clock."""
+        after_ns = reference_ns - self.offset_ns - self.at_ns
+        ns = self.at_ns + after_ns * _BILLION // (_BILLION + self.drift_ppb)
+        while self.place(ns) >= reference_ns:
+            ns -= 1
+        while self.place(ns) < reference_ns:
+            ns += 1
+        return ns
+
     def place_all(self, ns: Int64s) -> Int64s:
-        """The times on the reference clock, to the ns below."""
+        """Times on the reference clock, to the ns below."""
         # In steps, as the product of a day and 500 ppm has more than 64 bits.
         away_ns = ns - self.at_ns
         whole, rest = np.divmod(away_ns, 1_000_000)

@@ -47,6 +47,11 @@ class Dataset:
         self.folder = folder
 
     @classmethod
+    def is_at(cls, path: str) -> bool:
+        """Whether a dataset is at a path, of any version."""
+        return seen.is_file(Path(path) / _ABOUT)
+
+    @classmethod
     def opened(cls, path: str) -> Dataset:
         """The dataset at a path. Raises InputError."""
         folder = Path(path)

@@ -27,7 +27,8 @@ def id_on(host: int, id: int, made_up_apart: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The origins of `count` recordings. `programs` are the programs of processes, by pid. `hosts` has for
+    """The origins of `count` recordings. `programs` are the programs of processes, by pid, and `ranks` the
+    ranks of those of a distributed run, where several are read. `hosts` has for
     each host the text that follows the names of its processes, where there are several hosts: a pid's range
     is its host. `gpus` are the titles of GPUs by index. `files` are the names of the recordings, and
     `doubles` the pairs of them, by their places, that may have the same events.
@@ -35,6 +36,7 @@ class Origins:
 
     count: int = 1
     programs: Mapping[int, str] = field(default_factory=dict)
+    ranks: Mapping[int, int] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     gpus: Mapping[int, str] = field(default_factory=dict)
     files: tuple[str, ...] = ()
@@ -49,3 +51,15 @@ class Origins:
         id = pid or 0
         at = (id if id < MADE_UP else ID_LIMIT - id) // IDS_APART
         return f" {self.hosts[at]}" if at < len(self.hosts) else ""
+
+    def process(self, name: str, pid: int | None) -> str:
+        """The name of a process with its rank and its host."""
+        return self._rank(pid) + name + self.host(pid)
+
+    def plain(self, name: str, pid: int | None) -> str:
+        """The name that `process` was given."""
+        return name.removeprefix(self._rank(pid)).removesuffix(self.host(pid))
+
+    def _rank(self, pid: int | None) -> str:
+        rank = self.ranks.get(pid or 0)
+        return "" if rank is None else f"rank {rank}: "

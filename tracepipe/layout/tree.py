@@ -92,7 +92,7 @@ class Tree:
     def _as_given(self, key: _Key, track: Track) -> Track:
         """A process or thread with the name and place that the recording states."""
         name, _ = self._given.get(key, ("", None))
-        named = name + self._origins.host(track.pid) if name and track.kind == "process" else name
+        named = self._origins.process(name, track.pid) if name and track.kind == "process" else name
         return replace(track, name=named or track.name)
 
     def give_name(self, record: Record) -> None:
@@ -117,7 +117,7 @@ class Tree:
         name = comm or self._origins.programs.get(pid or 0) or self._command or "process"
         if pid is None:
             name = "process (pid not recorded)"
-        name += self._origins.host(pid)
+        name = self._origins.process(name, pid)
         return self._make(
             ("process", pid), lambda at: Track(at, None, "process", name, RANK_PROCESS, pid=pid or 0)
         )
@@ -125,7 +125,7 @@ class Tree:
     def thread(self, pid: int | None, tid: int | None, comm: str = "") -> Track:
         """The group of a thread, inside that of its process."""
         process = self.process(pid, comm)
-        name = comm or (process.name.removesuffix(self._origins.host(pid)) if pid else "thread")
+        name = comm or (self._origins.plain(process.name, pid) if pid else "thread")
         if tid is None:
             name = "thread (tid not recorded)"
         return self._make(
@@ -139,7 +139,7 @@ class Tree:
 
     def rename_process(self, pid: int | None, name: str) -> None:
         """Give a process the name it has now."""
-        self._rename(("process", pid), name + self._origins.host(pid))
+        self._rename(("process", pid), self._origins.process(name, pid))
 
     def _rename(self, key: _Key, name: str) -> None:
         track = self._tracks.get(key)

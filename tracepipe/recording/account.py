@@ -68,6 +68,14 @@ class Account:
         if len(self.problems) < PROBLEMS_KEPT:
             self.problems.append(problem)
 
+    def take_problems(self, before: Account) -> None:
+        """Count what could not be used when the part of a recording was made of which this is the account."""
+        self.skipped += before.skipped
+        self.ambiguous += before.ambiguous
+        self.problems = [*before.problems, *self.problems][:PROBLEMS_KEPT]
+        self.unplaced = before.unplaced | self.unplaced
+        self.notes = list(dict.fromkeys([*before.notes, *self.notes]))
+
     def remarks(self, meanings: Mapping[str, str]) -> Iterator[str]:
         """A line for each problem, kind of outcome and note. `meanings` has the text of each outcome."""
         for problem in self.problems:

@@ -18,7 +18,8 @@ from tracepipe.layout.options import LayoutOptions
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import trace_names
-from tracepipe.recording.inputs import Inputs, Placed, open_apart, open_inputs
+from tracepipe.recording.inputs import Inputs, Placed, Relation, open_apart, open_inputs
+from tracepipe.recording.members import Member
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 class ConversionOptions:
     """The options of a conversion. `assumed` places clocks that have no pairs: clock → ns to add, or the name
     of a host clock. `undated` is as in `open_recording`. `offsets` are added to the times of files, by their
-    names.
+    names. `members` says where each recording is on a common clock, instead of what they have in common.
     """
 
     source_format: str = ""
@@ -40,6 +41,7 @@ class ConversionOptions:
     layout: LayoutOptions = field(default_factory=LayoutOptions)
     undated: str = UNDATED[0]
     offsets: Mapping[str, int] = field(default_factory=dict)
+    members: Sequence[Member] = ()
 
 
 class Conversion:
@@ -53,15 +55,15 @@ class Conversion:
         """Convert. Raises InputError on the first bad line where `strict`."""
         options = self._options
         how = (options.source_format, options.assumed, options.undated)
-        strict, offsets = options.strict, options.offsets
+        strict, relation = options.strict, Relation(options.offsets, options.members)
         if self._output.of == "archive":
             with no_collector():
                 return self._archive(
-                    out, open_apart(self._paths, how, offsets, strict=strict, progress=progress)
+                    out, open_apart(self._paths, how, relation, strict=strict, progress=progress)
                 )
         with (
             no_collector(),
-            open_inputs(self._paths, how, strict=strict, offsets=offsets, progress=progress) as inputs,
+            open_inputs(self._paths, how, relation, strict=strict, progress=progress) as inputs,
         ):
             if self._output.of == "timeline":
                 return _Drawing(inputs, self._output, options).write(out)

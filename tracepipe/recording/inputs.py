@@ -11,6 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from tracepipe import seen
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
 from tracepipe.errors import ClockError, InputError
@@ -22,6 +24,7 @@ from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.readers.native_lines import new_tables
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import STANDARD
+from tracepipe.recording.members import Member
 from tracepipe.recording.numbers import Part, numbered
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
@@ -32,6 +35,21 @@ Placed = tuple[TraceBatch, list[Problem]]
 """A batch on the trace's clock, and its problems."""
 How = tuple[str, Mapping[str, int | str], str]
 """How recordings are read: format, assumed offsets, and what is done with undated lines."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relation:
+    """What is known about several recordings before they are read: `offsets` to add to the times of the files
+    that they name, or the place of each, as one of the `members`.
+    """
+
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    members: Sequence[Member] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is."""
+        return bool(self.offsets or self.members)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +118,7 @@ class _Several:
 
     paths: Sequence[str]
     how: How
+    members: Sequence[Member]
     parts: Sequence[Part]
     placed: Sequence[Anchor]
     numbers: Sequence[Numbers]
@@ -112,18 +131,22 @@ class _Several:
         cls,
         paths: Sequence[str],
         how: How,
-        offsets: Mapping[str, int],
+        relation: Relation,
         *,
         strict: bool,
         progress: Progress | None,
     ) -> _Several:
         """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
-        names = _names(paths)
-        by_hand = _by_hand(paths, names, offsets)
-        parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
-        placed = anchors([part.source for part in parts], by_hand, [part.survey.seen for part in parts])
+        if members := relation.members:
+            parts = [_part(path, one.name, how, one.header) for path, one in zip(paths, members, strict=True)]
+            placed = [one.anchor(part.survey) for part, one in zip(parts, members, strict=True)]
+        else:
+            names = _names(paths)
+            by_hand = _by_hand(paths, names, relation.offsets)
+            parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
+            placed = anchors([part.source for part in parts], by_hand, [part.survey.seen for part in parts])
         _refuse_before_zero(parts, placed)
-        return cls(paths, how, parts, placed, *numbered(parts), strict, progress)
+        return cls(paths, how, members, parts, placed, *numbered(parts), strict, progress)
 
     @property
     def sources(self) -> list[Source]:
@@ -139,9 +162,11 @@ class _Several:
     def opened(self, at: int, tables: Tables) -> Iterator[Input]:
         """Open one of them, to be read into these tables."""
         path, name = self.paths[at], self.parts[at].source.name
-        with open_recording(path, *self.how) as opened:
+        known = self.members[at].header if self.members else {}
+        with _opened(path, name, self.how, known) as opened:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
-            reading = Reading(opened, path, strict=self.strict, progress=self.progress)
+            called = name if self.members else path
+            reading = Reading(opened, called, strict=self.strict, progress=self.progress)
             said = "" if self.is_one else name
             renumbered = Renumbered(said, opened.recording.tables, tables, self.numbers[at])
             # The text that follows the names of processes is "on node1", or "of" a file of the host.
@@ -150,9 +175,14 @@ class _Several:
 
     def inputs(self, parts: list[Input], tables: Tables, origins: Origins) -> Inputs:
         """Some of them, which are open, as one."""
-        base = self.sources[reference(self.sources)]
-        start, header = _start(self.sources, self.placed, base), _header(self.sources)
-        return Inputs(parts, header, tables, base.clock, start, origins)
+        header = _header(self.sources)
+        if self.members:
+            clock = self.members[0].clock
+            start = _first_begin(self.sources, self.placed, clock)
+        else:
+            base = self.sources[reference(self.sources)]
+            clock, start = base.clock, _start(self.sources, self.placed, base)
+        return Inputs(parts, header, tables, clock, start, origins)
 
     @property
     def first_ns(self) -> int:
@@ -172,17 +202,18 @@ class _Several:
 def open_inputs(
     paths: Sequence[str],
     how: How,
+    relation: Relation | None = None,
     *,
     strict: bool = False,
-    offsets: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Inputs]:
     """Open recordings. Several are read twice, the first time for their numbers. `how` is as in
-    `open_recording`. `offsets` are added to the times of the files that they name.
+    `open_recording`.
 
     Raises InputError, FormatError, ClockError.
     """
-    if len(paths) == 1 and not offsets:
+    relation = relation or Relation()
+    if len(paths) == 1 and not relation.is_known:
         with open_recording(paths[0], *how) as opened:
             reading = Reading(opened, paths[0], strict=strict, progress=progress)
             header, clock = opened.recording.header, opened.clocks.trace_clock
@@ -190,7 +221,7 @@ def open_inputs(
             tables = opened.recording.tables
             yield Inputs([Input(opened, reading)], header, tables, clock, start, Origins())
         return
-    several = _Several.of(paths, how, offsets or {}, strict=strict, progress=progress)
+    several = _Several.of(paths, how, relation, strict=strict, progress=progress)
     with ExitStack() as stack:
         tables = new_tables()
         parts = [stack.enter_context(several.opened(at, tables)) for at in range(len(paths))]
@@ -200,16 +231,16 @@ def open_inputs(
 
 
 def open_apart(
-    paths: Sequence[str], how: How, offsets: Mapping[str, int], *, strict: bool, progress: Progress | None
+    paths: Sequence[str], how: How, relation: Relation, *, strict: bool, progress: Progress | None
 ) -> Iterator[Inputs]:
     """Open each recording alone, one at a time, with the clock, the numbers and the start that all of them
     share. Several are read twice. Raises InputError, FormatError, ClockError before the first one is yielded.
     """
     if len(paths) == 1:
-        with open_inputs(paths, how, strict=strict, offsets=offsets, progress=progress) as inputs:
+        with open_inputs(paths, how, relation, strict=strict, progress=progress) as inputs:
             yield inputs
         return
-    several = _Several.of(paths, how, offsets, strict=strict, progress=progress)
+    several = _Several.of(paths, how, relation, strict=strict, progress=progress)
     for at, part in enumerate(several.parts):
         tables, origins = new_tables(), several.origins.alone(part.source.name)
         with several.opened(at, tables) as opened:
@@ -222,11 +253,19 @@ def open_apart(
         gc.collect()  # as in `_part`
 
 
-def _part(path: str, name: str, how: How) -> Part:
+@contextmanager
+def _opened(path: str, name: str, how: How, known: Mapping[str, Any]) -> Iterator[OpenRecording]:
+    """Open a recording with what is known of it in addition to its header."""
+    with open_recording(path, *how, called=name if known else "") as opened:
+        opened.recording.header.update(cast("Header", known))
+        yield opened
+
+
+def _part(path: str, name: str, how: How, known: Mapping[str, Any] | None = None) -> Part:
     """What must be known about a recording before it is read with others."""
     if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
-    with open_recording(path, *how) as opened:
+    with _opened(path, name, how, known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
             name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
@@ -316,3 +355,13 @@ def _start(sources: Sequence[Source], placed: Sequence[Anchor], base: Source) ->
     ]
     before_ns = here_ns - min(begins)
     return {clock: max(0, ns - before_ns) for clock, ns in start.items()}
+
+
+def _first_begin(sources: Sequence[Source], placed: Sequence[Anchor], clock: str) -> dict[str, int]:
+    """The earliest begin of a recording on the common clock, which is not that of one of them."""
+    begins = [
+        int(anchor.way.place_all(np.array([begin_ns], np.int64))[0])
+        for source, anchor in zip(sources, placed, strict=True)
+        if (begin_ns := source.at(source.clock)) is not None
+    ]
+    return {f"{clock}_ns": max(0, min(begins))} if begins else {}

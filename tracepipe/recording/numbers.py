@@ -38,7 +38,7 @@ class Part:
     def capture(self) -> object:
         """A key that the parts of one capture share. Each capture has its own launch numbers."""
         start = self.source.header.get("start")
-        return (self.source.header.get("host"), tuple(sorted(start.items()))) if start else self
+        return (self.source.header.get("host"), self.rank, tuple(sorted(start.items()))) if start else self
 
 
 def hosts_of(parts: Sequence[Part]) -> list[int]:
@@ -95,7 +95,8 @@ class Gpus:
     and the index do. But two ranks that one tool recorded have different GPUs, as NCCL requires.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_ranks: bool) -> None:
+        self._names_ranks = names_ranks
         self._of: dict[tuple[int, int], list[_Gpu]] = {}
         self._numbers: set[int] = set()
 
@@ -124,7 +125,7 @@ class Gpus:
         else:
             number = index if index not in self._numbers else max(self._numbers) + 1
             title = _title(index, said)
-            gpu = _Gpu(number, f"{title} of rank {rank}" if known and rank is not None else title, uuid)
+            gpu = _Gpu(number, f"{title} of rank {rank}" if self._names_ranks else title, uuid)
             known.append(gpu)
             self._numbers.add(number)
         if rank is not None:
@@ -142,7 +143,8 @@ class Gpus:
 
 def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     """The new numbers of each recording, and the origins of all. Raises InputError."""
-    of_host, gpus = hosts_of(parts), Gpus()
+    of_host, names_ranks = hosts_of(parts), _has_ranks(parts)
+    gpus = Gpus(names_ranks=names_ranks)
     if max(of_host) >= HOSTS_MAX:
         raise InputError(
             f"the recordings come from {max(of_host) + 1} hosts",
@@ -173,18 +175,39 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     names = _names_of_hosts(parts, of_host)
     files = tuple(part.source.name for part in parts)
     titles = gpus.titles(names)
-    return numbers, Origins(len(parts), programs, names, titles, files, _doubles(parts, of_host))
+    ranks = _ranks(parts, of_host) if names_ranks else {}
+    return numbers, Origins(len(parts), programs, ranks, names, titles, files, _doubles(parts, of_host))
+
+
+def _has_ranks(parts: Sequence[Part]) -> bool:
+    """Whether the recordings are of ranks that must be told from each other."""
+    ranks = {part.rank for part in parts}
+    return None not in ranks and len(ranks) == len(parts)
+
+
+def _ranks(parts: Sequence[Part], of_host: Sequence[int]) -> dict[int, int]:
+    """The rank of each process. One that is in the recordings of several, such as a launcher, has none."""
+    ranks: dict[int, int] = {}
+    shared = set()
+    for part, host in zip(parts, of_host, strict=True):
+        for pid in part.survey.pids:
+            id = id_on(host, pid)
+            if id in ranks:
+                shared.add(id)
+            ranks[id] = part.rank or 0
+    return {id: rank for id, rank in ranks.items() if id not in shared}
 
 
 def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
     """The pairs of recordings, by their places, that have the same processes and are of different
-    captures.
+    captures, but not of different ranks.
     """
     return frozenset(
         (at, to)
         for at, to in combinations(range(len(parts)), 2)
         if of_host[at] == of_host[to]
         and parts[at].capture != parts[to].capture
+        and (None in (parts[at].rank, parts[to].rank) or parts[at].rank == parts[to].rank)
         and parts[at].survey.pids & parts[to].survey.pids
     )
 
