@@ -1,7 +1,7 @@
-"""Text of a recording, a path or a machine in a form that can be printed: names are anybody's.
+"""Makes untrusted text from a recording, a path or a machine safe to print.
 
 A terminal obeys control characters: `ESC]0;…` sets its title, and others type for the user or hide lines.
-U+202E turns what follows it around, and U+2028 ends a line for some programs.
+U+202E reverses the text after it, and U+2028 ends a line for some programs.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Items of a list whose text is in memory together.
+# The number of items of a list whose text is in memory at a time.
 _AT_ONCE = 1_000
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
 def printable(text: str) -> str:
-    r"""`text` in one line, with whatever has no shape of its own as its escape: `\x1b`, `\u202e`, `\n`.
+    r"""`text` in one line, with an escape for each invisible character: `\x1b`, `\u202e`, `\n`.
 
-    That is what Unicode calls a control, format, surrogate, private or unassigned character, or a separator
+    These are Unicode's control, format, surrogate, private and unassigned characters, and its separators
     other than the blank.
     """
     return text if text.isprintable() else _NOT_ASCII.sub(_escape, text)
@@ -31,24 +31,24 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def json_text(value: Any, indent: bool = False) -> str:
-    r"""JSON of one value, on several lines where `indent`, which says `\u009b` for a letter as above.
+    r"""JSON of one value, on several lines with `indent`; invisible characters are escaped: `\u009b`.
 
-    Takes integers of any size, and text with surrogates, as paths have them that are not UTF-8.
+    It takes integers of any size, and text with surrogates, as in paths that are not UTF-8.
     """
-    import orjson  # here, as most commands need it not
+    import orjson  # here, as most commands do not need it
 
     options = orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if indent else 0)
     try:
         text = orjson.dumps(value, option=options).decode()
     except TypeError:
         text = orjson.dumps(_in_fragments(value), option=options).decode()
-    # Between the strings of JSON is ASCII alone.
+    # Outside of strings, JSON is only ASCII.
     return text if text.isprintable() else _NOT_ASCII.sub(_json_escape, text)
 
 
 def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
-    """The text of `json_text` on several lines, piece by piece. What an iterator gives is written as a list,
-    which is never in memory as a whole. `outer` is what the lines around it begin with.
+    """The text of `json_text` on several lines, piece by piece. An iterator's items are written as a list,
+    which is never in memory as a whole. `outer` is the indentation of the surrounding lines.
     """
     inner, before = f"{outer}  ", ""
     if isinstance(value, Iterator):
@@ -56,7 +56,7 @@ def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
             yield f"{before or '['}\n{inner}"
             if _is_lazy(items[0]):
                 yield from json_pieces(items[0], inner)
-            else:  # less the brackets, and the blanks before the first
+            else:  # without the brackets, and the blanks before the first item
                 yield json_text(items, indent=True)[4:-2].replace("\n", f"\n{outer}")
             before = ","
         yield f"\n{outer}]" if before else "[]"
@@ -71,12 +71,12 @@ def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether an iterator is in a value."""
+    """Whether a value contains an iterator."""
     return isinstance(value, Iterator) or (isinstance(value, dict) and any(map(_is_lazy, value.values())))
 
 
 def _together(items: Iterator[Any]) -> Iterator[list[Any]]:
-    """Some items at a time, and one in which an iterator is alone."""
+    """Lists of some items each; an item that contains an iterator is alone in its list."""
     some: list[Any] = []
     for item in items:
         is_lazy = _is_lazy(item)
@@ -92,7 +92,7 @@ def _together(items: Iterator[Any]) -> Iterator[list[Any]]:
 
 
 def _in_fragments(value: Any) -> Any:
-    """A value whose parts that orjson refuses are JSON already."""
+    """The value, in which parts that orjson refuses are JSON already."""
     from orjson import Fragment
 
     if isinstance(value, dict):

@@ -49,7 +49,7 @@ RUNS = ["--", "true"]
         ),
         (["timeline", "run", "--start", "5x"], "--start: '5x' is not a duration.", "Write 10s, 500ms"),
         (["gaps", "run", "--min", "x"], "--min: 'x' is not a duration.", "Write 10s, 500ms"),
-        (["warps", "run", "--kernel", "("], "--kernel: '(' is no regular expression: ", "Try a part"),
+        (["warps", "run", "--kernel", "("], "--kernel: '(' is not a regular expression: ", "Try a part"),
         (
             ["capture", "--gpu", "all", *RUNS],
             "--gpu takes auto, off, kernels or warps, not 'all'.",
@@ -58,7 +58,7 @@ RUNS = ["--", "true"]
         (["capture"], "There is nothing to record.", "Give one of: a command after --, --pid,"),
         (
             ["capture", "--system", "--pid", "5"],
-            "There are two answers to whose events are recorded.",
+            "More than one source of events is given.",
             "Give one of: a command after --, --pid,",
         ),
         (

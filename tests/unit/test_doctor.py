@@ -112,7 +112,7 @@ def test_where_all_is_well() -> None:
     assert [finding.fix for finding in findings if finding.fix] == []
     assert can_capture(findings)
     rows = {finding.name: finding.detail for finding in findings}
-    assert rows["auto"] == "takes bcc, the best that works here"
+    assert rows["auto"] == "chooses bcc, the best that works here"
     assert rows["bcc"] == "1.2: attached in 1.2 ms, detached in 98 ms"
     assert rows["userspace"] == (
         "uprobes at once: attached in 1.2 ms, detached in 98 ms; by bcc, prebuilt, bpftrace"
@@ -132,7 +132,7 @@ def test_one_method_is_enough() -> None:
     rows = found(bcc=NO_BCC, bpftrace=CaptureUnavailable("There is no bpftrace.", "apt install bpftrace"))
     assert (rows["bcc"].state, rows["bcc"].fix) == ("fails", "apt install python3-bpfcc")
     assert rows["bpftrace"].fix == "apt install bpftrace"
-    assert rows["auto"].detail == "takes prebuilt, the only one that works here"
+    assert rows["auto"].detail == "chooses prebuilt, the only one that works here"
     assert rows["syscall"].detail.endswith("; by prebuilt")
     assert can_capture(list(rows.values()))
 
@@ -150,7 +150,7 @@ def test_without_a_method_no_layer_works() -> None:
 def test_a_method_that_cannot_attach_fails() -> None:
     rows = found(**{"capture bcc": OSError(errno.EMFILE, "Too many open files")})
     assert (rows["bcc"].state, rows["bcc"].fix) == ("fails", "ulimit -n 8192")
-    assert rows["auto"].detail.startswith("takes prebuilt")
+    assert rows["auto"].detail.startswith("chooses prebuilt")
 
 
 def test_no_privileges_hold_for_every_layer_and_are_tried_once() -> None:
@@ -261,7 +261,7 @@ def test_no_libraries_are_no_failure() -> None:
         ({}, "settings", "absent", "not known", ""),
         ({"has_btf": False}, "BTF", "absent", "none", ""),
         ({"seccomp": 2, "container": "docker"}, "container", "limited", "docker", "--privileged"),
-        ({"is_initial_pid_namespace": False}, "container", "works", "ids of its own", ""),
+        ({"is_initial_pid_namespace": False}, "container", "works", "separate process ids", ""),
         ({"is_initial_user_namespace": False}, "privileges", "fails", "user namespace", "sudo"),
         ({"capabilities": None}, "privileges", "works", "capabilities not known", ""),
         ({"nvidia_modules": ()}, "driver", "absent", "no NVIDIA module", ""),

@@ -216,7 +216,7 @@ def test_mistakes_on_the_command_line(text: str, message: str, hint: str) -> Non
         ('effect = "alloc"', 'effect = "name"', "name needs the argument handle", "handle"),
         ("returns = false", 'returns = "no"', "hook 2, returns: not true or false", "'no'"),
         ('layer = "scheduler"', 'layer = "kernal"', "layer: no layer kernal", "kernel"),
-        ('layer = "scheduler"', 'layer = "memory"', "what is memory does not come from hooks", "of its own"),
+        ('layer = "scheduler"', 'layer = "memory"', "hooks cannot make events of memory", "or a new name"),
         ('layer = "scheduler"', 'layer = "a\\nb"', "layer: 'a\\nb' is no name", "1 to 64"),
         (
             '"odd_isr(_, irq: i32)"',

@@ -1,4 +1,4 @@
-"""The command line: its commands, each loaded when it is asked for, and how it ends."""
+"""The command line: its commands, each loaded when it is needed, and the exit of the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tracepipe.cli.completion import is_asked
 from tracepipe.cli.ending import ended
 from tracepipe.terminal.output import guard, has_colours, put
 
-# Command → the module whose `app` has it, in the order of the help. Any other command is a report.
+# Command → the module whose `app` has it, in the order of the help. All other commands are reports.
 _PLACES = {
     "capture": "tracepipe.cli.capture",
     "live": "tracepipe.cli.live",
@@ -38,10 +38,10 @@ _REPORTS = "tracepipe.cli.reports"
 
 
 class _Commands(TyperGroup):
-    """Loads what a command needs: all commands together take as long to load as a small file to convert."""
+    """Loads only the used command: loading all takes as long as converting a small file."""
 
     _listed: dict[str, Any] | None = None
-    """Reports as the help lists them, while it does."""
+    """The reports while the help lists them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _choose_colours()
@@ -55,7 +55,7 @@ class _Commands(TyperGroup):
 
     @contextmanager
     def _listing(self) -> Iterator[None]:
-        """While this is open, commands are listed, and reports need not be loaded."""
+        """While the context is open, commands are only listed, and reports are not loaded."""
         self._listed = dict(typer.main.get_group(import_module(_REPORTS).listing()).commands)
         try:
             yield
@@ -67,7 +67,7 @@ class _Commands(TyperGroup):
             self._load(place)
         if self._listed is None:
             self._load(_REPORTS)
-        # In the order of the places, whatever was loaded first.
+        # In the order of _PLACES, whatever was loaded first.
         return list(dict.fromkeys((*_PLACES, *(self._listed or self.commands))))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -76,11 +76,11 @@ class _Commands(TyperGroup):
         if cmd_name not in self.commands:
             self._load(_PLACES.get(cmd_name, _REPORTS), cmd_name)
         if cmd_name not in self.commands:
-            self.list_commands(ctx)  # so that what was meant can be suggested
+            self.list_commands(ctx)  # so that similar names can be suggested
         return self.commands.get(cmd_name)
 
     def _load(self, place: str, name: str = "") -> None:
-        """Load the commands of a module; of the reports the one of that name alone, where there is one."""
+        """Load the commands of a module; of the reports only the one with that name, if there is one."""
         module = import_module(place)
         loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
         for command in loaded.values():
@@ -112,14 +112,14 @@ def _prepare(command: Any) -> None:
         _put_examples(ctx)
 
     def usage_pieces(ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in pieces(ctx)]  # Typer's marks of arguments that are required
+        return [piece.strip("{}") for piece in pieces(ctx)]  # Typer marks required arguments with braces
 
     command.parse_args, command.format_help = parse_args, show_help
     command.collect_usage_pieces = usage_pieces
 
 
 def _put_examples(context: Any) -> None:
-    """Print what the help of a command ends with."""
+    """Print the examples at the end of a command's help."""
     from tracepipe.cli.examples import example_lines
 
     for line in example_lines(context.command_path.partition(" ")[2]):
@@ -127,7 +127,7 @@ def _put_examples(context: Any) -> None:
 
 
 def _choose_colours() -> None:
-    """Have Typer colour help where it is wanted, which it decides by a terminal and by GITHUB_ACTIONS."""
+    """Make Typer colour help only if wanted; by itself it decides by the terminal and GITHUB_ACTIONS."""
     from typer import rich_utils
 
     rich_utils.FORCE_TERMINAL = has_colours(sys.stdout)
@@ -165,19 +165,19 @@ def _end(number: int, _: FrameType | None) -> None:
 
 
 def _keep_numpy_small() -> None:
-    """Stop NumPy's linear algebra, hardly used here, from starting a thread for each processor.
+    """Keep NumPy's linear algebra, which is hardly used here, from starting a thread for each processor.
 
-    It does so when it is loaded, by the environment as C sees it. Only that is changed: `os.environ`, which a
-    captured command gets, stays as it is.
+    It does so when it is loaded, unless C's environment forbids it. Only that is changed: `os.environ`, which
+    a captured command gets, stays as it is.
     """
     if "OPENBLAS_NUM_THREADS" not in os.environ:
         os.putenv("OPENBLAS_NUM_THREADS", "1")
 
 
 def _fill_closed_streams() -> None:
-    """Take the numbers of standard streams that are closed, which files that are opened would get.
+    """Open /dev/null in place of closed standard streams, whose numbers other files would get.
 
-    What a library or the interpreter writes to its standard error would go into a recording.
+    Otherwise what a library or the interpreter writes to standard error could go into a recording.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -189,11 +189,11 @@ def main() -> None:
     _keep_numpy_small()
     _fill_closed_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # Half-written output goes, as at Ctrl-C. What nohup has the process ignore stays ignored.
+        # Incomplete output is removed, as at Ctrl-C. Signals that nohup ignores stay ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
     if is_asked():
-        app(prog_name="tracepipe")  # answers with tabs and ends of lines that a shell reads, and exits
+        app(prog_name="tracepipe")  # prints tabs and line ends for the shell, unguarded, and exits
     streams = sys.stdout, sys.stderr
     out, err = guard()
 
@@ -205,6 +205,6 @@ def main() -> None:
     code = ended(run)
     ended(out.flush, quietly=True)
     err.flush()
-    # A bug, which does not come here, leaves the guards for what the interpreter says of it.
+    # A bug does not come here, and leaves the guards for the interpreter's traceback.
     sys.stdout, sys.stderr = streams
     sys.exit(code)

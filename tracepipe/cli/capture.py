@@ -1,4 +1,4 @@
-"""The commands that record, and the one that says whether that works here."""
+"""The command that records, and the one that tests whether recording works on this machine."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def capture(
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise Misuse("A recording on standard output cannot be opened.", option="--open")
-    if then_open and not force and seen.is_there(trace):  # said now, not when the capture is over
+    if then_open and not force and seen.is_there(trace):  # reported now, not after the capture
         raise OutputError(f"{trace} exists", "Overwrite it with --force, or name another with -o.")
     summary = record(request, target, command_output=command_output, force=force, notify=say)
     from tracepipe.capture.summary import summary_lines

@@ -1,4 +1,6 @@
-"""What a shell completes: values of options that Typer does not know. It asks by `_TRACEPIPE_COMPLETE`."""
+"""Completes values of options for shells, which ask by `_TRACEPIPE_COMPLETE`, where Typer does not know
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ _VARIABLE: Final = "_TRACEPIPE_COMPLETE"
 
 
 def is_asked() -> bool:
-    """Whether this process was started by a shell that completes a command line."""
+    """Whether a shell started this process to complete a command line."""
     return _VARIABLE in os.environ
 
 
 def complete_layers(incomplete: str) -> list[str]:
-    """Lists of layers that go on from an incomplete one, with no layer twice."""
+    """The lists of layers that complete an incomplete one, without repetition."""
     from tracepipe.capture.request import LAYER_NAMES
 
     given, comma, last = incomplete.rpartition(",")
@@ -24,7 +26,7 @@ def complete_layers(incomplete: str) -> list[str]:
 
 
 def complete_sets(incomplete: str) -> list[str]:
-    """The shipped sets of hooks whose names begin so."""
+    """The shipped sets of hooks whose names begin with a text."""
     from tracepipe.hooks.sets import shipped_sets
 
     return [name for name in shipped_sets() if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""The commands on files: convert a recording, check it, open a trace."""
+"""The commands for files: convert a recording, validate it, open a trace."""
 
 from __future__ import annotations
 
@@ -199,8 +199,8 @@ def _convert_ranks(folder: str, kind: str, output: str, options: RankOptions, *,
 
 
 def _kind(asked: str, output: str) -> str:
-    """The format that is asked for, or that the output is named after. Raises OutputError where its name is
-    that of another.
+    """The requested format, or the one of the output's name. Raises OutputError if the name is of another
+    format.
     """
     name = Path(output)
     ending = (name.with_suffix("") if name.suffix in (".gz", ".zst") else name).suffix
@@ -231,10 +231,10 @@ def convert_file(
 ) -> str:
     """Convert and report; returns the path of the output.
 
-    Without `states_losses` the capture has stated them already.
+    Without `states_losses`, losses are not printed, as the capture has done that.
     """
     target = output or output_of(files, to)
-    # A bar would run into what is written to the terminal itself.
+    # A bar would mix with output to the terminal.
     is_shown = target == STANDARD and sys.stdout.isatty()
     with contextlib.nullcontext() if is_shown else progress(f"convert {Path(files[0]).name}") as bar:
         account = convert_recording(files, target, to, options, force=force, progress=bar)

@@ -1,4 +1,4 @@
-"""How a command ends: an exit code, and two lines for what is no bug."""
+"""Ends commands: with an exit code, and with two lines for an error that is not a bug."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.terminal.output import say
 
-# What a machine that has no room says, by whichever call: it is no bug, and may happen anywhere.
+# Errors of a machine without resources. They are not bugs, and any call may fail with them.
 _SHORT_OF = {
     errno.EMFILE: ("Too many open files.", "Raise the limit of this shell: ulimit -n 1024."),
     errno.ENFILE: ("Too many open files on this machine.", "End what holds them: see /proc/sys/fs/file-nr."),
     errno.ENOMEM: ("Not enough memory.", "Free some, or raise the limit of this shell: ulimit -v unlimited."),
     errno.EAGAIN: ("No further thread or process can start.", "Raise the limit of this shell: ulimit -u."),
 }
-# As libraries put it that have no errno: the loader of shared objects, the threads of Python and of Polars.
+# The words of libraries without an errno: the loader of shared objects, threads of Python and of Polars.
 _WORDS = {
     "Too many open files": errno.EMFILE,
     "TooManyOpenFiles": errno.EMFILE,
@@ -29,7 +29,7 @@ _WORDS = {
     "start new thread": errno.EAGAIN,
     "Resource temporarily unavailable": errno.EAGAIN,
 }
-_SAYING = (
+_WITH_WORDS = (
     "ImportError",
     "LibraryMissing",
     "OSError",
@@ -41,23 +41,25 @@ _SAYING = (
 
 
 def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
-    """Do a step of a command; its exit code. A bug keeps its traceback. `quietly`: no error is said."""
+    """Run a step of a command, and return its exit code. A bug keeps its traceback. `quietly`: print no
+    error.
+    """
     try:
         code = step()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        return 0  # whoever read standard output and left has what it wanted
+        return 0  # the reader of standard output has what it wanted
     except SystemExit as e:
         return 0 if isinstance(e.__context__, BrokenPipeError) else e.code  # as Rich makes exit 1 of that
     except typer.Abort:
         say("Aborted.")
         return 1
     except TracepipeError as e:
-        # A capture has said what it is short of, and for what.
+        # A capture's error already names the resource and its use.
         error = e if isinstance(e, CaptureUnavailable) else _shortage(e) or e
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # a panic of Polars is no Exception
+    except BaseException as e:  # a panic of Polars is not an Exception
         if callable(getattr(e, "format_message", None)):
             return _usage(e)
         if (short := _shortage(e)) is None:
@@ -71,7 +73,7 @@ def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
 
 
 def _usage(error: Any) -> int:
-    """Say what is wrong with arguments that cannot be used."""
+    """Print what is wrong with the arguments."""
     from tracepipe.cli.usage import usage_lines
 
     if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
@@ -82,12 +84,12 @@ def _usage(error: Any) -> int:
 
 
 def _shortage(error: BaseException) -> TracepipeError | None:
-    """The error for a machine without memory, files or threads, where that is behind an exception."""
+    """The error for a machine without memory, files or threads, if that caused an exception."""
     for one in _chain(error):
         number = one.errno if isinstance(one, OSError) else None
         if isinstance(one, MemoryError):
             number = errno.ENOMEM
-        elif number not in _SHORT_OF and type(one).__name__ in _SAYING:
+        elif number not in _SHORT_OF and type(one).__name__ in _WITH_WORDS:
             number = next((number for words, number in _WORDS.items() if words in str(one)), None)
         if number in _SHORT_OF:
             return TracepipeError(*_SHORT_OF[number])
@@ -95,7 +97,7 @@ def _shortage(error: BaseException) -> TracepipeError | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and those behind it."""
+    """An exception and its causes."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -1,4 +1,4 @@
-"""What is recorded of a command's GPUs: a panel of the options of `capture`."""
+"""The options of `capture` for GPUs, a panel of the help."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_command(
 
 
 def _divided(words: list[str]) -> tuple[list[str], list[str]]:
-    """Hooks and command: the first `--` divides them."""
+    """Split hooks and command at the first `--`."""
     if "--" not in words:
         return words, []
     at = words.index("--")

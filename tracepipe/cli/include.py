@@ -1,4 +1,4 @@
-"""The command that says where the header for CUDA programs is."""
+"""The command that prints where the header for CUDA programs is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the commands that read a recording, each defined once."""
+"""Defines the options of commands that read a recording, each once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Source = choices("Source", READERS)
 Undated = choices("Undated", UNDATED)
 
 READING = "Reading"
-"""The panel of the options that say how a recording is read."""
+"""The panel of the options for reading a recording."""
 SOURCE_HELP = f"Read the input as this format: {', '.join(READERS)}. Default: recognised by its content."
 
 SourceOption = Annotated[
@@ -56,7 +56,7 @@ class Reading(TypedDict):
 
 
 def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> Reading:
-    """How a recording is read, as the options of the library have it. Raises Misuse."""
+    """The fields of the library's options for reading. Raises Misuse."""
     return {
         "source_format": text_of(source) if source else "",
         "strict": strict,

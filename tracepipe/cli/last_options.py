@@ -53,7 +53,7 @@ class OnlyLast:
 
 
 def with_last(request: CaptureRequest, given: OnlyLast) -> CaptureRequest:
-    """The request with what the options say of a flight recorder. Raises Misuse."""
+    """The request with the options of a flight recorder. Raises Misuse."""
     size = read(given.last_size, size_bytes, "--last-size", least=1)
     kept_ns = read(given.last, duration_ns, "--last", least=1)
     when, option = tuple(given.when or ()), "--when"

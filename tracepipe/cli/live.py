@@ -1,4 +1,4 @@
-"""`tracepipe live`: what is recorded, while it is, or what another program records."""
+"""`tracepipe live`: shows a recording while it is made, here or by another program."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def live(
 
 
 def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View) -> None:
-    """Capture, and show it, until what is recorded ends."""
+    """Capture and show the totals until the capture ends."""
     from tracepipe.capture import capture
     from tracepipe.capture.live.sink import LiveSink
 
     totals = LiveSink()
-    stream = sys.stderr if request.command else sys.stdout  # what the command writes stays as it is
+    stream = sys.stderr if request.command else sys.stdout  # the command's output stays unchanged
     with view(totals, stream, " ".join(request.command) or title_of(request)):
         if output:
             summary = record(request, output, force=force, notify=say, watchers=[totals])
@@ -122,7 +122,7 @@ def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View
 
 
 def watch_recording(view: _View) -> None:
-    """Show the recording on standard input, until it ends."""
+    """Show the recording on standard input until it ends."""
     from tracepipe.capture.live.recorded import RecordedTotals
     from tracepipe.recording.open import open_recording
     from tracepipe.recording.reading import Reading
@@ -143,8 +143,8 @@ def watch_recording(view: _View) -> None:
 
 
 class _Interrupts:
-    """A Ctrl-C on the terminal goes to the capture too, whose recording has its end still to come: the first
-    is left to it.
+    """Ignores the first Ctrl-C, which the terminal also sends to the capture, as the end of its recording is
+    still to come.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class _Interrupts:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """While this is open, interrupts are counted."""
+        """While the context is open, interrupts are counted."""
         before = signal.signal(signal.SIGINT, self._take)
         try:
             yield
@@ -160,7 +160,7 @@ class _Interrupts:
             signal.signal(signal.SIGINT, before)
 
     def end(self) -> None:
-        """End now."""
+        """End the view now."""
         self._is_next_ours = True
         os.kill(os.getpid(), signal.SIGINT)
 

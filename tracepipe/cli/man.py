@@ -1,4 +1,4 @@
-"""The manual page, of what each command's help has: `python -m tracepipe.cli.man > man/tracepipe.1`."""
+"""Makes the manual page from the help of the commands: `python -m tracepipe.cli.man > man/tracepipe.1`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def page() -> Iterator[str]:
 
 
 def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
-    """What the page says of a command, and of those in it."""
+    """The lines of a command, and of its subcommands."""
     context = type(parent)(command, info_name=name.split()[-1], parent=parent)
     form = " ".join(command.collect_usage_pieces(context))
     yield f'.SS "tracepipe {_text(name)} {_text(form)}"'
@@ -71,7 +71,7 @@ def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
 
 
 def _parameter(parameter: Any, context: Any) -> Iterator[str]:
-    """An option or an argument, with its value, what it does and its default."""
+    """The lines of an option or an argument: value, help and default."""
     yield ".TP"
     if parameter.param_type_name == "argument":
         yield f".I {_text(parameter.make_metavar(context))}"
@@ -107,7 +107,9 @@ def _quoted(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Text as roff takes it: `-` is a minus sign that can be copied, and no line begins with a control."""
+    """Text escaped for roff: `-` is a minus sign that can be copied, and no line begins with a control
+    character.
+    """
     text = " ".join(text.split()) if "\n" in text else text
     text = text.translate(_ESCAPES)
     return f"\\&{text}" if text[:1] in (".", "\\(aq") else text

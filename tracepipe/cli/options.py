@@ -1,4 +1,4 @@
-"""The options of the commands that record, each said once: a group of them is a panel of the help."""
+"""Defines the options of commands that record, each once; a group of them is a panel of the help."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Which:
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose events, where it is no command's."""
+    """Whose events are recorded, if not those of a command."""
 
     pid: Annotated[
         list[int] | None,
@@ -192,7 +192,7 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """When it ends, of a command that keeps nothing."""
+    """When a command ends that writes no file."""
 
     duration: Annotated[
         str, typer.Option("--duration", metavar="TIME", help=_DURATION, rich_help_panel=WHEN)
@@ -201,7 +201,7 @@ class Until:
 
 @dataclass(frozen=True, slots=True)
 class UntilFull(Until):
-    """When it ends, of a command that fills a file."""
+    """When a command ends that writes a file."""
 
     max_events: Annotated[
         int | None,
@@ -225,12 +225,12 @@ class UntilFull(Until):
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as Typer takes it: each parameter whose type is a dataclass stands for the dataclass's
+    """Make a command for Typer: each parameter whose type is a dataclass is replaced with the dataclass's
     fields, which are options. All parameters are keywords.
     """
     groups: dict[str, type[Any]] = {}
     options: list[inspect.Parameter] = []
-    # Not get_type_hints: Python 3.10's puts what has None as default into another Optional.
+    # Not get_type_hints: in Python 3.10 it adds an Optional to parameters whose default is None.
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
         if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
             groups[name] = parameter.annotation
@@ -266,13 +266,13 @@ def request_of(
     ring_bytes: str = "",
     has_gpus: bool = False,
 ) -> CaptureRequest:
-    """The request that the options say; without `has_gpus` nothing of GPUs is recorded. Raises Misuse."""
+    """The request that the options make; without `has_gpus` no GPU work is recorded. Raises Misuse."""
     from tracepipe.capture.request import Filters, Limits
 
     if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
         given = bool(command) or whose.pid or whose.comm or whose.system
         raise Misuse(
-            "There are two answers to whose events are recorded." if given else "There is nothing to record.",
+            "More than one source of events is given." if given else "There is nothing to record.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
     limits = Limits(read(until.duration, duration_ns, "--duration", least=1))
@@ -311,7 +311,7 @@ def _ring_bytes(text: str) -> int:
 
 
 def named(name_of: Callable[[str], str], given: str, option: str) -> str:
-    """The name of an output as an option gives it. Raises Misuse, OutputError."""
+    """The name of an output from an option's value. Raises Misuse, OutputError."""
     try:
         return name_of(given)
     except OutputError:
@@ -321,11 +321,11 @@ def named(name_of: Callable[[str], str], given: str, option: str) -> str:
 
 
 def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
-    """Layers by name; none given: all that this machine can have, of a command that is recorded to a file."""
+    """Read names of layers; without any, all that can be recorded on this machine. Raises Misuse."""
     from tracepipe.capture.plan import layers_here
 
     named = tuple(name.strip() for name in text.split(",") if name.strip())
-    if named == ("none",):  # what hooks ask for, and nothing else
+    if named == ("none",):  # only hooks
         return ()
     known = (ANNOTATION, *PROBED_LAYERS) if of_command else PROBED_LAYERS
     asked = known if named == ("all",) else named or layers_here(of_command=of_command)

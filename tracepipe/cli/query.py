@@ -1,4 +1,4 @@
-"""The command that asks SQL about a recording, or about a dataset."""
+"""The command that queries a recording or a dataset in SQL."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tracepipe.terminal.output import say
 app = typer.Typer()
 
 Form = choices("Form", ("table", "json", "csv", "parquet", "arrow"))
-# CSV has names as they are, which a terminal may obey.
+# CSV has unescaped names, which a terminal may obey.
 _FOR_PEOPLE = ("table", "json")
 _Opener = Callable[[], AbstractContextManager[BinaryIO]]
-# Traces that are asked as they are.
+# Traces that need no conversion.
 _TRACES = (".pftrace", ".perfetto-trace", ".zip")
 
 
@@ -115,7 +115,7 @@ def _ask_recording(file: str, sql: str, kind: str, to: _Opener, how: tuple[str, 
 
 
 def _statements(sql: str, sql_file: str) -> str:
-    """The statements that are given. Raises BadParameter, InputError."""
+    """The statements of the argument or the file. Raises Misuse, InputError."""
     if bool(sql) == bool(sql_file):
         both = "given twice" if sql else "missing"
         raise Misuse(f"The SQL is {both}.", "Give it as an argument, or a file of it with -f.")
@@ -124,12 +124,12 @@ def _statements(sql: str, sql_file: str) -> str:
     try:
         return Path(sql_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise InputError(f"cannot be read: {said}", "Check the path.", path=sql_file) from error
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise InputError(f"cannot be read: {why}", "Check the path.", path=sql_file) from error
 
 
 def _converted(file: str, folder: Path, options: ConvertOptions) -> Path:
-    """The recording as a Perfetto trace in a folder, and what was found in it said."""
+    """Convert the recording to a Perfetto trace in a folder, and print its losses and problems."""
     from tracepipe.api.convert import convert
     from tracepipe.recording.account_text import account_lines
 

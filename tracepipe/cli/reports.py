@@ -1,4 +1,4 @@
-"""The commands of the reports: one for each of `REPORTS`, with what they all can."""
+"""The commands of the reports: one for each of `REPORTS`, with their common options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tracepipe.terminal.output import put_json, say
 from tracepipe.units import duration_ns
 
 _SEVERAL = "several_"
-"""How the parameters begin that take all values up to the next option."""
+"""The prefix of parameters that take all values up to the next option."""
 _INPUT = "A recording: a path, or - for standard input."
 _OUTPUT = "Output"
 _COMMON: dict[str, tuple[Any, Any]] = {
@@ -109,7 +109,7 @@ def _inputs(report: Report) -> dict[str, tuple[Any, Any]]:
 
 
 def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> list[list[str]]:
-    """The recordings of each input, however they were named. Raises Misuse."""
+    """The recordings of each input, named by arguments or options. Raises Misuse."""
     by_option = [given.pop(f"{_SEVERAL}{name}") or [] for name in report.inputs]
     options = " and ".join(f"--{name.lower()}" for name in report.inputs)
     if not any(by_option):
@@ -125,14 +125,14 @@ def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> li
     for name, some in zip(report.inputs, by_option, strict=True):
         if not some:
             raise Misuse(f"There are no recordings of {name}.", f"Name one or more by --{name.lower()}.")
-        # One recording is one observation, however often it is named.
+        # A recording is one observation, however often it is named.
         if twice := [path for path in some if some.count(path) > 1]:
             raise Misuse(f"{twice[0]} is named twice.", option=f"--{name.lower()}")
     return by_option
 
 
 class _OfSeveral(TyperCommand):
-    """A command whose options take all values up to the next option, as `--a A1 A2 --b B1 B2`."""
+    """A command whose options take all values up to the next option: `--a A1 A2 --b B1 B2`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         several = {
@@ -157,7 +157,7 @@ class _OfSeveral(TyperCommand):
 
 
 def _options(report: Report) -> dict[str, tuple[Any, Any]]:
-    """A report's own options as Typer takes them: name → annotation and default."""
+    """A report's own options for Typer: name → annotation and default."""
     hints = get_type_hints(report.options, include_extras=True)
     found: dict[str, tuple[Any, Any]] = {}
     for field in dataclasses.fields(report.options):
@@ -174,7 +174,7 @@ def _options(report: Report) -> dict[str, tuple[Any, Any]]:
 
 
 def _parser(kind: Any, option: Option) -> Callable[[Any], Any] | None:
-    """What reads an option from text, where it is more than any text."""
+    """The parser of an option's text, if it needs one."""
     if kind in (int, int | None):
         return whole(int(option.least))
     if kind is float:
@@ -183,26 +183,26 @@ def _parser(kind: Any, option: Option) -> Callable[[Any], Any] | None:
 
 
 def _time(text: str) -> str:
-    """A duration, which the report reads. Raises Misuse."""
+    """Check a duration, which the report reads. Raises Misuse."""
     read(text, duration_ns, "")
     return text
 
 
 def _regex(text: str) -> str:
-    """A regular expression, which the report compiles. Raises Misuse."""
+    """Check a regular expression, which the report compiles. Raises Misuse."""
     try:
         re.compile(text)
     except re.error as error:
-        raise Misuse(f"{text!r} is no regular expression: {error}.", "Try a part of the name.") from None
+        raise Misuse(f"{text!r} is not a regular expression: {error}.", "Try a part of the name.") from None
     return text
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {TIME: _time, REGEX: _regex}
-"""What reads the values that are called so in the help."""
+"""Name of a value in the help → its parser."""
 
 
 def _plain(value: Any) -> Any:
-    """The value of an option as the report takes it."""
+    """The value of an option for the report."""
     return text_of(value) if hasattr(value, "value") else value
 
 
@@ -248,17 +248,17 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
         with replacing(target, force=common["force"], sources=every[:1]) as out:
             facts, result = _found(report, paths, options, common)
             result.files[ending](out)
-    _tell(report, facts, result, target, common)
+    _print_written(report, facts, result, target, common)
 
 
 def _ending(output: FileOutput, target: str) -> str:
-    """Of which kind a file is to be. Raises OutputError."""
+    """The ending of a file, which decides its kind. Raises OutputError."""
     ending = Path(target).suffix.lower()
     if target == STANDARD:
         return output.endings[0]
     if ending not in output.endings:
         raise OutputError(
-            f"{target} does not say what it is to be", f"Name a file ending with {', '.join(output.endings)}."
+            f"{target} has no known ending", f"Name a file ending with {', '.join(output.endings)}."
         )
     return ending
 
@@ -266,7 +266,7 @@ def _ending(output: FileOutput, target: str) -> str:
 def _found(
     report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]
 ) -> tuple[list[Any], Result]:
-    """What is to be said of the recordings, in their order, and what the report says of them."""
+    """The facts of the recordings, in order, and the report's result."""
     from tracepipe.api.load import load
     from tracepipe.api.options import ReadOptions
 
@@ -284,7 +284,7 @@ def _found(
 
     def load_of(side: int, at: int) -> Callable[[], Any]:
         load_it = partial(loaded, side, at)
-        return cache(load_it) if paths[side][at] == STANDARD else load_it  # that is read once
+        return cache(load_it) if paths[side][at] == STANDARD else load_it  # standard input is read once
 
     loads = [[load_of(side, at) for at in range(len(some))] for side, some in enumerate(paths)]
     if report.takes_several:
@@ -294,8 +294,10 @@ def _found(
     return [facts[place] for place in sorted(facts)], result
 
 
-def _tell(report: Report, facts: list[Any], result: Result, target: str, common: Mapping[str, Any]) -> None:
-    """What a report that wrote a file says besides."""
+def _print_written(
+    report: Report, facts: list[Any], result: Result, target: str, common: Mapping[str, Any]
+) -> None:
+    """Print the notes of a report that wrote a file."""
     if target == STANDARD:
         for note in result.notes:
             say(note)
@@ -321,7 +323,7 @@ def _print(
 
 
 def app_of(name: str) -> typer.Typer:
-    """The command of one report, or those of all where none is called so."""
+    """The command of one report, or those of all if none has the name."""
     app = typer.Typer()
     for report in [REPORTS[name]] if name in REPORTS else REPORTS.values():
         _add(app, report.name, _command(report), _OfSeveral if report.takes_several else None)
@@ -329,7 +331,7 @@ def app_of(name: str) -> typer.Typer:
 
 
 def listing() -> typer.Typer:
-    """Commands that can be listed, and do nothing: what the reports are made of need not be loaded."""
+    """Commands that can only be listed, without loading the libraries of the reports."""
     app = typer.Typer()
     for name in REPORTS:
         _add(app, name, lambda: None)

@@ -1,4 +1,4 @@
-"""Words for a command line that cannot be used: what is wrong, what to do, and the form of the command.
+"""Explains a command line that cannot be used: what is wrong, what to do, and the form of the command.
 
 Typer's errors are known by the names of their classes: where they are defined depends on its version.
 """
@@ -16,7 +16,7 @@ _NOT_ONE_OF = " is not one of "
 
 
 def usage_lines(error: Any) -> Iterator[str]:
-    """The lines for a usage error of Typer's, or a `Misuse`."""
+    """The lines for a usage error of Typer, or a `Misuse`."""
     kind = type(error).__name__
     hint = getattr(error, "hint", "")
     if kind == "NoSuchOption":

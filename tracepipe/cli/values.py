@@ -1,4 +1,4 @@
-"""Values of options: numbers, durations and sizes from text, each with its bounds."""
+"""Reads values of options from text, with their bounds: numbers, durations and sizes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tracepipe.errors import TracepipeError
 from tracepipe.launchers import RANK_MAX
 
 INT_MAX: Final = (1 << 31) - 1
-"""The largest number that an option may be: columns of smaller integers are compared with it."""
+"""The greatest value of an option, as it is compared with columns of small integers."""
 _RANKS: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 class Misuse(typer.BadParameter):
-    """An option or argument that cannot be used as it was given: what is wrong, and what to do."""
+    """An option or argument that cannot be used: what is wrong, and what to do."""
 
     def __init__(self, message: str, hint: str = "", *, option: str = "") -> None:
         super().__init__(message, param_hint=option or None)
@@ -25,12 +25,12 @@ class Misuse(typer.BadParameter):
 
 
 def misuse_of(error: TracepipeError, option: str = "") -> Misuse:
-    """The same error, of an option."""
+    """The same error, for an option."""
     return Misuse(error.message, error.hint, option=option)
 
 
 def whole(least: int = 0, most: int = INT_MAX) -> Callable[[Any], int]:
-    """What reads a whole number from `least` to `most` for Typer. It raises Misuse."""
+    """A parser for Typer of whole numbers from `least` to `most`. It raises Misuse."""
 
     def whole_number(value: Any) -> int:
         try:
@@ -46,7 +46,7 @@ def whole(least: int = 0, most: int = INT_MAX) -> Callable[[Any], int]:
 
 
 def number(least: float = 0.0, most: float = float("inf")) -> Callable[[Any], float]:
-    """What reads a number from `least` to `most` for Typer. It raises Misuse."""
+    """A parser for Typer of numbers from `least` to `most`. It raises Misuse."""
     bounds = f"from {least:g}" + (f" to {most:g}" if most != float("inf") else "")
 
     def any_number(value: Any) -> float:
@@ -62,7 +62,7 @@ def number(least: float = 0.0, most: float = float("inf")) -> Callable[[Any], fl
 
 
 def read(text: str, parse: Callable[[str], int], option: str, *, least: int = 0) -> int | None:
-    """A duration or size as an option gives it; None where it was not given. Raises Misuse."""
+    """Read an option's duration or size; None if the option was not given. Raises Misuse."""
     if not text:
         return None
     try:
@@ -75,7 +75,7 @@ def read(text: str, parse: Callable[[str], int], option: str, *, least: int = 0)
 
 
 def offsets(values: list[str]) -> dict[str, int | str]:
-    """What `--assume-offset CLOCK=NS` options say: clock → ns to add, or a host clock's name."""
+    """Read `--assume-offset CLOCK=NS` options: clock → ns to add, or a host clock's name."""
     out: dict[str, int | str] = {}
     for value in values:
         clock, equals, offset = value.partition("=")
@@ -91,7 +91,7 @@ def offsets(values: list[str]) -> dict[str, int | str]:
 
 
 def ranks(text: str) -> tuple[int, ...]:
-    """What `--ranks` says: numbers and ranges, as in `0-7,17`. Raises Misuse."""
+    """Read `--ranks`: numbers and ranges, as in `0-7,17`. Raises Misuse."""
     numbers: dict[int, None] = {}
     for part in filter(None, (one.strip() for one in text.split(","))):
         found = _RANKS.fullmatch(part)
@@ -103,10 +103,10 @@ def ranks(text: str) -> tuple[int, ...]:
 
 
 def file_offsets(values: list[str]) -> dict[str, int]:
-    """What `--offset FILE=NS` options say: file → ns to add to its times."""
+    """Read `--offset FILE=NS` options: file → ns to add to its times."""
     out: dict[str, int] = {}
     for value in values:
-        file, _, offset = value.rpartition("=")  # a file's name may have the sign
+        file, _, offset = value.rpartition("=")  # a file's name may contain the sign
         try:
             out[file] = int(offset)
         except ValueError:

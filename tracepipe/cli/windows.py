@@ -1,4 +1,4 @@
-"""The options of windows: when is recorded, of a command that goes on before and after."""
+"""The options of windows: when a command that runs longer is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tracepipe.units import duration_ns
 
 @dataclass(frozen=True, slots=True)
 class InWindows:
-    """When is recorded."""
+    """When events are recorded."""
 
     delay: Annotated[
         str,
@@ -59,7 +59,7 @@ class InWindows:
     ] = None
 
     def of(self, request: CaptureRequest) -> Windows:
-        """What they say to a request. Raises Misuse."""
+        """The windows of a request. Raises Misuse."""
         if API in (self.start_on, self.stop_on):
             raise Misuse(
                 "The trigger api is for programs that record themselves.",

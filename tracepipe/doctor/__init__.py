@@ -1,8 +1,8 @@
-"""What can be captured on this machine, why the rest cannot, and how to fix it; and what runs conversions.
+"""Reports what can be captured on this machine, why the rest cannot and how to fix it, and what converts.
 
     examine() → [Diagnosis("layers", "userspace", "works", "uprobes at once: …"), …]
 
-Everything that a capture needs is really tried, on functions that nobody calls, and undone.
+Everything that a capture needs is really attempted, on functions that nobody calls, and undone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tracepipe.printable import printable
 
 __all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine", "report"]
 
-# Area → its examination, in the order of the report; each sees what was found before.
+# Area → its examination, in the order of the report; each sees the earlier results.
 AREAS: dict[str, Area] = {
     "machine": checks.machine,
     "methods": checks.methods,
@@ -40,7 +40,7 @@ def examine(
     areas: Mapping[str, Area] = AREAS,
     notify: Notify = lambda doing: None,
 ) -> list[Diagnosis]:
-    """All diagnoses, area by area; `notify` gets each area's name first, and what takes long in it."""
+    """All diagnoses, area by area; `notify` gets each area's name first, and its slow steps."""
     examination = Examination(machine or this_machine(), trials or RealTrials(notify))
     for name, area in areas.items():
         notify(name)
@@ -50,7 +50,7 @@ def examine(
 
 
 def can_capture(diagnoses: list[Diagnosis]) -> bool:
-    """Whether the layers that a capture asks for by default can be had, by some method."""
+    """Whether the default layers of a capture can be recorded by some method."""
     states = {diagnosis.name: diagnosis.state for diagnosis in diagnoses if diagnosis.area == "layers"}
     return all(states.get(layer) in (WORKS, LIMITED) for layer in DEFAULT_LAYERS)
 
@@ -58,11 +58,13 @@ def can_capture(diagnoses: list[Diagnosis]) -> bool:
 def diagnosis_lines(
     diagnoses: list[Diagnosis], *, width: int = 0, colours: bool = False, ascii_only: bool = False
 ) -> Iterator[str]:
-    """Lines for a person: a row for each, below it how to fix it; cut at `width` unless that is 0."""
+    """Lines to read: a row for each diagnosis, with how to fix it below, wrapped at `width` unless that is
+    0.
+    """
     marks = _ASCII_MARKS if ascii_only else _MARKS
     areas = max((len(diagnosis.area) for diagnosis in diagnoses), default=0)
     names = max((len(diagnosis.name) for diagnosis in diagnoses), default=0)
-    area, before, said = "", "", set()
+    area, before, shown_fixes = "", "", set()
     for diagnosis in diagnoses:
         shown = diagnosis.area if diagnosis.area != area else ""
         area = diagnosis.area
@@ -76,14 +78,14 @@ def diagnosis_lines(
         coloured = f"\x1b[{_COLOURS[diagnosis.state]}m{mark}\x1b[0m" if colours else mark
         yield f"{start}{coloured} {first}".rstrip()
         yield from (" " * (len(start) + 2) + line for line in more)
-        if diagnosis.fix and diagnosis.fix not in said:
-            said.add(diagnosis.fix)
+        if diagnosis.fix and diagnosis.fix not in shown_fixes:
+            shown_fixes.add(diagnosis.fix)
             arrow = "->" if ascii_only else "→"
             yield f"{indent}{arrow} {diagnosis.fix}"
 
 
 def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    """Lines of at most `width` columns, all but the first indented."""
+    """Lines of at most `width` columns; all but the first are indented."""
     import textwrap
 
     if width < indent + 20:

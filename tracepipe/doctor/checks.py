@@ -1,4 +1,4 @@
-"""The examination of each area: facts and trials in, diagnoses out. Nothing here asks the machine itself."""
+"""Examines each area: makes diagnoses of facts and trials, and never asks the machine itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
 
 OLDEST = (5, 15)
-_FILES_NEEDED = 256  # a capture's maps, links and pipes, and what Python has open, with room to spare
-_FILES_WANTED = 8192  # one for each entry and return where functions are probed one by one
+_FILES_NEEDED = 256  # a capture's maps, links and pipes, and Python's files, with some reserve
+_FILES_WANTED = 8192  # one for each entry and return if functions are probed one by one
 _ELSEWHERE = "Capture on Linux, on x86-64 or aarch64; files are converted anywhere."
 _MORE_FILES = f"ulimit -n {_FILES_WANTED}"
 _LINUX = "Linux"
@@ -26,7 +26,7 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def machine(examination: Examination) -> Iterator[Diagnosis]:
-    """What the system says of itself."""
+    """What the system reports about itself."""
     facts = examination.machine
     rows = [_system]
     if facts.system == _LINUX:
@@ -79,9 +79,7 @@ def _privileges(facts: Machine) -> Answer:
 def _container(facts: Machine) -> Answer:
     parts = [facts.container or "none seen"]
     if facts.is_initial_pid_namespace is not None:
-        parts.append(
-            "process ids of the host" if facts.is_initial_pid_namespace else "process ids of its own"
-        )
+        parts.append("process ids of the host" if facts.is_initial_pid_namespace else "separate process ids")
     if facts.seccomp is not None:
         parts.append("system calls are filtered (seccomp)" if facts.seccomp else "no filter of system calls")
     return (
@@ -113,7 +111,7 @@ def _limits(facts: Machine) -> Answer:
     if 0 <= facts.files_max < _FILES_NEEDED:
         return LIMITED, f"{detail}: too few files for a capture", _MORE_FILES
     if 0 <= facts.files_max < _FILES_WANTED and facts.kernel < (6, 6):
-        return LIMITED, f"{detail}: too few files for some thousand probes set one by one", _MORE_FILES
+        return LIMITED, f"{detail}: too few files for thousands of probes set one by one", _MORE_FILES
     if facts.memlock_bytes is not None and 0 <= facts.memlock_bytes < 64 << 20 and facts.kernel < (5, 11):
         return LIMITED, f"{detail}: too little memory for this kernel", "ulimit -l unlimited"
     return WORKS, detail, ""
@@ -129,7 +127,7 @@ def _tracefs(facts: Machine) -> Answer:
     if may:
         return LIMITED, "not mounted; a capture mounts it", fix
     if facts.euid != 0:
-        return FAILS, "not to be seen by this user", SUDO
+        return FAILS, "not visible to this user", SUDO
     return FAILS, "not mounted", HOW_TO_MOUNT
 
 
@@ -148,12 +146,12 @@ def _settings(facts: Machine) -> Answer:
 
 def _btf(facts: Machine) -> Answer:
     if facts.has_btf:
-        return WORKS, "/sys/kernel/btf/vmlinux (capture does without)", ""
-    return ABSENT, "none (capture does without)", ""
+        return WORKS, "/sys/kernel/btf/vmlinux (not needed by captures)", ""
+    return ABSENT, "none (not needed by captures)", ""
 
 
 def methods(examination: Examination) -> Iterator[Diagnosis]:
-    """Each capture method, by attaching with it; and which one `auto` takes."""
+    """Try each capture method by attaching with it; and state which one `auto` chooses."""
     working: list[str] = []
     for method in examination.trials.methods():
         try:
@@ -170,13 +168,13 @@ def methods(examination: Examination) -> Iterator[Diagnosis]:
         yield Diagnosis("methods", method, WORKS, f"{version}: {_took(timing)}")
     if working:
         why = "the best that works here" if len(working) > 1 else "the only one that works here"
-        yield Diagnosis("methods", "auto", WORKS, f"takes {working[0]}, {why}")
+        yield Diagnosis("methods", "auto", WORKS, f"chooses {working[0]}, {why}")
     else:
         yield Diagnosis("methods", "auto", FAILS, "no method works here")
 
 
 def layers(examination: Examination) -> Iterator[Diagnosis]:
-    """Each layer, by attaching to something harmless."""
+    """Try each layer by attaching to something harmless."""
     works = [f.name for f in examination.of("methods") if f.state == WORKS and f.name != "auto"]
     suffix = f"; by {', '.join(works)}" if works else ""
     if examination.machine.system != _LINUX:
@@ -247,7 +245,7 @@ _LAYERS: dict[str, Callable[[Examination], Answer]] = {
 
 
 def cuda(examination: Examination) -> Iterator[Diagnosis]:
-    """What there is to be traced."""
+    """The CUDA libraries and the driver that can be traced."""
     facts = examination.machine
     driver = examination.trials.libraries("libcuda.so.1")
     if driver:
@@ -271,7 +269,7 @@ def cuda(examination: Examination) -> Iterator[Diagnosis]:
 def _try(
     examination: Examination, operation: Operation, trial: Callable[[], Timing]
 ) -> Timing | tuple[str, str]:
-    """How long it took; or why it was refused and how to fix that."""
+    """How long it took, or why it was refused and how to fix that."""
     try:
         return trial()
     except OSError as error:

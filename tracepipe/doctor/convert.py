@@ -1,4 +1,4 @@
-"""What converting needs: the native core. Without it everything runs in Python alone, and takes longer."""
+"""Diagnosis of conversions: the native core. Without it everything runs in Python, and takes longer."""
 
 from __future__ import annotations
 

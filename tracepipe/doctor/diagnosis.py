@@ -1,4 +1,4 @@
-"""What an examination finds, and what each of its areas is given."""
+"""The results of an examination, and the input of each of its areas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Diagnosis:
 
 @dataclass(slots=True)
 class Examination:
-    """What is known when an area is examined: the machine, ways to try it, and what was found before."""
+    """The input of an area: the machine, ways to try it, and what was found before."""
 
     machine: Machine
     trials: Trials

@@ -1,4 +1,4 @@
-"""The GPU's lines: the driver, its GPUs, what native code is built with, and whether it gets built."""
+"""Diagnoses of the GPUs: the driver, its GPUs, the tools for native code, and whether it can be built."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LET_PROFILE = (
     "Set the driver's option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of "
     "/etc/modprobe.d, and load the driver again."
 )
-_SHOW = "nvidia-smi   shows whether the driver sees a GPU."
+_SHOW = "Run nvidia-smi to see whether the driver finds a GPU."
 
 
 def gpu(examination: Examination) -> Iterator[Diagnosis]:
-    """What this machine has to record on GPUs with. Without a GPU nothing fails, but is absent."""
+    """What this machine has for recording on GPUs. Without a GPU, nothing fails, but is absent."""
     if examination.machine.system != "Linux":
         return
     trials = examination.trials
@@ -51,7 +51,7 @@ def _driver(driver: Driver) -> Iterator[Diagnosis]:
 
 
 def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
-    """Whether the GPUs' hardware can be sampled, as far as that can be known without doing it."""
+    """Whether the GPUs' hardware can be sampled, as far as that is known without sampling."""
     machine = examination.machine
     row = _row("counters", FAILS, lambda: f"built: {examination.trials.build_sampler(toolchain)}")
     if row.state != WORKS or not machine.profiles_for_admins:
@@ -61,7 +61,7 @@ def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
 
 
 def _stalls(*, for_admins: bool, uid: int) -> Diagnosis:
-    """Whether --gpu-stalls may sample; `uid`: as whom commands run, which do it themselves."""
+    """Whether --gpu-stalls may sample; `uid` is the user that commands run as, which do the sampling."""
     if for_admins and uid:
         detail = f"the driver lets only administrators profile, and commands run as user {uid}"
         return Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)

@@ -1,4 +1,4 @@
-"""Trying what capture needs: the smallest program, attached to something harmless for a moment.
+"""Tries what capture needs: attaches the smallest program to something harmless for a moment.
 
 mov r0, 0     b7 00 00 00 00 00 00 00        code │ dst, src │ offset (2) │ immediate (4)
 exit          95 00 00 00 00 00 00 00
@@ -28,14 +28,14 @@ _LAYERS = ("userspace", "syscall", "scheduler")
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long attaching and detaching took, ns."""
+    """How long attaching and detaching took, in ns."""
 
     attach_ns: int
     detach_ns: int
 
 
 class Trials(Protocol):
-    """Each does one thing and undoes it. Raises OSError as the kernel gave it, or CaptureUnavailable."""
+    """Each method does one thing and undoes it. Raises the kernel's OSError, or CaptureUnavailable."""
 
     def methods(self) -> list[str]:
         """Names of the capture methods, best first."""
@@ -46,7 +46,7 @@ class Trials(Protocol):
         ...
 
     def capture(self, method: str) -> Timing:
-        """Attach the layers that need no driver by a method."""
+        """Attach the layers that need no NVIDIA driver, by a method."""
         ...
 
     def map_and_program(self) -> None:
@@ -54,58 +54,58 @@ class Trials(Protocol):
         ...
 
     def uprobes_at_once(self) -> Timing:
-        """A multi-uprobe link."""
+        """Attach a multi-uprobe link."""
         ...
 
     def one_uprobe(self) -> Timing:
-        """A uprobe by a perf event."""
+        """Attach a uprobe by a perf event."""
         ...
 
     def kprobes_at_once(self) -> Timing:
-        """A multi-kprobe link."""
+        """Attach a multi-kprobe link."""
         ...
 
     def one_kprobe(self) -> Timing:
-        """A kprobe by a perf event."""
+        """Attach a kprobe by a perf event."""
         ...
 
     def tracepoint(self, name: str) -> Timing:
-        """A tracepoint, `group/name`."""
+        """Attach to a tracepoint, `group/name`."""
         ...
 
     def raw_tracepoint(self, name: str) -> Timing:
-        """A tracepoint by its own name, whose program is given what the kernel is."""
+        """Attach to a raw tracepoint by its name; its program gets the kernel's arguments."""
         ...
 
     def libraries(self, name: str) -> list[str]:
-        """Paths of all versions of a library that the linker finds."""
+        """The paths of all versions of a library that the linker finds."""
         ...
 
     def driver_functions(self) -> tuple[int, str]:
-        """How many functions of the NVIDIA driver would be probed, and why none."""
+        """How many functions of the NVIDIA driver would be probed, or why none."""
         ...
 
     def toolchain(self) -> Toolchain:
-        """The GPUs, and what native code for them is built with."""
+        """The GPUs, and the tools that build native code for them."""
         ...
 
     def build_kernels(self, toolchain: Toolchain) -> Path:
-        """Build the library that records GPU kernels, or find it built."""
+        """Build the library that records GPU kernels, or find it in the cache."""
         ...
 
     def build_sampler(self, toolchain: Toolchain) -> Path:
-        """Build the program that samples counters, or find it built."""
+        """Build the program that samples counters, or find it in the cache."""
         ...
 
     def core(self) -> tuple[str, str]:
-        """What runs the inner loops of a conversion, and the command that gives this installation the native
-        core, "" if it has it.
+        """What runs the inner loops of a conversion, and the command that builds the native
+        core, "" if it is built.
         """
         ...
 
 
 class RealTrials:
-    """On this machine, with the means of capture itself. `notify` gets what a capture would say meanwhile."""
+    """Tries on this machine, with the code of captures. `notify` gets the messages of a capture."""
 
     def __init__(self, notify: Notify = lambda message: None) -> None:
         self._notify = notify
@@ -248,7 +248,7 @@ class RealTrials:
 
 
 def _linked(attach_type: int, link: Callable[[int], int]) -> Timing:
-    """A program that does nothing, linked and unlinked."""
+    """Link and unlink a program that does nothing."""
     from tracepipe.capture.bpf import bpf
 
     program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_KPROBE, attach_type)

@@ -1,7 +1,8 @@
-"""Which calls of CUDA's are recorded, by their names: one rule for the probes and the engines for GPUs.
+"""Chooses by name which CUDA calls are recorded: one rule for the probes and the GPU engines.
 
-A rule is lists of words. A function that has a word of `keep` in its name is recorded; else one without any
-of `only`, if there are such, or with one of `without` is not. `native/call_choice.h` reads the same lists.
+A rule has lists of words. A function whose name contains a word of `keep` is recorded. Any other is recorded
+if its name contains a word of `only`, where there are such words, and none of `without`.
+`native/call_choice.h` reads the same lists.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Final
 from tracepipe.errors import TracepipeError
 
 CALL_SETS: Final = ("cuda-driver", "cuda-runtime")
-"""The shipped sets whose functions the rules are for."""
+"""The shipped sets to whose functions the rules apply."""
 _NAMING: Final = ("GetFunction", "GetKernel", "GetFuncBySymbol", "RegisterFunction")
-"""They give kernels the names that launches have."""
+"""They give kernels the names that launches show."""
 _EXPORTING: Final = ("IpcGet",)
-"""They make something, whatever their names say."""
+"""They create something, despite the word in their names."""
 _ASKING: Final = ("Get", "Peek", "Query", "Occupancy", "IsCapturing", "CanAccess")
 _LAUNCHING: Final = ("Launch", "Memcpy", "Memset", "Synchronize")
 _BUILDING: Final = ("Node",)
-"""They put a launch or a copy into a graph, and make none."""
+"""They add a launch or a copy to a graph, and do not perform it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRule:
-    """Words of names: see above."""
+    """The lists of words of a rule."""
 
     keep: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -40,7 +41,9 @@ class CallRule:
         return not any(word in function for word in self.without)
 
     def text(self) -> str:
-        """The rule as the engines for GPUs read it: `keep=GetFunction,IpcGet without=Get,Peek`, or `all`."""
+        """The rule in the form that GPU engines read: `keep=GetFunction,IpcGet without=Get,Peek`, or
+        `all`.
+        """
         lists = {"keep": self.keep, "only": self.only, "without": self.without}
         return " ".join(f"{name}={','.join(words)}" for name, words in lists.items() if words) or "all"
 
@@ -50,7 +53,7 @@ CALL_RULES: Final = {
     "default": CallRule(keep=(*_NAMING, *_EXPORTING), without=_ASKING),
     "launches": CallRule(keep=_NAMING, only=_LAUNCHING, without=_BUILDING),
 }
-"""By the names that `--calls` takes."""
+"""Value of `--calls` → rule."""
 
 
 def call_rule(calls: str) -> CallRule:

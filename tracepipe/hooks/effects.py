@@ -1,4 +1,4 @@
-"""What calls of the CUDA libraries do to memory, by their names: the shipped sets say it."""
+"""Looks up what CUDA calls do to memory, by name, in the shipped sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETS: Final = ("cuda-driver", "cuda-runtime")
 
 @cache
 def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
-    """Function → effect and direction, as the shipped hooks have them; endings that a name may have."""
+    """Function → effect and direction in the shipped hooks; and the endings that a name may have."""
     known: dict[str, tuple[str, str]] = {}
     variants: set[str] = set()
     for name in _SETS:
@@ -24,7 +24,7 @@ def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
 
 
 def effect_of(name: str) -> tuple[str, str]:
-    """What a successful call does (`alloc`, …, `transfer`) and the direction, "" each where unknown."""
+    """What a successful call does (`alloc`, …, `transfer`) and the direction; "" if unknown."""
     known, variants = _effects()
     before = ""
     while name not in known and name != before:

@@ -1,16 +1,16 @@
-"""Hooks: what to probe, and what to record there, as shipped sets, the command line and TOML files give it.
+"""Hooks: what to probe and what to record, as shipped sets, the command line and TOML files define it.
 
-A hook names functions by pattern; resolved against a library, the kernel's symbols or tracefs it becomes
-probes, one for each function, which every engine attaches.
+A hook names functions by pattern. Resolved with a library, the kernel's symbols or tracefs, it becomes
+probes, one for each function, which every engine can attach.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Kinds of a value that is recorded: name → (bits, signed). `ptr` is an address, `ioctl` a command number that
-# is taken apart, `str` the text at the address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take
-# two positions; any other name is a table of names for an i32, such as CUresult.
+# Kinds of recorded values: name → (bits, signed). `ptr` is an address, `ioctl` a command number that is
+# decoded, `str` the text at an address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take two
+# positions; any other name is a table of names for an i32, such as CUresult.
 INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "bool": (8, False),
     "u8": (8, False),
@@ -25,18 +25,18 @@ INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "ioctl": (32, False),
 }
 TEXT_BYTES = 248
-"""What is kept of a text: eight records of 31 bytes."""
+"""The longest recorded text: eight records of 31 bytes."""
 TEXT_FORMS = ("array", "__data_loc", "__rel_loc")
-"""Where a tracepoint has a text: in the field, or where the field says, from the record's start or from the
-field's end.
+"""Where a tracepoint's text is: in the field, or at an offset in the field, from the start of the record or
+from the end of the field.
 """
 
 PROBED_LAYERS = ("userspace", "syscall", "kernel", "scheduler")
-"""Layers that probes record, outermost first: those that can be asked for by name."""
+"""The layers of probes that can be requested by name, outermost first."""
 OWN_LAYER = "hook"
-"""The layer of hooks that have one of their own, with a name of its own."""
+"""The layer of hooks with a separate, named layer."""
 RECORDED_LAYERS = (*PROBED_LAYERS, OWN_LAYER)
-"""All that probes record."""
+"""All layers of probes."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
 EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name")
 
@@ -66,7 +66,9 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Record the call only if `argument` compares so with `value`; `&` asks for any common bit."""
+    """Record the call only if the comparison of `argument` with `value` is true; `&` tests for a common
+    bit.
+    """
 
     argument: Argument
     operator: str
@@ -75,7 +77,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What is recorded of a call: arguments in order, and the kind of the result, "" for none."""
+    """The recorded parts of a call: arguments in order, and the kind of the result, "" for none."""
 
     arguments: tuple[Argument, ...] = ()
     result: str = ""
@@ -83,7 +85,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A pattern of functions or tracepoints and what is recorded of each.
+    """A pattern of functions or tracepoints, and what is recorded of each.
 
     `target` is `uprobe`, `kprobe` or `tracepoint`; `library` a uprobe's library or program, as a soname or a
     path ("" for the program itself); `pattern` a shell pattern of function names, or of `group:name`.
@@ -126,7 +128,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlace:
-    """A function of the kernel or of one of its modules; `address` is 0 where the kernel hides addresses."""
+    """A function of the kernel or of a module; `address` is 0 if the kernel hides addresses."""
 
     symbol: str
     module: str
@@ -142,7 +144,7 @@ class TracepointPlace:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One place to attach to. `symbol` is the function's or tracepoint's own name, `name` its events'."""
+    """A place to attach to. `symbol` is the name of the function or tracepoint, `name` that of its events."""
 
     symbol: str
     name: str
@@ -156,14 +158,14 @@ class Probe:
 
     @property
     def signature(self) -> Signature:
-        """What is recorded of it."""
+        """What is recorded at the probe."""
         return self.hook.signature
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Probes that were found for some hooks, and messages for the user: why others found none, and which of
-    them were passed over.
+    """The probes that were found for hooks, and messages for the user: why other hooks found none, and which
+    were skipped.
     """
 
     probes: list[Probe] = field(default_factory=list)

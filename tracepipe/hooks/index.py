@@ -1,7 +1,7 @@
-"""Which hook holds for a symbol.
+"""Finds the hook that applies to a symbol.
 
 A symbol is compared as it is and without the set's variants: cuMemFree_v2 fits the pattern cuMemFree. The
-first hook that fits holds, but a plain name that is more of the symbol holds before one that is less of it.
+first fitting hook applies, but of plain names the longer part of the symbol takes precedence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WILDCARDS = re.compile(r"[*?[]")
 
 
 class HookIndex:
-    """Hooks in their order. `literals` are those of their patterns that are plain names."""
+    """Hooks in order. `literals` are their patterns that are plain names."""
 
     def __init__(self, hooks: Iterable[Hook], variants: tuple[str, ...] = ()) -> None:
         self._variants = variants
@@ -36,7 +36,7 @@ class HookIndex:
         return self._literal.keys()
 
     def find(self, symbol: str) -> Hook | None:
-        """The hook that holds for `symbol`."""
+        """The hook that applies to `symbol`."""
         names = list(base_names(symbol, self._variants))
         order, literal = next(
             (self._literal[name] for name in names if name in self._literal), (self._end, None)
@@ -50,13 +50,13 @@ class HookIndex:
 
 
 class NameFilter:
-    """The functions that a user wants: shell patterns, compared with a symbol and with its base names."""
+    """The functions that a user wants: shell patterns for a symbol and its base names."""
 
     def __init__(self, only: tuple[str, ...], exclude: tuple[str, ...], variants: tuple[str, ...]) -> None:
         self._only, self._exclude, self._variants = only, exclude, variants
 
     def passes(self, symbols: Iterable[str]) -> bool:
-        """Whether a place that has these names is wanted."""
+        """Whether a place with these names is wanted."""
         if not self._only and not self._exclude:
             return True
         names = {name for symbol in symbols for name in base_names(symbol, self._variants)}
@@ -66,7 +66,7 @@ class NameFilter:
 
 
 def base_names(symbol: str, variants: tuple[str, ...]) -> Iterator[str]:
-    """The symbol, then with one ending after the other taken off: cuMemcpy_v2_ptds, cuMemcpy_v2, cuMemcpy."""
+    """The symbol, then with its endings removed one by one: cuMemcpy_v2_ptds, cuMemcpy_v2, cuMemcpy."""
     while True:
         yield symbol
         ending = next((end for end in variants if end and symbol.endswith(end) and symbol != end), None)

@@ -1,4 +1,4 @@
-"""ioctl commands taken apart, and the names of those of NVIDIA's driver.
+"""Decodes ioctl commands, and names those of NVIDIA's driver.
 
 include/uapi/asm-generic/ioctl.h, for x86-64 and aarch64:
 
@@ -25,11 +25,12 @@ _NVIDIA_NAMES = Path(__file__).with_name("nvidia_ioctl.toml")
 
 
 def decode_command(command: int) -> dict[str, int | str]:
-    """`{cmd, dir, type, nr, size_bytes}` of an ioctl command, and `request` where NVIDIA's numbers name it.
+    """`{cmd, dir, type, nr, size_bytes}` of an ioctl command, and `request` if NVIDIA's driver has a name for
+    it.
 
-    `type` is a character where it is printable ASCII, as in `'F'`. Other drivers (frame buffers) use that
-    type too: `request` is the name that the command has if the file is NVIDIA's. Commands of nvidia-uvm are
-    bare numbers without these fields; they are taken apart like the others.
+    `type` is a character if it is printable ASCII, as in `'F'`. Other drivers (frame buffers) use this type
+    too: `request` is right only if the file is NVIDIA's. Commands of nvidia-uvm are plain numbers without
+    these fields, but are decoded like the others.
     """
     command &= 0xFFFFFFFF
     magic, number = command >> 8 & 0xFF, command & 0xFF
@@ -49,7 +50,7 @@ def decode_command(command: int) -> dict[str, int | str]:
 
 @cache
 def _nvidia_names() -> tuple[dict[int, str], dict[int, str]]:
-    """NVIDIA's names by number of a command of type 'F', and by whole command."""
+    """NVIDIA's names by number, of commands of type 'F', and by whole command."""
     tables = tomllib.loads(_NVIDIA_NAMES.read_text(encoding="utf-8"))
     control, uvm, display = (
         {int(number, 0): name for number, name in tables[table].items()}

@@ -1,4 +1,4 @@
-"""What a name that nobody knows may have been meant to be."""
+"""Suggests known names that are similar to an unknown one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WILDCARDS = re.compile(r"\[[^]]*\]|[*?]+")
 
 
 def near_names(name: str, known: Collection[str], count: int = 3) -> list[str]:
-    """At most `count` of `known` that look like `name`, which may be a shell pattern; the nearest first.
+    """At most `count` of `known` that are similar to `name`, which may be a shell pattern; the nearest first.
 
-    What differs in case only comes first, then what holds the name or its longest literal part, then what
-    difflib finds among the names that start alike. 200 000 names take 0.1 s.
+    First come names that differ only in case, then those that contain the name or its longest literal part,
+    then those that difflib finds among names with the same start. 200 000 names take 0.1 s.
     """
     wanted = name.lower()
     literal = max(_WILDCARDS.split(wanted), key=len)
@@ -35,14 +35,14 @@ def near_names(name: str, known: Collection[str], count: int = 3) -> list[str]:
 
 
 def _distance(name: str, wanted: str) -> tuple[int, int]:
-    """Nearest first: the longest common start, then the length."""
+    """A sort key, nearest first: the longest common start, then the length."""
     differing = (at for at, (one, other) in enumerate(zip(name, wanted, strict=False)) if one != other)
     common = next(differing, min(len(name), len(wanted)))
     return -common, abs(len(name) - len(wanted))
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`Did you mean u64?`, or all that is known where nothing is near and they are few, or ""."""
+    """`Did you mean u64?`, or all known names if none is near and they are few, or ""."""
     near = near_names(name, known)
     if near:
         return f"Did you mean {' or '.join(near)}?"

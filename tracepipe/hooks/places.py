@@ -1,6 +1,6 @@
-"""Where a hook looks, as text: `uprobe:libcuda.so.1`, `kprobe:nvidia,nvidia_uvm`, `tracepoint`.
+"""Reads where a hook looks for functions: `uprobe:libcuda.so.1`, `kprobe:nvidia,nvidia_uvm`, `tracepoint`.
 
-hooks     = hook {"," hook}            of the command line: one of them must be there
+hooks     = hook {"," hook}            of the command line: at least one must exist
 hook      = TARGET ":" [PLACE ":"] SIGNATURE
 PLACE     = LIBRARY {"," LIBRARY}      of a uprobe: a soname, a path, a pattern of paths, "" for the program
           | MODULE {"," MODULE}        of a kprobe
@@ -32,12 +32,12 @@ class HookPlace:
 
 
 def starts_as_hook(text: str) -> bool:
-    """Whether a text is a hook of the command line by its target."""
+    """Whether a text begins as a hook of the command line."""
     return text.strip().partition(":")[0] in (*TARGETS, *_RETURN_TARGETS) and ":" in text
 
 
 def divided(text: str) -> list[str]:
-    """The hooks of the command line that commas divide; those between arguments do not."""
+    """Split hooks of the command line at commas, but not at those between arguments."""
     parts, start = [], 0
     for comma in _NEXT_HOOK.finditer(text):
         before = text[start : comma.start()]
@@ -48,7 +48,7 @@ def divided(text: str) -> list[str]:
 
 
 def place_and_signature(text: str, entry: Entry) -> tuple[str, str]:
-    """A hook of the command line as target with place, and signature. Raises InputError."""
+    """Split a hook of the command line into target with place, and signature. Raises InputError."""
     target, _, rest = text.strip().partition(":")
     _check_target(target, entry)
     match = _PLACE_AND_SIGNATURE.fullmatch(rest) if target != "tracepoint" else None
@@ -61,7 +61,7 @@ def place_and_signature(text: str, entry: Entry) -> tuple[str, str]:
 
 
 def read_place(text: str, entry: Entry) -> HookPlace:
-    """What stands before a signature. Raises InputError."""
+    """Read the part before a signature. Raises InputError."""
     target, colon, place = text.partition(":")
     _check_target(target, entry)
     if target == "tracepoint" and place:

@@ -1,4 +1,4 @@
-"""Names of probes as bpftrace prints them, and which layer each is of.
+"""Reads the names of probes that bpftrace prints, and assigns each a layer.
 
 uprobe:/usr/lib/libcuda.so.1:cuMemAlloc_v2    kretprobe:nv_schedule_work    tracepoint:sched:sched_switch
 """
@@ -19,22 +19,22 @@ PATTERN: Final = (
     r"(?:uprobe|uretprobe|usdt|kprobe|kretprobe|kfunc|kretfunc|fentry|fexit|tracepoint|rawtracepoint)"
     r":[^\s:]\S*"
 )
-"""What such a name looks like."""
+"""The form of such a name."""
 _OF_USER: Final = frozenset({"uprobe", "uretprobe", "usdt"})
 _OF_TRACEPOINTS: Final = frozenset({"tracepoint", "rawtracepoint"})
 _AT_RETURN: Final = frozenset({"uretprobe", "kretprobe", "kretfunc", "fexit"})
 _OF_GROUP: Final = {"syscalls": "syscall", "raw_syscalls": "syscall", "sched": "scheduler"}
 _SYSCALL = re.compile(r"sys_(enter|exit)_(\w+)")
 _LIBRARY_SETS: Final = ("nccl", "cublas")
-# What the sets say of a function of the driver, or of a tracepoint, is known better than from its provider.
+# For functions of the driver and for tracepoints, these sets are more exact than the provider.
 _SETS: Final = ("nvidia-kmod", "context-switch")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeName:
-    """A probe: the name and the layer of its events, and whether it is where the function returns.
+    """A probe: the name and the layer of its events, and whether it is at the function's return.
 
-    `layer_name`: that of a library or program which has a layer of its own.
+    `layer_name`: the library or program, if it has a separate layer.
     """
 
     name: str
@@ -51,13 +51,13 @@ def _known(is_tracepoint: bool) -> HookIndex:
 
 @cache
 def _libraries() -> frozenset[str]:
-    """Libraries of sets that file their functions with those of CUDA: `libnccl`."""
+    """Libraries whose sets assign functions to CUDA's layer: `libnccl`."""
     hooks = (hook for name in _LIBRARY_SETS for hook in load_set(name).hooks)
     return frozenset(hook.library.partition(".so")[0] for hook in hooks if hook.layer == "userspace")
 
 
 def probe_named(text: str) -> ProbeName:
-    """The probe of a name that fits `PATTERN`."""
+    """The probe with a name that fits `PATTERN`."""
     provider, _, rest = text.partition(":")
     place, _, function = rest.rpartition(":")
     if provider in _OF_USER:

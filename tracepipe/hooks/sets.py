@@ -1,4 +1,4 @@
-"""Sets of hooks: the shipped ones, users' TOML files of the same form, and hooks on the command line.
+"""Reads sets of hooks: the shipped ones, users' TOML files of the same form, and hooks on the command line.
 
     about = "one line"                  source = "where the names come from"
     target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint: places.py
@@ -47,7 +47,7 @@ _HOOK_FIELDS: dict[str, type] = {
     "everywhere": bool, "target": str, "condition": str,
 }  # fmt: skip
 _TYPE_NAMES = {str: "a text", list: "an array", dict: "a table", bool: "true or false"}
-# The arguments without which an effect is not known; of several in one text, one is enough.
+# The arguments that an effect needs; of alternatives in one text, one is enough.
 _EFFECT_NEEDS = {
     "alloc": ("address",),
     "free": ("address",),
@@ -63,8 +63,8 @@ _EFFECT_NEEDS = {
 class HookSet:
     """Hooks in the order in which they are compared with a symbol.
 
-    `variants` are endings that are taken off a symbol to compare it; `values` the names of the values of a
-    kind; `origin` the file, or the option that holds a single hook.
+    `variants` are endings that are removed from a symbol to compare it; `values` the names of a kind's
+    values; `origin` the file, or the option with a single hook.
     """
 
     name: str
@@ -77,7 +77,7 @@ class HookSet:
 
     @property
     def is_shipped(self) -> bool:
-        """Whether it comes with tracepipe: made for many versions, of which a machine has one."""
+        """Whether the set comes with tracepipe: it is made for many versions, of which a machine has one."""
         return Path(self.origin).parent == _FOLDER
 
 
@@ -87,12 +87,12 @@ def shipped_sets() -> dict[str, Path]:
 
 
 def names_hooks(text: str) -> bool:
-    """Whether a text is meant as `read_hooks` takes one: a set, a file, or a hook with its target."""
+    """Whether a text has a form that `read_hooks` takes: a set, a file, or a hook with its target."""
     return starts_as_hook(text) or text.endswith(".toml") or text in shipped_sets()
 
 
 def read_hooks(options: list[str]) -> list[HookSet]:
-    """Sets for options of the command line: a shipped set's name, a .toml file, or a hook each.
+    """Read the sets of command-line options: each is a shipped set's name, a .toml file, or a hook.
 
     Raises InputError.
     """
@@ -113,15 +113,15 @@ def read_hooks(options: list[str]) -> list[HookSet]:
 
 
 def load_set(name_or_path: str) -> HookSet:
-    """The shipped set of that name, or the set in the file. Raises InputError."""
+    """Load the shipped set with that name, or the set in a file. Raises InputError."""
     path = shipped_sets().get(name_or_path, Path(name_or_path))
     return _SetReader(str(path), path.stem).read(_table(path))
 
 
 def _of_command_line(text: str, origin: str = COMMAND_LINE) -> HookSet:
-    """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts with commas between them.
+    """The set of `uprobe:libcuda.so.1:cuInit(flags: u32)`, or of several such texts separated by commas.
 
-    What a function of a library is called besides, as the shipped sets say, it is called here too.
+    The variants that the shipped sets have for a library apply here too.
     """
     entry = Entry(origin, text)
     reader = _SetReader(origin, text)
@@ -175,7 +175,7 @@ def _shipped_variants() -> dict[str, tuple[str, ...]]:
 
 
 class _SetReader:
-    """Reads one file, or one hook; `values` holds the tables of names that its hooks may use."""
+    """Reads a file or a hook; `values` has the tables of names that its hooks may use."""
 
     def __init__(self, origin: str, name: str) -> None:
         self._origin, self._name = origin, name
@@ -205,12 +205,12 @@ class _SetReader:
         )
 
     def read_values(self, tables: dict[str, Any]) -> dict[str, dict[int, str]]:
-        """[values.KIND] of a file: kind → number → name."""
+        """The tables [values.KIND] of a file: kind → number → name."""
         read: dict[str, dict[int, str]] = {}
         for kind, rows in tables.items():
             entry = Entry(self._origin, f"values.{kind}")
             if kind in (*INTEGER_KINDS, "str", "dim3") or not kind.isidentifier():
-                raise entry.wrong("", "cannot be a kind's name", "Give it a name of its own.")
+                raise entry.wrong("", "cannot be a kind's name", "Give it another name.")
             if not isinstance(rows, dict):
                 raise entry.wrong("", "not a table", f'Write [values.{kind}] and lines such as 0 = "NAME".')
             read[kind] = {}
@@ -224,7 +224,7 @@ class _SetReader:
         return read
 
     def hooks(self, target: str, text: str, row: dict[str, Any], entry: Entry, group: str) -> list[Hook]:
-        """The hooks of one signature, one for each name and library; and what stands next to it."""
+        """The hooks of a signature with its fields in `row`, one for each name and library."""
         place = read_place(target, entry)
         read = read_signature(text, place.target, self._find_table, entry)
         first = Hook(
@@ -287,22 +287,22 @@ class _SetReader:
 
 
 def _layer(stated: str, entry: Entry) -> tuple[str, str]:
-    """The layer that a hook states, and its name if it is one of its own. Raises InputError."""
+    """The layer that a hook states, and its name if it is not a known one. Raises InputError."""
     if stated in PROBED_LAYERS:
         return stated, ""
     if near := get_close_matches(stated, PROBED_LAYERS, 1, 0.8):
-        hint = f"Did you mean {near[0]}? A layer of one's own needs a name that differs more."
+        hint = f"Did you mean {near[0]}? A new layer needs a name that differs more."
         raise entry.wrong("layer", f"no layer {stated}", hint)
     if stated in _TAKEN:
-        hint = f"Use {', '.join(PROBED_LAYERS)}, or a name of its own."
-        raise entry.wrong("layer", f"what is {stated} does not come from hooks", hint)
+        hint = f"Use {', '.join(PROBED_LAYERS)}, or a new name."
+        raise entry.wrong("layer", f"hooks cannot make events of {stated}", hint)
     if not stated.isprintable() or not 0 < len(stated) <= _LAYER_NAME_MAX:
         raise entry.wrong("layer", f"{stated!r} is no name", f"Write 1 to {_LAYER_NAME_MAX} letters.")
     return OWN_LAYER, stated
 
 
 def layer_of(target: str, library: str) -> str:
-    """The layer of a hook that states none: that of a library other than CUDA's is named by the file."""
+    """The layer of a hook that states none: a library other than CUDA's has a layer with the file's name."""
     if target != "uprobe":
         return "kernel"
     return "userspace" if _OF_CUDA.fullmatch(Path(library).name) else OWN_LAYER
@@ -320,7 +320,7 @@ def _check_hook(hook: Hook, entry: Entry) -> None:
     if not hook.returns:
         waits = [argument.name for argument in hook.signature.arguments if argument.out]
         waits += [f"-> {hook.signature.result}"] * bool(hook.signature.result)
-        # A name can be given at the entry: to a handle that the caller passes.
+        # The effect `name` needs no return: it names a handle that the caller passes.
         waits += [f"effect {hook.effect}"] * (hook.effect not in ("", "name"))
         if waits:
             what = "a tracepoint" if hook.target == "tracepoint" else "returns = false"

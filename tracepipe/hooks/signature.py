@@ -1,11 +1,12 @@
-"""Hooks' signatures: `cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes > 4`.
+"""Reads the signatures of hooks: `cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes >
+4`.
 
     signature = NAME-PATTERN {"|" NAME-PATTERN} [ "(" argument {"," argument} ")" ] [ "->" KIND ]
                 [ "if" NAME OPERATOR VALUE ]
     argument  = "_" | ["out"] NAME [":" KIND]
 
-Of several names one must be there; without a group a tracepoint has that of the one before it. An argument's
-place in the text is its place in the call; of a tracepoint arguments are fields, by name.
+Of several names, at least one must exist. A tracepoint without a group has that of the one before it. The
+position of an argument in the text is that in the call; the arguments of a tracepoint are fields, by name.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 WORDS = 16
-"""Machine words of arguments that are within reach: registers, then the stack."""
+"""The machine words of arguments that can be read: registers, then the stack."""
 FIELDS = 4
-"""Fields that the record of a tracepoint's hit carries."""
+"""The most fields in the record of a tracepoint's hit."""
 
 ValueNames = Mapping[int, str]
 FindTable = Callable[[str], "ValueNames | None"]
-"""The names of the values of a kind, None where no set has such a kind."""
+"""Returns the names of a kind's values, None if no set has the kind."""
 
 _SIGNATURE = re.compile(
     r"(?P<pattern>[^\s()]+)\s*(?:\((?P<arguments>[^()]*)\))?\s*(?:->\s*(?P<result>[^\s()]+))?"
@@ -43,27 +44,27 @@ _CONDITION = re.compile(r"([\w.]+)\s*([=!<>&~|^]+)\s*(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class NamedCondition(Condition):
-    """A condition whose value is a name that the machine has numbers for: `irq == nvidia`. `value` is 0."""
+    """A condition whose value is a name, for which the machine has numbers: `irq == nvidia`. `value` is 0."""
 
     value_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a hook is written, for messages: the file, and the hook in it."""
+    """The place of a hook for messages: the file, and the hook in it."""
 
     origin: str
     text: str = ""
 
     def wrong(self, field: str, message: str, hint: str = "") -> InputError:
-        """The error to raise."""
+        """The error for this place."""
         place = ", ".join(part for part in (self.text, field) if part)
         return InputError(message, hint, path=self.origin, field=place)
 
 
 @dataclass(frozen=True, slots=True)
 class SignatureText:
-    """A signature that was read. Kinds of a tracepoint's fields are "" where the text gives none."""
+    """The contents of a signature. The kind of a tracepoint's field is "" if the text gives none."""
 
     patterns: tuple[str, ...]
     signature: Signature
@@ -71,7 +72,7 @@ class SignatureText:
 
 
 def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) -> SignatureText:
-    """The signature in `text` of a hook on `target` (uprobe, kprobe, tracepoint). Raises InputError."""
+    """Read the signature of a hook on `target` (uprobe, kprobe, tracepoint). Raises InputError."""
     match = _SIGNATURE.fullmatch(text.strip())
     if match is None:
         raise entry.wrong("", "not a signature", _FORM)
@@ -110,7 +111,7 @@ def _patterns(text: str, is_tracepoint: bool, entry: Entry) -> tuple[str, ...]:
 def read_condition(
     text: str, arguments: tuple[Argument, ...], find_table: FindTable, entry: Entry, is_tracepoint: bool
 ) -> Condition:
-    """The condition in `text` on one of `arguments`. Raises InputError."""
+    """Read a condition on one of `arguments`. Raises InputError."""
     match = _CONDITION.fullmatch(text.strip())
     if match is None:
         raise entry.wrong(
@@ -138,7 +139,7 @@ def read_condition(
 
 def check_range(condition: Condition, entry: Entry) -> None:
     """Raises InputError if no value of the argument's kind can equal the condition's."""
-    if not condition.argument.kind:  # a field whose kind its tracepoint will give
+    if not condition.argument.kind:  # a field, whose kind comes from its tracepoint
         return
     bits, signed = INTEGER_KINDS.get(condition.argument.kind, (32, True))
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
@@ -165,7 +166,7 @@ class _Arguments:
             arguments.append(argument)
             word += 2 if argument.kind == "dim3" else 1
             if word > WORDS:
-                message = f"it is word {word} of the arguments; {WORDS} are within reach"
+                message = f"it is word {word} of the arguments; {WORDS} can be read"
                 raise self._entry.wrong(f"argument {argument.name}", message, "Leave it out.")
         self._check_number(tuple(arguments))
         return tuple(arguments)
@@ -192,9 +193,9 @@ class _Arguments:
         out, name, kind = bool(match[1]), match[2], match[3]
         field = f"argument {name}"
         if name in before:
-            raise self._entry.wrong(field, "there are two of this name", "Give each a name of its own.")
+            raise self._entry.wrong(field, "there are two of this name", "Give each a different name.")
         if self._is_tracepoint and (out or kind == "dim3"):
-            raise self._entry.wrong(field, "of a tracepoint numbers and texts are recorded", "Leave it out.")
+            raise self._entry.wrong(field, "tracepoints have only numbers and texts", "Leave it out.")
         if kind is not None:
             self.check_kind(field, kind, whole=not out)
         return Argument(name, word, kind or ("" if self._is_tracepoint else "u64"), out)

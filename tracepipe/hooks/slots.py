@@ -1,7 +1,7 @@
-"""Arguments of a call as the records carry them: up to eight words of 64 bits, and their text.
+"""The layout of a call's arguments in records, up to eight words of 64 bits, and their formatting.
 
-Arguments are taken in order. Two of at most 32 bits that follow each other share a slot, everything else has
-its own; a dim3 has two. `str` and `out` arguments have none: they have records of their own.
+Arguments are placed in order. Two consecutive ones of at most 32 bits share a slot, any other has its own,
+and a dim3 has two. `str` and `out` arguments have no slot, but separate records.
 
     63            32 31             0      launch(function: ptr, grid: dim3, threads: u32, flags: u32)
     ┌───────────────┬────────────────┐
@@ -11,7 +11,7 @@ its own; a dim3 has two. `str` and `out` arguments have none: they have records 
     │ flags         │ threads        │ 3    low 3, high 4
     └───────────────┴────────────────┘
 
-A value that is narrower than its half has undefined bits above it: registers are recorded as they are.
+The bits above a value that is narrower than its half are undefined, as registers are recorded unchanged.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Signature
 from tracepipe.hooks.ioctl import decode_command
 
 MAX_SLOTS = 8
-"""u64 words of arguments that the records of one call carry."""
+"""The most u64 words of arguments in the records of a call."""
 
 ValueNames = Mapping[str, Mapping[int, str]]
 """Kind → value → its name."""
 ArgumentText = Callable[[Sequence[int]], str]
-"""Members of a JSON object from the words of a call's slots."""
+"""Makes the members of a JSON object from the words of a call's slots."""
 ValueReader = Callable[[Sequence[int]], int]
-"""One number from the words of a call's slots."""
+"""Reads a number from the words of a call's slots."""
 
 _HALF_BITS = 32
-# Texts of one value that are kept ready. A program can pass any number; tables of names are far smaller.
+# Cached texts of a value. A program can pass any number of values; tables of names are far smaller.
 _KNOWN_TEXTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a slot is read from: positions in machine words, as Argument.position counts them.
+    """The source of a slot: positions in machine words, as Argument.position counts them.
 
-    Without `high` the slot is the whole word `low`, of which `bits` mean something; with `high` it is the
-    lower 32 bits of `low`, and above them those of `high`.
+    Without `high` the slot is the whole word `low`, of which `bits` are used. With `high` it has the lower 32
+    bits of `low`, and those of `high` above them.
     """
 
     low: int
@@ -52,13 +52,13 @@ class Slot:
 
 
 def slots(signature: Signature) -> list[Slot]:
-    """The slots of a signature in order; more than MAX_SLOTS do not fit into a record."""
+    """The slots of a signature in order; a record has room for only MAX_SLOTS."""
     return [slot for slot, _ in _placed(signature)]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of an argument: `bits` of slot `slot` from `shift` on; `name` is what it is written under."""
+    """A value of an argument: `bits` of slot `slot` from `shift` on; `name` is its key in the output."""
 
     name: str
     kind: str
@@ -67,12 +67,12 @@ class Value:
     bits: int
 
     def reader(self) -> ValueReader:
-        """A reader of the number from the words of a call's slots."""
+        """A function that reads the number from the words of a call's slots."""
         made: ValueReader = eval(f"lambda words: {self.code()}")
         return made
 
     def code(self) -> str:
-        """Code for the number in `words`; there is nothing in it but numbers of this file."""
+        """Code that reads the number from `words`; it contains only numbers of this file."""
         word = f"words[{self.slot}]"
         if self.shift:
             word = f"{word} >> {self.shift}"
@@ -85,13 +85,13 @@ class Value:
 
 
 def values(signature: Signature) -> dict[str, Value]:
-    """Where the values of a signature's arguments are, by name; a dim3's are `grid.x`, `grid.y`, `grid.z`."""
+    """The values of a signature's arguments, by name; those of a dim3 are `grid.x`, `grid.y`, `grid.z`."""
     return {value.name: value for _, found in _placed(signature) for value in found}
 
 
 def _placed(signature: Signature) -> Iterator[tuple[Slot, list[Value]]]:
     """Every slot with the values in it."""
-    waiting: Argument | None = None  # of at most 32 bits: the next such one shares its slot
+    waiting: Argument | None = None  # of at most 32 bits: the next such argument shares its slot
     index = 0
     for argument in signature.arguments:
         if argument.out or argument.kind == "str":
@@ -131,11 +131,11 @@ def _value(argument: Argument, slot: int, shift: int) -> Value:
 def argument_text(
     signature: Signature, value_names: ValueNames, only: Sequence[str] | None = None
 ) -> ArgumentText:
-    """A formatter of a call's slots: `"size_bytes":4096,"grid":[4,1,1]`; "" for a signature that has none.
+    """A formatter of a call's slots: `"size_bytes":4096,"grid":[4,1,1]`, or "" for a signature without slots.
 
-    A value of a kind with names is written as its name, if it has one; a command of an ioctl as what
-    `decode_command` says of it. `str` and `out` arguments are not in it. `only` names the values to write, in
-    their order, of those that there are.
+    A value of a kind with names is written as its name, if it has one, and an ioctl's command as the result
+    of `decode_command`. `str` and `out` arguments are left out. `only` names the values to write, in order;
+    unknown ones are ignored.
     """
     known = values(signature)
     placed = list(known.values()) if only is None else [known[name] for name in only if name in known]
@@ -167,10 +167,10 @@ def _quoted(name: str) -> str:
 
 @dataclass(slots=True)
 class _Form:
-    """A formatter while it is put together.
+    """Builds a formatter.
 
-    It is called for every event, so it becomes one `template % (…)` of generated code, which takes less than
-    half the time of a loop over values. Only numbers go into the code; names are in the template.
+    A formatter is called for every event. So it is generated code with one `template % (…)`, which takes less
+    than half the time of a loop over values. Only numbers go into the code; names are in the template.
     """
 
     members: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ class _Form:
 
 
 class _Texts(dict[int, str]):
-    """Texts of values, made when they are met."""
+    """Texts of values, made at their first use."""
 
     def __missing__(self, value: int) -> str:
         text = self.text_of(value)
@@ -236,7 +236,7 @@ class _Names(_Texts):
 
 
 class _Commands(_Texts):
-    """`"cmd":…,"dir":…,…` of an ioctl's command; the command itself under the argument's name."""
+    """`"cmd":…,"dir":…,…` of an ioctl's command; the command itself has the argument's name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Rows that a query gave, as a table of text, as JSON, and in the formats of exported tables."""
+"""Writes the rows of a query as a text table, as JSON, and in the formats of exported tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN_MAX = 100_000
 
 
 def as_json(answer: Answer) -> dict[str, Any]:
-    """Columns, and an object for each row; bytes are hexadecimal digits."""
+    """Columns, and an object for each row; bytes become hexadecimal digits."""
     rows = [dict(zip(answer.columns, row, strict=True)) for row in _without_bytes(answer)]
     return {"columns": answer.columns, "rows": rows}
 
@@ -27,12 +27,12 @@ def _without_bytes(answer: Answer) -> list[list[Any]]:
 
 
 def table_lines(answer: Answer) -> Iterator[str]:
-    """A line of names, and one for each row; numbers stand to the right."""
+    """A line of names, and one for each row; numbers are aligned to the right."""
     if not answer.columns:
         return
     texts = [list(map(printable, answer.columns)), *([_text(value) for value in row] for row in answer.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    # A column is of numbers where each of its values is one, or null.
+    # A column is numeric if each of its values is a number or null.
     right = [
         all(value is None or isinstance(value, int | float) for value in column)
         for column in zip(*answer.rows, strict=True)

@@ -1,7 +1,7 @@
-"""Runs a WebAssembly module that Emscripten built for a browser: its host functions, in Python.
+"""Runs a WebAssembly module that Emscripten built for a browser, with its host functions in Python.
 
-Only what Perfetto's trace processor needs: clocks, the environment, standard output and error, and a heap
-that grows. There is no file system: every file call is answered with an error, as in the UI's worker.
+It provides only what Perfetto's trace processor needs: clocks, the environment, standard output and error,
+and a growing heap. There is no file system: every file call returns an error, as in the UI's worker.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ _STDERR = 2
 
 
 class WasmAborted(Exception):
-    """The module ended itself: a failed check, no memory left, or a host function that it lacks."""
+    """The module ended itself: a check failed, memory ran out, or a host function is missing."""
 
 
 @functools.cache
 def _compiled(wasm: Path) -> tuple[wasmtime.Engine, wasmtime.Module]:
-    """The module, compiled once a process; wasmtime keeps the code in ~/.cache/wasmtime for the next one."""
+    """The module, compiled once per process; wasmtime caches the code in ~/.cache/wasmtime for the next
+    one.
+    """
     config = wasmtime.Config()
-    # wasmtime's default of 512 KiB is too little for SQLite's parser on long queries; from 2 MiB on, the
-    # size of its own asynchronous stacks, it refuses to start.
+    # wasmtime's default of 512 KiB is too small for SQLite's parser with long queries. With 2 MiB, the size
+    # of its asynchronous stacks, or more, it refuses to start.
     config.max_wasm_stack = 1 << 20
-    with contextlib.suppress(wasmtime.WasmtimeError):  # no home to write to: each process compiles
+    with contextlib.suppress(wasmtime.WasmtimeError):  # without a writable home, each process compiles
         config.cache = True
     engine = wasmtime.Engine(config)
     return engine, wasmtime.Module.from_file(engine, str(wasm))
@@ -63,7 +65,7 @@ class EmscriptenModule:
         self.call("__wasm_call_ctors")
 
     def call(self, function: str, *args: int) -> int:
-        """What the exported `function` returns; raises WasmAborted, after which the instance is dead."""
+        """Call an exported function and return its result. After WasmAborted the instance cannot be used."""
         try:
             result = self._exports[function](self._store, *args)
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:

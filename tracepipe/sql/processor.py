@@ -1,4 +1,4 @@
-"""Asks Perfetto's trace processor about a trace: the program where there is one, else WebAssembly."""
+"""Queries a trace with Perfetto's trace processor: the program if there is one, else WebAssembly."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SHELL: Final = "trace_processor_shell"
 # Where the perfetto package keeps the programs that it downloads.
 _CACHE: Final = "~/.local/share/perfetto/prebuilts"
 _CHUNK_BYTES: Final = 32 << 20
-_HINT: Final = f"pip install 'tracepipe[query]', or name a {SHELL} with --trace-processor"
+_HINT: Final = f"Run pip install 'tracepipe[query]', or name a {SHELL} with --trace-processor."
 
 
 class QueryError(TracepipeError):
-    """The trace processor's own words on a query that it refused."""
+    """The trace processor's message for a query that it refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the last statement of a query gives; no columns where that is not a SELECT."""
+    """The result of a query's last statement; it has no columns if that is not a SELECT."""
 
     columns: list[str]
     rows: list[list[Any]]
@@ -37,7 +37,7 @@ class Answer:
 def find_shell(given: str = "") -> str:
     """The path of the program: `given`, or one in PATH or in the perfetto package's cache; "" for none.
 
-    Raises InputError where `given` is not a program.
+    Raises InputError if `given` is not a program.
     """
     if given:
         found = shutil.which(given)
@@ -50,10 +50,10 @@ def find_shell(given: str = "") -> str:
 
 
 def ask(trace: Path, sql: str, shell: str = "") -> Answer:
-    """What SQL says of a Perfetto trace; `shell` is the program that is asked, "" for the WebAssembly.
+    """Run SQL on a Perfetto trace; `shell` is the program to use, "" for the WebAssembly.
 
-    Raises QueryError, LibraryMissing where nothing can be asked, InputError for a trace that is refused or
-    cannot be read, TracepipeError where the program ends meanwhile.
+    Raises QueryError, LibraryMissing if there is no trace processor, InputError for a trace that is refused
+    or cannot be read, TracepipeError if the program ends meanwhile.
     """
     try:
         opened = trace.open("rb")
@@ -71,7 +71,7 @@ def ask(trace: Path, sql: str, shell: str = "") -> Answer:
 
 
 def _started(shell: str) -> Any:
-    """The client of a trace processor that has no trace yet."""
+    """The client of a trace processor without a trace."""
     try:
         from perfetto.common.exceptions import PerfettoException
         from perfetto.trace_processor.api import TraceProcessor, TraceProcessorConfig
@@ -89,11 +89,11 @@ def _started(shell: str) -> Any:
 
 
 def _why(error: Exception) -> str:
-    """Why a program did not start: its own last words, where the client quotes some."""
+    """Why a program did not start: the last line of its output, if the client quotes it."""
     if isinstance(error, OSError):
         return str(error.strerror)
-    said = str(error).partition("stderr: ")[2].partition("\nIf this is")[0].strip()
-    return said.splitlines()[-1] if said else "it does not answer"
+    output = str(error).partition("stderr: ")[2].partition("\nIf this is")[0].strip()
+    return output.splitlines()[-1] if output else "it does not answer"
 
 
 def _load(processor: Any, file: BinaryIO) -> None:

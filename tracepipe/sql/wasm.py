@@ -1,7 +1,7 @@
 """Perfetto's own trace processor, run inside this process.
 
-The WebAssembly is the one that the UI runs in the browser, from the UI that `find_ui` finds; the client is
-the perfetto package's `TraceProcessor`. Neither a network nor a native binary is needed.
+The WebAssembly is that of the UI that `find_ui` finds, which runs it in the browser. The client is the
+perfetto package's `TraceProcessor`. Neither a network nor a native binary is needed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from tracepipe.sql.emscripten import EmscriptenModule, WasmAborted
 from tracepipe.ui.serve import find_ui
 
 _refused: Any = PerfettoException
-_REQUEST_BYTES = 32 << 20  # what the UI's worker sets aside; longer requests are handed over in pieces
+_REQUEST_BYTES = 32 << 20  # as in the UI's worker; longer requests are passed in pieces
 
 
 class _InProcessBackend(TraceProcessorBackend):
-    """TraceProcessorRpc over the module's two entry points: one takes requests, one calls back replies."""
+    """TraceProcessorRpc over the module's two entry points: one for requests, one that calls back with
+    replies.
+    """
 
     def __init__(self, protos: Any) -> None:
         super().__init__(protos)
@@ -33,7 +35,7 @@ class _InProcessBackend(TraceProcessorBackend):
         self._request_at = self._module.call("trace_processor_rpc_init", on_reply, _REQUEST_BYTES)
 
     def _request(self, method: str, **fields: Any) -> list[Any]:
-        """The replies to one request; `fields` are those of the message TraceProcessorRpc."""
+        """The replies to a request; `fields` are those of the message TraceProcessorRpc."""
         kind = self.protos.TraceProcessorRpc.TraceProcessorMethod.Value(method)
         stream = self.protos.TraceProcessorRpcStream(msg=[{"request": kind, **fields}])
         request = stream.SerializeToString()
@@ -71,7 +73,7 @@ class _InProcessBackend(TraceProcessorBackend):
         ].metric_result
 
     def trace_summary(self, specs: Any, metric_ids: Any = None, metadata_query_id: Any = None) -> Any:
-        raise NotImplementedError("trace_summary: ask in SQL")
+        raise NotImplementedError("trace_summary: use SQL")
 
     def enable_metatrace(self) -> Any:
         raise NotImplementedError("metatrace: the engine runs in this process")
@@ -87,10 +89,10 @@ class _InProcessBackend(TraceProcessorBackend):
 
 
 class WasmTraceProcessor(TraceProcessor):
-    """A trace as Perfetto imports it: an open file, which is no text that may be a URI, or pieces of one;
-    None for one that `http.parse` is given.
+    """A trace that Perfetto imports: an open file, or pieces of one, but no text, which could be a URI; None
+    if `http.parse` gets it.
 
-    Raises PerfettoException for a trace that the importer refuses, OutputError where this machine has no UI.
+    Raises PerfettoException for a trace that the importer refuses, OutputError if this machine has no UI.
     """
 
     def __init__(self, trace: BinaryIO | Any = None) -> None:

@@ -1,9 +1,9 @@
-"""A command's output on the terminal that the live view draws on.
+"""Shows a command's output on the terminal on which the live view is drawn.
 
-Both would write over each other. So for as long as the view is drawn, descriptors 1 and 2 of this process, as
-far as they are terminals, are a pseudo-terminal, which the command inherits; what it writes is read here and
-printed above the view, byte for byte. It still sees a terminal of the same size. Programs that draw on the
-whole screen cannot be shown so: send the view elsewhere (2>file) for them.
+Both would overwrite each other. So while the view is drawn, those of the descriptors 1 and 2 that are
+terminals are replaced with a pseudo-terminal, which the command inherits. Its output is read here and printed
+above the view, byte for byte. The command still sees a terminal of the same size. Programs that draw on the
+whole screen cannot be shown like this: redirect the view for them (2>file).
 
     command ──▶ 1, 2: pseudo-terminal ──▶ `read` ──▶ above the view ──▶ terminal
 """
@@ -29,7 +29,7 @@ class CommandOutput:
     """Takes over the descriptors that are terminals; `terminal` is the real one."""
 
     def __init__(self, stream: TextIO) -> None:
-        """`stream` is what the view would be written to, and a terminal."""
+        """`stream` is the terminal on which the view is drawn."""
         sys.stdout.flush()
         sys.stderr.flush()
         saved = os.dup(stream.fileno())
@@ -45,7 +45,7 @@ class CommandOutput:
         self.fit()
 
     def fileno(self) -> int:
-        """To be polled: readable when there is output."""
+        """The descriptor to poll: it is readable when there is output."""
         return self._read
 
     def fit(self) -> None:
@@ -55,20 +55,20 @@ class CommandOutput:
         fcntl.ioctl(self._read, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, size.columns, 0, 0))
 
     def read(self) -> str:
-        """What was written since the last call; never waits."""
+        """The output since the last call; never waits."""
         text = ""
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         while len(text) < _CHUNK_BYTES and poller.poll(0):
             try:
                 chunk = os.read(self._read, _CHUNK_BYTES)
-            except OSError:  # EIO: nobody holds the other end
+            except OSError:  # EIO: no process has the other end open
                 break
             text += self._decoder.decode(chunk)
         return text
 
     def give_back(self) -> str:
-        """Put the descriptors back; returns what was still unread."""
+        """Restore the descriptors; returns the unread output."""
         sys.stdout.flush()
         sys.stderr.flush()
         for number, saved in self._saved.items():
@@ -81,18 +81,18 @@ class CommandOutput:
         return rest + self._decoder.decode(b"", final=True)
 
     def close(self) -> None:
-        """Close the way to the terminal; it stays open for others."""
+        """Close this descriptor of the terminal; others stay open."""
         self.terminal.close()
 
     def _give_to_caller(self, inherited: int) -> None:
-        """Under sudo, the command runs as the caller, who may open /dev/stdout anew."""
+        """Under sudo, the command runs as the caller, who may open /dev/stdout again."""
         ids = sudo_ids()
         if ids is not None:
             os.fchown(inherited, ids.uid, -1)
 
 
 def _pass_bytes_through(descriptor: int) -> None:
-    """No carriage return before a line feed: the real terminal will add its own."""
+    """Turn off the carriage return before a line feed, as the real terminal adds one."""
     attributes = termios.tcgetattr(descriptor)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(descriptor, termios.TCSANOW, attributes)

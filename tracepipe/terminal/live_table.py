@@ -1,4 +1,4 @@
-"""The totals of a recording as lines of text: what `tracepipe live` draws, and what it leaves behind.
+"""Formats the totals of a recording as lines of text, which `tracepipe live` draws and leaves behind.
 
 3.20 s   412,034 events   129k/s   ./vec_add -n 1000
 userspace 204,331 (64.1k/s) · syscall 201,201 (63.0k/s) · scheduler 6,502 (2.03k/s)
@@ -20,18 +20,18 @@ from tracepipe.printable import printable
 from tracepipe.units import duration_text, size_text, three_digits
 
 SORTS = ("total", "count", "rate")
-# Powers of four from 256 ns to 4.3 s, each the first duration of a column but the first.
+# Powers of four from 256 ns to 4.3 s. Each is the first duration of a column after the first one.
 _EDGES_NS = tuple(1 << bits for bits in range(8, 34, 2))
-_HISTOGRAM_HEAD = "  1µs  1ms  1s"  # under each name stands the column that begins there, within 8%
+_HISTOGRAM_HEAD = "  1µs  1ms  1s"  # the column under each name begins there, within 8%
 _BARS = " ▁▂▃▄▅▆▇█"
-_NAME_COLUMNS = 24  # what a name may keep when columns are left out for its sake
+_NAME_COLUMNS = 24  # other columns are left out until a name has this width
 _GAP = 2
 _THREADS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What to show of a snapshot: `top` functions at most, in `width` columns, `ascii_only` if need be.
+    """What to show of a snapshot: at most `top` functions, in `width` columns, optionally `ascii_only`.
 
     `before` is the snapshot that rates count from; None: since the start.
     """
@@ -54,7 +54,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Cells below a name. `spare`: which column goes first where there is no room; 0: none does."""
+    """A column: cells below a name. `spare`: the order in which columns are left out; 0: never."""
 
     name: str
     cells: Sequence[str]
@@ -85,7 +85,7 @@ def view_lines(snapshot: Snapshot, view: View) -> list[Line]:
 
 
 def functions_that_fit(height: int, snapshot: Snapshot) -> int:
-    """How many functions fit into so many lines, with the threads below."""
+    """How many functions fit into `height` lines, with the threads below."""
     threads = len(snapshot.threads)
     below = min(threads, _THREADS_SHOWN) + (threads > 0) + (threads > _THREADS_SHOWN)
     above = 3 + bool(snapshot.allocated or snapshot.copied)
@@ -93,7 +93,7 @@ def functions_that_fit(height: int, snapshot: Snapshot) -> int:
 
 
 def ordered(snapshot: Snapshot, view: View) -> list[FunctionTotal]:
-    """Functions in the order of the view, the first on top."""
+    """The functions in the order of the view."""
     before = _counts_before(view)
     keys: dict[str, Callable[[FunctionTotal], int]] = {
         "total": lambda total: total.latencies.total_ns,
@@ -105,7 +105,7 @@ def ordered(snapshot: Snapshot, view: View) -> list[FunctionTotal]:
 
 
 def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
-    """Since when and what; events by layer; losses."""
+    """Elapsed time and events; events by layer; losses."""
     elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
     events = sum(snapshot.counts.values())
     numbers = f"{duration_text(elapsed_ns)}   {events:,} events   {_rate(events, elapsed_ns)}/s"
@@ -129,7 +129,7 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
 
 
 def _moved(snapshot: Snapshot) -> str:
-    """How much was allocated and copied: by the GPU's own records where no call says it."""
+    """How much was allocated and copied; from the GPU's own records if no call states it."""
     by_calls = {name: one for name, one in snapshot.copied.items() if not name.endswith("(GPU)")}
     parts = []
     for what, found in (("allocated", snapshot.allocated), ("copied", by_calls or snapshot.copied)):
@@ -176,7 +176,7 @@ def _by_time(snapshot: Snapshot) -> list[ThreadTotal]:
 
 
 def _sizes(functions: list[FunctionTotal]) -> Iterator[_Cells]:
-    """What calls allocated, copied or set, where some did."""
+    """The bytes that calls allocated, copied or set, if there are any."""
     if any(total.size_bytes for total in functions):
         cells = [size_text(total.size_bytes) if total.size_bytes else "" for total in functions]
         yield _Cells("bytes", cells, 5)
@@ -203,7 +203,9 @@ def _thread_columns(snapshot: Snapshot) -> list[_Cells]:
 
 
 def _table(columns: list[_Cells], width: int) -> Iterator[Line]:
-    """Rows under a head. Where there is no room, columns are left out and names are cut, but no number."""
+    """Rows under a head. If there is not enough room, columns are left out and names cut, but never
+    numbers.
+    """
     name = next(column for column in columns if column.is_text and not column.spare)
 
     def room_for_name(kept: list[_Cells]) -> int:
@@ -232,14 +234,14 @@ def _thread_name(thread: ThreadTotal) -> str:
 
 
 def _in_progress(total: FunctionTotal, now_ns: int) -> str:
-    """`2 for 3.20 s`: how many, and how long the longest of them takes already."""
+    """`2 for 3.20 s`: the number of open calls, and how long the oldest has taken so far."""
     if not total.open_count:
         return ""
     return f"{total.open_count} for {duration_text(max(0, now_ns - total.oldest_ns))}"
 
 
 def _bars(counts: list[int]) -> str:
-    """A column for each count, in eighths of the highest; what is not nothing can be seen."""
+    """A bar for each count, in eighths of the highest; a count above 0 is always visible."""
     most = max(counts)
     return "".join(_BARS[-(-8 * count // most)] if count else " " for count in counts) if most else ""
 
@@ -255,7 +257,7 @@ def _passed_ns(snapshot: Snapshot, view: View) -> int:
 
 
 def _rate(count: int, passed_ns: int) -> str:
-    """Per second, three digits: `64.1k`."""
+    """The rate per second with three digits: `64.1k`."""
     rate = count * 1e9 / passed_ns
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size * 0.9995:
@@ -264,7 +266,7 @@ def _rate(count: int, passed_ns: int) -> str:
 
 
 def _shown(text: str, view: View) -> str:
-    """What a terminal can be given: names are those of the recorded program."""
+    """Text that is safe for a terminal, as names come from the recorded program."""
     text = printable(text)
     if view.ascii_only:
         text = text.replace("µ", "u").replace("·", "-").replace("…", "~")

@@ -1,7 +1,7 @@
-"""The terminal of `tracepipe live`: totals that are redrawn while the command runs, and stay when it ends.
+"""Draws the totals of `tracepipe live` while the command runs; the last ones stay when it ends.
 
-On a terminal the view is at the bottom, and what the command writes scrolls above it. Elsewhere nothing but
-the final table is written, or one at every interval that was asked for.
+On a terminal the view is at the bottom, and the command's output scrolls above it. Elsewhere only the final
+table is written, or one table at every requested interval.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 DRAW_S = 0.25
-_PRINT_S = 0.05  # what the command writes is gathered for so long, as every print moves the view
-_COLUMNS = 80  # of a terminal that does not say
+_PRINT_S = 0.05  # the command's output is gathered for this time, as every print moves the view
+_COLUMNS = 80  # of a terminal that does not report its size
 _STYLES = {"title": "bold", "head": "dim", "loss": "red"}
 _RATE_NS = 10**9  # rates on the terminal are those of about the last second
 
 
 class Totals(Protocol):
-    """What adds up, on another thread."""
+    """Adds up the totals on another thread."""
 
     def snapshot(self) -> Snapshot | None:
-        """The totals as of now; None before there are any."""
+        """The current totals; None before there are any."""
 
 
 def _interrupt() -> None:
@@ -55,11 +55,11 @@ def live_view(
     interval_s: float | None = None,
     on_unseen: Callable[[], None] = _interrupt,
 ) -> Iterator[None]:
-    """Show what `totals` adds up for as long as this is open, then the last totals, on `stream`.
+    """Show `totals` on `stream` while the context is open, and the last ones at its end.
 
-    `top` functions; None: as many as fit on a terminal, and all in the final table. `interval_s`: between two
-    views; by default a quarter of a second on a terminal, and only the final one elsewhere. `on_unseen` is
-    called, on another thread, when nobody reads the views any more.
+    `top`: the number of functions; None: as many as fit on a terminal, and all in the final table.
+    `interval_s`: the time between two views; by default a quarter of a second on a terminal, and only the
+    final view elsewhere. `on_unseen` is called on another thread when the views can no longer be written.
     """
     view = View(title, sort, top, ascii_only=not (stream.encoding or "ascii").lower().startswith("utf"))
     output = CommandOutput(stream) if can_draw(stream) else None
@@ -79,7 +79,7 @@ def live_view(
         finally:
             if output is not None:
                 rest = (drawing.unprinted if drawing is not None else "") + output.give_back()
-                # A last line that the command did not end is ended here.
+                # If the command did not end its last line, it is ended here.
                 output.terminal.write(rest if rest.endswith("\n") or not rest else rest + "\n")
                 output.close()
         if (last := totals.snapshot()) is not None:
@@ -90,7 +90,7 @@ class _Drawing:
     """A thread that shows the totals at intervals."""
 
     unprinted = ""
-    """What the command wrote and is not printed; at the end that is of a line that has none."""
+    """The command's output that is not printed yet; at the end, an incomplete line."""
 
     def __init__(self, totals: Totals, view: View, interval_s: float) -> None:
         self._totals, self._view, self._interval_s = totals, view, interval_s
@@ -101,7 +101,7 @@ class _Drawing:
         self._is_stopping = False
 
     def start(self) -> None:
-        """Begin. The thread takes no signals: the recording waits for them on the main one."""
+        """Start the thread. It takes no signals: the recording waits for them on the main thread."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -109,7 +109,7 @@ class _Drawing:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def stop(self) -> None:
-        """End, and wait for it."""
+        """End the thread, and wait for it."""
         self._is_stopping = True
         os.write(self._wake, b"x")
         self._thread.join()
@@ -137,7 +137,7 @@ class _Plain(_Drawing):
                 try:
                     _write_plain(self._stream, snapshot, replace(self._view, before=before))
                 except (OSError, OutputError):
-                    # Nobody will see more. The last totals go there too, and whoever writes them says it.
+                    # Nobody will see more. Writing the last totals fails too, and reports the error.
                     self._on_unseen()
                     return
                 before = snapshot
@@ -179,7 +179,7 @@ class _OnTerminal(_Drawing):
                     print_s = min(print_s, time.monotonic() + _PRINT_S)
                 if time.monotonic() >= print_s:
                     self._print()
-                    print_s = math.inf  # a line without an end stands there until more comes
+                    print_s = math.inf  # an incomplete line stays there until more output comes
             self._print()
 
     def _draw(self) -> None:
@@ -200,7 +200,7 @@ class _OnTerminal(_Drawing):
         self._live.update(_Frame(self._lines, self.unprinted), refresh=True)
 
     def _print(self) -> None:
-        """Print the lines that are complete; what follows them stands above the view until it is."""
+        """Print the complete lines; an incomplete one is drawn above the view until its end comes."""
         text, line_feed, self.unprinted = self.unprinted.rpartition("\n")
         self._live.update(_Frame(self._lines, self.unprinted))
         if line_feed:
@@ -210,7 +210,7 @@ class _OnTerminal(_Drawing):
 
 
 class _Verbatim:
-    """Text as it is, with whatever escape sequences it has."""
+    """Text as it is, with its escape sequences."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -222,7 +222,7 @@ class _Verbatim:
 
 
 class _Frame:
-    """The view, below the last line of the command's text if that is not complete."""
+    """The view, below the last line of the command's output if that is incomplete."""
 
     def __init__(self, lines: list[Line], text: str) -> None:
         self._lines = lines
@@ -241,9 +241,9 @@ class _Frame:
 
 
 def _write_plain(stream: TextIO, snapshot: Snapshot, view: View) -> None:
-    """The whole view, as wide as a terminal is where there is one."""
+    """Write the whole view, as wide as the terminal if `stream` is one."""
     if stream.isatty():
-        # A terminal that nobody gave a size, as of a serial line, has 0 columns.
+        # A terminal without a size, such as a serial line, has 0 columns.
         view = replace(view, width=os.get_terminal_size(stream.fileno()).columns or _COLUMNS)
     stream.write("".join(line.text + "\n" for line in view_lines(snapshot, view)))
     stream.flush()

@@ -1,4 +1,4 @@
-"""What the commands have in common: choices, progress."""
+"""Shared parts of the commands: choices, progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tracepipe.printable import printable
 from tracepipe.terminal.output import can_draw, unguarded
 
 Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all, which are 0 where unknown."""
+"""Called with the bytes read and the total bytes, 0 if unknown."""
 _QUIET_S = 1.0
 UNDATED_HELP = (
     "Skip and count lines without a time that stand among others, or place them between their neighbours."
@@ -21,7 +21,7 @@ UNDATED_HELP = (
 
 
 def choices(name: str, values: Any) -> Any:
-    """An Enum of strings, which is what Typer makes choices from."""
+    """An Enum of strings, from which Typer makes choices."""
     return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
 
 
@@ -32,7 +32,7 @@ def text_of(choice: Any) -> str:
 
 @contextlib.contextmanager
 def progress(title: str) -> Iterator[Progress | None]:
-    """A bar on a terminal for what takes over a second; nothing elsewhere."""
+    """A bar on a terminal for what takes longer than a second; nothing elsewhere."""
     if not can_draw(sys.stderr):
         yield None
         return
@@ -57,10 +57,10 @@ def _bar(title: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    # Not the title itself: a file's name may hold what Rich takes for markup or for a field.
+    # Not the title itself, as Rich may take parts of a file's name for markup or for a field.
     named = TextColumn("{task.description}", markup=False)
     columns = (named, BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    # What is printed meanwhile goes above the bar, but never from a file or a pipe to the terminal.
+    # Output goes above the bar if it is on the terminal, and otherwise to its file or pipe.
     above = sys.stdout.isatty()
     console = Console(file=unguarded(sys.stderr))
     with Bar(*columns, console=console, transient=True, redirect_stdout=above) as bar:
@@ -72,7 +72,7 @@ def _bar(title: str) -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def status(stream: TextIO) -> Iterator[Callable[[str], None]]:
-    """One line on a terminal that says what is being looked at, gone at the end; nothing elsewhere."""
+    """A line on a terminal with the current step, removed at the end; nothing elsewhere."""
     if not can_draw(stream):
         yield lambda text: None
         return

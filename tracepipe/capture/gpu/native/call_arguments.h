@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Records of API calls with their arguments, which a tool gets as a struct of the function's parameters.
+// Records API calls with their arguments, which a tool gets as a struct of the function's parameters.
 //
-// TRACEPIPE_GPU_ARGUMENTS names the table of what to take out of each struct; api_calls.py draws its lines.
-// A function that is not in it has no arguments, and nothing but what its line says is read.
+// TRACEPIPE_GPU_ARGUMENTS names the table of what to read from each struct; api_calls.py describes its lines.
+// A function that is not in it is recorded without arguments, and only the values in its line are read.
 //
 // Payload of KIND_CALL_ENTER, and of KIND_CALL_EXIT:
 //
 //     0      8        16       24      32      36      38      40
-//     | name | launch | kernel | stack | cpu   | words | text  | words × u64 | text …    0 where there is none
+//     | name | launch | kernel | stack | cpu   | words | text  | words × u64 | text …    0 stands for none
 //     |      | u64    | name   |       | u32   | u16   | bytes |
 //
 //     0      8        12      16      24
-//     | name | result | cpu   | out   |                  out: what its pointer points to, 0 if the call failed
+//     | name | result | cpu   | out   |                  out: the value behind its pointer, 0 if the call failed
 //     |      | u32    | u32   | u64   |
 #pragma once
 #include <algorithm>
@@ -30,18 +30,19 @@
 
 namespace tracepipe {
 
-// Ids of functions in KIND_NAME: FUNCTION, HAS_ARGUMENTS if its records have them, IS_RUNTIME, and the API's id.
+// Ids of functions in KIND_NAME: FUNCTION, HAS_ARGUMENTS if its records have them, IS_RUNTIME, and the API's
+// id.
 constexpr uint64_t FUNCTION = uint64_t(1) << 63, HAS_ARGUMENTS = uint64_t(1) << 62, IS_RUNTIME = uint64_t(1) << 32;
 constexpr unsigned CALL_WORDS = 8;
 constexpr size_t CALL_TEXT_BYTES = 248;
 
-// Where a value is in the struct, or in the one that a pointer in it points to.
+// The place of a value in the struct, or in the one that a pointer in it points to.
 struct CallValue {
     uint16_t offset = 0;
     uint8_t bytes = 0;  // 0: there is none
     bool is_pointed = false;
 };
-// A word of a record: the value, or two of 32 bits.
+// A word of a record: a value, or two of 32 bits.
 struct CallWord {
     CallValue low, high;
 };
@@ -66,7 +67,7 @@ static_assert(offsetof(CallEnter, rest) == 40 && sizeof(CallExit) == 24, "");
 
 class CallTable {
   public:
-    // Whether there is nothing to read, or all of it could be.
+    // Whether the whole table was read, or there is none.
     bool read(const char *path = getenv("TRACEPIPE_GPU_ARGUMENTS")) {
         if (!path || !*path) return true;
         std::ifstream file(path);
@@ -82,7 +83,7 @@ class CallTable {
         }
         return !layouts_.empty();
     }
-    // That of a function, null if it has no arguments.
+    // The layout of a function, null if it has no arguments.
     const CallLayout *find(const char *function) const {
         auto known = layouts_.find(function);
         return known == layouts_.end() ? nullptr : &known->second;
@@ -131,8 +132,8 @@ inline const char *pointer_at(const char *parameters, int offset) {
     return reinterpret_cast<const char *>(load_bytes(parameters + offset, sizeof(void *)));
 }
 
-// The words of a call's arguments: how many there are. A launch's configuration is read as the driver is about to
-// read it; behind a null pointer all is 0.
+// Copies the words of a call's arguments; returns their number. A launch's configuration is read just before
+// the driver reads it; everything behind a null pointer is 0.
 inline unsigned copy_words(const CallLayout &layout, const char *parameters, char *to) {
     const char *pointed = layout.through < 0 ? nullptr : pointer_at(parameters, layout.through);
     auto read = [&](const CallValue &value) -> uint64_t {
@@ -148,11 +149,11 @@ inline unsigned copy_words(const CallLayout &layout, const char *parameters, cha
     return layout.count;
 }
 
-// A text of the program's that nothing has checked yet: it is asked for, so that a bad address harms nobody.
+// Copies a text of the program. Its address is unchecked, so the kernel copies it, which fails for a bad one.
 inline size_t copy_text(const char *from, char *to) {
     if (!from) return 0;
     const size_t rest = 4096 - uintptr_t(from) % 4096, first = std::min(rest, CALL_TEXT_BYTES);
-    // A part is copied whole or not at all.
+    // The kernel copies a part completely or not at all.
     iovec local{to, CALL_TEXT_BYTES}, remote[] = {{const_cast<char *>(from), first},
                                                   {const_cast<char *>(from) + first, CALL_TEXT_BYTES - first}};
     int saved = errno;
@@ -181,7 +182,7 @@ inline void put_call_enter(Channel &channel, uint64_t name, uint64_t launch, uin
     channel.put(KIND_CALL_ENTER, &record, offsetof(CallEnter, rest) + 8 * record.words + record.text_bytes);
 }
 
-// At the return: what the driver has written through a pointer that it took can be read.
+// At the return: the value that the driver has written through a pointer can be read.
 inline void put_call_exit(Channel &channel, uint64_t name, uint32_t result, const CallLayout *layout,
                           const void *parameters) {
     CallExit record{name, result, uint32_t(sched_getcpu()), 0};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Which API calls are recorded, by their names: the rule that hooks/calls.py makes, by a setting.
+// Chooses by name which API calls are recorded: the rule that hooks/calls.py puts into a setting.
 //
 //   TRACEPIPE_GPU_CALLS   all, none, or lists of words: "keep=GetFunction,IpcGet only=Launch without=Get,Peek"
 //
-// A name with a word of `keep` in it is recorded; else one without any of `only`, if there are such, or with one of
-// `without` is not.
+// A name that contains a word of `keep` is recorded. Any other is recorded if it contains a word of `only`,
+// where there are such words, and none of `without`.
 #pragma once
 #include <cstdlib>
 #include <string>

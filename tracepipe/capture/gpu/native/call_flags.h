@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a function of CUDA's means for the engines, by its name.
+// What a CUDA function means for the engines, by its name.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,13 +11,13 @@ enum CallFlag : uint16_t {
     CALL_LAUNCHES = 2,
     CALL_ENDS_CONTEXT = 4,
     CALL_NAMES_KERNEL = 8,
-    CALL_WAITS = 16,  // for the GPU, and gives it nothing to do
+    CALL_WAITS = 16,  // for the GPU, without giving it work
     CALL_BEGINS_CAPTURE = 32,
     CALL_ENDS_CAPTURE = 64,
-    CALL_LEFT_OUT = 128,  // call_choice.h does not want it recorded
+    CALL_LEFT_OUT = 128,  // not recorded, by call_choice.h
     CALL_UNLOADS = 256,
     CALL_ENDS_STREAM = 512,
-    CALL_HAS_STACK = 1024,  // where it is made is worth its cost: it launches, copies, sets or allocates
+    CALL_HAS_STACK = 1024,  // its stack is worth the cost: it launches, copies, sets or allocates
 };
 
 inline uint16_t call_flags(bool is_runtime, const char *function) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Where in a Python program the calls are made that CUPTI records, without a subscription to its callbacks, of which it
-// lets one client have one.
+// Finds the Python stacks of the calls that CUPTI records, without a subscription to its callbacks, which
+// only one client can have.
 //
-//     calling thread ──clock of CUPTI's──▶ its stack, where it is another ──▶ Thread ──▶ history by thread ──▶ a call
-//                                                                             (ring)     (whoever takes calls apart)
+//     calling thread ──CUPTI's clock──▶ its stack, if it has changed ──▶ Thread ──▶ history by thread ──▶ a call
+//                                                                        (ring)     (the translator's thread)
 //
-// CUPTI asks its client's clock on the calling thread where a call that it records begins and ends. A call's stack is
-// thus the last that its thread had, by its start. A ring is written over by its own thread, which never waits: a call
-// whose stack is gone then has none.
+// CUPTI calls its client's clock on the calling thread when a recorded call begins and ends. So a call's
+// stack is the last one of its thread at the call's start. A thread overwrites its own ring and never waits:
+// a call whose stack was overwritten has none.
 #pragma once
 #include <atomic>
 #include <deque>
@@ -21,11 +21,11 @@ namespace tracepipe {
 
 class CallStacks {
   public:
-    // Whether there are any.
+    // Whether this process has Python stacks.
     bool open() { return is_open_ = stacks_.open(); }
     void close() { is_open_ = false; }
 
-    // On any thread, at a time that CUPTI may give a call.
+    // On any thread, at a time that may become that of a call.
     void note(uint64_t time_ns, Channel &channel) {
         if (!is_open_.load(std::memory_order_relaxed)) return;
         uint64_t stack = stacks_.here(channel, time_ns);
@@ -36,7 +36,7 @@ class CallStacks {
         place.thread->put({time_ns, stack});
         place.stack = stack;
     }
-    // Takes in what was noted so far. This and `at` are for one thread at a time.
+    // Collects the notes so far. Only one thread at a time may call this and `at`.
     void collect() {
         std::lock_guard<std::mutex> lock(mutex_);
         unsigned ended = 0;
@@ -47,7 +47,7 @@ class CallStacks {
             thread = is_needless ? threads_.erase(thread) : std::next(thread);
         }
     }
-    // The stack that a thread had then, 0 where there is none or it is not known.
+    // The stack of a thread at a time, 0 if there is none or it is not known.
     uint64_t at(uint32_t tid, uint64_t time_ns) {
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto thread = threads_.rbegin(); thread != threads_.rend(); ++thread)
@@ -57,7 +57,7 @@ class CallStacks {
 
   private:
     static constexpr size_t NOTES = 1 << 14;
-    static constexpr unsigned ENDED_MAX = 64;  // threads whose last calls may be to come
+    static constexpr unsigned ENDED_MAX = 64;  // ended threads whose last calls may still come
 
     struct Note {
         uint64_t time_ns, stack;
@@ -79,7 +79,7 @@ class CallStacks {
                 found.push_back({times_ns_[at % NOTES].load(std::memory_order_relaxed),
                                  stacks_[at % NOTES].load(std::memory_order_relaxed)});
             std::atomic_thread_fence(std::memory_order_acquire);
-            // What was read while it may have been written over is not taken, nor what was before.
+            // Notes that may have been overwritten while they were read are not taken, nor earlier ones.
             uint64_t written = written_.load(std::memory_order_relaxed) + 1;
             uint64_t safe = std::max(from, written - std::min<uint64_t>(written, NOTES));
             if (safe > read_ && !history_.empty()) history_.push_back({history_.back().time_ns + 1, 0});
@@ -99,7 +99,7 @@ class CallStacks {
         uint64_t read_ = 0;
         std::deque<Note> history_;
     };
-    // A thread's own. What it calls after this was destroyed is not noted.
+    // A thread's state. Calls after its destruction are not noted.
     struct Place {
         Thread *thread = nullptr;
         uint64_t stack = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The device functions whose calls are recorded: found in the code of modules, and known to the patches.
+// The device functions whose calls are recorded: found in the code of modules, and listed for the patches.
 #pragma once
 #include <algorithm>
 #include <map>
@@ -14,14 +14,14 @@
 
 namespace tracepipe {
 
-// A section of a module's code, and those functions in it.
+// A section of a module's code, and such functions in it.
 struct CalledCode {
     uint64_t begin, end;
     std::vector<CalledFunction> functions;
 };
 
-// The name of a device function by that of its symbol: `$_Z1kv$_Z1fv` is the f that a kernel k has for itself,
-// `_Z1fv$9` one of several that nvlink took from different files.
+// The name of a device function from that of its symbol: `$_Z1kv$_Z1fv` is a kernel k's private f, `_Z1fv$9`
+// is one of several that nvlink took from different files.
 inline std::string_view called_name(std::string_view symbol) {
     size_t last = symbol.rfind('$');
     if (last == symbol.npos) return symbol;
@@ -33,14 +33,14 @@ inline std::string_view called_name(std::string_view symbol) {
 // The table on the GPU of one context.
 class Called {
   public:
-    // From the library's own thread: there is room for the table, and for the records of calls.
+    // From the library's own thread: sets the memory for the table, and for the records of calls.
     void open(uint64_t address, const MarkBuffer &buffer) {
         std::lock_guard<std::mutex> lock(mutex_);
         address_ = address;
         table_->records = buffer.records, table_->counts = buffer.counts, table_->slots = buffer.slots;
     }
-    // From a callback of a launch on `stream`: calls in a module are recorded before its kernel begins. False if there
-    // is no room for them.
+    // From a callback of a launch on `stream`: adds a module, whose calls are recorded from this kernel on.
+    // False if there is no room for them.
     bool add(CUmodule module, const std::vector<CalledCode> &code, Sanitizer_StreamHandle stream) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!address_) return false;
@@ -55,7 +55,8 @@ class Called {
         return sanitizerMemcpyHostToDeviceAsync(reinterpret_cast<void *>(address_), table_.get(), sizeof *table_,
                                                 stream) == SANITIZER_SUCCESS;
     }
-    // The module is gone, or about to go: other code may come to lie there. The GPU gets to know with the next module.
+    // The module is unloaded, and other code may get its addresses. The GPU's table changes with the next
+    // module.
     void forget(CUmodule module) {
         std::lock_guard<std::mutex> lock(mutex_);
         auto [first, past] = of_module_.equal_range(module);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Which device functions the patches of CALL and RET record, where their code is, and how a call is recorded.
+// The device functions that the patches of CALL and RET record, the places of their code, and a call's
+// record.
 //
-// The table stands before the regions of a context, at a multiple of CALLS_ALIGNMENT: a patch finds it from the
-// address of its launch's region. Only what is behind `sections` is added to while kernels run.
+// The table precedes the regions of a context, at a multiple of CALLS_ALIGNMENT: a patch finds it by the
+// address of its launch's region. While kernels run, only the part after `sections` is extended.
 //
-// The records are those of marks (tracepipe/mark.h), in rings of their own. In place of a name, which is never empty,
+// The records have the form of marks (tracepipe/mark.h), in separate rings. They have no name, which is never
+// empty in a mark, but:
 //
 //     0 ........ 45    46 ... 64     0   6       38     60    64
 //     | clock64() | end | 0     |    | 0 | lanes | name | lap |
 //
-// Lanes of a warp that have parted call on their own, and those that called together may return one after the other.
+// Diverged lanes of a warp call separately, and lanes that called together may return one after the other.
 #pragma once
 #include <cstdint>
 
@@ -25,7 +27,7 @@ struct CalledFunction {
 };
 constexpr uint32_t MOST_CALLED_SECTIONS = 256, MOST_CALLED = 2048;
 struct CalledTable {
-    uint64_t records, counts;  // as those of MarkBuffer
+    uint64_t records, counts;  // as in MarkBuffer
     uint32_t slots, sections;
     CalledSection section[MOST_CALLED_SECTIONS];
     CalledFunction functions[MOST_CALLED];
@@ -33,7 +35,7 @@ struct CalledTable {
 constexpr uint64_t CALLS_ALIGNMENT = 1u << 28, CALLED_TABLE_BYTES = 40960;
 static_assert(sizeof(CalledTable) <= CALLED_TABLE_BYTES && CALLED_TABLE_BYTES % 256 == 0, "");
 
-// As tracepipe/mark.h has them.
+// The same as in tracepipe/mark.h.
 constexpr uint64_t MARK_SLOTS = 64, MARK_CLOCK_BITS = 45, MARK_LAP_SHIFT = 60;
 constexpr uint32_t MARK_RING = 1024, MARK_LINE = 128;
 

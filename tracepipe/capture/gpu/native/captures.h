@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Keeps what changes code on the GPU, and captures of streams, apart.
+// Prevents changes of code on the GPU during captures of streams.
 //
-// To patch a module, or to unload a patched one, invalidates the captures of streams that other threads have open,
-// whatever their modes (error 901), and where such a thread is in the driver just then, the program dies of it
-// (Compute Sanitizer 13.0, driver 580). The thread's own capture does not mind: a kernel that is met first while it is
-// captured has its module loaded there.
+// Patching a module, or unloading a patched one, invalidates open captures of streams by other threads,
+// whatever their modes (error 901). If such a thread is in the driver at that moment, the program dies
+// (Compute Sanitizer 13.0, driver 580). A capture by the same thread is not affected: if a kernel is first
+// used in it, its module is loaded there.
 #pragma once
 #include <atomic>
 #include <map>
@@ -21,8 +21,8 @@ class Captures {
   public:
     bool is_any() const { return is_any_; }
 
-    // At the begin of the call that begins a stream's capture: waits while code is changed, which takes some 0.1 ms,
-    // and lets a thread pass that waits to change it.
+    // At the begin of the call that begins a stream's capture: waits while code is changed, which takes about
+    // 0.1 ms, and gives precedence to a thread that waits to change it.
     void begin(CUstream stream) {
         for (;; Gate::pause()) {
             std::lock_guard<std::mutex> lock(mutex_);
@@ -31,7 +31,7 @@ class Captures {
             return void(is_any_ = true);
         }
     }
-    // That call failed; the capture is over; the stream is destroyed.
+    // That call failed, or the capture is over, or the stream is destroyed.
     void end(CUstream stream) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (streams_.erase(stream)) has_waited_ = false;
@@ -46,8 +46,8 @@ class Captures {
         std::lock_guard<std::mutex> lock(mutex_);
         changes_--;
     }
-    // The same for a change that the program itself is about to make: waits for the captures to end. Not for ever, as
-    // the thread that captures may in turn wait for this one, and not twice for the same captures.
+    // The same for a change that the program itself is about to make: waits for the captures to end. The wait
+    // is limited, as the capturing thread may wait for this one, and is not repeated for the same captures.
     bool wait_to_change() {
         uint64_t by_ns = monotonic_ns() + LONGEST_WAIT_NS;
         std::unique_lock<std::mutex> lock(mutex_);
@@ -79,7 +79,7 @@ class Captures {
     static constexpr uint64_t LONGEST_WAIT_NS = 2'000'000'000;
 
     std::mutex mutex_;
-    std::map<CUstream, uint32_t> streams_;  // that are captured, and the thread that began it
+    std::map<CUstream, uint32_t> streams_;  // that are captured → the thread that began the capture
     std::atomic<bool> is_any_{false};
     bool has_waited_ = false;
     unsigned changes_ = 0, waiting_ = 0;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Clock pairs: a kernel answers the host through memory that both see, some hundred times for a pair.
+// Takes clock pairs: a kernel answers the host through shared memory, a few hundred times for a pair.
 #pragma once
 #include "clock_rounds.h"
 #include "driver.h"
 
 namespace tracepipe {
 
-// answer(asked, answer, rounds, limit_ns): in each round waits for the host's number and writes %globaltimer,
-// a value that it has not written before. One word that says both that and when: a second one would have to
-// wait until the first has arrived. It ends after limit_ns whatever the host does. PTX, so that the driver
-// compiles it for the GPU at hand.
+// answer(asked, answer, rounds, limit_ns): in each round it waits for the host's number and writes a new
+// value of %globaltimer. That single word is both the answer and its time; a second word would have to wait
+// until the first has arrived. The kernel ends after limit_ns whatever the host does. It is PTX, so that the
+// driver compiles it for the present GPU.
 constexpr const char *ANSWER_PTX = R"(
 .version 6.0
 .target sm_60
@@ -56,7 +56,7 @@ END:
 
 class ClockPairs {
   public:
-    // With the context current. False where the driver refuses.
+    // Call it while the context is current. False if the driver refuses.
     bool open(CUstream stream) {
         stream_ = stream;
         void *flags = nullptr;
@@ -92,12 +92,12 @@ class ClockPairs {
                 after_ns = monotonic_ns();
                 is_late = after_ns > give_up_ns;
             } while ((source_ns = *answer) == last_ns && !is_late);
-            // The answer was seen after a reading of the clock that may be older than it.
+            // The last reading of the clock may precede the answer, so it is read again.
             after_ns = monotonic_ns();
             if (!is_late) taken.push_back({before_ns, source_ns, after_ns});
             last_ns = source_ns;
         }
-        if (is_late) *asked = rounds;  // lets the kernel end at once, when it comes to run
+        if (is_late) *asked = rounds;  // so that the kernel ends at once when it runs
         if (driver().streamSynchronize(stream_) != CUDA_SUCCESS) return false;
         return clock_pair_of(taken, pair);
     }

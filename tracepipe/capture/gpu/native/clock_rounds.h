@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// From rounds of question and answer to a clock pair: when %globaltimer showed what.
+// Computes a clock pair, a reading of %globaltimer with its host time, from rounds of question and answer.
 //
 //     host   asks ────────────────╮                  ╭──▶ sees the answer
 //     GPU    ·····polls···········╰▶ reads its clock ╯
 //
-// The clock was read after the host asked and before it saw the answer. How long each way took differs from
-// round to round, so the latest question and the earliest answer, each less what was read, bound the offset
-// closer than the fastest round does. Of two rounds one can have read the clock at the start of its step (32 ns
-// on an H200, 1 µs on older GPUs) and the other at its end, so the bounds are wider by a step.
+// The clock was read after the host asked and before it saw the answer. The time of each way differs from
+// round to round. So the latest question and the earliest answer, each minus the reading, bound the offset
+// more closely than the fastest round does. Of two rounds, one can have read the clock at the start of its
+// step (32 ns on an H200, 1 µs on older GPUs) and the other at its end, so the bounds are widened by a step.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -23,14 +23,14 @@ struct ClockRound {
     uint64_t before_ns, source_ns, after_ns;
 };
 
-// The pair that rounds say together, taken within milliseconds; false without any. Over the time between them
-// a clock is taken to drift by up to 100 ppm. The fastest round alone is taken where that says it closer, where
-// the rounds contradict each other, as a clock was set meanwhile, and where all show the same step, so that its length
-// is not known.
+// The pair that results from rounds within milliseconds; false without rounds. Between rounds, a clock is
+// assumed to drift by up to 100 ppm. The fastest round alone is used if its bounds are closer, if the rounds
+// contradict each other, as a clock was set meanwhile, and if all are in the same step, whose length is then
+// not known.
 inline bool clock_pair_of(const std::vector<ClockRound> &rounds, ClockRecord &pair) {
     if (rounds.empty()) return false;
     const ClockRound &middle = rounds[rounds.size() / 2], *fastest = &middle;
-    int64_t low_ns = INT64_MIN, high_ns = INT64_MAX, step_ns = 0;  // low, high: host's clock less the GPU's
+    int64_t low_ns = INT64_MIN, high_ns = INT64_MAX, step_ns = 0;  // low, high: host's clock minus the GPU's
     for (const ClockRound &round : rounds) {
         int64_t apart_ns = std::abs(int64_t(round.source_ns - middle.source_ns)), drift_ns = apart_ns / 10'000 + 1;
         step_ns = std::gcd(step_ns, apart_ns);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The connection of a traced process to the capture process: connections.py draws it.
+// The connection of a traced process to the capture process, which connections.py describes.
 //
-// It brings the descriptor of the channel's memory, and its end says that the recording is over: the capture
-// process ends what it sends, or it is gone, whatever it died of.
+// It transfers the descriptor of the channel's memory, and its end marks the end of the recording: the
+// capture process has shut down its side, or has died.
 #pragma once
 #include <atomic>
 #include <cerrno>
@@ -18,7 +18,7 @@
 
 namespace tracepipe {
 
-// getpid, without a call of the kernel for each record: a fork makes it anew (Connection::open).
+// getpid without a system call for each record; a fork sets it again (Connection::open).
 inline std::atomic<pid_t> &this_process() {
     static std::atomic<pid_t> id{getpid()};
     return id;
@@ -26,7 +26,7 @@ inline std::atomic<pid_t> &this_process() {
 
 class Connection {
   public:
-    // Connects to the abstract socket of that name; the descriptor of the memory, −1 where there is none.
+    // Connects to the abstract socket of that name; returns the memory's descriptor, −1 if there is none.
     int open(const char *name) {
         sockaddr_un address{};
         address.sun_family = AF_UNIX;
@@ -35,7 +35,7 @@ class Connection {
         memcpy(address.sun_path + 1, name, length);
         int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (made < 0) return -1;
-        // High, so that a program which expects its own files at low numbers finds them there.
+        // A high number, as a program may expect its own files at low numbers.
         int high = fcntl(made, F_DUPFD_CLOEXEC, HIGH);
         if (high >= 0) ::close(made), made = high;
         timeval patience{PATIENCE_S, 0};
@@ -56,16 +56,16 @@ class Connection {
         only = this;
         return memory;
     }
-    // Whether no more is to be recorded.
+    // Whether the recording is over.
     bool is_over() const { return events() != 0; }
-    // Waits until then, or until there is no connection any more.
+    // Waits for that, or for the end of the connection.
     void wait_until_over() const {
         pollfd look{socket_, POLLIN | POLLRDHUP, 0};
         while (poll(&look, 1, -1) < 0 && errno == EINTR) {}
     }
-    // Whether nobody reads any more.
+    // Whether the capture process is gone.
     bool is_gone() const { return (events() & (POLLHUP | POLLERR | POLLNVAL)) != 0; }
-    // Says that no more comes.
+    // Tells the capture process that no more records follow.
     void close() {
         int made = socket_.exchange(-1);
         if (made >= 0 && is_still(made)) ::close(made);
@@ -75,19 +75,19 @@ class Connection {
     static constexpr int HIGH = 512;
     static constexpr time_t PATIENCE_S = 5;  // a busy capture process answers in milliseconds
 
-    // Nothing is ever sent after the descriptor: whatever happens to the connection is its end.
+    // Nothing is ever sent after the descriptor, so any event on the connection is its end.
     int events() const {
         int made = socket_;
         if (made < 0 || !is_still(made)) return POLLNVAL;
         pollfd look{made, POLLIN | POLLRDHUP, 0};
         return poll(&look, 1, 0) > 0 ? look.revents : 0;
     }
-    // Programs close descriptors that they did not open, and the number is then another file's.
+    // Programs close descriptors that they did not open, and then the number can be another file's.
     bool is_still(int made) const {
         struct stat status;
         return fstat(made, &status) == 0 && status.st_ino == inode_ && status.st_dev == device_;
     }
-    // The name is free again once the capture process is gone: whoever listens must be its user, or root.
+    // The name is free when the capture process has ended. So the listener must be this user or root.
     static bool is_ours(int made) {
         ucred peer{};
         socklen_t size = sizeof peer;

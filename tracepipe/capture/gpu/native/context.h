@@ -21,20 +21,20 @@ struct Launch {
     LaunchRecord record{};
     uint64_t sequence = 0;         // launches of the process, in order
     uint64_t offset = 0, end = 0;  // of the region in the context's ring
-    uint64_t first_warp = 0;       // of the grid, that is recorded
-    uint64_t recorded = 0;         // warps that have room, or 2^k entries of a shared region
+    uint64_t first_warp = 0;       // the first recorded warp of the grid
+    uint64_t recorded = 0;         // warps with room, or the 2^k entries of a shared region
     const void *stream = nullptr;
     std::atomic<bool> is_cancelled{false};  // the launch call failed
     bool is_over = false;                   // known to have ended
-    bool is_told = false;                   // sent, whatever becomes of its region
+    bool is_reported = false;               // sent, whatever happens to its region
     std::atomic<bool> is_done{false};       // drained, its region zero again
     uint64_t room = 0;                      // for Exits, see exits_room
-    Kernel *kernel = nullptr;               // whose needed room is raised when it was not enough
+    Kernel *kernel = nullptr;               // its needed room is raised if it was not enough
 
-    // Of a shared region: the kernels that are expected, all known once it is closed.
+    // Of a shared region: the expected kernels, all known once it is closed.
     bool is_shared = false;
     std::vector<Node> nodes;
-    uint64_t expected = 0;  // warps of the nodes; any number more where a node launches kernels
+    uint64_t expected = 0;  // warps of the nodes; more may come if a node launches kernels
     bool launches_kernels = false;
     std::atomic<bool> is_closed{false};
 
@@ -54,21 +54,22 @@ class Context {
   public:
     Context(CUcontext context, CUdevice number) : handle(context), device(number) {}
 
-    // From the drain's thread: `memory` of the device, zero, is there for regions from now on.
+    // From the drain's thread: sets the device's `memory` for regions, which is zero.
     void give_memory(CUdeviceptr memory, uint64_t bytes) {
         std::lock_guard<std::mutex> lock(mutex_);
         base_ = memory;
         ring_ = DeviceRing(bytes);
     }
 
-    // Room for a launch, of all its warps or of the first 2^k; the user data of its patches, null: none.
+    // Takes room for all warps of a launch or for the first 2^k; the user data of its patches, null if there
+    // is none.
     const void *take(const LaunchPointer &launch) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (is_dead || !base_) return nullptr;
         uint64_t warps = launch->record.warps;
         launch->recorded = warps;
         launch->room = std::max<uint64_t>(usual_room(warps), launch->kernel->needed_room.load(std::memory_order_relaxed));
-        // Where there is not enough room for all, the first warps of the grid are better than none.
+        // If there is not enough room for all, the first warps of the grid are recorded.
         for (uint64_t bits = 64 - uint64_t(__builtin_clzll(warps)); bits >= LEAST_BITS; bits--) {
             if (launch->recorded > uint64_t(1) << bits) launch->recorded = uint64_t(1) << bits;
             launch->offset = ring_.take(launch->bytes(), launch->end);
@@ -80,7 +81,7 @@ class Context {
         }
         return nullptr;
     }
-    // A shared region with room for `entries` warps if there is so much; the user data, null: none.
+    // Takes a shared region with room for `entries` warps, or fewer; the user data, null if there is no room.
     const void *take_shared(const LaunchPointer &launch, uint64_t entries) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (is_dead || !base_) return nullptr;
@@ -116,7 +117,7 @@ class Context {
             ring_.give_back(pending_.front()->end);
         if (pending_.empty()) synced_streams_.clear();
     }
-    // All launches up to `sequence`, on a stream or (null) on any, have ended.
+    // All launches up to `sequence` on a stream, or on any if it is null, have ended.
     void synchronized(const void *stream, uint64_t sequence) {
         std::lock_guard<std::mutex> lock(mutex_);
         uint64_t &known = stream ? synced_streams_[stream] : synced_all_;
@@ -140,7 +141,7 @@ class Context {
     std::atomic<bool> is_dead{false}, is_open{false};
     CUdeviceptr base() const { return base_; }
     std::atomic<uint64_t> drained{0};  // launches
-    // The drain's own, under `in_use`: the context is not destroyed meanwhile.
+    // For the drain only, under `in_use`, during which the context is not destroyed.
     std::timed_mutex in_use;
     CUstream stream = nullptr;
     CUevent all_work = nullptr;
@@ -148,7 +149,7 @@ class Context {
     ClockPairs clocks;
     MarkedMemory marks, calls;
     Called called;
-    uint64_t clock_taken_ns = 0, clock_width_ns = 0;  // when the last pair was taken, and the narrowest one's
+    uint64_t clock_taken_ns = 0, clock_width_ns = 0;  // time of the last pair, width of the narrowest
 
   private:
     static constexpr uint64_t LEAST_BITS = 1, LEAST_SHARED_BITS = 8, MOST_SHARED_BITS = 22;

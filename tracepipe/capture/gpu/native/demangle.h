@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Names of C++ functions as people read them.
+// Demangles the names of C++ functions.
 #pragma once
 #include <cstdlib>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 namespace tracepipe {
 
-// What is no C++ name stays as it is. The library would take the name `f` of a C function for that of the type float.
+// Other names stay as they are: __cxa_demangle would take the name `f` of a C function for the type float.
 inline std::string demangled(const char *name) {
     if (strncmp(name, "_Z", 2) != 0) return name;
     int status = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Room in a context's device buffer: regions are taken in a row and given back in the same order.
+// Room in a context's device buffer: regions are taken one after the other and released in the same order.
 #pragma once
 #include <cstdint>
 
@@ -10,10 +10,10 @@ class DeviceRing {
     static constexpr uint64_t NONE = ~uint64_t(0);
     explicit DeviceRing(uint64_t bytes = 0) : bytes_(bytes) {}
 
-    // Offset of a region, NONE if there is no room; `end` gives it back, with all that was taken before.
+    // The offset of a region, NONE if there is no room; `end` releases it, with all regions before it.
     uint64_t take(uint64_t bytes, uint64_t &end) {
         if (bytes == 0 || bytes > bytes_) return NONE;
-        // Empty, it has all its room in a row only from its beginning on.
+        // An empty ring has all its room in one piece only from its beginning.
         if (head_ == tail_) head_ = tail_ = 0;
         uint64_t at = head_ % bytes_, skipped = at + bytes > bytes_ ? bytes_ - at : 0;
         if (head_ + skipped + bytes - tail_ > bytes_) return NONE;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The library's own thread: brings what the patches wrote to the capture process, and takes clock pairs.
+// The library's own thread: sends what the patches wrote to the capture process, and takes clock pairs.
 //
-// The thread copies on a stream of its own. Its calls of the driver raise callbacks like any others, which
-// `is_own_thread` lets pass.
+// The thread copies on a separate stream. Its driver calls raise callbacks as any others do, which are
+// ignored by `is_own_thread`.
 #pragma once
 #include <chrono>
 #include <condition_variable>
@@ -22,16 +22,16 @@ class Drain {
               channel, [&functions](uint64_t pc) { return functions.code_at(pc); },
               [&functions](const MarkRecord &mark) { return functions.name_of(mark); }) {}
 
-    // `memory_bytes`: of each GPU, 0: as fits it. `tell` is called from time to time, and at the end with true.
-    // When the recording is over and the process is not, `stop` comes before the last records are read, and
-    // `let_go` behind all else. False if there can be no thread.
-    bool start(uint64_t memory_bytes, std::function<void(bool)> tell, std::function<void()> stop,
+    // `memory_bytes`: on each GPU, 0 to choose by its memory. `report` is called from time to time, and at
+    // the end with true. If the recording ends before the process, `stop` is called before the last records
+    // are read, and `let_go` after everything else. False if no thread can be started.
+    bool start(uint64_t memory_bytes, std::function<void(bool)> report, std::function<void()> stop,
                std::function<void()> let_go) {
         memory_bytes_ = memory_bytes;
-        tell_ = std::move(tell), stop_ = std::move(stop), let_go_ = std::move(let_go);
+        report_ = std::move(report), stop_ = std::move(stop), let_go_ = std::move(let_go);
         return start_own_thread([](void *self) { static_cast<Drain *>(self)->run(); }, this);
     }
-    // Waits until a context has memory for launches, for a while.
+    // Waits, for a limited time, until a context has memory for launches.
     void wait_open(Context &context) {
         std::unique_lock<std::mutex> lock(mutex_);
         finished_.wait_for(lock, std::chrono::seconds(2), [&] { return context.is_open || context.is_dead; });
@@ -57,31 +57,31 @@ class Drain {
         }
         wake_.notify_one();
     }
-    // There is a launch: it is looked after soon, since a later one may end the context.
+    // Called for a launch: wakes the thread soon, since a later call may end the context.
     void wake_if_idle() {
         if (is_idle_.exchange(false)) wake();
     }
-    // Waits until all launches have ended and are drained, `wait_ms` at most; what remains is given up as
-    // unfinished. Ends with a clock pair. `is_last`: the process ends.
+    // Waits until all launches have ended and are drained, `wait_ms` at most; the rest is reported as lost,
+    // unfinished. A clock pair is the last record. `is_last`: the process ends.
     void finish(unsigned wait_ms, bool is_last) {
         if (is_own_thread()) return;
         uint64_t asked = ask_to_finish(wait_ms, is_last);
         std::unique_lock<std::mutex> lock(mutex_);
         if (is_ended_) return;
-        // Past the deadline the thread is given up, whatever holds it: the target goes on.
+        // After the deadline the process continues, whatever holds up the thread.
         finished_.wait_for(lock, std::chrono::milliseconds(wait_ms + 500), [&] { return finish_done_ >= asked || is_ended_; });
     }
 
     static constexpr unsigned WAIT_AT_END_MS = 3000;
 
   private:
-    // Memory for records where none is asked for: little of the GPU's, and enough for a burst of launches.
+    // Default memory for records: a small share of the GPU's, and enough for a burst of launches.
     static constexpr uint64_t LEAST_MEMORY = 8u << 20, MOST_MEMORY = uint64_t(1) << 30, SHARE_OF_MEMORY = 64;
     static constexpr uint32_t CLOCK_ROUNDS = 400;  // 1 ms
     static constexpr int CLOCK_TRIES = 3;
     static constexpr uint64_t CLOCK_EVERY_NS = 250'000'000, CLOCK_AT_LEAST_NS = 1'000'000'000;
 
-    // The number of the request.
+    // Returns the number of the request.
     uint64_t ask_to_finish(unsigned wait_ms, bool is_last) {
         std::lock_guard<std::mutex> lock(mutex_);
         finish_by_ns_ = monotonic_ns() + uint64_t(wait_ms) * 1000000;
@@ -119,7 +119,7 @@ class Drain {
                 visit(*context, by_ns != 0, is_late);
                 is_busy |= !context->is_empty();
             }
-            tell_(by_ns != 0);
+            report_(by_ns != 0);
             if (by_ns && (!is_busy || is_late)) {
                 for (auto &context : contexts) visit_clock(*context, true);
                 std::unique_lock<std::mutex> lock(mutex_);
@@ -163,7 +163,7 @@ class Drain {
         Current current(context.handle);
         if (current.result == CUDA_SUCCESS) clock_pair(context);
     }
-    // One that is much wider than those before is taken again: something held this thread up.
+    // A pair that is much wider than earlier ones is taken again, as something held up this thread.
     void clock_pair(Context &context) {
         ClockRecord best{};
         uint64_t width_ns = ~uint64_t(0), enough_ns = context.clock_width_ns + context.clock_width_ns / 8;
@@ -196,7 +196,7 @@ class Drain {
         if (!is_ready) return reader_.fail(context);
         if (context.clocks.open(context.stream)) clock_pair(context);
     }
-    // What the GPU cannot give is halved.
+    // If the GPU has not enough memory, half of it is tried.
     bool allocate(Context &context) {
         CUdeviceptr memory = 0;
         uint64_t bytes = memory_bytes_;
@@ -204,7 +204,8 @@ class Drain {
         if (!bytes && driver().deviceTotalMem(&whole_bytes, context.device) == CUDA_SUCCESS)
             bytes = std::min<uint64_t>(whole_bytes / SHARE_OF_MEMORY, MOST_MEMORY);
         bytes = std::max<uint64_t>(bytes, LEAST_MEMORY);
-        // The table of called functions stands at a multiple, and the records of calls behind the regions.
+        // The table of called functions is at a multiple of CALLS_ALIGNMENT, the records of calls after the
+        // regions.
         uint32_t slots = slots_of(context.device);
         uint64_t of_calls = functions_.has_called() ? CALLS_ALIGNMENT + MarkedMemory::bytes_for(slots) : 0;
         if (of_calls) bytes = std::min<uint64_t>(bytes, CALLS_ALIGNMENT);
@@ -214,7 +215,7 @@ class Drain {
         if (!reader_.works(driver().memsetD8Async(memory, 0, bytes + of_calls, context.stream), "cuMemsetD8Async") ||
             !reader_.works(driver().streamSynchronize(context.stream), "cuStreamSynchronize"))
             return false;
-        // The patches' data has other things in these bits.
+        // The user data of the patches has other values in these bits.
         if (memory % REGION_ALIGNMENT || (memory + bytes + of_calls) >> CHECK_SHIFT)
             return reader_.works(CUDA_ERROR_NOT_SUPPORTED, "placing the records");
         if (of_calls) {
@@ -237,7 +238,7 @@ class Drain {
     Functions &functions_;
     LaunchReader reader_;
     uint64_t memory_bytes_ = 0;
-    std::function<void(bool)> tell_;
+    std::function<void(bool)> report_;
     std::function<void()> stop_, let_go_;
     std::mutex mutex_;
     std::condition_variable wake_, finished_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The driver functions that the library calls itself, from its own thread alone.
+// The driver functions that the library calls, only from its own thread.
 #pragma once
 #include <cuda.h>
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ struct Driver {
     CUresult (*deviceTotalMem)(size_t *, CUdevice);
     CUresult (*deviceGetAttribute)(int *, CUdevice_attribute, CUdevice);
 
-    // Whether every function was found in the libcuda that is loaded.
+    // Whether the loaded libcuda has every function that is needed.
     bool open() {
         void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
         if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -73,11 +73,11 @@ inline Driver &driver() {
     return functions;
 }
 
-// A context that is current on the library's thread for a while.
+// Makes a context current on the library's thread for a while.
 //
-// What that thread then calls must not invalidate a capture of a stream that is under way on another one: for the
-// driver the two have nothing to do with each other only once the thread's mode is relaxed. A thread cannot have a
-// mode before the driver is initialised, which it is when there is a context.
+// The calls of that thread must not invalidate a stream's capture on another thread. The driver treats the
+// two as independent only if the thread's capture mode is relaxed. The mode can be set only after the driver
+// is initialised, which it is when there is a context.
 class Current {
   public:
     explicit Current(CUcontext context) : result(driver().ctxPushCurrent(context)) {

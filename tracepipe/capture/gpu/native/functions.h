@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The modules that are patched, and their kernels.
+// The patched modules, and their kernels.
 #pragma once
 #include <map>
 #include <memory>
@@ -22,16 +22,16 @@
 
 namespace tracepipe {
 
-// Those that came after the stop or while another thread captured a stream, and those whose kernels are all done with,
-// are not patched, and known so that their launches can be counted.
+// Modules that are loaded after the stop or during a capture by another thread, and modules without kernels
+// that are still recorded, are not patched. They are kept so that their launches can be counted.
 struct Module {
     const CUmodule handle;
     const CUcontext context;
-    const bool launches_kernels;  // may do so
-    const bool is_missed;         // for a capture alone
+    const bool launches_kernels;  // possibly
+    const bool is_missed;         // not patched only because of a capture
     std::atomic<bool> is_patched;
-    std::atomic<bool> is_prepared{false};  // what is below is known to the GPU
-    std::vector<CUdeviceptr> marks{};      // its variables that are given a MarkBuffer
+    std::atomic<bool> is_prepared{false};  // the GPU has what is below
+    std::vector<CUdeviceptr> marks{};      // its variables that get a MarkBuffer
     std::vector<CalledCode> called{};
 };
 
@@ -61,10 +61,10 @@ class Functions {
         std::unique_lock<std::shared_mutex> functions(mutex_);
         modules_[data.module] = module;
         if (!launches_kernels) return;
-        // What kernels launch raises no callback: their names are kept now.
+        // Launches by kernels raise no callback, so the names are kept now.
         each_function(data.pCubin, data.cubinSize, [&](const char *name, bool) { know_code(data.module, name); });
     }
-    // The context is about to be destroyed, and its modules with it.
+    // The context is about to be destroyed with its modules.
     void forget(CUcontext context) {
         std::vector<CUmodule> modules;
         {
@@ -82,11 +82,11 @@ class Functions {
         for (auto at = code_.begin(); at != code_.end();)
             at = at->second.second == module ? code_.erase(at) : std::next(at);
     }
-    // No launch is recorded any more: no further module is patched, and the others may be unpatched.
+    // No further launch is recorded: no more modules are patched, and the others may be unpatched.
     void stop() { is_stopped_ = true; }
-    // The kernels run as they were from now on. Only while no thread of the program is in the driver and the GPU is
-    // idle: else a launch on another thread, or a kernel that runs, may meet half of either code, and the program
-    // dies of an illegal instruction (Compute Sanitizer 13.0, driver 580).
+    // Restores the kernels. Only while no thread of the program is in the driver and the GPU is idle:
+    // otherwise a launch on another thread, or a running kernel, may execute a mixture of both versions, and
+    // the program dies of an illegal instruction (Compute Sanitizer 13.0, driver 580).
     void unpatch() {
         std::unique_lock<std::shared_mutex> lock(mutex_);
         for (auto &[handle, module] : modules_)
@@ -101,7 +101,7 @@ class Functions {
     }
     bool is_unpatched() const { return is_unpatched_; }
     bool is_stopped() const { return is_stopped_; }
-    // Null where its module is not to be patched.
+    // The function of a launch; null if its module is not to be patched.
     std::shared_ptr<const Function> of(const Sanitizer_LaunchData &data) {
         const char *name = data.functionName ? data.functionName : "";
         std::shared_ptr<Module> module;
@@ -111,9 +111,9 @@ class Functions {
             if (known != functions_.end()) return known->second;
             auto found = modules_.find(data.module);
             if (found != modules_.end()) module = found->second;
-            if (!module && (!selection_.has_pattern() || met_.count(data.function))) return nullptr;
+            if (!module && (!selection_.has_pattern() || seen_.count(data.function))) return nullptr;
         }
-        meet(data.function, name);
+        report(data.function, name);
         if (!module) return nullptr;
         std::shared_ptr<const Function> function(new Function{kernel_of(name), module});
         std::unique_lock<std::shared_mutex> lock(mutex_);
@@ -128,7 +128,7 @@ class Functions {
     }
     // Whether calls of device functions are recorded.
     bool has_called() const { return selection_.has_called(); }
-    // The number of the name of a mark.
+    // The number of a mark's name.
     uint64_t name_of(const MarkRecord &mark) {
         static constexpr uint64_t OF_MARKS = uint64_t(1) << 61;
         if (mark.is_of_call()) return mark.called();
@@ -152,7 +152,7 @@ class Functions {
 
   private:
     bool patch(CUmodule module, bool has_called) {
-        // The API asks for one patching at a time.
+        // The API allows only one patching at a time.
         std::lock_guard<std::mutex> lock(patching_);
         auto at = [module](Sanitizer_InstructionId what, const char *function) {
             return sanitizerPatchInstructions(what, module, function) == SANITIZER_SUCCESS;
@@ -163,7 +163,7 @@ class Functions {
                                 at(SANITIZER_INSTRUCTION_RET, "tracepipe_return"))) &&
                sanitizerPatchModule(module) == SANITIZER_SUCCESS;
     }
-    // Whether no kernel of a module is recorded any more: all have been, in other modules.
+    // Whether all kernels of a module have been recorded often enough, in other modules.
     bool is_spent(const char *cubin, size_t bytes) {
         if (!selection_.is_per_kernel()) return false;
         std::lock_guard<std::mutex> lock(kernels_mutex_);
@@ -182,18 +182,18 @@ class Functions {
         if (known == kernels_.end()) known = kernels_.try_emplace(name, number, selection_.fits(name)).first;
         return known->second;
     }
-    // A kernel is launched: said once, for when nothing fits the pattern.
-    void meet(CUfunction function, const char *name) {
+    // Reports each launched kernel once, as its name is needed if nothing fits the pattern.
+    void report(CUfunction function, const char *name) {
         if (!selection_.has_pattern()) return;
         {
             std::unique_lock<std::shared_mutex> lock(mutex_);
-            if (met_.size() >= MET_MAX || !met_.insert(function).second) return;
+            if (seen_.size() >= SEEN_MAX || !seen_.insert(function).second) return;
         }
         uint64_t fits = selection_.fits(name);
         channel_.put(KIND_MET, &fits, sizeof fits, demangled(name));
     }
-    // The addresses of a module's variables for marks. The driver may be asked within this callback, and by no other
-    // thread until the launch that loads the module is over.
+    // The addresses of a module's variables for marks. The driver may be called within this callback, but not
+    // by another thread until the launch that loads the module is over.
     std::vector<CUdeviceptr> marks_in(const Sanitizer_ResourceModuleData &data) {
         std::vector<CUdeviceptr> found;
         if (!data.pCubin || !memmem(data.pCubin, data.cubinSize, MARK_SYMBOL, strlen(MARK_SYMBOL))) return found;
@@ -213,7 +213,7 @@ class Functions {
             if (is_function) found(symbol, name, symbol.st_other & IS_KERNEL ? "" : std::string(called_name(name)));
         });
     }
-    // Whether a module has such functions. Which it has is said, for when none fits.
+    // Whether a module has functions that fit. All names are reported, as they are needed if none fits.
     bool has_called_in(const Sanitizer_ResourceModuleData &data) {
         if (!has_called()) return false;
         bool has_any = false;
@@ -222,12 +222,13 @@ class Functions {
             uint64_t fits = selection_.fits_called(name);
             has_any |= fits != 0;
             std::lock_guard<std::mutex> lock(names_mutex_);
-            if (met_called_.size() < MET_MAX && met_called_.insert(name).second)
+            if (seen_called_.size() < SEEN_MAX && seen_called_.insert(name).second)
                 channel_.put(KIND_MET_CALLED, &fits, sizeof fits, demangled(name.c_str()));
         });
         return has_any;
     }
-    // Where the code is of those functions, by section. A section's first symbol is a kernel's or a function's own.
+    // The code of those functions, by section. A section's first symbol is that of a kernel or of a separate
+    // function.
     std::vector<CalledCode> called_in(const Sanitizer_ResourceModuleData &data) {
         std::map<unsigned, CalledCode> sections;
         each_called(data, [&](const Elf64_Sym &symbol, const char *symbol_name, const std::string &name) {
@@ -255,20 +256,20 @@ class Functions {
             code_[pc] = {name_of(name), module};
     }
 
-    static constexpr size_t MET_MAX = 4096;
+    static constexpr size_t SEEN_MAX = 4096;
     Channel &channel_;
     const Selection &selection_;
-    std::unordered_set<CUfunction> met_;  // under mutex_
+    std::unordered_set<CUfunction> seen_;  // under mutex_
     std::atomic<bool> is_stopped_{false}, is_unpatched_{false};
     std::mutex patching_, names_mutex_, kernels_mutex_;
     std::shared_mutex mutex_;
     std::unordered_map<CUfunction, std::shared_ptr<const Function>> functions_;
     std::unordered_map<CUmodule, std::shared_ptr<Module>> modules_;
-    std::unordered_map<std::string, Kernel> kernels_;  // which stay where they are
+    std::unordered_map<std::string, Kernel> kernels_;  // their addresses stay the same
     std::unordered_map<uint64_t, std::pair<uint64_t, CUmodule>> code_;
     std::unordered_map<std::string, uint64_t> names_;
     std::map<std::pair<uint64_t, uint64_t>, uint64_t> mark_names_;
-    std::set<std::string> met_called_;  // under names_mutex_
+    std::set<std::string> seen_called_;  // under names_mutex_
 };
 
 }  // namespace tracepipe

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Keeps the program's threads out of the driver for a moment, while its code on the GPU is changed.
 //
-// A thread says that it is inside in a place of its own, so that calls on many threads do not share a cache line;
-// then it looks whether the gate is closed. Who closes it says so first and looks at the places then: one of the two
-// sees the other.
+// Each thread marks in its own place that it is inside, so that calls on many threads share no cache line,
+// and then checks whether the gate is closed. The closing thread first closes the gate and then checks the
+// places. So one of the two sees the other.
 #pragma once
 #include <atomic>
 #include <ctime>
@@ -16,10 +16,10 @@ namespace tracepipe {
 
 class Gate {
   public:
-    // A thread's; never destroyed, as its thread may end at any time.
+    // The place of a thread; never destroyed, as its thread may end at any time.
     struct Place {
         std::atomic<bool> is_inside{false};
-        unsigned depth = 0;  // of calls in each other
+        unsigned depth = 0;  // of nested calls
     };
 
     void add(Place &place) {
@@ -39,7 +39,7 @@ class Gate {
     void leave(Place &place) {
         if (place.depth && --place.depth == 0) place.is_inside.store(false, std::memory_order_release);
     }
-    // From the library's thread: true when nobody is inside; false, and open, where that did not come in time.
+    // From the library's thread: true when no thread is inside; false, and open again, if that took too long.
     bool close(uint64_t by_ns) {
         is_closed_ = true;
         while (is_anyone_inside()) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What a GPU is, as the driver says it.
+// The record of a GPU, with what the driver reports about it.
 #pragma once
 #include "driver.h"
 #include "transport.h"
 
 namespace tracepipe {
 
-// Puts KIND_GPU for a device of this process; false if there is none of that number.
+// Puts KIND_GPU for a device of this process; false if there is no device with that number.
 inline bool put_gpu(Channel &channel, CUdevice device) {
     struct {
         uint32_t index, sms, major, minor, clock_khz, zero;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// CUPTI in a process that may have another profiler: whether its records come to us.
+// Notices when another profiler in the process takes over CUPTI's records.
 #pragma once
 #include <atomic>
 #include <cupti.h>
@@ -10,12 +10,12 @@
 
 namespace tracepipe {
 
-// Another client of CUPTI's takes all records over by registering callbacks for buffers of its own, and nothing
-// says so. So this thread makes a call that CUPTI records, and looks whether the record comes.
+// Another client of CUPTI takes over all records when it registers callbacks for its own buffers, and CUPTI
+// does not report that. So this thread makes a call that CUPTI records, and checks whether the record comes.
 class Heartbeat {
   public:
     static bool is_call(std::string_view name) { return name == "cuDriverGetVersion"; }
-    // `is_only`: no calls are recorded but this one.
+    // `is_only`: only this call is recorded.
     void start(bool is_only) {
         sent_ = missed_from_ = seen_until_ns_ = 0, is_only_ = is_only;
         void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
@@ -31,7 +31,7 @@ class Heartbeat {
         sent_++;
         call_(&version);
     }
-    // Whether a record is of such a call, be it the program's: that tells as much.
+    // Whether a record is of such a call. One that the program made itself proves as much.
     bool take(const CUpti_ActivityAPI &call) {
         if (call.kind != CUPTI_ACTIVITY_KIND_DRIVER || call.cbid != CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion)
             return false;
@@ -39,7 +39,7 @@ class Heartbeat {
         seen_until_ns_ = monotonic_ns();
         return true;
     }
-    // Beats since the last one that was seen; 0 as long as none ever was: then CUPTI does not record them.
+    // Beats since the last recorded one; 0 if none was ever recorded, as CUPTI does not record them then.
     uint64_t missed() const { return seen_until_ns() ? sent_ - missed_from_ : 0; }
     uint64_t seen_until_ns() const { return seen_until_ns_; }
 

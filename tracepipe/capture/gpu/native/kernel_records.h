@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// What the engine `kernels` puts into the channel: kinds 40 to 48 of transport.h.
+// The records of the engine `kernels`: kinds 40 to 48 of transport.h.
 //
-// The payload of kinds 41 to 44 and 47 is an array of the struct of that name, all integers little-endian, with no
-// padding but what is written here; kernels.py has the same layouts. Times are ns on the clock that HELLO
-// tells. `correlation` is CUPTI's number of the API call that asked for the work, unique in its process.
+// The payload of kinds 41 to 44 and 47 is an array of the struct of that name. All integers are
+// little-endian, without further padding; kernel_records.py has the same layouts. Times are ns on the clock
+// that HELLO states. `correlation` is CUPTI's number of the API call that requested the work, unique in its
+// process.
 #pragma once
 #include <cstdint>
 
@@ -18,12 +19,12 @@ enum KernelKind : uint16_t {
     KIND_CALL_NAME = 45,  // | domain u32 | cbid u32 | text: the function of calls of this pid
     KIND_ANY = 46,        // never put; counts records that CUPTI itself dropped
     KIND_MEMORY = 47,     // Memory[]
-    KIND_TAKEN = 48,      // | until_ns u64 | noticed_ns u64 |: another profiler has CUPTI, records came until then
+    KIND_TAKEN = 48,      // | until_ns u64 | noticed_ns u64 |: another profiler took CUPTI; records came until then
 };
 
 enum Clock : uint32_t { CLOCK_IS_MONOTONIC = 0, CLOCK_IS_REALTIME = 1 };
 
-// CUPTI's clock read between two readings of the clock that it is set to.
+// A reading of CUPTI's clock between two readings of the clock that it is set to.
 struct Hello {
     uint32_t cupti_version, clock;
     uint64_t before_ns, cupti_ns, after_ns;
@@ -61,7 +62,7 @@ struct Call {
     uint32_t domain, cbid, tid, correlation, result, zero;  // domain: 1 driver, 2 runtime
 };
 
-// Memory that a call took or gave back.
+// Memory that a call allocated or freed.
 struct Memory {
     uint64_t time_ns, size_bytes, address;
     uint32_t gpu, context, stream, correlation;  // stream: ~0 if the call has none

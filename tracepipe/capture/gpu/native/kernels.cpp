@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The engine `kernels` inside of a traced process: CUPTI's activity records, put into the channel.
+// The engine `kernels` in a traced process: puts CUPTI's activity records into the channel.
 //
 //     libcuda ──InitializeInjection──▶ enable ──▶ CUPTI's buffers ──flush thread──▶ arrays ──▶ channel
-//     (CUDA_INJECTION64_PATH)                     on the target's threads           on ours
+//     (CUDA_INJECTION64_PATH)                     on the target's threads           on the library's
 //
-// The target's threads only ever fill CUPTI's buffers; records are taken apart and sent on a thread of our
-// own, every FLUSH_MS and at the end: of the recording, when CUPTI is asked for nothing more, or of the process.
-// A buffer comes back when all that is in it has ended, or when it is demanded: what runs or waits to run then has no
-// times, and is lost. So at an end buffers are waited for, and demanded after a while.
-// Nothing here waits for the GPU, or makes a CUDA call but the heartbeat's and, in a process that runs already, those that
-// ask what GPUs there are.
+// The target's threads only fill CUPTI's buffers. The library's own thread translates and sends the records
+// every FLUSH_MS, and at the end of the recording, when CUPTI is turned off, or of the process. CUPTI returns
+// a buffer when all work in it has ended, or when it is forced to: then work that has not ended has no times,
+// and is lost. So at an end, buffers are waited for, and only after a while forced.
+// Nothing here waits for the GPU. The only CUDA calls are the heartbeat and, in a running process, those that
+// list the GPUs.
 #include "call_choice.h"
 #include "call_stacks.h"
 #include "heartbeat.h"
@@ -34,13 +34,13 @@ namespace {
 using namespace tracepipe;
 
 constexpr size_t BUFFER_BYTES = 1 << 20;
-// A process that is killed or calls _exit takes what was recorded since with it.
+// A process that is killed or calls _exit loses what was recorded since the last flush.
 constexpr auto FLUSH_MS = std::chrono::milliseconds(25);
-// How long buffers are waited for: the capture waits longer, and a process that ends has little to wait for.
+// The longest waits for buffers: the capture process waits longer, and a process that ends has little left.
 constexpr auto LAST_OF_RECORDING = std::chrono::milliseconds(2000), LAST_OF_PROCESS = std::chrono::milliseconds(250);
 constexpr auto LOOK_MS = std::chrono::milliseconds(2);
-// This many heartbeats unseen mean that another profiler has CUPTI. Where threads share buffers, a beat stays in one with a
-// kernel that still runs: there only the end, which demands them, can show it.
+// So many missed heartbeats mean that another profiler has CUPTI. If threads share buffers, a beat can wait
+// in a buffer with a running kernel: then only the end, which forces buffers out, can show it.
 constexpr uint64_t MISSED_AT_END = 2, MISSED_BETWEEN = 80;
 struct Work {
     CUpti_ActivityKind kind;
@@ -59,15 +59,15 @@ constexpr CUpti_ActivityKind CALLS[] = {CUPTI_ACTIVITY_KIND_RUNTIME, CUPTI_ACTIV
 Channel channel;
 Windows windows(channel);
 Heartbeat heartbeat;
-CallChoice &choice = *new CallChoice;  // as the translator, which asks it
+CallChoice &choice = *new CallChoice;  // never destroyed, as the translator uses it
 CallStacks &stacks = *new CallStacks;
 pid_t owner;
-StallSampler &stalls = *new StallSampler(channel, windows);  // as the translator: CUPTI may be in its callback
+StallSampler &stalls = *new StallSampler(channel, windows);  // never destroyed: CUPTI may be in its callback
 
-// Used until the process is gone, so never destroyed: CUPTI's own threads may outlive static objects.
+// Used until the process ends, so never destroyed: CUPTI's own threads may outlive static objects.
 Translator &translator = *new Translator(channel, heartbeat, choice, stacks);
 
-// Buffers are kept: a fresh one costs the thread that asks for it some 250 page faults.
+// Buffers are reused: a fresh one costs the requesting thread about 250 page faults.
 std::mutex &spare_mutex = *new std::mutex;
 std::vector<uint8_t *> &spare = *new std::vector<uint8_t *>;
 std::atomic<int> buffers_out{0};
@@ -101,16 +101,16 @@ void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, s
 std::mutex &end_mutex = *new std::mutex;
 std::condition_variable &begun_again = *new std::condition_variable;
 bool is_begun = false, is_ended = false;
-// Whether CUPTI records, and by which turn of the windows: changed under turn_mutex, with which nothing waits for CUPTI's
-// threads, as a thread of the program's may have it in a callback of CUPTI's.
+// Whether CUPTI records, and since which turn of the windows. Both change under turn_mutex, whose holder must
+// not wait for CUPTI's threads, as a thread of the program may hold it in a callback of CUPTI.
 std::mutex &turn_mutex = *new std::mutex;
 std::atomic<bool> is_recording{true};
 std::atomic<uint32_t> followed_turns{1};
 
-// What tracepipe_attach returns; kernels.py says it.
+// The results of tracepipe_attach; kernels.py has their messages.
 enum Attached { RECORDED, ALREADY_RECORDED, NOT_CONNECTED, OTHER_PROFILER, CUPTI_FAILS };
 
-void tell_taken() {
+void report_taken() {
     uint64_t times_ns[] = {heartbeat.seen_until_ns(), monotonic_ns()};
     channel.put(KIND_TAKEN, times_ns, sizeof times_ns, {}, 0);
 }
@@ -124,9 +124,10 @@ bool enable(const Work &work) {
     return false;
 }
 
-// Of all functions that `takes` has not. Only where no other thread can be in a call of CUDA's: of one that is, CUPTI has
-// the entry and then no exit, and all later records of its thread have that call's correlation, calls no times
-// (CUPTI 13.0: so it was after some tens of windows of a thread that launches all the time).
+// Disables the records of all functions that `takes` rejects. Only if no other thread can be in a CUDA call:
+// CUPTI would have that call's entry without an exit, all later records of its thread would have its
+// correlation, and calls would have no times (seen with CUPTI 13.0 after tens of windows, with a thread that
+// launched all the time).
 template <typename Takes> void disable_functions(Takes takes) {
     auto are_left = [&](CUpti_CallbackDomain domain, uint32_t cbid) {
         const char *name = nullptr;
@@ -138,20 +139,22 @@ template <typename Takes> void disable_functions(Takes takes) {
         if (!are_left(CUPTI_CB_DOMAIN_DRIVER_API, cbid)) cuptiActivityEnableDriverApi(cbid, 0);
 }
 
-// Whether CUPTI records kernels from now on. Of calls all, of which the translator leaves out those that are not wanted.
+// Starts recording; whether CUPTI records kernels. It records all calls, and the translator leaves out
+// unwanted ones.
 bool record() {
     is_recording = true;
     bool are_kernels = true;
     for (const Work &work : WORK)
         if (!enable(work)) are_kernels &= work.kind != CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
-    // Not SYNCHRONIZATION: with it each synchronising call takes 0.6 ms more (H200, CUPTI 13.0).
+    // Not SYNCHRONIZATION, with which each synchronising call takes 0.6 ms longer (H200, CUPTI 13.0).
     for (CUpti_ActivityKind kind : CALLS)
         if (!choice.is_none()) cuptiActivityEnable(kind);
     heartbeat.start(choice.is_none());
     return are_kernels;
 }
 
-// Of a call that a thread is in meanwhile there may be the kernel alone, and never the call alone: calls end first.
+// Stops recording. A call that is in progress may leave only its kernel, never only the call: calls are
+// disabled first.
 void record_nothing() {
     is_recording = false;
     for (CUpti_ActivityKind kind : CALLS) cuptiActivityDisable(kind);
@@ -159,22 +162,24 @@ void record_nothing() {
     heartbeat.stop();
 }
 
-// As it is to begin with, which the windows say. What CUPTI does not record is said before the first one too, and which
-// GPUs there are. `is_alone`: no other thread is in a call of CUDA's.
+// Begins in the state that the windows require. Recording is started in any case, as that reports what CUPTI
+// does not record, and the GPUs. `is_alone`: no other thread is in a CUDA call.
 bool begin_to_record(bool is_alone) {
     bool are_kernels = record();
     // Each record costs the caller 0.2 µs: PyTorch calls cudaGetDevice ten times a kernel, and CUPTI itself
-    // cuKernelGetName at each launch. A later window records them all, as CUPTI then enables all functions again.
+    // calls cuKernelGetName at each launch. Later windows record them all, as CUPTI then enables all
+    // functions again.
     auto takes = [](std::string_view name) { return choice.takes(name) || Heartbeat::is_call(name); };
     if (is_alone && !choice.is_none()) disable_functions(takes);
     if (windows.is_open()) return are_kernels;
     record_nothing();
-    // Or a launch would take 1.05 times as long until the first window.
+    // Otherwise a launch would take 1.05 times as long until the first window.
     if (is_alone) disable_functions([](std::string_view) { return false; });
     return are_kernels;
 }
 
-// Records as the windows say: on any thread of the program's, which goes on when that is so.
+// Starts or stops recording as the windows require. It may run on any thread of the program, which continues
+// then.
 void follow_window() {
     std::lock_guard lock(turn_mutex);
     uint32_t turns = windows.turns();
@@ -187,8 +192,8 @@ WindowCalls &window_calls = *new WindowCalls(windows, follow_window);
 std::atomic<bool> is_exiting{false};
 thread_local bool is_own_thread = false;
 
-// Whether another profiler has CUPTI, as beats do not come back. One on a thread of the program's would stay in a buffer
-// with that thread's kernels.
+// Whether another profiler has CUPTI, as beats do not come back. On a thread of the program, a beat would
+// wait in a buffer with that thread's kernels, so buffers are forced out.
 bool is_silent() {
     bool is_demanded = are_buffers_shared || !is_own_thread;
     for (uint64_t beat = 0; is_recording && beat < MISSED_AT_END; beat++) {
@@ -207,7 +212,7 @@ void wait_for_buffers(std::chrono::milliseconds longest) {
     while (cuptiActivityFlushAll(0), buffers_out && is_early()) std::this_thread::sleep_for(LOOK_MS);
 }
 
-// The recording is over: CUPTI records nothing more, where it is not another profiler's, and what there is yet is sent.
+// Ends the recording: turns CUPTI off, unless another profiler has it, and sends the remaining records.
 // Called with end_mutex held.
 void send_last(bool is_taken, std::chrono::milliseconds longest) {
     is_ended = true;
@@ -224,23 +229,24 @@ void send_last(bool is_taken, std::chrono::milliseconds longest) {
         wait_for_buffers(longest);
         if (buffers_out) cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     }
-    if (is_taken) tell_taken();
+    if (is_taken) report_taken();
 }
 
-// The program goes on. CUPTI stays in the process: after cuptiFinalize other threads crash in CUPTI that are in a call of
-// CUDA's just then, also if it is called where its documentation says, at the exit of a call (CUPTI 13.0, driver 580). We
-// have no subscription that could stand in another profiler's way, but where windows waited for calls, until now.
+// Ends the recording while the program continues. CUPTI stays in the process: after cuptiFinalize, threads
+// that are in a CUDA call at that moment crash in CUPTI, even if it is called where its documentation says,
+// at the exit of a call (CUPTI 13.0, driver 580). No subscription is left that could block another profiler.
 void let_go(bool is_taken, std::chrono::milliseconds longest) {
     send_last(is_taken, longest);
     channel.close();
 }
 
-// Another profiler is about to give CUPTI buffers. CUPTI would fill ours first, and give them to it, which does not
-// know them: its profile would lack what is in them. PyTorch's came without any kernel in some runs.
+// Called when another profiler registers its buffers with CUPTI. CUPTI would first fill the library's buffers
+// and return them to that profiler, which does not know them, so its profile would lack their records.
+// PyTorch's profile had no kernels in some runs.
 CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_BuffersCallbackCompleteFunc takes) {
     {
         std::lock_guard lock(end_mutex);
-        // It is on a thread of the program's, and waits for nothing.
+        // This is a thread of the program, and must not wait.
         if (getpid() == owner && !is_ended) let_go(true, std::chrono::milliseconds(0));
     }
     return cuptiActivityRegisterCallbacks(gives, takes);
@@ -248,7 +254,7 @@ CUptiResult other_registers(CUpti_BuffersCallbackRequestFunc gives, CUpti_Buffer
 Redirect &redirect = *new Redirect("libcupti.so", "cuptiActivityRegisterCallbacks",
                                    reinterpret_cast<void *>(&other_registers));
 
-// Whether it is over. A window that begins or ends is a reason to look too.
+// Waits for FLUSH_MS, or for a begin or end of a window; whether the recording is over.
 bool wait_for_flush(std::unique_lock<std::mutex> &lock) {
     uint32_t seen = followed_turns;
     lock.unlock();
@@ -274,14 +280,14 @@ void flush_often(void *) {
             is_ended = true;
             stalls.close();
             stacks.close();
-            tell_taken();
+            report_taken();
             channel.close();
         }
     }
 }
 
 void end() {
-    if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks are in a state to be used
+    if (getpid() != owner) return;  // a fork: neither CUPTI nor its locks can be used
     is_exiting = true;
     std::lock_guard lock(end_mutex);
     if (is_ended) return;
@@ -295,14 +301,14 @@ uint64_t realtime_ns() {
     return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
 }
 
-// On any thread, those that call CUDA among them.
+// Runs on any thread, also on those that call CUDA.
 uint64_t CUPTIAPI cupti_clock() {
     uint64_t now_ns = monotonic_ns();
     stacks.note(now_ns, channel);
     return now_ns;
 }
 
-void say_hello() {
+void put_hello() {
     bool is_monotonic = cuptiActivityRegisterTimestampCallback(cupti_clock) == CUPTI_SUCCESS;
     auto clock = is_monotonic ? monotonic_ns : realtime_ns;
     Hello hello{};
@@ -320,15 +326,15 @@ Attached give_up() {
     return CUPTI_FAILS;
 }
 
-// CUPTI says which GPUs there are when it is initialised with CUDA, and not when that is later.
-void say_gpus() {
+// CUPTI reports the GPUs if it is initialised with CUDA, but not if it is initialised later.
+void put_gpus() {
     constexpr CUdevice GPUS_MAX = 256;
     if (!driver().open()) return;
     for (CUdevice device = 0; device < GPUS_MAX && put_gpu(channel, device);) device++;
 }
 
-// A buffer for each thread, as it is from CUPTI 13 on if nobody asks. It may not be changed once records were made, by
-// another profiler, in a process that runs already.
+// Requests a buffer for each thread, which is the default from CUPTI 13 on. The setting must not change after
+// records were made, as another profiler may have done in a running process.
 void part_buffers(bool is_late) {
     uint8_t is_by_thread = 1;
     size_t bytes = sizeof is_by_thread;
@@ -345,12 +351,12 @@ Attached begin(bool is_late) {
     owner = getpid();
     translator.begin_anew();
     stacks.open();
-    say_hello();
-    if (is_late) say_gpus();
+    put_hello();
+    if (is_late) put_gpus();
     cuptiSetThreadIdType(CUPTI_ACTIVITY_THREAD_ID_TYPE_SYSTEM);
     part_buffers(is_late);
     if (cuptiActivityRegisterCallbacks(give_buffer, take_buffer) != CUPTI_SUCCESS) {
-        channel.note("CUPTI does not take buffers: another profiler is at work in the traced process.");
+        channel.note("CUPTI does not take buffers: another profiler uses it in the traced process.");
         return give_up();
     }
     {
@@ -386,8 +392,9 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
     return 1;
 }
 
-// In a process that runs already, by the text that settings.h reads: an Attached. When a recording is over, it may be
-// called again. Another profiler that has subscribed would have its records taken away.
+// Begins a recording in a running process, with the settings in `text` (settings.h); returns an Attached. It
+// may be called again when the recording is over. It refuses if another profiler has subscribed, which would
+// lose its records.
 extern "C" __attribute__((visibility("default"))) int tracepipe_attach(const char *text) {
     std::lock_guard lock(end_mutex);
     if (is_begun && !is_ended) return ALREADY_RECORDED;

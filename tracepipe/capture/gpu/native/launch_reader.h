@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Brings home what the patches wrote for the launches of a context, and sends it.
+// Reads what the patches wrote for the launches of a context, and sends it.
 //
-// A launch is known to have ended when all lanes of all its warps have left, or when the program has waited
-// for it. No events, no callbacks: the records say it. What was read is left zero for the next launch.
+// A launch has ended when all lanes of all its warps have exited, or when the program has waited for it. The
+// records show this without events and callbacks. Memory that was read is set to zero for the next launch.
 #pragma once
 #include <functional>
 
@@ -14,13 +14,13 @@ class LaunchReader {
   public:
     static constexpr size_t STAGING_BYTES = 16u << 20;
 
-    // `code_at` gives the name of the kernel that begins at an address, 0 if it is not known; `name_of` the number of
-    // a mark's name.
+    // `code_at` returns the name of the kernel that begins at an address, 0 if it is not known; `name_of` the
+    // number of a mark's name.
     LaunchReader(Channel &channel, std::function<uint64_t(uint64_t)> code_at,
                  std::function<uint64_t(const MarkRecord &)> name_of)
         : channel_(channel), code_at_(std::move(code_at)), name_of_(std::move(name_of)) {}
 
-    // Reads what has ended, or, where it is late, all that there is.
+    // Reads the launches that have ended or, if it is late, all.
     void read(Context &context, bool is_late) {
         std::vector<LaunchPointer> todo = context.pending(MANY);
         reading_ = &context;
@@ -51,10 +51,10 @@ class LaunchReader {
         context.is_dead = true;
         lose(context, LOST_FAILED);
     }
-    // All launches that are not read, as lost.
+    // Reports all launches that were not read as lost.
     void lose(Context &context, Lost why) {
         for (LaunchPointer &launch : context.pending(~size_t(0))) {
-            if (!launch->is_cancelled && !launch->is_told) {
+            if (!launch->is_cancelled && !launch->is_reported) {
                 channel_.put(KIND_KERNEL, &launch->record, sizeof launch->record);
                 lost(launch->record, why, launch->record.warps);
             }
@@ -63,7 +63,7 @@ class LaunchReader {
         context.give_back_done();
     }
 
-    // Whether the driver did it; if not, the user gets an error.
+    // Whether a driver call succeeded; if not, the user gets a message.
     bool works(CUresult result, const char *function) {
         if (result != CUDA_SUCCESS)
             channel_.note(std::string(function) + " failed with CUresult " + std::to_string(int(result)) +
@@ -75,7 +75,7 @@ class LaunchReader {
     static constexpr size_t SMALL_BYTES = 64u << 10;
     static constexpr size_t MANY = 4096;
 
-    // Launches that lie one after the other come with one copy.
+    // Adjacent launches are read with one copy.
     bool drain_span(Context &context, LaunchPointer *launches, size_t count, bool is_late) {
         uint64_t start = launches[0]->offset;
         uint64_t bytes = launches[count - 1]->offset + launches[count - 1]->bytes() - start;
@@ -100,7 +100,8 @@ class LaunchReader {
             }
             drained.push_back(&launch);
         }
-        // Launches that stay keep what they have: with all done, which is the rule, one call does.
+        // Launches that have not ended keep their records. If all have, as usual, one call sets the memory to
+        // zero.
         if (drained.size() == count) {
             if (!zero(context, start, bytes)) return false;
         } else {
@@ -112,14 +113,14 @@ class LaunchReader {
         for (Launch *launch : drained) launch->is_done = true;
         return true;
     }
-    // In pieces of the staging memory; twice if there are several, as a launch is sent when it is known to be
-    // whole.
+    // Reads in pieces of the staging memory; twice if there are several, as a launch is sent only when it is
+    // complete.
     bool drain_large(Context &context, Launch &launch, bool is_late) {
         constexpr uint64_t A_PIECE = STAGING_BYTES / sizeof(Warp) / WARPS_A_BATCH * WARPS_A_BATCH;
         uint64_t made = 0, sent = 0;
         if (!launch.is_cancelled) {
             if (!launch.is_over && !is_late) {
-                // The last warp ends among the last: before it has, the rest need not be copied.
+                // The last warp is among the last to end: before that, the rest need not be copied.
                 Warp last;
                 uint64_t at = launch.offset + exits_offset(launch.recorded) - sizeof last;
                 if (!copy(context, &last, at, sizeof last)) return false;
@@ -183,7 +184,7 @@ class LaunchReader {
             return false;
         return end(context, launch);
     }
-    // False if more is to come.
+    // False if more records are to come.
     bool send_shared(Launch &launch, const Region &region, const std::vector<Entry> &entries,
                      const std::vector<Exit> &exits, bool is_final) {
         std::vector<SharedKernel> kernels = kernels_of(entries.data(), entries.size(), exits, launch.nodes);
@@ -204,13 +205,13 @@ class LaunchReader {
             if (kernel.node && !kernel.node->is_selected) continue;
             LaunchRecord record = kernel.node ? kernel.node->record : launched_by_kernel(launch, kernel);
             if (kernel.node) begun += seen[at].begun;
-            // A node that ran before in this launch: another kernel.
+            // A node that has already run in this launch counts as another kernel.
             if (at && kernel.node && kernels[at - 1].grid_id == kernel.grid_id) record.launch = channel_.next_launch();
             send_kernel(record, seen[at]);
             send_warps(record, {kernel.warps.data(), kernel.warps.size(), std::move(kernel.exits), launch.first_warp,
                                 kernel.index.data()});
         }
-        launch.is_told = true;
+        launch.is_reported = true;
         uint64_t beyond = region.entries - entries.size(), missing = expected - std::min(begun, expected);
         lost(launch.record, LOST_NO_MEMORY, beyond);
         missing -= std::min(beyond, missing);
@@ -252,7 +253,7 @@ class LaunchReader {
         return works(driver().memsetD8Async(context.base() + offset, 0, bytes, context.stream), "cuMemsetD8Async");
     }
 
-    // Whether no more will come.
+    // Whether no more records will come.
     static bool is_ready(const Launch &launch, const Seen &seen, bool has_all_exits, bool is_late) {
         return (seen.whole == launch.recorded && has_all_exits) || launch.is_over || is_late;
     }
@@ -270,7 +271,7 @@ class LaunchReader {
             [&](size_t bytes, uint64_t warps) { return channel_.reserve(KIND_WARPS, bytes, warps); },
             [&](void *payload) { channel_.commit(payload); }, marks());
     }
-    // The marks up to now, read once for what is drained together: after it has been seen to have ended.
+    // The marks up to now, read once for launches that are drained together, after they have ended.
     Marks marks() {
         Marks marks{reading_->marks.rings(), reading_->calls.rings()};
         for (MarkedMemory *memory : {&reading_->marks, &reading_->calls})
@@ -280,7 +281,7 @@ class LaunchReader {
         return marks;
     }
     void count_lost(Launch &launch, const Seen &seen, uint64_t exits_made) {
-        launch.is_told = true;
+        launch.is_reported = true;
         lost(launch.record, LOST_NO_MEMORY, launch.record.warps - launch.recorded);
         lost(launch.record, launch.is_over ? LOST_NOT_SEEN : LOST_UNFINISHED, launch.recorded - seen.begun);
         if (exits_made <= launch.exits_room()) return;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The memory of a GPU that marks are written to, those of kernels or those of calls, and the modules that know of it.
+// A GPU's memory for marks, either of kernels or of calls, and the modules that have its address.
 #pragma once
 #include <atomic>
 #include <cstring>
@@ -17,7 +17,7 @@ namespace tracepipe {
 class MarkedMemory {
   public:
     static uint64_t bytes_for(uint32_t slots) { return slots * (A_RING + MARK_LINE); }
-    // From the library's own thread: `memory` of the device, zero, is there from now on.
+    // From the library's own thread: sets the device's `memory`, which is zero.
     bool open(CUdeviceptr memory, uint32_t slots) {
         void *staging = nullptr;
         if (slots * uint64_t(MARK_LINE) > STAGING_BYTES) return false;
@@ -29,15 +29,15 @@ class MarkedMemory {
         buffer_ = {memory, memory + slots * A_RING, slots, 0};
         return true;
     }
-    // Whether something writes there, and what was read.
+    // Says that something writes there; `rings` has what was read, null until then.
     void use() { is_used_ = true; }
     MarkRings *rings() { return is_used_ ? rings_.get() : nullptr; }
     MarkBuffer buffer() {
         std::lock_guard<std::mutex> lock(mutex_);
         return buffer_;
     }
-    // From a callback of a launch on `stream`: the variables of a module get the buffer before the kernel begins.
-    // False if there is none.
+    // From a callback of a launch on `stream`: the variables of a module get the buffer before the kernel
+    // begins. False if there is no buffer.
     bool give(CUmodule module, const std::vector<CUdeviceptr> &variables, Sanitizer_StreamHandle stream) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (!buffer_.slots) return variables.empty();
@@ -48,12 +48,12 @@ class MarkedMemory {
         given_[module] = variables, is_used_ = is_used_ || !variables.empty();
         return is_given;
     }
-    // The module is gone, or about to go.
+    // The module is unloaded, or about to be.
     void forget(CUmodule module) {
         std::lock_guard<std::mutex> lock(mutex_);
         given_.erase(module);
     }
-    // From the library's own thread: marks cost what they do without a capture from now on.
+    // From the library's own thread: from now on marks cost the same as without a capture.
     void take_back(CUstream stream) {
         std::lock_guard<std::mutex> lock(mutex_);
         MarkBuffer none{};
@@ -62,7 +62,7 @@ class MarkedMemory {
         driver().streamSynchronize(stream);
         given_.clear();
     }
-    // From the library's own thread: reads what is new. `number_of` gives the number of a mark's name.
+    // From the library's own thread: reads new marks. `number_of` returns the number of a mark's name.
     template <typename NumberOf> CUresult read(CUstream stream, const NumberOf &number_of) {
         uint32_t slots = buffer_.slots;
         CUresult result = copy(buffer_.counts, slots * uint64_t(MARK_LINE), stream);
@@ -83,7 +83,7 @@ class MarkedMemory {
   private:
     static constexpr uint64_t A_RING = MARK_RING * sizeof(MarkRecord);
     static constexpr size_t STAGING_BYTES = 4u << 20;
-    // Rings that are copied at once, and then their counts.
+    // The number of rings that are copied at once, before their counts.
     static constexpr uint32_t A_PIECE = (STAGING_BYTES - (1u << 20)) / A_RING;
 
     template <typename NumberOf>

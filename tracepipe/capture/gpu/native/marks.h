@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What marks in kernels wrote (tracepipe/mark.h draws it): read from the GPU, decoded, and made ranges of warps.
+// Reads the marks of kernels (tracepipe/mark.h describes them), decodes them, and makes ranges of warps of
+// them.
 //
-// A mark names neither launch nor warp. It is its warp's by the SM, the slot there, and the clock: one warp at a time
-// sits in a slot, from its entry to its last exit.
+// A mark names neither launch nor warp. It is attributed to a warp by SM, slot and clock: one warp at a time
+// is in a slot, from its entry to its last exit.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,7 +16,7 @@
 namespace tracepipe {
 
 constexpr uint64_t MARK_REST_SHIFT = 46, MARK_FIRST = 10, MARK_MOST = 13;
-constexpr const char *MARK_SYMBOL = "tracepipe_marks";  // in the names of what is given a MarkBuffer
+constexpr const char *MARK_SYMBOL = "tracepipe_marks";  // in the names of variables that get a MarkBuffer
 
 struct MarkBuffer {
     uint64_t records, counts;
@@ -28,18 +29,18 @@ struct MarkRecord {
     uint64_t clock() const { return low & ((uint64_t(1) << MARK_CLOCK_BITS) - 1); }
     bool is_end() const { return low >> MARK_CLOCK_BITS & 1; }
     uint64_t lap() const { return high >> MARK_LAP_SHIFT; }
-    // Its name, as far as words can be compared.
+    // A key that is equal for equal names.
     std::pair<uint64_t, uint64_t> key() const {
         return {high << (64 - MARK_LAP_SHIFT), low >> MARK_REST_SHIFT};
     }
-    // A call of a device function, or its return: by which lanes, and the number of its name.
+    // Of a call of a device function, or its return: its lanes, and the number of its name.
     bool is_of_call() const { return !(high & 63); }
     uint32_t lanes() const { return is_of_call() ? uint32_t(high >> CALL_LANES_SHIFT) : 0; }
     uint64_t called() const { return high >> CALL_NAME_SHIFT & ((uint64_t(1) << CALL_NAME_BITS) - 1); }
 };
 static_assert(sizeof(MarkRecord) == 16, "");
 
-// The name in a record, empty where it holds none.
+// The name in a record, "" if it has none.
 inline std::string mark_name(const MarkRecord &mark) {
     static constexpr char CHARACTERS[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
     std::string name;
@@ -52,17 +53,17 @@ inline std::string mark_name(const MarkRecord &mark) {
 }
 
 struct Mark {
-    uint64_t clk, name;  // `name` is the number that the capture process knows it by
-    uint32_t lanes;      // that it is of; 0: not known
+    uint64_t clk, name;  // `name` is the number of its name in the channel
+    uint32_t lanes;      // its lanes; 0: not known
     bool is_end;
 };
 struct Range {
     uint64_t name, clk, dur_clk;
     bool is_open;
-    uint32_t lanes;  // of which it has not ended
+    uint32_t lanes;  // lanes for which it has not ended
 };
 
-// Some lanes of a warp have left it.
+// Some lanes of a warp have exited.
 inline void leave(const Mark &exit, std::vector<Range> &ranges, std::vector<size_t> &open) {
     auto is_over = [&](size_t at) {
         Range &range = ranges[at];
@@ -72,10 +73,10 @@ inline void leave(const Mark &exit, std::vector<Range> &ranges, std::vector<size
     };
     open.erase(std::remove_if(open.begin(), open.end(), is_over), open.end());
 }
-// A warp's marks, in the order of time, as ranges in the order of their begins, the longer one first. An end belongs
-// to the last begin of its name, and where lanes are known, each lane's end to its own last one: the range ends with
-// the last of them. Ends without a begin are counted; a begin without an end is open up to the last of `exits`, or of
-// those of its lanes.
+// Makes ranges of a warp's marks, which are in order of time. The ranges are in order of their begins, the
+// longer one first. An end belongs to the last begin with its name. If lanes are known, each lane's end
+// belongs to its own last begin, and the range ends with the last lane. Ends without a begin are counted. A
+// begin without an end stays open until the last of `exits`, or until the last exit of its lanes.
 inline std::vector<Range> ranges_of(const std::vector<Mark> &marks, const std::vector<Mark> &exits,
                                     uint64_t &ends_alone) {
     std::vector<Range> ranges;
@@ -109,21 +110,21 @@ inline std::vector<Range> ranges_of(const std::vector<Mark> &marks, const std::v
     return ranges;
 }
 
-// The rings of one GPU as they were read, until their marks are taken. Its warps come launch by launch, and those of
-// kernels that ran at one time share slots: a mark waits until it is of no warp that may come.
+// The rings of one GPU, whose marks are kept until they are taken. Warps come launch by launch, and
+// concurrent kernels share slots, so a mark waits until no further warp can own it.
 class MarkRings {
   public:
     explicit MarkRings(uint32_t slots) : slots_(slots) {}
 
-    // Where the count of a slot has moved.
+    // Whether the count of a slot has changed.
     bool has_new(uint32_t slot, uint32_t count) const { return slots_[slot].read != count; }
-    // What a slot's ring held. `count` is how many marks the slot had had before the ring was copied, and
-    // `count_after` afterwards: what may have been overwritten meanwhile is not looked at. `number_of` gives the
-    // number of a name.
+    // Adds the marks of a slot's ring. `count` is the number of marks that the slot had got before the ring
+    // was copied, and `count_after` afterwards: marks that may have been overwritten meanwhile are ignored.
+    // `number_of` returns the number of a name.
     template <typename NumberOf>
     void add(uint32_t slot, uint32_t count, uint32_t count_after, const MarkRecord *records, NumberOf number_of) {
         Slot &into = slots_[slot];
-        // Counts go around: what is compared is how far they are apart.
+        // Counts wrap around, so their differences are compared.
         uint32_t fresh = count - into.read, gone = count_after - into.read;
         uint32_t first = gone >= MARK_RING ? gone - MARK_RING + 1 : 0;
         if (first > fresh) first = fresh;
@@ -131,15 +132,15 @@ class MarkRings {
         for (uint32_t at = first; at < fresh; at++) {
             uint32_t number = into.read + at;
             const MarkRecord &record = records[number % MARK_RING];
-            // Counted, and still on its way.
+            // It was counted, but has not been written yet.
             if (!record.high || record.lap() != (number / MARK_RING & 15)) return void(into.read = number);
             if (into.marks.size() >= MOST_WAITING * MARK_RING) lost += into.marks.size(), into.marks.clear();
             into.marks.push_back({record.clock(), number_of(record), record.lanes(), record.is_end()});
         }
         into.read = count;
     }
-    // The marks of a warp that sat at `place` (SM, and slot from bit 16 on) from `entry_clk` for `life_clk`; their
-    // clocks count from its entry.
+    // Takes the marks of a warp that was at `place` (SM, and slot from bit 16 on) from `entry_clk` for
+    // `life_clk`. Their clocks count from its entry.
     std::vector<Mark> take(uint32_t place, uint64_t entry_clk, uint64_t life_clk) {
         uint64_t slot = (place & 0xffff) * MARK_SLOTS + (place >> 16);
         std::vector<Mark> taken;
@@ -152,7 +153,7 @@ class MarkRings {
         marks.erase(first, past);
         return taken;
     }
-    // No warp of before is to come: marks that are left are of warps that are not recorded.
+    // No earlier warp can come: the remaining marks are of warps that are not recorded.
     void forget() {
         for (Slot &slot : slots_) slot.marks.clear();
     }
@@ -160,7 +161,7 @@ class MarkRings {
     uint64_t lost = 0;
 
   private:
-    static constexpr size_t MOST_WAITING = 8;  // rings of a slot, for warps that do not come to an end
+    static constexpr size_t MOST_WAITING = 8;  // rings of a slot, for warps that do not end
 
     struct Slot {
         uint32_t read = 0;
@@ -169,12 +170,12 @@ class MarkRings {
     std::vector<Slot> slots_;
 };
 
-// What the warps of one GPU wrote: by marks in their kernels, and by calls. Null: nothing writes there.
+// The marks of one GPU: those in kernels, and those of calls. Null if nothing writes there.
 struct Marks {
     MarkRings *written = nullptr, *called = nullptr;
     bool any() const { return written || called; }
     uint64_t &lost() const { return (written ? written : called)->lost; }
-    // Those of a warp, in the order of time.
+    // The marks of a warp, in order of time.
     std::vector<Mark> take(uint32_t place, uint64_t entry_clk, uint64_t life_clk) const {
         if (!called) return written->take(place, entry_clk, life_clk);
         std::vector<Mark> all = called->take(place, entry_clk, life_clk), more;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// NVTX's side towards a tool: what a library that it loads is given, and the structs that its calls have.
+// NVTX's interface for tools: what it passes to a library that it loads, and the structs of its calls.
 //
-// A copy of what is fixed between all versions of NVTX 3, so that nothing has to be installed to build the library;
-// tests/gpu/annotated.cpp compares it with NVIDIA's headers (nvtxDetail/nvtxTypes.h, nvToolsExt.h).
+// It declares what is the same in all versions of NVTX 3, so that nothing has to be installed to build the
+// library; tests/gpu/annotated.cpp compares it with NVIDIA's headers (nvtxDetail/nvtxTypes.h, nvToolsExt.h).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace tracepipe::nvtx {
 
-// The id of the table that has Callbacks, and of the modules of functions in that.
+// The id of the table with Callbacks, and those of the modules of functions in it.
 constexpr uint32_t CALLBACKS = 1;
 constexpr int CORE = 1, CORE2 = 5;
 
@@ -18,7 +18,7 @@ using GetExportTable = const void *(*)(uint32_t id);
 
 struct Callbacks {
     size_t struct_size;
-    // An array of pointers to function pointers, by the numbers below.
+    // An array of pointers to function pointers, with the indices below.
     int (*get_module_function_table)(int module, Function ***table, unsigned *size);
 };
 
@@ -32,7 +32,7 @@ enum Core2 : unsigned {
     DOMAIN_CREATE_A, DOMAIN_CREATE_W,
 };
 
-// Of a domain and of a registered string: what they point to is the tool's.
+// A domain and a registered string; the tool decides what they point to.
 using Domain = const void *;
 using String = const void *;
 
@@ -46,7 +46,7 @@ struct Attributes {
     int32_t color_type;
     uint32_t color;
     int32_t payload_type, reserved;
-    uint64_t payload;  // the first bytes of it, where the type is shorter
+    uint64_t payload;  // a shorter type uses its first bytes
     int32_t message_type;
     union {
         const char *ascii;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How many ranges a thread has open in each domain, so that the capture process can tell where a record was lost.
+// Counts a thread's open ranges in each domain, so that the capture process can detect lost records.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +9,7 @@ namespace tracepipe {
 
 class OpenRanges {
   public:
-    // The number of ranges that are open around one that begins, DEPTH_UNKNOWN for a thread with many domains.
+    // The number of open ranges around one that begins, DEPTH_UNKNOWN for a thread with many domains.
     uint64_t push(uint64_t domain) {
         Open *open = find(domain);
         return open ? open->depth++ : DEPTH_UNKNOWN;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Threads of a library's own in the traced process.
+// Threads that a library starts in the traced process.
 #pragma once
 #include <csignal>
 #include <pthread.h>
@@ -7,12 +7,12 @@
 
 namespace tracepipe {
 
-// Whether this thread's calls of the driver are the library's, which its callbacks let pass.
+// Whether this thread's driver calls are the library's, which its callbacks ignore.
 inline bool &is_own_thread() {
     thread_local bool own = false;
     return own;
 }
-// For a while, on a thread of the program's.
+// Marks the library's calls on a thread of the program.
 class OwnCalls {
   public:
     OwnCalls() { is_own_thread() = true; }
@@ -21,10 +21,10 @@ class OwnCalls {
     OwnCalls &operator=(const OwnCalls &) = delete;
 };
 
-// Runs `work(argument)` on a thread that nobody waits for. False if the process can have no more threads.
+// Runs `work(argument)` on a detached thread. False if the process can have no more threads.
 //
-// The thread stays until the process is gone: to end it, the driver's destructors of a thread's data would run, and
-// the process may be just exiting, where what they need is gone.
+// The thread stays until the process ends. If it ended, the driver's destructors of thread data would run,
+// and in a process that is exiting what they need may be gone.
 inline bool start_own_thread(void (*work)(void *), void *argument) {
     struct Work {
         void (*function)(void *);
@@ -35,7 +35,7 @@ inline bool start_own_thread(void (*work)(void *), void *argument) {
         own->function(own->argument);
         for (;;) pause();
     };
-    // Signals to the process are its own threads' business.
+    // The process's own threads handle its signals.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The device code that Compute Sanitizer calls at every block entry and exit of a patched kernel, and with
-// --warp-marks at every call of a device function and its return.
+// --warp-marks also at calls and returns of device functions.
 //
 // It runs for each thread; the lowest active lane of a warp writes for all. Whatever the kernel does, the
-// patch touches nothing but the launch's region, and nothing at all where a launch has none.
+// patch touches only the launch's region, and nothing if the launch has none.
 // Built with  nvcc --fatbin --compile-as-tools-patch.
 #include <sanitizer_patching.h>
 
@@ -44,10 +44,10 @@ __device__ __forceinline__ uint64_t grid_id() {
 }
 
 struct Position {
-    uint64_t warp;   // of the grid, or of its blocks that are recorded
-    uint64_t warps;  // that there are of these
+    uint64_t warp;   // in the grid, or in its recorded blocks
+    uint64_t warps;  // the number of those
     uint64_t all;    // warps of the grid
-    uint32_t lanes;  // that this warp has, as a mask
+    uint32_t lanes;  // of this warp, as a mask
 };
 __device__ __forceinline__ Position position() {
     uint32_t threads = blockDim.x * blockDim.y * blockDim.z;
@@ -56,7 +56,7 @@ __device__ __forceinline__ Position position() {
     uint64_t block = blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z);
     uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z, all = blocks * a_block;
 #ifdef TRACEPIPE_FIRST_BLOCK
-    // Blocks before the first wrap around to beyond the last.
+    // Blocks before the first wrap around to numbers beyond the last.
     block -= uint64_t(TRACEPIPE_FIRST_BLOCK);
     uint64_t last = blocks - 1 < uint64_t(TRACEPIPE_LAST_BLOCK) ? blocks - 1 : uint64_t(TRACEPIPE_LAST_BLOCK);
     blocks = last + 1 > uint64_t(TRACEPIPE_FIRST_BLOCK) ? last + 1 - uint64_t(TRACEPIPE_FIRST_BLOCK) : 0;
@@ -64,7 +64,7 @@ __device__ __forceinline__ Position position() {
 #endif
     return {block * a_block + in_block, blocks * a_block, all, rest >= 32 ? ~0u : (1u << rest) - 1};
 }
-// Warps that have room; none in the data of another launch.
+// The number of warps with room; 0 for the data of another launch.
 __device__ __forceinline__ uint64_t recorded(const Position &at, uint64_t data) {
     if (data >> tracepipe::CHECK_SHIFT != tracepipe::check_of(at.all)) return 0;
     uint64_t bits = data & tracepipe::LIMIT_BITS;
@@ -76,7 +76,7 @@ __device__ __forceinline__ char *region_of(uint64_t data) {
 __device__ __forceinline__ bool is_shared(uint64_t data) {
     return (data & tracepipe::LIMIT_BITS) == tracepipe::SHARED;
 }
-// Some lanes of a warp leave alone, and are not the first: their exit goes to those of the region.
+// Some lanes of a warp exit alone after others: their exit is added to the Exits of the region.
 __device__ __forceinline__ void leave_alone(char *region, uint64_t offset, uint64_t room, uint64_t warp, uint32_t mask,
                                             uint64_t ns, uint64_t clk) {
     uint32_t index = atomicAdd(&reinterpret_cast<Region *>(region)->exits, 1u);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void begin(Warp *warp, uint32_t mask) {
     *reinterpret_cast<ulonglong2 *>(&warp->entry_ns) = make_ulonglong2(globaltimer(), clock64());
 }
 
-// The place in a shared region's table for the warp that sits where this one does; null beyond the table.
+// The place of this warp's SM and slot in a shared region's table; null beyond the table.
 __device__ __forceinline__ volatile uint32_t *open_entry(char *region) {
     uint32_t at = place(), sm = at & 0xffff, slot = at >> 16;
     if (sm >= tracepipe::MOST_SMS || slot >= tracepipe::SLOTS) return nullptr;
@@ -114,7 +114,7 @@ __device__ __noinline__ void enter_shared(uint64_t data, uint64_t pc, uint32_t m
     entry->grid[0] = gridDim.x, entry->grid[1] = gridDim.y, entry->grid[2] = gridDim.z;
     entry->block[0] = blockDim.x, entry->block[1] = blockDim.y, entry->block[2] = blockDim.z;
     *open = number + 1;
-    __threadfence();  // another lane may be the one to leave, and read this
+    __threadfence();  // another lane may exit first, and read this
     begin(&entry->warp, mask);
 }
 __device__ __noinline__ void leave_shared(uint64_t data, uint32_t mask, uint64_t ns, uint64_t clk) {
@@ -136,8 +136,8 @@ __device__ __noinline__ void leave_shared(uint64_t data, uint32_t mask, uint64_t
     *reinterpret_cast<ulonglong2 *>(&warp->exit_ns) = make_ulonglong2(ns, clk);
 }
 
-// The section that an address is in, and the number of the function at an offset there; null and 0 if it is none of
-// those whose calls are recorded.
+// The section of an address, and the number of the function at an offset in it; null and 0 if calls of it are
+// not recorded.
 __device__ __forceinline__ const CalledSection *section_at(const CalledTable *table, uint64_t address) {
     uint32_t sections = *reinterpret_cast<const volatile uint32_t *>(&table->sections);
     for (uint32_t at = 0; at < sections; at++)
@@ -152,7 +152,7 @@ __device__ __forceinline__ uint32_t called_at(const CalledTable *table, const Ca
     }
     return 0;
 }
-// One mark of a call or a return, by the lanes that are there: several groups of a warp may be here at once.
+// Writes a mark of a call or a return by the present lanes: several groups of a warp may be here at once.
 __device__ __forceinline__ void mark_call(const CalledTable *table, uint32_t name, uint32_t mask, uint64_t end,
                                           uint64_t clk) {
     using namespace tracepipe;
@@ -162,7 +162,7 @@ __device__ __forceinline__ void mark_call(const CalledTable *table, uint32_t nam
     uint32_t count = atomicAdd(reinterpret_cast<uint32_t *>(table->counts + slot * MARK_LINE), 1u);
     uint64_t high = uint64_t(mask) << CALL_LANES_SHIFT | uint64_t(name) << CALL_NAME_SHIFT |
                     uint64_t(count / MARK_RING) << MARK_LAP_SHIFT;
-    // What it takes to record a call is before its range, and of a return behind it.
+    // The time that recording takes is before the range of a call, and after that of a return.
     if (!end) clk = clock64();
     uint64_t low = (clk & ((uint64_t(1) << MARK_CLOCK_BITS) - 1)) | end << MARK_CLOCK_BITS;
     auto *records = reinterpret_cast<ulonglong2 *>(table->records);
@@ -174,10 +174,10 @@ __device__ __forceinline__ const CalledTable *table_of(uint64_t data) {
 
 }  // namespace
 
-// A call in a section names its target by the offset there, any other by its address.
+// A call within a section has its target's offset there, any other call its address.
 extern "C" __device__ __noinline__ SanitizerPatchResult tracepipe_call(void *userdata, uint64_t pc, uint64_t target,
                                                                        uint32_t) {
-    // Through a pointer, lanes may call different functions at once.
+    // With a function pointer, lanes may call different functions at once.
     uint32_t mask = __match_any_sync(__activemask(), target);
     if (!userdata || lane_id() != __ffs(mask) - 1) return SANITIZER_PATCH_SUCCESS;
     const CalledTable *table = table_of(uint64_t(userdata));

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: MIT
-// Samples the counters of one GPU's hardware, by CUPTI's PM sampling: a program of its own, which nothing is injected
-// into and which touches no other process.
+// Samples the hardware counters of one GPU by CUPTI's PM sampling. It is a separate program, which touches no
+// other process.
 //
 //     pm_sampler INDEX UUID INTERVAL_NS CHOICE…        CHOICE: METRIC[=PEAK][,METRIC[=PEAK]…], the first that fits
 //
 //     capture ──standard input, until it ends──▶ sampler ──standard output, records──▶ capture
 //
-// INDEX is the GPU's as CUDA counts it here, and UUID (32 hexadecimal digits) must be that GPU's. Of each choice the
-// first metric is taken that the GPU has and that can be sampled in one pass with those before it. Samples are taken out
-// of the hardware's buffer every DRAIN_MS. When standard input ends, what has been sampled is sent, and the program ends.
+// INDEX is CUDA's index of the GPU here, and UUID (32 hexadecimal digits) must be that GPU's. From each
+// choice, the first metric is taken that the GPU has and that can be sampled in one pass with those before
+// it. Samples are read from the hardware's buffer every DRAIN_MS. When standard input ends, the remaining
+// samples are sent, and the program ends.
 //
 // Record, little-endian:
 //
 //     0          4       6     8
 //     | length   | kind  | 0   | payload …             length is the payload's
 //
-//     CHOSEN   | choice u32 | metric u32 | peak f64 |  a metric that is sampled, by its places; 0: no peak is known
-//     READY    |                                       all of these were sent, and the next sample was taken
+//     CHOSEN   | choice u32 | metric u32 | peak f64 |  a sampled metric, by its indices; peak 0: not known
+//     READY    |                                       all CHOSEN were sent, and samples follow
 //     SAMPLE   | start_ns u64 | end_ns u64 | value f64, one for each metric that is sampled |   on CLOCK_MONOTONIC
 //     OVERFLOW |                                       the hardware's buffer was full: samples are missing here
-//     FAILED   | CUptiResult u32, 0: not CUPTI's | text: what failed |   and the program ends
-//     END      |                                       all that was sampled has been sent
+//     FAILED   | CUptiResult u32, 0: not of CUPTI | text: what failed |   the program ends then
+//     END      |                                       all samples have been sent
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -47,9 +48,9 @@
 namespace {
 
 constexpr int DRAIN_MS = 20;
-// How long the first sample is waited for, which peaks are read of: without one they are not known.
+// The longest wait for the first sample, from which peaks are computed; without it they are not known.
 constexpr int FIRST_SAMPLE_MS = 2000;
-// The hardware's buffer has room for this much more than is taken out at a time; a sample was some 20 KB on Hopper.
+// The hardware's buffer is much larger than what is read at a time; a sample was about 20 KB on Hopper.
 constexpr size_t BUFFER_BYTES = size_t(128) << 20;
 constexpr uint32_t SAMPLES_AT_ONCE = 512;
 
@@ -64,7 +65,7 @@ void must(CUptiResult result, const char *what) {
     if (result != CUPTI_SUCCESS) throw Failure{uint32_t(result), what};
 }
 
-// Parameters of CUPTI's functions say how long they are.
+// Parameters of CUPTI's functions begin with their size.
 template <typename Params> Params params(size_t size) {
     Params made;
     memset(&made, 0, sizeof made);
@@ -91,7 +92,7 @@ class Output {
         add(payload, bytes), add(text.data(), text.size());
     }
 
-    // A capture process that is gone ends this one, by SIGPIPE.
+    // If the capture process has ended, SIGPIPE ends this one.
     void send() {
         for (size_t sent = 0; sent < bytes_.size();) {
             ssize_t written = write(file_, bytes_.data() + sent, bytes_.size() - sent);
@@ -126,7 +127,7 @@ Choice choice_of(const std::string &text) {
     return made;
 }
 
-// The GPU of this index, if it is the one that is meant: a CUDA with other settings counts otherwise.
+// The GPU with this index, if it has this UUID: with other settings, CUDA counts GPUs in another order.
 CUdevice find_device(int index, const std::string &uuid) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     auto init = reinterpret_cast<CUresult (*)(unsigned)>(driver ? dlsym(driver, "cuInit") : nullptr);
@@ -152,7 +153,7 @@ void check_support(CUdevice device) {
         throw Failure{0, is_too_old ? "its architecture has no sampling" : "its driver or setup has profiling switched off"};
 }
 
-// What the hardware is to count, and what the numbers in its buffer mean.
+// The metrics that the hardware is to count, and their evaluation from its buffer.
 class Metrics {
   public:
     explicit Metrics(int index) {
@@ -168,7 +169,8 @@ class Metrics {
         must(cuptiPmSamplingGetCounterAvailability(&available), "asking which counters there are");
     }
 
-    // Take what fits of each choice; one bad metric makes CUPTI refuse the whole set, so that each is tried.
+    // Takes the first fitting metric of each choice; each is tried, as CUPTI refuses a whole set for one bad
+    // metric.
     void choose(const std::vector<Choice> &choices) {
         for (uint32_t choice = 0; choice < choices.size(); choice++)
             for (uint32_t metric = 0; metric < choices[choice].size(); metric++) {
@@ -184,15 +186,15 @@ class Metrics {
         if (!fits()) throw Failure{0, "CUPTI refuses counters that it took before"};
     }
 
-    void tell(Output &output, const uint8_t *image, size_t bytes) {
+    void put(Output &output, const uint8_t *image, size_t bytes) {
         for (size_t at = 0; at < names_.size(); at++) {
             double peak = 0;
             if (image && *peaks_[at] && evaluate(image, bytes, 0, &peaks_[at], 1, &peak) != CUPTI_SUCCESS) peak = 0;
             struct {
                 uint32_t choice, metric;
                 double peak;
-            } said = {places_[at].first, places_[at].second, std::isfinite(peak) ? peak : 0};
-            output.put(CHOSEN, &said, sizeof said);
+            } chosen = {places_[at].first, places_[at].second, std::isfinite(peak) ? peak : 0};
+            output.put(CHOSEN, &chosen, sizeof chosen);
         }
     }
 
@@ -204,7 +206,7 @@ class Metrics {
     const std::vector<uint8_t> &config() const { return config_; }
 
   private:
-    // Whether all that are named can be sampled in one pass; `config_` says how, then.
+    // Whether all of `names_` can be sampled in one pass; then `config_` has the configuration.
     bool fits() {
         if (host_) {
             auto old = PARAMS(CUpti_Profiler_Host_Deinitialize_Params);
@@ -248,7 +250,7 @@ class Metrics {
     CUpti_Profiler_Host_Object *host_ = nullptr;
 };
 
-// The hardware that samples, from its start on.
+// Samples with the hardware, from the construction on.
 class Sampling {
   public:
     Sampling(int index, uint64_t interval_ns, Metrics &metrics, Output &output) : metrics_(metrics), output_(output) {
@@ -274,19 +276,19 @@ class Sampling {
         turn(&cuptiPmSamplingStart, PARAMS(CUpti_PmSampling_Start_Params), "starting to sample");
     }
 
-    // Wait for the first sample, if there is one soon, and say what is sampled; what is waited for is part of the next.
+    // Waits for the first sample, at most FIRST_SAMPLE_MS, and sends which metrics are sampled.
     void begin() {
         size_t samples = 0;
         for (int waited_ms = 0; !samples && waited_ms < FIRST_SAMPLE_MS; waited_ms += DRAIN_MS) {
             poll(nullptr, 0, DRAIN_MS);
             if (!decode(samples)) restart();
         }
-        metrics_.tell(output_, samples ? image_.data() : nullptr, image_.size());
+        metrics_.put(output_, samples ? image_.data() : nullptr, image_.size());
         output_.put(READY);
         put(samples);
     }
 
-    // Take all out of the hardware's buffer that is there.
+    // Reads and sends all samples in the hardware's buffer.
     void drain() {
         for (;;) {
             size_t samples;
@@ -318,13 +320,13 @@ class Sampling {
         must(cuptiPmSamplingCounterDataImageInitialize(&emptied), "making room for samples");
     }
 
-    // An overflow ends a session: it is begun again.
+    // Starts again, as an overflow ends a session.
     void restart() {
         stop();
         turn(&cuptiPmSamplingStart, PARAMS(CUpti_PmSampling_Start_Params), "starting to sample again");
     }
 
-    // Decode as many samples as the image holds; whether none was lost on the way.
+    // Decodes as many samples as the image can hold; whether none was lost before.
     bool decode(size_t &samples) {
         auto decoded = PARAMS(CUpti_PmSampling_DecodeData_Params);
         decoded.pPmSamplingObject = object_;
@@ -388,7 +390,7 @@ int main(int count, char **arguments) {
     pid_t parent = getppid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (count < 5 || getppid() != parent) return 2;
-    // NVIDIA's libraries may print: that is no record.
+    // Keeps what NVIDIA's libraries print out of the records.
     int file = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
     dup2(STDERR_FILENO, STDOUT_FILENO);
     Output output(file);

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT
-// The Python frames of the calling thread, read in its own process: no reference count, no GIL, no header of Python.
+// Reads the calling thread's Python frames in its own process, without reference counts, the GIL or Python's
+// headers.
 //
 //     thread state ──▶ frame ──previous──▶ frame ──▶ …        innermost first
 //                        │ code, instruction
 //                        ▼
 //                      code ──▶ names of file and function, table of lines
 //
-// A thread's own frames stand still while it is in our code, and hold on to their code. Where the parts of these
-// structs lie is the same in all releases of a minor version of CPython (3.10 to 3.13, without the builds that have no
-// GIL, and those with Py_TRACE_REFS). The first walk of a process is done by process_vm_readv, which fails where
-// memory cannot be read; if anything is not as it should be, nothing is read any more. Nor is it once the interpreter
-// ends, as it frees the states of threads that still run.
+// A thread's own frames do not change while it is in this code, and they keep their code objects alive. The
+// layout of these structs is the same in all releases of a minor version of CPython (3.10 to 3.13, but not in
+// builds without the GIL or with Py_TRACE_REFS). The first walk in a process uses process_vm_readv, which
+// fails for memory that cannot be read. If anything is not as expected, nothing more is read. Nothing is read
+// either once the interpreter shuts down, as it frees the states of threads that still run.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -27,7 +28,8 @@
 
 namespace tracepipe {
 
-// A frame of a thread: its code, and where in that it is, in bytes; below 0 before its first instruction.
+// A frame of a thread: its code object, and its position in the code in bytes, below 0 before the first
+// instruction.
 struct PythonFrame {
     uintptr_t code;
     int64_t at;
@@ -37,8 +39,8 @@ class PythonFrames {
   public:
     static constexpr unsigned FRAMES_MAX = 128;
 
-    // Whether there is a Python in this process whose frames can be read, and they are wanted
-    // (TRACEPIPE_GPU_STACKS).
+    // Whether this process has a Python whose frames can be read, and TRACEPIPE_GPU_STACKS does not forbid
+    // it.
     bool open() {
         const char *set = settings().get("TRACEPIPE_GPU_STACKS");
         if (set && strcmp(set, "off") == 0) return false;
@@ -54,16 +56,16 @@ class PythonFrames {
         state_ = state;
         return true;
     }
-    // The frames of this thread, innermost first; how many.
+    // Reads the frames of this thread, innermost first; returns their number.
     unsigned read(PythonFrame *frames) {
         unsigned further = 0;
         return read(frames, further, false);
     }
-    // The same, with how many there are further out.
+    // The same; `further` is the number of outer frames that found no room.
     unsigned read_all(PythonFrame *frames, unsigned &further) { return read(frames, further, true); }
-    // A number for frames that are the same: of the same code, at the same place, and with what names it. `numbers`
-    // are those of the frames alone. The values of a frame are mixed independently of each other, and so is read what
-    // they come from: a launch waits for it.
+    // A number that is the same for the same frames: same code, position and names. `numbers` gets that of
+    // each frame. The values of a frame are read and mixed independently of each other, as a launch waits for
+    // this.
     uint64_t hash(const PythonFrame *frames, unsigned count, uint64_t *numbers = nullptr) const {
         uint64_t hash = count;
         for (unsigned at = 0; at < count; at++) {
@@ -72,7 +74,7 @@ class PythonFrames {
             uint64_t mixed = code * 0x9e3779b97f4a7c15u + uint64_t(frames[at].at) * 0xbf58476d1ce4e5b9u;
             mixed += word_at(code + layout_->linetable) * 0x94d049bb133111ebu;
             mixed += *reinterpret_cast<uint32_t *>(code + layout_->first_line) * 0xd6e8feb86659fd93u;
-            // Another code may be where one was that is gone, and so may be what names it.
+            // A new code object may be at the address of a freed one, and so may its names.
             mixed += name * 0xa0761d6478bd642fu + hash_of(name) * 0xe7037ed1a0b428dbu;
             mixed += file * 0x8ebc6af09c88c6e3u + hash_of(file) * 0x589965cc75374cc3u;
             if (numbers) numbers[at] = mixed;
@@ -80,11 +82,11 @@ class PythonFrames {
         }
         return hash;
     }
-    // `train.py:41 step`, with the whole path of the file. Called while the frame is open.
+    // `train.py:41 step`, with the full path of the file. Called while the frame is open.
     std::string name_of(const PythonFrame &frame) const {
         return file_of(frame) + ":" + std::to_string(line_of(frame)) + " " + function_of(frame);
     }
-    // The parts of that; the function with its class where Python keeps that, from 3.11 on.
+    // The parts of that name; from Python 3.11 on, the function has its class.
     std::string file_of(const PythonFrame &frame) const { return text_at(frame.code + layout_->filename); }
     std::string function_of(const PythonFrame &frame) const { return text_at(frame.code + layout_->name); }
     int line_of(const PythonFrame &frame) const {
@@ -100,8 +102,9 @@ class PythonFrames {
   private:
     using State = void *(*)();
     using Asked = int (*)();
-    // Offsets in bytes. Of the thread: where the way to its frame begins, and, where that has a stop more, the
-    // frame's place in that. `at`: the instruction, which 3.10 counts and the others point to.
+    // Offsets in bytes. `thread`: the pointer to the frame in the thread state, or to a struct between them,
+    // in which `between` is the frame. `at`: the instruction, which is an index in 3.10 and a pointer in the
+    // others.
     struct Layout {
         uint16_t thread, between, previous, code, at, owner;
         uint16_t filename, name, linetable, first_line, first_traced, instructions;
@@ -114,7 +117,7 @@ class PythonFrames {
         {56, 0, 8, 0, 56, 70, 112, 128, 136, 68, 176, 192, 40, 56},
         {72, NONE, 8, 0, 56, 70, 112, 128, 136, 68, 184, 200, 40, 56},
     };
-    static constexpr unsigned MET_MAX = 1 << 16;  // a chain that has no end is none
+    static constexpr unsigned WALK_MAX = 1 << 16;  // frames; a longer chain is cut
     static constexpr uint8_t OF_GENERATOR = 1, OF_C = 3;
     static constexpr unsigned BYTES_SIZE = 16, BYTES_DATA = 32, TEXT_LENGTH = 16, TEXT_HASH = 24, TEXT_STATE = 32;
     static constexpr int64_t UNIT_BYTES = 2, TEXT_MAX = 1024, TABLE_MAX = 1 << 20;
@@ -142,7 +145,7 @@ class PythonFrames {
         if (!take<is_safe>(thread + layout.thread, frame)) return false;
         if (layout.between != NONE && frame && !take<is_safe>(frame + layout.between, frame)) return false;
         PythonFrame beyond;
-        for (unsigned met = 0; frame && met < MET_MAX; met++) {
+        for (unsigned walked = 0; frame && walked < WALK_MAX; walked++) {
             bool has_room = count < FRAMES_MAX;
             if (!has_room && !further) break;
             int is_shown = look<is_safe>(frame, has_room ? frames[count] : beyond);
@@ -151,7 +154,7 @@ class PythonFrames {
         }
         return true;
     }
-    // One frame: 1, or 0 for one that Python does not show, or −1 where it is none.
+    // Reads a frame: 1, or 0 for one that Python does not show, or −1 if it is not a frame.
     template <bool is_safe> int look(uintptr_t frame, PythonFrame &found) const {
         const Layout &layout = *layout_;
         uint8_t owner = 0;
@@ -174,8 +177,8 @@ class PythonFrames {
     }
 
     static uint64_t word_at(uintptr_t at) { return *reinterpret_cast<uint64_t *>(at); }
-    // Of a str: the hash that it keeps, once it was asked for, else one of its length and its end. Paths of files,
-    // which nobody has asked for theirs, differ there.
+    // The hash of a str: its cached one if there is one, else one of its length and its end. Paths of files,
+    // whose hash was usually not computed, differ at the end.
     uint64_t hash_of(uintptr_t text) const {
         uint64_t hash = word_at(text + TEXT_HASH);
         if (hash != ~uint64_t(0)) return hash;
@@ -193,11 +196,11 @@ class PythonFrames {
     const uint8_t *data_of(uintptr_t text) const {
         return reinterpret_cast<const uint8_t *>(text + (is_ascii(text) ? layout_->ascii_bytes : layout_->text_bytes));
     }
-    // What a pointer to a str points to, as UTF-8.
+    // The str that a pointer points to, as UTF-8.
     std::string text_at(uintptr_t pointer) const {
         uintptr_t text = *reinterpret_cast<uintptr_t *>(pointer);
         auto length = std::min(*reinterpret_cast<int64_t *>(text + TEXT_LENGTH), TEXT_MAX);
-        if (!is_compact(text)) return "?";  // that no compiler of Python makes
+        if (!is_compact(text)) return "?";  // Python's compiler makes no such str
         const uint8_t *data = data_of(text);
         auto width = width_of(text);
         if (is_ascii(text)) return {reinterpret_cast<const char *>(data), size_t(length)};
@@ -209,7 +212,7 @@ class PythonFrames {
         }
         return out;
     }
-    // PEP 626: bytes of code and lines, −128 for none.
+    // PEP 626: pairs of bytes of code and line difference, −128 for no line.
     static int line_by_pairs(const uint8_t *at, const uint8_t *end, int line, int64_t wanted) {
         int64_t passed = 0;
         for (int here = line; at + 1 < end; at += 2) {
@@ -221,7 +224,7 @@ class PythonFrames {
         }
         return line;
     }
-    // CPython's Objects/locations.md: 1 | kind 4 bits | units − 1, then what depends on the kind.
+    // CPython's Objects/locations.md: 1 | kind 4 bits | units − 1, then data that depends on the kind.
     static int line_by_entries(const uint8_t *at, const uint8_t *end, int line, int64_t wanted) {
         int64_t passed = 0;
         while (at < end) {

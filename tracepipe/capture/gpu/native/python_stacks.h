@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where in a Python program a call is made: a stack is a number in the records of calls, and what it is, is sent once,
-// and so is each of its frames.
+// The Python stacks of calls: records of calls have a stack's number; each stack and each frame is sent once.
 //
 // Payload of KIND_FRAME, and of KIND_STACK, innermost frame first:
 //
@@ -23,12 +22,12 @@
 
 namespace tracepipe {
 
-// Numbers that are met once; any thread may look for one.
+// A set of numbers, which any thread may search.
 class NumberSet {
   public:
     static constexpr size_t NUMBERS_MAX = 1 << 16;
 
-    // Whether there is memory for them. All of it is touched: to meet a number costs no fault of a page.
+    // Whether there is memory. All of it is touched, so that adding a number causes no page fault.
     bool clear() {
         if (!numbers_) numbers_ = static_cast<std::atomic<uint64_t> *>(malloc(PLACES * sizeof *numbers_));
         for (size_t at = 0; numbers_ && at < PLACES; at++) numbers_[at].store(0, std::memory_order_relaxed);
@@ -37,17 +36,17 @@ class NumberSet {
     }
     bool has(uint64_t number) const { return *place_of(number) == number; }
     bool is_full() const { return count_ == NUMBERS_MAX; }
-    // By one thread at a time.
+    // Only one thread at a time may call this.
     void add(uint64_t number) {
         count_++;
         place_of(number)->store(number, std::memory_order_release);
     }
 
   private:
-    // Twice as many as numbers, so that there is always a free one.
+    // Twice as many as numbers, so that one is always free.
     static constexpr size_t PLACES = 2 * NUMBERS_MAX;
 
-    // Where a number stands, or will: at one of the places from that on which it gives.
+    // Where a number is or belongs: the first fitting place from the one that the number itself selects.
     std::atomic<uint64_t> *place_of(uint64_t number) const {
         for (size_t at = number % PLACES;; at = (at + 1) % PLACES) {
             uint64_t other = numbers_[at].load(std::memory_order_acquire);
@@ -61,19 +60,20 @@ class NumberSet {
 
 class PythonStacks {
   public:
-    // Whether this process is a Python whose frames can be read. A process has one Python, and it is there before it
-    // uses CUDA. At the begin of each recording: what was sent before, that one does not have.
+    // Whether this process is a Python whose frames can be read. A process has one Python, which is loaded
+    // before it uses CUDA. Call it at the begin of each recording, which does not have what was sent to an
+    // earlier one.
     bool open() {
         std::lock_guard<std::mutex> lock(mutex_);
         is_open_ = frames_.open() && stacks_.clear() && sent_.clear();
         return is_open_;
     }
-    // The number of the calling thread's stack, which the channel has a record of; 0 where there is none.
+    // The number of the calling thread's stack, which was sent before; 0 if there is none.
     uint64_t here(Channel &channel, uint64_t now_ns) {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
         unsigned count = is_open_.load(std::memory_order_relaxed) ? frames_.read(frames) : 0;
         if (!count) return 0;
-        // The frames of a moment ago are the same if they are of the same code: there was no time to make another.
+        // Frames of the same code as a moment ago are the same: no code can be replaced in that time.
         thread_local Last last;
         bool is_same = now_ns - last.time_ns < SAME_NS && count == last.count &&
                        memcmp(frames, last.frames, count * sizeof *frames) == 0;
@@ -81,7 +81,7 @@ class PythonStacks {
         if (!number) {
             uint64_t numbers[PythonFrames::FRAMES_MAX];
             number = frames_.hash(frames, count, numbers);
-            if (!number || !(stacks_.has(number) || meet(number, frames, numbers, count, channel))) return 0;
+            if (!number || !(stacks_.has(number) || add(number, frames, numbers, count, channel))) return 0;
             last.number = number, last.count = count;
             memcpy(last.frames, frames, count * sizeof *frames);
         }
@@ -97,7 +97,7 @@ class PythonStacks {
         PythonFrame frames[PythonFrames::FRAMES_MAX];
     };
 
-    bool meet(uint64_t number, const PythonFrame *frames, const uint64_t *numbers, unsigned count, Channel &channel) {
+    bool add(uint64_t number, const PythonFrame *frames, const uint64_t *numbers, unsigned count, Channel &channel) {
         std::lock_guard<std::mutex> lock(mutex_);
         if (stacks_.has(number)) return true;
         for (unsigned at = 0; at < count && !stacks_.is_full(); at++)
@@ -130,7 +130,7 @@ class PythonStacks {
     PythonFrames frames_;
     std::atomic<bool> is_open_{false};
     std::mutex mutex_;
-    NumberSet stacks_, sent_;  // sent_: frames; both are added to under mutex_
+    NumberSet stacks_, sent_;  // sent_: frames; both change only under mutex_
 };
 
 }  // namespace tracepipe

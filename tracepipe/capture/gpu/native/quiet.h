@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// When the code of a program that runs can be changed: none of its threads is in the driver, and its GPUs are idle.
+// Finds a moment to change a running program's code: none of its threads is in the driver, and its GPUs are
+// idle.
 #pragma once
 #include "captures.h"
 #include "context.h"
@@ -11,15 +12,16 @@ namespace tracepipe {
 class Quiet {
   public:
     Gate gate;
-    Captures captures;  // to ask whether the GPU is idle would invalidate them
+    Captures captures;  // asking whether the GPU is idle would invalidate them
     std::atomic<bool> is_tried{false};
 
-    // Whether the driver can say that a context is idle without waiting for it.
+    // Whether the driver can report that a context is idle without waiting for it.
     static bool can_be_known() { return driver().ctxRecordEvent != nullptr; }
 
-    // From the library's thread: calls `work` while no thread of the program is in the driver; false if that could
-    // not be had, or `work` says so. The program is held up meanwhile, and what is waited for may need its threads
-    // in order to end: so that is not for long, and longer only after longer pauses, a fiftieth of its time at most.
+    // From the library's thread: calls `work` while no thread of the program is in the driver. False if there
+    // was no such moment, or if `work` returns false. The program is held up meanwhile, and the work that is
+    // waited for may need its threads in order to end. So each attempt is short, longer attempts follow
+    // longer pauses, and the program is held up for at most a fiftieth of its time.
     template <typename Work> bool hold(Work work) {
         uint64_t now_ns = monotonic_ns(), by_ns = now_ns + hold_ns_;
         if (now_ns < next_ns_) return false;
@@ -34,7 +36,7 @@ class Quiet {
         hold_ns_ = std::min(2 * hold_ns_, LONGEST_NS);
         return false;
     }
-    // The same, and the GPUs have nothing to do.
+    // The same while the GPUs are idle too.
     template <typename Work> bool take(const std::vector<std::shared_ptr<Context>> &contexts, Work work) {
         if (captures.is_any() || !can_be_known()) return false;
         return hold([&](uint64_t by_ns) {

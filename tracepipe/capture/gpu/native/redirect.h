@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Calls of one of CUPTI's functions by the other libraries of a process, made to come to us first.
+// Redirects calls of a CUPTI function by the other libraries of a process to this one.
 //
-// A library that is linked to CUPTI calls it by an address in a table of its own, which the dynamic linker has filled
-// in (the psABI's GOT). That address is replaced, and no code. A library that asks for the function's address by its
-// name (dlsym) is not reached.
+// A library that is linked to CUPTI calls it by an address in its own table (the psABI's GOT), which the
+// dynamic linker has filled in. That address is replaced; code is not changed. A library that looks up the
+// function's address by name (dlsym) is not affected.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -18,18 +18,18 @@ namespace tracepipe {
 
 class Redirect {
   public:
-    // `library`: how the name of the library begins that has the function. `ours` must be of this library.
+    // `library`: the start of the name of the library with the function. `ours` must be of this library.
     Redirect(const char *library, const char *function, void *ours)
         : library_(library), function_(function), ours_(ours) {
         Dl_info here{};
         if (dladdr(ours, &here)) own_ = reinterpret_cast<uintptr_t>(here.dli_fbase);
     }
-    // Redirects the calls of the libraries that were loaded since the last time.
+    // Redirects the calls of libraries that were loaded since the last time.
     void look() {
         dl_iterate_phdr(
             [](dl_phdr_info *found, size_t, void *self) {
                 auto &redirect = *static_cast<Redirect *>(self);
-                // All objects say the same: how many were loaded so far.
+                // All objects have the same value: how many were loaded so far.
                 if (redirect.seen_ == found->dlpi_adds) return 1;
                 redirect.look_at(*found);
                 redirect.adds_ = found->dlpi_adds;
@@ -66,10 +66,10 @@ class Redirect {
         }
         if (!dynamic || !read(dynamic, object)) return;
         redirect(object, object.called, object.called_bytes);
-        size_t relative_bytes = object.relative * sizeof(ElfW(Rela));  // those come first, and name nothing
+        size_t relative_bytes = object.relative * sizeof(ElfW(Rela));  // they come first, and have no symbol
         if (object.others) redirect(object, object.others + object.relative, object.other_bytes - relative_bytes);
     }
-    // Whether the object is linked to the library, and has what is needed here.
+    // Whether the object is linked to the library, and has the tables that are needed here.
     bool read(const ElfW(Dyn) *dynamic, Object &object) const {
         auto place = [&](ElfW(Addr) at) { return at < object.base ? at + object.base : at; };
         for (const ElfW(Dyn) *entry = dynamic; entry->d_tag != DT_NULL; entry++) switch (entry->d_tag) {

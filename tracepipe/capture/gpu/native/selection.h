@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Which launches are recorded: a pattern of kernel names, demangled or not, a range of those that fit it, and how many
-// of each kernel. A kernel is a name: programs load the same code many times, and compilers that try what is fastest
-// load thousands of modules with kernels of one name.
+// Selects the launches that are recorded: by a pattern of kernel names, mangled or demangled, by a range of
+// the launches that fit it, and by their number for each kernel. A kernel is identified by its name: programs
+// load the same code many times, and autotuning compilers load thousands of modules with kernels of the same
+// name.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,7 @@
 
 namespace tracepipe {
 
-// Calls `found` with each symbol of a cubin, which is an ELF file, and its name; false if it is none.
+// Calls `found` with each symbol of a cubin, which is an ELF file, and its name; false if it is not a cubin.
 template <typename Found> bool each_symbol(const char *cubin, size_t bytes, Found found) {
     const auto *file = reinterpret_cast<const Elf64_Ehdr *>(cubin);
     if (!cubin || bytes < sizeof *file || memcmp(file->e_ident, ELFMAG, SELFMAG) != 0) return false;
@@ -34,29 +35,29 @@ template <typename Found> bool each_symbol(const char *cubin, size_t bytes, Foun
     return true;
 }
 constexpr unsigned char IS_KERNEL = 0x10;  // STO_CUDA_ENTRY, in the st_other of a function
-// The same of functions alone, and whether each is a kernel.
+// The same for functions, with whether each is a kernel.
 template <typename Found> bool each_function(const char *cubin, size_t bytes, Found found) {
     return each_symbol(cubin, bytes, [&](const Elf64_Sym &symbol, const char *name) {
         if (ELF64_ST_TYPE(symbol.st_info) == STT_FUNC) found(name, (symbol.st_other & IS_KERNEL) != 0);
     });
 }
 
-// All functions of one name.
+// All functions with one name.
 struct Kernel {
     Kernel(uint64_t number, bool fits) : name(number), is_selected(fits), is_spent(!fits) {}
     const uint64_t name;
     const bool is_selected;
-    std::atomic<bool> is_spent;  // no launch of it is recorded any more
+    std::atomic<bool> is_spent;  // its launches are no longer recorded
     std::atomic<uint64_t> launches{0}, warps{0};
     std::atomic<uint32_t> needed_room{0};  // for Exits, see exits_room
 };
 
 class Selection {
   public:
-    // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_CALLED, one of device functions; TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1;
-    // TRACEPIPE_GPU_PER_KERNEL, launches of each kernel; TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, which the
-    // patches were built for; and TRACEPIPE_GPU_BUDGET, a number of warps. What the capture process checks before is
-    // taken as it is.
+    // Reads TRACEPIPE_GPU_KERNELS, a regular expression; TRACEPIPE_GPU_CALLED, one for device functions;
+    // TRACEPIPE_GPU_LAUNCHES, FIRST-LAST counted from 1; TRACEPIPE_GPU_PER_KERNEL, launches of each kernel;
+    // TRACEPIPE_GPU_BLOCKS, FIRST-LAST counted from 0, for which the patches were built; and
+    // TRACEPIPE_GPU_BUDGET, a number of warps. The capture process has checked them.
     void read_environment() {
         has_pattern_ = read_pattern("TRACEPIPE_GPU_KERNELS", pattern_,
                                     "TRACEPIPE_GPU_KERNELS is no regular expression; all kernels are recorded");
@@ -67,7 +68,7 @@ class Selection {
         budget_ = read_number("TRACEPIPE_GPU_BUDGET");
         per_kernel_ = read_number("TRACEPIPE_GPU_PER_KERNEL");
     }
-    // Whether calls of device functions are recorded, and of this one.
+    // Whether calls of device functions are recorded, and those of a given function.
     bool has_called() const { return has_called_; }
     bool fits_called(const std::string &mangled) const {
         return std::regex_search(demangled(mangled.c_str()), called_) || std::regex_search(mangled, called_);
@@ -78,15 +79,15 @@ class Selection {
         return !has_pattern_ || std::regex_search(demangled(mangled), pattern_) ||
                std::regex_search(mangled, pattern_);
     }
-    // Whether a kernel is done with after some launches.
+    // Whether only some launches of each kernel are recorded.
     bool is_per_kernel() const { return per_kernel_ != 0; }
-    // Counts a launch; whether it is in the range, and its kernel not done with.
+    // Counts a launch; whether it is in the range, and its kernel is still recorded.
     bool is_next_selected(const Kernel &kernel) {
         if (!kernel.is_selected) return false;
         uint64_t number = count_.fetch_add(1, std::memory_order_relaxed) + 1;
         return number >= first_ && number <= last_ && !kernel.is_spent.load(std::memory_order_relaxed);
     }
-    // Counts a launch of the range; whether it is one of its kernel's first there.
+    // Counts a launch of the range; whether it is one of the first of its kernel there.
     bool is_early(Kernel &kernel) {
         if (!per_kernel_) return true;
         uint64_t launches = kernel.launches.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -95,20 +96,21 @@ class Selection {
     }
     // Whether all launches of the range are over.
     bool is_past() const { return count_.load(std::memory_order_relaxed) >= last_; }
-    // Whether a kernel of a module can fit: by the function symbols of its cubin.
+    // Whether a kernel of a module can fit, by the function symbols of its cubin.
     bool may_fit(const char *cubin, size_t bytes) const {
         if (!has_pattern_) return true;
         bool found = false;
         bool is_known = each_function(cubin, bytes, [&](const char *name, bool) { found |= fits(name); });
         return found || !is_known;
     }
-    // The first warp that is recorded of a grid, and how many.
+    // The first recorded warp of a grid, and the number of them.
     uint64_t first_warp(uint64_t a_block) const { return first_block_ * a_block; }
     uint64_t warps(uint64_t blocks, uint64_t a_block) const {
         return blocks <= first_block_ ? 0 : (std::min(blocks - 1, last_block_) + 1 - first_block_) * a_block;
     }
-    // Whether so many warps more of a kernel are within the budget; beyond it, they are counted. Where the budget is
-    // for each kernel's first launches, a kernel takes no more than a share of it after its first one.
+    // Whether `warps` more warps of a kernel are within the budget; those beyond it are counted. If only the
+    // first launches of each kernel are recorded, a kernel gets only a share of the budget after its first
+    // launch.
     bool takes(Kernel &kernel, uint64_t warps) {
         if (!budget_) return true;
         uint64_t before = kernel.warps.fetch_add(warps, std::memory_order_relaxed);

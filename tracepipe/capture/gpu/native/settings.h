@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the capture process says to a library: by the program's environment or, where it was loaded into a process that
-// ran already, by a text with a line NAME=VALUE for each.
+// The settings of a library: the program's environment or, if the library was loaded into a running process,
+// a text with a line NAME=VALUE for each setting.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -12,7 +12,7 @@ namespace tracepipe {
 
 class Settings {
   public:
-    // From now on these hold, and the environment does not.
+    // From now on these settings replace the environment.
     void take(std::string_view text) {
         lines_.clear();
         for (size_t end; !text.empty(); text.remove_prefix(end < text.size() ? end + 1 : end)) {
@@ -23,7 +23,7 @@ class Settings {
         }
         are_given_ = true;
     }
-    // Null where there is none of that name.
+    // Null if there is no setting with that name.
     const char *get(const char *name) const {
         if (!are_given_) return secure_getenv(name);
         auto found = lines_.find(name);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// From the records of a shared region to those of each kernel that wrote there.
+// Divides the records of a shared region among the kernels that wrote there.
 //
-// The nodes of a graph are known from its launch, by %gridid; what else is found was launched by a kernel,
-// and its records alone say what it is.
+// The nodes of a graph are known from its launch, by %gridid. Any other kernel was launched by a kernel, and
+// is known only from its records.
 #pragma once
 #include <map>
 
@@ -15,21 +15,21 @@ struct Node {
     LaunchRecord record{};
     uint64_t grid_id = 0;
     bool is_selected = false;
-    bool launches_kernels = false;  // its own entries are not seen then
+    bool launches_kernels = false;  // then its own entries are not seen
 };
 
-// What one kernel wrote.
+// The records of one kernel.
 struct SharedKernel {
     const Node *node = nullptr;  // null: launched by a kernel
     uint64_t grid_id = 0, pc = 0;
     uint32_t grid[3] = {}, block[3] = {};
     std::vector<Warp> warps;
-    std::vector<uint64_t> index;  // of each
+    std::vector<uint64_t> index;  // of each warp in its grid
     std::vector<Exit> exits;      // by position in `warps`
 };
 
-// `exits` are by number of the entry. Entries that were not written yet are passed over. A node that ran
-// several times in one launch, as in a loop of the graph, is as many kernels.
+// `exits` refer to entries by number. Entries that were not written yet are skipped. If a node ran several
+// times in one launch, as in a loop of the graph, each run is a kernel.
 inline std::vector<SharedKernel> kernels_of(const Entry *entries, uint64_t count, const std::vector<Exit> &exits,
                                             const std::vector<Node> &nodes) {
     std::vector<uint64_t> order;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Lines of the source that machine code was made of, where its module says so (-lineinfo; Triton's kernels do).
+// Finds the source lines of machine code whose module has them (-lineinfo; Triton's kernels).
 #pragma once
 #include <chrono>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace tracepipe {
 
 class SourceLines {
   public:
-    // A module is loaded: its code is kept where it has lines, as the program may drop it.
+    // Takes a loaded module: its code is kept if it has lines, as the program may free it.
     void take(const char *cubin, size_t bytes) {
         static constexpr char SECTION[] = ".debug_line";
         if (!cubin || bytes > BYTES_MAX || !memmem(cubin, bytes, SECTION, sizeof SECTION - 1)) return;
@@ -27,7 +27,8 @@ class SourceLines {
         if (bytes_ + bytes > BYTES_MAX || !modules_.try_emplace(asking.cubinCrc, cubin, bytes).second) return;
         bytes_ += bytes;
     }
-    // FILE:LINE of an instruction, "" where its module does not say it; null where that is asked next time, as it takes long.
+    // FILE:LINE of an instruction, "" if its module does not have it; null if it was not looked up yet, as
+    // that is slow.
     const std::string *of(uint64_t module, const std::string &function, uint64_t offset) {
         auto key = std::tuple(module, function, offset);
         auto known = known_.find(key);
@@ -40,7 +41,7 @@ class SourceLines {
         spent_ += std::chrono::steady_clock::now() - began;
         return &line;
     }
-    // Lines may be asked for again.
+    // Allows further look-ups.
     void rest() { spent_ = {}; }
 
   private:
@@ -62,7 +63,7 @@ class SourceLines {
         return line;
     }
 
-    std::mutex mutex_;  // of the modules, which any thread loads
+    std::mutex mutex_;  // for the modules, which any thread loads
     std::unordered_map<uint64_t, std::string> modules_;
     size_t bytes_ = 0;
     std::map<std::tuple<uint64_t, std::string, uint64_t>, std::string> known_;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT
-// What the warps of a GPU wait for: CUPTI's PC sampling, added up here so that what is sent grows with time and code and
-// not with samples.
+// Samples the stall reasons of warps by CUPTI's PC sampling, and adds them up, so that the amount of data
+// depends on time and code, and not on the number of samples.
 //
-//     CONTEXT_CREATED ──▶ enable     thread of ours, every ROUND_MS:  GetData ──▶ by function and reason ──▶ STALLS
+//     CONTEXT_CREATED ──▶ enable     own thread, every ROUND_MS:      GetData ──▶ by function and reason ──▶ STALLS
 //     …_DESTROY_STARTING ─▶ disable                                          └─▶ by instruction, sent each second
 //
-// Sampling is enabled when a context is made: later, functions have no names. The program's threads are in here for that,
-// when they destroy a context, and when they load or unload a module, as CUPTI's tables of functions change then: nothing
-// is asked of CUPTI meanwhile. Whatever CUPTI refuses is a loss with its reason, and ends the sampling of that context.
+// Sampling is enabled when a context is created: if it is enabled later, functions have no names. The
+// program's threads run this code then, when they destroy a context, and when they load or unload a module.
+// CUPTI's tables of functions change meanwhile, so CUPTI's sampling functions are not called. If CUPTI
+// refuses a call, that is a loss with its reason, and ends the sampling of that context.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -38,12 +39,13 @@ class StallSampler {
   public:
     StallSampler(Channel &channel, Windows &windows) : channel_(channel), windows_(windows) {}
 
-    // With the channel and the windows open, when CUDA begins in the process. `says_gpus`: nobody else does.
-    void open(bool says_gpus) {
-        owner_ = getpid(), says_gpus_ = says_gpus;
+    // Called when CUDA begins in the process, with the channel and the windows open. `puts_gpus`: no other
+    // code does.
+    void open(bool puts_gpus) {
+        owner_ = getpid(), puts_gpus_ = puts_gpus;
         CUptiResult result = cuptiSubscribe(&subscriber_, &StallSampler::called_back, this);
         if (result != CUPTI_SUCCESS)
-            return lose(1, monotonic_ns(), "CUPTI's callbacks are another profiler's: " + text_of(result));
+            return lose(1, monotonic_ns(), "another profiler has CUPTI's callbacks: " + text_of(result));
         is_open_ = true;
         for (uint32_t id : {CUPTI_CBID_RESOURCE_CONTEXT_CREATED, CUPTI_CBID_RESOURCE_CONTEXT_DESTROY_STARTING,
                             CUPTI_CBID_RESOURCE_MODULE_LOADED})
@@ -53,7 +55,8 @@ class StallSampler {
         if (!start_own_thread([](void *self) { static_cast<StallSampler *>(self)->sample(); }, this))
             lose(1, monotonic_ns(), "no thread could be started in the traced process");
     }
-    // Sends what there is and lets the GPUs go. The subscription stays, without callbacks, as threads may be in one.
+    // Sends the remaining samples and ends sampling. The subscription stays without callbacks, as threads may
+    // be in one.
     void close() {
         if (!is_open_.exchange(false) || getpid() != owner_) return;
         for (auto [domain, id] : callbacks_) cuptiEnableCallback(0, subscriber_, domain, id);
@@ -73,10 +76,10 @@ class StallSampler {
     static constexpr size_t PCS_AT_ONCE = 4096, PCS_MAX = 1 << 16, CONTEXTS_MAX = 64, REASONS_MAX = 256;
     static constexpr size_t FUNCTIONS_MAX = 1 << 16;
     static constexpr int GETS_A_ROUND = 256;
-    static constexpr size_t ENTRIES_A_RECORD = 1024;  // the channel may be as small as 64 KiB, a quarter of it a record
-    static constexpr uint64_t OF_STALLS = uint64_t(1) << 62;  // ids of names, apart from those of other records
+    static constexpr size_t ENTRIES_A_RECORD = 1024;  // a record may take a quarter of the channel, which has 64 KiB at least
+    static constexpr uint64_t OF_STALLS = uint64_t(1) << 62;  // separates its ids of names from those of other records
 
-    // CUPTI fills it with instructions, each with room for all reasons.
+    // A buffer for CUPTI: instructions, each with room for all reasons.
     struct Pcs {
         CUpti_PCSamplingData data{};
         std::vector<CUpti_PCSamplingPCData> pcs;
@@ -95,8 +98,8 @@ class StallSampler {
         CUcontext handle = nullptr;
         uint32_t gpu = 0;
         bool is_controlled = false, is_started = true, was_idle = true;
-        uint64_t until_ns = 0, pcs_from_ns = 0;  // what was sampled before was sent
-        std::vector<bool> is_counted;            // by the number of a reason
+        uint64_t until_ns = 0, pcs_from_ns = 0;  // earlier samples were sent
+        std::vector<bool> is_counted;            // by number of the reason
         Pcs got, last;                           // from CUPTI's GetData, and from its Disable
         std::map<std::pair<uint64_t, uint32_t>, uint64_t> bin;
         std::map<Instruction, uint64_t> instructions;
@@ -126,8 +129,8 @@ class StallSampler {
             if (name.substr(0, begins.size()) == begins) return true;
         return false;
     }
-    // A call that loads or unloads a module begins or ends. CUPTI is asked for nothing until its end; what was sampled
-    // of a module that is about to go is taken before.
+    // A call that loads or unloads a module begins or ends. CUPTI's sampling functions are not called until
+    // its end; samples of a module that is about to be unloaded are read before.
     void module_changes(const CUpti_CallbackData &call) {
         if (call.callbackSite == CUPTI_API_EXIT) return void(modules_change_--);
         modules_change_++;
@@ -137,10 +140,10 @@ class StallSampler {
             if (context.is_started) collect(context);
     }
 
-    // On the thread that makes the context.
+    // On the thread that creates the context.
     void begin(CUcontext handle) {
         std::unique_lock lock(mutex_, PATIENCE);
-        if (!lock.owns_lock()) return lose(1, monotonic_ns(), "CUPTI did not answer when a context was made");
+        if (!lock.owns_lock()) return lose(1, monotonic_ns(), "CUPTI did not answer when a context was created");
         if (contexts_.size() >= CONTEXTS_MAX) return lose(1, monotonic_ns(), "more contexts than are sampled");
         Context &context = contexts_.emplace_back();
         context.handle = handle, context.is_controlled = windows_.are_asked();
@@ -148,7 +151,7 @@ class StallSampler {
         context.until_ns = context.pcs_from_ns = monotonic_ns();
         if (!enable(context)) contexts_.pop_back();
     }
-    // CUPTI asks for the reasons' names after it is enabled, and for what is configured after those.
+    // CUPTI requires this order: enable it, ask for the names of reasons, configure it.
     bool enable(Context &context) {
         cuptiGetDeviceId(context.handle, &context.gpu);
         CUpti_PCSamplingEnableParams enabling{};
@@ -183,7 +186,7 @@ class StallSampler {
         for (auto &[name, number] : known) {
             if (number >= REASONS_MAX) continue;
             if (context.is_counted.size() <= number) context.is_counted.resize(number + 1);
-            // A sample of X counts under X_not_issued too.
+            // A sample of X is also counted as X_not_issued.
             size_t base = name.rfind("_not_issued");
             context.is_counted[number] = base == std::string::npos || !known.count(name.substr(0, base));
             if (context.is_counted[number]) channel_.put(KIND_STALL_REASON, &number, sizeof number, name, 0);
@@ -211,7 +214,7 @@ class StallSampler {
         return is_done(context, "cuptiPCSamplingSetConfigurationAttribute",
                        cuptiPCSamplingSetConfigurationAttribute(&configuring));
     }
-    // On the thread that destroys it. Where CUPTI does not answer, it is asked for nothing any more.
+    // On the thread that destroys the context. If CUPTI does not answer, it is not called again.
     void forget(CUcontext handle) {
         std::unique_lock lock(mutex_, PATIENCE);
         if (!lock.owns_lock()) {
@@ -229,7 +232,7 @@ class StallSampler {
         send_bin(context, monotonic_ns());
         finish(context);
     }
-    // Nothing is sampled from now on: what waits yet is sent.
+    // Sends what remains when sampling has ended.
     void finish(Context &context) {
         send_pcs(context);
         if (!context.was_idle) put_bin(context, {}, context.until_ns, context.until_ns);
@@ -254,7 +257,7 @@ class StallSampler {
         return is_done(context, "cuptiPCSamplingStop", cuptiPCSamplingStop(&stopping));
     }
 
-    // On the thread of our own, until the end. A window that begins or ends is followed at once.
+    // On the library's own thread, until the end. It follows a begin or end of a window at once.
     void sample() {
         while (is_open_) {
             uint32_t seen = windows_.turns();
@@ -272,9 +275,9 @@ class StallSampler {
             return true;
         });
     }
-    // False where the sampling of the context has ended.
+    // False if the sampling of the context has ended.
     bool follow(Context &context) {
-        if (says_gpus_ && said_gpus_.insert(context.gpu).second && driver().open())
+        if (puts_gpus_ && put_gpus_.insert(context.gpu).second && driver().open())
             put_gpu(channel_, CUdevice(context.gpu));
         bool is_wanted = !context.is_controlled || windows_.is_open();
         if (is_wanted && !context.is_started && !start(context)) return false;
@@ -289,7 +292,7 @@ class StallSampler {
             send_pcs(context);
         return true;
     }
-    // Takes what CUPTI has. False where it fails.
+    // Reads CUPTI's samples. False if that fails.
     bool collect(Context &context) {
         CUpti_PCSamplingGetDataParams getting{};
         getting.size = CUpti_PCSamplingGetDataParamsSize, getting.ctx = context.handle;
@@ -346,7 +349,7 @@ class StallSampler {
         if (!pcs.empty()) put(context, KIND_STALL_PCS, pcs, from_ns, context.pcs_from_ns);
         context.instructions.clear();
     }
-    // Records of a part each. One of none is put too.
+    // Puts records of a part of the entries each, and one record if there are no entries.
     template <typename Entry>
     void put(const Context &context, uint16_t kind, const std::vector<Entry> &entries, uint64_t start_ns, uint64_t end_ns) {
         StallsHead head{start_ns, end_ns, context.gpu, PERIOD_LOG2};
@@ -362,15 +365,15 @@ class StallSampler {
     }
     static uint32_t at_most_32(uint64_t samples) { return uint32_t(std::min<uint64_t>(samples, UINT32_MAX)); }
 
-    // A module's functions are numbered, and so is the module by its code. CUPTI keeps the text of a name, which other
-    // records of its may share.
+    // A function is identified by its number in the module, and the module by the CRC of its code. CUPTI owns
+    // the text of the name, which its other records may share.
     uint64_t name_of(const CUpti_PCSamplingPCData &pc) {
         auto known = functions_.find({pc.cubinCrc, pc.functionIndex});
         if (known != functions_.end()) return known->second;
         bool is_one_more = functions_.size() >= FUNCTIONS_MAX;
         if (is_one_more && others_) return others_;
         std::string mangled = is_one_more ? "further functions" : pc.functionName ? pc.functionName : "function without a name";
-        uint64_t id = said(demangled(mangled.c_str()));
+        uint64_t id = put_name(demangled(mangled.c_str()));
         if (is_one_more) return others_ = id;
         mangled_[id] = std::move(mangled);
         return functions_[{pc.cubinCrc, pc.functionIndex}] = id;
@@ -381,11 +384,11 @@ class StallSampler {
         const std::string *line = lines_.of(module, mangled->second, offset);
         if (!line || line->empty()) return 0;
         uint64_t &id = line_names_[*line];
-        if (!id) id = said(*line);
+        if (!id) id = put_name(*line);
         return id;
     }
-    // The id of a name, which is sent with it.
-    uint64_t said(std::string text) {
+    // Sends a name with a new id, and returns the id.
+    uint64_t put_name(std::string text) {
         if (text.size() > channel_.payload_limit() / 2) text.resize(channel_.payload_limit() / 2);
         uint64_t id = OF_STALLS | ++names_;
         channel_.put(KIND_NAME, &id, sizeof id, text, 0);
@@ -402,13 +405,13 @@ class StallSampler {
         cuptiGetResultString(result, &text);
         return text ? text : "error " + std::to_string(result);
     }
-    // What is lost again for the same reason is sent with the next instructions, and not each round.
+    // Further losses for the same reason are sent with the next instructions, and not each round.
     void lose(uint64_t samples, uint64_t since_ns, const std::string &why) {
         std::lock_guard lock(losses_mutex_);
         StallLoss &loss = losses_[why];
         if (!loss.samples) loss.start_ns = since_ns;
         loss.samples += samples, loss.end_ns = monotonic_ns();
-        if (said_losses_.insert(why).second) put_loss(why, loss);
+        if (reported_losses_.insert(why).second) put_loss(why, loss);
     }
     void put_losses() {
         std::lock_guard lock(losses_mutex_);
@@ -427,10 +430,10 @@ class StallSampler {
     std::atomic<bool> is_open_{false};
     std::atomic<int> modules_change_{0};
     pid_t owner_ = 0;
-    bool says_gpus_ = false;
-    std::timed_mutex mutex_;  // of what is below, and of CUPTI's functions for sampling
+    bool puts_gpus_ = false;
+    std::timed_mutex mutex_;  // for what is below, and for CUPTI's sampling functions
     std::list<Context> contexts_;
-    std::set<uint32_t> said_gpus_;
+    std::set<uint32_t> put_gpus_;
     std::map<std::pair<uint64_t, uint32_t>, uint64_t> functions_;
     std::unordered_map<uint64_t, std::string> mangled_;
     std::unordered_map<std::string, uint64_t> line_names_;
@@ -438,7 +441,7 @@ class StallSampler {
     SourceLines lines_;
     std::mutex losses_mutex_;
     std::map<std::string, StallLoss> losses_;
-    std::set<std::string> said_losses_;
+    std::set<std::string> reported_losses_;
 };
 
 }  // namespace tracepipe

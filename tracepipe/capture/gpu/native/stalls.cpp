@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Stall reasons alone, inside of a traced process: what stall_sampler.h samples, without records of kernels and calls.
+// Records only stall reasons in a traced process, with stall_sampler.h, and no kernels or calls.
 #include "stall_sampler.h"
 
 namespace {
 
 using namespace tracepipe;
 
-// Used until the process is gone, so never destroyed.
+// Used until the process ends, so never destroyed.
 Channel &channel = *new Channel;
 Windows &windows = *new Windows(channel);
 StallSampler &sampler = *new StallSampler(channel, windows);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// CUPTI's activity records as those of the channel.
+// Translates CUPTI's activity records into those of the channel.
 #pragma once
 #include <cstring>
 #include <cupti.h>
@@ -54,7 +54,7 @@ template <typename Record> class Batch {
     std::vector<Record> records_;
 };
 
-// Turns CUPTI's records into ours. Buffers may be given back on several threads: one at a time is translated.
+// Translates CUPTI's buffers. CUPTI may return them on several threads; one at a time is translated.
 class Translator {
   public:
     Translator(Channel &channel, Heartbeat &heartbeat, CallChoice &choice, CallStacks &stacks)
@@ -72,7 +72,7 @@ class Translator {
         memory_.send();
     }
 
-    // A capture knows nothing of what was sent to an earlier one.
+    // Sends everything again, as a new capture has nothing of what was sent to an earlier one.
     void begin_anew() {
         std::lock_guard lock(mutex_);
         choice_.read_settings();
@@ -179,7 +179,7 @@ class Translator {
                 known = called_.emplace(key, flags).first;
         }
         uint16_t flags = known == called_.end() ? 0 : known->second;
-        // There are some before the functions that are not wanted have been disabled.
+        // Some come before the unwanted functions have been disabled.
         if (flags & CALL_LEFT_OUT) return;
         uint64_t stack = flags & CALL_HAS_STACK ? stacks_.at(from.threadId, from.start) : 0;
         calls_.add({from.start, from.end, stack, uint32_t(domain), from.cbid, from.threadId, from.correlationId,
@@ -187,7 +187,7 @@ class Translator {
     }
 
     void take(const CuptiDevice &from) {
-        // As KIND_GPU of transport.h draws it.
+        // KIND_GPU of transport.h.
         struct {
             uint32_t index, sms, major, minor, clock_khz, zero;
             char uuid[16];
@@ -197,7 +197,7 @@ class Translator {
         channel_.put(KIND_GPU, &gpu, sizeof gpu, from.name ? from.name : "", 0);
     }
 
-    // Names stay where they are while their module is loaded; another's may come to lie there later.
+    // A name stays at its address while its module is loaded; later another may be there.
     uint64_t name_of(const char *name) {
         auto &known = names_[name];
         if (known.first != name) {
@@ -217,7 +217,7 @@ class Translator {
     std::mutex mutex_;
     std::unordered_map<const char *, std::pair<std::string, uint64_t>> names_;
     uint64_t names_sent_ = 0;
-    std::unordered_map<uint64_t, uint16_t> called_;  // functions, and what call_flags.h says of them
+    std::unordered_map<uint64_t, uint16_t> called_;  // functions → flags of call_flags.h
     Batch<Kernel> kernels_{channel_, KIND_KERNEL};
     Batch<Copy> copies_{channel_, KIND_COPY};
     Batch<Set> sets_{channel_, KIND_SET};

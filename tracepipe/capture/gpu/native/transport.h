@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The way from a traced process to the capture process: memory that both map, with a ring of records.
+// The channel from a traced process to the capture process: memory that both map, with a ring of records.
 //
-// The capture process makes the memory, sealed to its size, and gives it to every process that connects
+// The capture process creates the memory, seals its size, and sends it to every process that connects
 // (connection.h). Any number of processes and threads put records in; the capture process takes them out. A
-// producer reserves room with one compare-and-swap, writes, and commits; what is committed can be read whatever
-// becomes of either side. A producer waits for room for a bounded time, and then drops the record and counts it.
+// producer reserves room with one compare-and-swap, writes, and commits; a committed record can be read even
+// if its process dies. A producer waits for room for a bounded time, and then drops the record and counts it.
 //
 // Memory, little-endian:
 //
@@ -17,16 +17,16 @@
 //     | turns | windows    | hits of    | hits of  | has     | 0  | when turn N was, ns:    |    windows.h
 //     | u32   | left u32   | begins u32 | ends u32 | windows |    | 16 × u64, at N mod 16   |
 //     4096 ──────────────────────────────────────────────────────── 4096 + ring bytes
-//     | records, each at a multiple of 16; positions count on from 0 over all laps of the ring
+//     | records, each at a multiple of 16; positions count from 0 over all laps of the ring
 //
 // Record:
 //
 //     0                      8        12      14      16      20      24         32
 //     | tag                  | length | kind  | 0     | pid   | tid   | time_ns  | payload …
 //
-// length is the payload's, in bytes. tag is (position | state) ^ key, state 1 while it is written and 2
-// when it is committed: what an earlier lap left there is never taken for a record. time_ns is
-// CLOCK_MONOTONIC when the record was reserved.
+// length is the payload's, in bytes. tag is (position | state) ^ key; state is 1 while the record is written
+// and 2 when it is committed, so remains of an earlier lap are never mistaken for a record. time_ns is
+// CLOCK_MONOTONIC when room for the record was reserved.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -50,16 +50,16 @@ constexpr size_t CHANNEL_HEADER_BYTES = 4096;
 constexpr size_t RECORD_HEADER_BYTES = 32;
 constexpr unsigned KINDS = 64;
 
-// Kinds that every engine has; an engine's own begin at 16 (warps) and 40 (kernels), those of annotations at 56. All
+// Kinds that every engine has. Other kinds begin at 16 (warps), 40 (kernels) and 56 (annotations). All
 // integers little-endian, texts UTF-8 without a NUL up to the end of the payload.
 enum Kind : uint16_t {
-    KIND_NAME = 1,   // | id u64 | text: a name that records of this pid refer to by id, from now on
+    KIND_NAME = 1,   // | id u64 | text: a name to which later records of this pid refer by id
     KIND_GPU = 2,    // | index u32 | sms u32 | major u32 | minor u32 | clock_khz u32 | 0 u32 | uuid 16 | name text
     KIND_CLOCK = 3,  // | gpu u32 | 0 u32 | source_ns u64 | host_lo_ns u64 | host_hi_ns u64 |
-    KIND_NOTE = 4,   // | text: something the user should know
-    KIND_STACK = 5,  // python_stacks.h draws both: before the first record of this pid that has its number
+    KIND_NOTE = 4,   // | text: a message for the user
+    KIND_STACK = 5,  // python_stacks.h describes both: before the first record of this pid with its number
     KIND_FRAME = 6,
-    KIND_STACK_BEYOND = 7,  // never put; counts calls whose stack was one too many
+    KIND_STACK_BEYOND = 7,  // never put; counts calls whose stack is beyond the limit
 };
 
 inline uint64_t monotonic_ns() {
@@ -69,7 +69,7 @@ inline uint64_t monotonic_ns() {
 }
 
 inline uint32_t thread_id() {
-    // A fork's only thread inherits the value, so it is kept together with the process it was asked in.
+    // The only thread after a fork inherits the value, so it is kept with the process in which it was read.
     thread_local uint32_t id = 0;
     thread_local pid_t process = 0;
     if (process != this_process()) process = this_process(), id = uint32_t(syscall(SYS_gettid));
@@ -79,7 +79,7 @@ inline uint32_t thread_id() {
 struct ChannelHeader {
     uint64_t magic, key, ring_bytes;
     uint32_t wait_us, zero;
-    std::atomic<uint64_t> launches;  // ids given out
+    std::atomic<uint64_t> launches;  // ids assigned
     alignas(64) std::atomic<uint64_t> produced;
     alignas(64) std::atomic<uint64_t> consumed;
     alignas(64) std::atomic<uint64_t> dropped[KINDS];
@@ -102,7 +102,7 @@ static_assert(sizeof(RecordHeader) == RECORD_HEADER_BYTES);
 
 class Channel {
   public:
-    // Whether the capture process was there, and its memory could be mapped.
+    // Whether the capture process answered, and its memory could be mapped.
     bool open() {
         const char *name = settings().get("TRACEPIPE_GPU_CHANNEL");
         if (!name || !*name) return false;
@@ -117,7 +117,7 @@ class Channel {
     // The largest payload that a record may have.
     size_t payload_limit() const { return ring_bytes_ / 4; }
 
-    // Room for a payload, or null when there was none in time: then `events` are counted as dropped.
+    // Room for a payload, or null if there was none in time: then `events` are counted as dropped.
     void *reserve(uint16_t kind, size_t length, uint64_t events = 1, uint32_t tid = thread_id()) {
         if (!header_) return nullptr;
         size_t whole = (RECORD_HEADER_BYTES + length + 15) & ~size_t(15);
@@ -150,21 +150,21 @@ class Channel {
         commit(to);
         return true;
     }
-    // An id for a launch that no other process of the capture gives out.
+    // An id for a launch, which no other process of the capture uses.
     uint64_t next_launch() { return header_->launches.fetch_add(1, std::memory_order_relaxed) + 1; }
     bool note(std::string_view text) { return put(KIND_NOTE, "", 0, text); }
     void drop(uint16_t kind, uint64_t events) {
         if (header_) header_->dropped[kind % KINDS].fetch_add(events, std::memory_order_relaxed);
     }
-    // Whether the recording is over: what there is yet may be sent, and then `close`.
+    // Whether the recording is over: the remaining records may be sent, and then `close` is called.
     bool is_over() const { return connection_.is_over(); }
-    // Waits for that, or for the end of the connection.
+    // Waits for the end of the recording or of the connection.
     void wait_until_over() const { connection_.wait_until_over(); }
     ChannelHeader *shared() { return header_; }
-    // Its first bytes, for tests of what a program may do to it.
+    // The channel's first bytes, for tests of what a program may do to it.
     void *header() { return header_; }
-    // Says that nothing more comes from this process, which keeps nothing of the channel's memory: what is put all the
-    // same goes to memory of its own.
+    // Ends this process's records and releases the channel's memory. Records that are put later go to private
+    // memory.
     void close() {
         connection_.close();
         if (!header_) return;
@@ -195,13 +195,13 @@ class Channel {
             munmap(head, CHANNEL_HEADER_BYTES);
             return false;
         }
-        // What decides where this process writes is its own: the header is everybody's.
+        // What decides where this process writes is kept here, as all processes can write the header.
         ring_ = static_cast<char *>(both);
         ring_bytes_ = bytes, key_ = header->key, wait_us_ = header->wait_us;
         header_ = header;
         return true;
     }
-    // A later channel takes the place of an earlier one: whoever still writes there must not meet a hole.
+    // A later channel is mapped over an earlier one, as a thread may still write there.
     bool map_again(int file, ChannelHeader *header, bool fits) {
         uint64_t key = header->key;
         uint32_t wait_us = header->wait_us;
@@ -214,7 +214,7 @@ class Channel {
         key_ = key, wait_us_ = wait_us, stuck_at_ = ~uint64_t(0);
         return true;
     }
-    // Memory of a file, or of nobody else's where there is none, instead of what is mapped there.
+    // Maps memory of a file, or private memory if there is none, over what is mapped there.
     static bool put_in_place(void *at, size_t bytes, int file, off_t offset) {
         int kind = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
         return mmap(at, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED, file, offset) != MAP_FAILED;
@@ -229,7 +229,7 @@ class Channel {
                     return true;
                 continue;
             }
-            // A wait that was in vain is not repeated until the reader has moved.
+            // A wait that failed is not repeated until the reader has consumed something.
             if (consumed == stuck_at_.load(std::memory_order_relaxed)) return false;
             uint64_t now_ns = monotonic_ns();
             if (!deadline_ns) deadline_ns = now_ns + uint64_t(wait_us_) * 1000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Letters of wide texts as UTF-8.
+// Encodes letters of wide texts as UTF-8.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// From the records of a launch to columns: what a launch has, what it lacks, and the bytes that are sent.
+// Turns the records of a launch into columns, and counts what is recorded and what is missing.
 //
-// Payload of KIND_WARPS, some thousand warps of a launch:
+// Payload of KIND_WARPS, a few thousand warps of a launch:
 //
 //     0        8         16      20      24        28
 //     | launch | base_ns | warps | exits | columns | 0 |  columns × | id u8 | width u8 | 0 u16 | values u32 |
 //
-// then each column's values, `width` bytes each (2, 4 or 8), filled up to a multiple of 8. Times of entry count
-// from base_ns; times and clocks of an exit from its warp's entry. Columns that a reader can do without are
-// left out: entry_mask and exit_mask where all lanes of all warps are meant, exit_count where it is 1, and those of
-// ranges where no warp has any. A range counts from its warp's entry; its name is a number, see KIND_NAME.
+// then each column's values, `width` bytes each (2, 4 or 8), padded to a multiple of 8. Times of entries
+// count from base_ns, times and clocks of exits from their warp's entry. Redundant columns are left out:
+// entry_mask and exit_mask if they are of all lanes of all warps, exit_count if it is always 1, and those of
+// ranges if no warp has any. A range counts from its warp's entry; its name is a number, see KIND_NAME.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -24,11 +24,11 @@ namespace tracepipe {
 enum WarpsKind : uint16_t {
     KIND_WARPS = 16,
     KIND_KERNEL = 17,      // a launch that has ended, see LaunchRecord; before its KIND_WARPS
-    KIND_CALL_ENTER = 18,  // call_arguments.h draws both
+    KIND_CALL_ENTER = 18,  // call_arguments.h describes both
     KIND_CALL_EXIT = 19,
     KIND_LOST_WARPS = 20,  // | launch u64 | gpu u32 | why u32 | warps u64 |
-    KIND_MET = 21,         // | fits u64 | text: a kernel that was launched, and whether the selection has its name
-    KIND_MET_CALLED = 22,  // the same of a device function that a kernel of a patched module may call
+    KIND_MET = 21,         // | fits u64 | text: a kernel that was launched, and whether its name is selected
+    KIND_MET_CALLED = 22,  // the same for a device function that a kernel of a patched module may call
 };
 
 enum Lost : uint32_t {
@@ -38,10 +38,10 @@ enum Lost : uint32_t {
     LOST_NOT_SEEN = 4,    // the launch is over and the warps wrote nothing
     LOST_EXITS = 5,       // exits that found no room
     LOST_BUDGET = 7,      // beyond TRACEPIPE_GPU_BUDGET
-    LOST_PARENT = 8,      // of a kernel that launches kernels, whose entries are not seen
+    LOST_PARENT = 8,      // warps of a kernel that launches kernels, whose entries are not seen
     LOST_OTHER_GPU = 9,   // the graph's node runs on another GPU than its first node
-    LOST_CAPTURE = 10,    // of a module that was loaded while another thread captured a stream
-    LOST_MARKS = 11,      // not warps, but marks in them
+    LOST_CAPTURE = 10,    // warps of a module that was loaded while another thread captured a stream
+    LOST_MARKS = 11,      // marks of warps, not warps
 };
 
 enum ColumnId : uint8_t {
@@ -55,7 +55,7 @@ enum ColumnId : uint8_t {
     COLUMN_EXIT_NS = 8,
     COLUMN_EXIT_CLK = 9,
     COLUMN_EXIT_MASK = 10,
-    COLUMN_FIRST_WARP = 11,  // in place of COLUMN_WARP: one value, the first of warps that follow each other
+    COLUMN_FIRST_WARP = 11,  // instead of COLUMN_WARP: one value, the first of consecutive warps
     COLUMN_RANGE_COUNT = 12,
     COLUMN_RANGE_NAME = 13,
     COLUMN_RANGE_CLK = 14,
@@ -66,19 +66,19 @@ enum ColumnId : uint8_t {
 constexpr uint32_t WARPS_A_BATCH = 8000, RANGES_A_BATCH = 30000;
 constexpr uint32_t ALL_LANES = 0xffffffff;
 
-// The records of one kernel in host memory, or a part of them. `exits` may be unsorted; their `warp` is a
-// position in `warps`.
+// The records of one kernel in host memory, or a part of them. `exits` may be unsorted; their `warp` is an
+// index in `warps`.
 struct Drained {
     const Warp *warps;
     uint64_t count;
     std::vector<Exit> exits;
-    uint64_t first_warp = 0;          // of the grid, the one at position 0
-    const uint64_t *index = nullptr;  // which warps of the grid these are, where they do not follow each other
+    uint64_t first_warp = 0;          // of the grid, the one at index 0
+    const uint64_t *index = nullptr;  // the warps' indices in the grid, if they are not consecutive
     uint64_t index_of(uint64_t at) const { return first_warp + (index ? index[at] : at); }
 };
 
 struct Seen {
-    uint64_t begun = 0, whole = 0;  // warps with an entry; those of which all lanes have left
+    uint64_t begun = 0, whole = 0;  // warps with an entry; those whose lanes have all exited
     uint64_t first_ns = ~uint64_t(0), last_ns = 0;
     void add(const Seen &more) {
         begun += more.begun, whole += more.whole;
@@ -87,7 +87,7 @@ struct Seen {
 };
 
 inline void sort_exits(std::vector<Exit> &exits) {
-    // What was claimed and not yet written has no time.
+    // An exit that was claimed and not yet written has no time.
     exits.erase(std::remove_if(exits.begin(), exits.end(), [](const Exit &exit) { return !exit.exit_ns; }),
                 exits.end());
     std::sort(exits.begin(), exits.end(), [](const Exit &a, const Exit &b) {
@@ -95,7 +95,7 @@ inline void sort_exits(std::vector<Exit> &exits) {
     });
 }
 
-// `exits` sorted.
+// `exits` must be sorted.
 inline Seen look(const Drained &launch) {
     Seen seen;
     auto exit = launch.exits.begin();
@@ -118,8 +118,8 @@ inline Seen look(const Drained &launch) {
 
 class WarpColumns {
   public:
-    // For each batch of the launch's warps that have begun: asks `reserve(bytes, warps)` for room, which
-    // may be null, fills it and calls `commit(room)`. `marks`: where the program marks what its warps do.
+    // For each batch of the launch's warps that have begun: calls `reserve(bytes, warps)` for room, which may
+    // be null, fills it and calls `commit(room)`. `marks`: the marks of the program.
     template <typename Reserve, typename Commit>
     void send(uint64_t launch, const Drained &drained, Reserve reserve, Commit commit, const Marks &marks = {}) {
         auto exit = drained.exits.begin(), end = drained.exits.end();
@@ -166,8 +166,8 @@ class WarpColumns {
 
     static size_t whole_words(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-    // Nearly all batches: every warp of the grid from `start` on has begun, and all its lanes have left
-    // together. Straight from the records to the room, at a tenth of the cost. False if it is not so.
+    // The usual case: every warp from `start` on has begun, and all its lanes have exited together. Copies
+    // directly from the records to the room, at a tenth of the cost. False in any other case.
     template <typename Reserve, typename Commit>
     bool send_plain(uint64_t launch, const Drained &drained, uint64_t start, uint64_t past, Reserve reserve,
                     Commit commit) {
@@ -265,7 +265,7 @@ class WarpColumns {
         }
     }
     void leave(const Warp &warp, uint64_t ns, uint64_t clk, uint32_t mask) {
-        // %globaltimer steps: an exit can have been read before the step that its entry was rounded up to.
+        // %globaltimer advances in steps, so an exit can have a time before its entry, which was rounded up.
         exit_ns_.add(ns > warp.entry_ns ? ns - warp.entry_ns : 0);
         exit_clk_.add(clk > warp.entry_clk ? clk - warp.entry_clk : 0);
         exit_mask_.add(mask);
@@ -324,7 +324,7 @@ struct LaunchRecord {
     uint64_t call_ns;  // CLOCK_MONOTONIC when it was launched
     uint32_t call_tid, launched_by;
     uint64_t start_ns, end_ns;     // %globaltimer of the first entry and the last exit
-    uint64_t warps, begun, whole;  // warps of the blocks that are recorded
+    uint64_t warps, begun, whole;  // warps of the recorded blocks
 };
 static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24, "");
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT
 // The injection library of the `warps` engine: the CUDA driver loads it into the traced process, by
-// CUDA_INJECTION64_PATH, and calls InitializeInjection before anything else of the process uses CUDA.
+// CUDA_INJECTION64_PATH, and calls InitializeInjection before any other CUDA code of the process.
 //
-// Compute Sanitizer's callbacks say what the process does; they run on its threads, some with the driver's
-// locks held, so that they only take notes. Modules are patched when they load; each launch of a patched
-// kernel gets a region of device memory, and one of its own thread's (drain.h) brings home what is in it.
+// Compute Sanitizer's callbacks report what the process does. They run on its threads, some with the driver's
+// locks held, so they only take notes. Modules are patched when they load; each launch of a patched kernel
+// gets a region of device memory, which the library's own thread (drain.h) reads.
 //
-// Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), what selection.h
-// names, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (call_choice.h),
+// Environment: TRACEPIPE_GPU_CHANNEL, TRACEPIPE_GPU_PATCHES (file of the device code), the variables of
+// selection.h, TRACEPIPE_GPU_MEMORY (bytes on each GPU), TRACEPIPE_GPU_CALLS (call_choice.h),
 // TRACEPIPE_GPU_ARGUMENTS (call_arguments.h), TRACEPIPE_GPU_STACKS (python_stacks.h).
 //
-// Of a recording with windows (windows.h) modules are patched all the while; a launch outside of them gets no region, so
-// that its patches return at once.
+// In a recording with windows (windows.h) modules are always patched; a launch outside of windows gets no
+// region, so its patches return at once.
 #include <fstream>
 #include <iterator>
 #include <thread>
@@ -30,35 +30,35 @@ namespace tracepipe {
 namespace {
 
 constexpr unsigned MOST_CALLBACKS = 2048;  // ids of functions of one API
-// A launch waits for room while launches are drained, and for a short time when none is.
+// A launch waits for room while launches are drained, and only for a short time while none is.
 constexpr uint64_t WAIT_WHILE_DRAINING_NS = 500'000'000, WAIT_FOR_ROOM_NS = 50'000'000;
 constexpr unsigned WAIT_AT_END_MS = Drain::WAIT_AT_END_MS;
 constexpr auto LOOK_FOR_QUIET = std::chrono::milliseconds(5);
 constexpr uint64_t WAIT_FOR_UNPATCHING_NS = 20'000'000;
-constexpr uint64_t TELL_EVERY_NS = 1'000'000'000;
-// Warps that a shared region has room for before it is known how many are needed.
+constexpr uint64_t REPORT_EVERY_NS = 1'000'000'000;
+// The warps for which a shared region has room before the needed number is known.
 constexpr uint64_t FIRST_GRAPH_WARPS = 1 << 17, WARPS_OF_CHILDREN = 1 << 15;
 
-// What a thread of the process is in the middle of.
+// What a thread of the process is doing.
 struct Thread {
-    unsigned depth = 0;           // of API calls in each other
-    bool is_in_window = false;    // the outermost began in one: it and what it launches are recorded whole
-    uint64_t begun_sequence = 0;  // launches there were when the outermost began
-    uint64_t launch = 0;          // id for the next launch of this call
-    uint64_t stack = 0;           // where the outermost is made, if that was asked for
+    unsigned depth = 0;           // of nested API calls
+    bool is_in_window = false;    // the outermost call began in one: it and its launches are recorded completely
+    uint64_t begun_sequence = 0;  // the number of launches when the outermost call began
+    uint64_t launch = 0;          // the id of this call's next launch
+    uint64_t stack = 0;           // of the outermost call, if it was read
     uint64_t call_ns = 0;
     std::vector<LaunchPointer> made;
-    LaunchPointer graph;              // whose nodes are reported
+    LaunchPointer graph;              // the graph whose nodes are being reported
     std::shared_ptr<Context> graph_context;
     const void *graph_data = nullptr;
     bool has_graph_begun = false;  // a node of it is recorded
-    bool is_unloading = false;  // and no other thread begins the capture of a stream
+    bool is_unloading = false;  // during which no other thread begins the capture of a stream
     Gate::Place place;
 };
 
 class Injection {
   public:
-    // Once in a process; it is never destroyed, as callbacks come until the process is gone.
+    // Called once in a process; the object is never destroyed, as callbacks come until the process ends.
     static void begin() {
         if (only_) return;
         only_ = new Injection;
@@ -79,7 +79,7 @@ class Injection {
         stacks_.open();
         if (!arguments_.read()) channel_.note("the table of arguments cannot be read: calls are recorded without");
         if (sanitizerSubscribe(&subscriber_, &Injection::called_back, this) != SANITIZER_SUCCESS)
-            return refuse("Compute Sanitizer cannot be used: another tool of NVIDIA's has the process");
+            return refuse("Compute Sanitizer cannot be used: another NVIDIA tool is in the process");
         for (auto domain : DOMAINS)
             if (domain != SANITIZER_CB_DOMAIN_RUNTIME_API || !choice_.is_none())
                 sanitizerEnableDomain(1, subscriber_, domain);
@@ -93,7 +93,7 @@ class Injection {
         be_first_at_exit();
         return true;
     }
-    // The process ends.
+    // Called when the process ends.
     void finish() {
         {
             std::lock_guard<std::mutex> lock(letting_go_);
@@ -116,17 +116,17 @@ class Injection {
         channel_.note(why);
         return false;
     }
-    // From the drain's thread, when the recording is over: first the GPU is as it was, then what is left to be read
-    // there is read.
+    // From the drain's thread, when the recording is over: restores the code on the GPU, before the remaining
+    // records are read there.
     void stop() {
         is_over_ = true;
         functions_.stop();
         be_first_at_exit();
         unpatch();
     }
-    // From the drain's thread, after the last record: modules are unpatched as soon as that can be done, and then
-    // there are no callbacks. The memory on the GPU stays the patches'. So does the subscription: CUPTI would not
-    // work in this process without it either (CUDA 13.0), and to drop it is one thing more that can fail.
+    // From the drain's thread, after the last record: unpatches modules as soon as possible, and then
+    // disables the callbacks. The memory on the GPU stays allocated. The subscription stays too: CUPTI would
+    // not work in this process without it either (CUDA 13.0), and unsubscribing could fail.
     void let_go() {
         for (bool is_let_go = false; !is_let_go; std::this_thread::sleep_for(LOOK_FOR_QUIET)) {
             std::lock_guard<std::mutex> lock(letting_go_);
@@ -138,19 +138,19 @@ class Injection {
                 });
         }
     }
-    // From the drain's thread: whether the modules are unpatched, which is tried if they are not.
+    // From the drain's thread: tries to unpatch the modules; whether they are unpatched.
     bool unpatch() {
         return functions_.is_unpatched() || quiet_.take(drain_.contexts(), [this] {
             functions_.unpatch();
             for (auto &context : drain_.contexts()) context->synchronized(nullptr, sequence_);
-            // No launch is to be met or counted any more.
+            // No launch has to be noticed or counted any more.
             if (selection_.is_past())
                 for (auto domain : {SANITIZER_CB_DOMAIN_LAUNCH, SANITIZER_CB_DOMAIN_GRAPHS, SANITIZER_CB_DOMAIN_SYNCHRONIZE})
                     sanitizerEnableDomain(0, subscriber_, domain);
         });
     }
-    // Exit handlers run in the order from last to first, and that of Compute Sanitizer, which is made some time
-    // after its subscription, must not meet our thread at work.
+    // Exit handlers run in reverse order of their registration. That of Compute Sanitizer, which registers it
+    // some time after the subscription, must not run while the library's thread works.
     void be_first_at_exit() {
         static const pid_t process = getpid();
         atexit([] {
@@ -205,7 +205,7 @@ class Injection {
         if (flags & CALL_UNLOADS && std::exchange(thread().is_unloading, false)) quiet_.captures.changed();
         quiet_.gate.leave(thread().place);
     }
-    // That is the first parameter of all functions that are about one.
+    // The stream is the first parameter of all functions that these flags mark.
     static CUstream stream_of(const Sanitizer_CallbackData &data) {
         return data.functionParams ? *static_cast<const CUstream *>(data.functionParams) : nullptr;
     }
@@ -215,13 +215,13 @@ class Injection {
     void record_call(bool is_runtime, Sanitizer_CallbackId id, uint16_t flags, const Sanitizer_CallbackData &data) {
         const CallLayout *layout = flags ? layouts_[is_runtime][id].load(std::memory_order_relaxed) : nullptr;
         uint64_t name = function_name(is_runtime, id, layout);
-        bool is_told = !(flags & CALL_LEFT_OUT);
+        bool is_recorded = !(flags & CALL_LEFT_OUT);
         if (data.callbackSite == SANITIZER_API_ENTER)
-            enter(flags, name, data, is_told, layout);
+            enter(flags, name, data, is_recorded, layout);
         else
-            leave(flags, name, data, is_told, layout);
+            leave(flags, name, data, is_recorded, layout);
     }
-    void enter(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+    void enter(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_recorded,
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth++ == 0) {
@@ -238,21 +238,21 @@ class Injection {
             current.call_ns = monotonic_ns();
             current.made.clear();
         }
-        if (!is_told || !current.is_in_window) return;
+        if (!is_recorded || !current.is_in_window) return;
         if (flags & CALL_NAMES_KERNEL && data.symbolName) kernel = functions_.name_of(data.symbolName);
         if (flags & CALL_HAS_STACK && !current.stack) current.stack = stacks_.here(channel_, monotonic_ns());
         uint64_t stack = flags & CALL_HAS_STACK ? current.stack : 0;
         put_call_enter(channel_, name, launch, kernel, stack, layout, data.functionParams);
     }
-    void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_told,
+    void leave(uint16_t flags, uint64_t name, const Sanitizer_CallbackData &data, bool is_recorded,
                const CallLayout *layout) {
         Thread &current = thread();
         if (current.depth)
             current.depth--;
-        else  // it was under way when this library was loaded
+        else  // the call was in progress when this library was loaded
             current.is_in_window = windows_.is_open();
         uint32_t result = result_of(data);
-        if (is_told && current.is_in_window) put_call_exit(channel_, name, result, layout, data.functionParams);
+        if (is_recorded && current.is_in_window) put_call_exit(channel_, name, result, layout, data.functionParams);
         if (!(flags & CALL_LAUNCHES)) return;
         if (result)
             for (LaunchPointer &launch : current.made) launch->is_cancelled = true;
@@ -268,12 +268,12 @@ class Injection {
         const CallLayout *layout = arguments_.find(function);
         layouts_[is_runtime][id].store(layout, std::memory_order_relaxed);
         uint64_t name = function_name(is_runtime, id, layout);
-        // Without room for its name, the function is met anew by its next call.
+        // If there was no room for the name, it is sent at the function's next call.
         if (channel_.put(KIND_NAME, &name, sizeof name, function, 0))
             flags_[is_runtime][id].store(flags, std::memory_order_release);
         return flags;
     }
-    // Before a launch: the first one after the last that is recorded gives the drain's thread time to unpatch.
+    // Before a launch: the first one after the last recorded launch gives the drain's thread time to unpatch.
     void wait_for_unpatching() {
         if (functions_.is_stopped()) return;
         functions_.stop();
@@ -281,7 +281,7 @@ class Injection {
         for (uint64_t by_ns = monotonic_ns() + WAIT_FOR_UNPATCHING_NS; !quiet_.is_tried && monotonic_ns() < by_ns;)
             Gate::pause();
     }
-    // Before a launch, where the driver holds no locks: gives the drain time when the buffer gets full.
+    // Before a launch, while the driver holds no locks: gives the drain time if the buffer gets full.
     void wait_for_room(CUcontext handle) {
         auto context = drain_.find(handle);
         if (!context) return;
@@ -297,7 +297,7 @@ class Injection {
             now_ns = monotonic_ns();
             if (context->drained != drained) moved_ns = now_ns, drained = context->drained;
         }
-        // Kernels that run for long keep the buffer: do not hold every launch up for it.
+        // Long kernels keep the buffer full: launches are not held up again for a while.
         hopeless_until_ns_ = monotonic_ns() + 1'000'000'000;
         is_hopeless_ = true;
     }
@@ -311,7 +311,7 @@ class Injection {
         } else if (id == SANITIZER_CBID_RESOURCE_CONTEXT_DESTROY_STARTING) {
             auto context = drain_.find(static_cast<const Sanitizer_ResourceContextData *>(data)->context);
             if (!context) return;
-            // Waits for the drain to let go of it, for a while; dead, it is not touched again.
+            // Waits for a while until the drain does not use it; a dead context is not touched again.
             bool is_free = context->in_use.try_lock_for(std::chrono::milliseconds(500));
             context->is_dead = true;
             if (is_free) context->in_use.unlock();
@@ -377,34 +377,34 @@ class Injection {
         thread().made.push_back(launch);
         drain_.wake_if_idle();
     }
-    // Marks and calls in a module are recorded from its first launch on.
+    // Prepares the recording of marks and calls in a module at its first launch.
     void prepare(Context &context, Module &module, Sanitizer_StreamHandle stream) {
         if (module.is_prepared.load(std::memory_order_relaxed) || !quiet_.captures.may_change()) return;
         bool is_prepared = module.is_prepared.exchange(true);
-        if (!is_prepared) make_known(context, module, stream);
+        if (!is_prepared) set_up(context, module, stream);
         quiet_.captures.changed();
     }
-    void make_known(Context &context, Module &module, Sanitizer_StreamHandle stream) {
+    void set_up(Context &context, Module &module, Sanitizer_StreamHandle stream) {
         bool is_done = context.marks.give(module.handle, module.marks, stream);
         if (!module.called.empty()) {
             context.calls.use();
             is_done &= context.called.add(module.handle, module.called, stream);
         }
-        if (!is_done) channel_.note("there is no room for the marks of a module; --gpu-memory makes some");
+        if (!is_done) channel_.note("there is no room for the marks of a module; raise --gpu-memory");
     }
-    // Of what a call launches: all of it, or nothing, as the nodes of a graph share a region.
+    // Whether a call's launches are recorded: all or none, as the nodes of a graph share a region.
     bool is_in_window() {
         Thread &current = thread();
         return current.depth ? current.is_in_window : windows_.is_open();
     }
-    // Counts a launch; whether it is to be recorded, as far as the budget goes.
+    // Counts a launch; whether it is to be recorded, if the budget allows.
     bool is_next(const Function &function, const Sanitizer_LaunchData &data) {
         if (!selection_.is_next_selected(function.kernel) || !selection_.is_early(function.kernel)) return false;
         if (function.module->is_missed) missed_ += warps(data);
         return !function.module->is_missed;
     }
-    // All nodes of a graph get the data of the last one (driver 580), so each is given that of the graph's
-    // region.
+    // All nodes of a graph get the user data of the last one (driver 580), so each node's data is set to that
+    // of the graph's region.
     void graph(Sanitizer_CallbackId id, const void *data) {
         if (id == SANITIZER_CBID_GRAPHS_NODE_LAUNCH_BEGIN) {
             const auto &node = *static_cast<const Sanitizer_GraphNodeLaunchData *>(data);
@@ -414,7 +414,7 @@ class Injection {
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_CREATED) {
             const auto &created = *static_cast<const Sanitizer_GraphExecData *>(data);
             bool is_of_device = created.isDeviceLaunch || created.containsDeviceGraphLaunches;
-            if (is_of_device && !is_device_graph_told_.exchange(true))
+            if (is_of_device && !is_device_graph_reported_.exchange(true))
                 channel_.note("a CUDA graph is launched by a kernel: its nodes are not recorded then");
         } else if (id == SANITIZER_CBID_GRAPHS_GRAPHEXEC_DESTROYING) {
             std::lock_guard<std::mutex> lock(graphs_mutex_);
@@ -436,7 +436,7 @@ class Injection {
             current.has_graph_begun = false;
         }
         Launch &launch = *current.graph;
-        if (context != current.graph_context) {  // another GPU, which has no memory of this one
+        if (context != current.graph_context) {  // another GPU, which has not this one's memory
             set(data.launchData, nullptr);
             return lost(describe(data.launchData, *function), LOST_OTHER_GPU);
         }
@@ -445,7 +445,7 @@ class Injection {
         node.record.stream = uint64_t(data.launchData.apiStream);
         node.record.launched_by = BY_GRAPH;
         node.is_selected = is_next(*function, data.launchData) && selection_.takes(function->kernel, node.record.warps);
-        // A graph of which nothing is recorded needs no memory.
+        // A graph without recorded nodes needs no memory.
         if (node.is_selected && !std::exchange(current.has_graph_begun, true)) {
             begin(current.graph, data.launchData.hApiStream);
             current.graph_data = context->take_shared(current.graph, warps_of(data.graphExec));
@@ -512,19 +512,19 @@ class Injection {
     }
     // From the drain's thread, from time to time.
     void look_after(bool is_end) {
-        tell_beyond(is_end);
+        report_beyond(is_end);
         if (!is_end && functions_.is_stopped()) unpatch();
     }
-    // PyTorch asks for the device ten times a kernel. There is no callback for that from now on.
+    // Disables callbacks of needless functions: PyTorch asks for the device ten times a kernel.
     void leave_out_needless() {
         for (unsigned id = 0; id < MOST_CALLBACKS; id++)
             if (is_needless_[id].exchange(false, std::memory_order_relaxed))
                 sanitizerEnableCallback(0, subscriber_, SANITIZER_CB_DOMAIN_RUNTIME_API, id);
     }
-    void tell_beyond(bool is_end) {
+    void report_beyond(bool is_end) {
         uint64_t now_ns = monotonic_ns();
-        if (!is_end && now_ns - told_ns_ < TELL_EVERY_NS) return;
-        told_ns_ = now_ns;
+        if (!is_end && now_ns - reported_ns_ < REPORT_EVERY_NS) return;
+        reported_ns_ = now_ns;
         if (!is_end) leave_out_needless();
         for (LostRecord lost : {LostRecord{0, 0, LOST_BUDGET, selection_.take_beyond()},
                                 LostRecord{0, 0, LOST_CAPTURE, missed_.exchange(0)}})
@@ -536,7 +536,7 @@ class Injection {
     void synchronized(Sanitizer_CallbackId id, const Sanitizer_SynchronizeData &data) {
         auto context = drain_.find(data.context);
         if (!context) return;
-        // What was launched by other threads since the call began may not have ended.
+        // Launches by other threads since the call began may not have ended.
         Thread &current = thread();
         uint64_t sequence = current.depth ? current.begun_sequence : 0;
         bool is_stream = id == SANITIZER_CBID_SYNCHRONIZE_STREAM_SYNCHRONIZED;
@@ -563,12 +563,12 @@ class Injection {
     PythonStacks stacks_;
     std::atomic<uint16_t> flags_[2][MOST_CALLBACKS] = {};
     std::atomic<const CallLayout *> layouts_[2][MOST_CALLBACKS] = {};
-    std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // functions of the runtime that mean nothing here
+    std::atomic<bool> is_needless_[MOST_CALLBACKS] = {};  // runtime functions that have no use here
     std::mutex contexts_, graphs_mutex_;
     std::unordered_map<CUgraphExec, uint64_t> warps_of_graph_;  // of its last launch
     std::atomic<uint64_t> missed_{0};  // warps of modules that were loaded while another thread captured a stream
-    std::atomic<bool> is_device_graph_told_{false};
-    uint64_t told_ns_ = 0;
+    std::atomic<bool> is_device_graph_reported_{false};
+    uint64_t reported_ns_ = 0;
     std::atomic<bool> is_hopeless_{false};
     std::atomic<uint64_t> hopeless_until_ns_{0};
 };

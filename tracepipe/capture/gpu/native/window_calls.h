@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Calls of the program that begin and end windows, seen by CUPTI's callbacks: of the profiler's functions, as
-// torch.cuda.profiler makes them, and launches of kernels whose name fits. The program goes on when the turn is done.
+// Calls of the program that begin and end windows, which CUPTI's callbacks report: profiler functions, as
+// torch.cuda.profiler calls them, and launches of kernels whose name fits. The program continues after the
+// turn.
 //
-// CUPTI lets one client of a process have callbacks. They are asked for where a window waits for such calls alone, so
-// that no other profiler is kept out without need.
+// CUPTI gives callbacks to only one client of a process. They are requested only if a window waits for such
+// calls, so that other profilers are not excluded without need.
 #pragma once
 #include <algorithm>
 #include <cupti.h>
@@ -23,7 +24,7 @@ class WindowCalls {
   public:
     WindowCalls(Windows &windows, void (*follow)()) : windows_(windows), follow_(follow) {}
 
-    // With the windows open: whether all is there that they wait for.
+    // Call it when the windows are open. Whether the triggers can be seen.
     bool open() {
         bool by_profiler = windows_.begins.is("profiler") || windows_.ends.is("profiler");
         bool by_kernel = fits_begin_.open(windows_.begins) | fits_end_.open(windows_.ends);
@@ -39,8 +40,8 @@ class WindowCalls {
         is_at_launches_ = by_kernel;
         return true;
     }
-    // From our own thread: there are no callbacks any more. Where launches had them the subscription stays, as threads
-    // may be in one: the program died when callbacks of all calls were unsubscribed in the midst of launches.
+    // From the library's own thread: disables the callbacks. If launches had some, the subscription stays, as
+    // threads may be in one: programs died when callbacks of all calls were unsubscribed during launches.
     void close() {
         if (!subscriber_) return;
         for (auto [domain, id] : enabled_) cuptiEnableCallback(0, subscriber_, domain, id);
@@ -61,7 +62,7 @@ class WindowCalls {
             if (name.rfind("LaunchKernel", 0) == 0 || name.rfind("LaunchCooperativeKernel", 0) == 0) enable(domain, id);
         }
     }
-    // Whether the name of a kernel, mangled or not, has what a trigger names.
+    // Whether a kernel's name, mangled or demangled, matches a trigger's pattern.
     class Fits {
       public:
         bool open(const Trigger &trigger) {
@@ -70,7 +71,7 @@ class WindowCalls {
                 pattern_ = std::regex(trigger.name, std::regex::ECMAScript | std::regex::optimize);
                 return is_open_ = true;
             } catch (const std::regex_error &) {
-                return false;  // the capture process has tried it
+                return false;  // cannot happen, as the capture process has checked it
             }
         }
         bool operator()(const char *name) {
@@ -107,8 +108,8 @@ class WindowCalls {
     void profiler_stops(bool is_entry) {
         if (!is_entry && windows_.ends.is("profiler") && windows_.is_last_hit() && windows_.end()) follow_();
     }
-    // A thread's. The runtime's function calls the driver's, which has the kernel's name, and a window ends when it returns:
-    // CUPTI records no call that returns later.
+    // A thread's state. The runtime's function calls the driver's, which has the kernel's name, and a window
+    // ends only when the outer one returns: CUPTI records no call that returns later.
     struct Launching {
         bool is_in_runtime = false, is_last = false;
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Ranges that are open, of a recording with windows: those that are open when a window begins are reported then, and end
-// when it ends, as far as the recording goes.
+// The open ranges of a recording with windows: ranges that are open when a window begins are reported then,
+// and in the recording they end when the window ends.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -17,7 +17,7 @@ class WindowRanges {
   public:
     WindowRanges(Channel &channel, Windows &windows) : channel_(channel), windows_(windows) {}
 
-    // On the thread that begins the range; `put` reports it, in a window.
+    // On the thread that begins the range; `put` records it if a window is open.
     template <typename Put>
     void begin(uint16_t kind, const Begun &begun, std::string_view text, std::string name, Put put) {
         Ranges *ranges = ranges_of(kind);
@@ -27,7 +27,7 @@ class WindowRanges {
         if (ranges->turns & 1) put(kind, begun, text);
         ranges->open.push_back({begun, std::string(text), std::move(name), thread_id(), kind});
     }
-    // On the thread that ends one: the range's name, "" where that is not known.
+    // On the thread that ends a range; returns its name, "" if it is not known.
     std::string end(uint16_t kind, const Ended &ended) {
         bool is_pop = kind == KIND_POP;
         Ranges *ranges = ranges_of(is_pop ? KIND_PUSH : KIND_START);
@@ -44,13 +44,13 @@ class WindowRanges {
         }
         return "";
     }
-    // Of all threads, those that call NVTX no more too.
+    // Reports the ranges of all threads, also of those that no longer call NVTX.
     void report_all() {
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto &ranges : threads_) lock_and_report(*ranges);
         lock_and_report(process_);
     }
-    // In a child after a fork: other threads are not there, and may have had the locks.
+    // In a child after a fork: the other threads do not exist there, and may have held the locks.
     void forget_other_threads() {
         new (&mutex_) std::mutex;
         new (&process_.mutex) std::mutex;
@@ -70,10 +70,10 @@ class WindowRanges {
     };
     struct Ranges {
         std::mutex mutex;
-        uint32_t turns = 0;  // of windows, that were reported
+        uint32_t turns = 0;  // begins and ends of windows that were reported
         std::vector<Open> open;
     };
-    // Of a thread. What its destructors say of themselves after this one is not kept.
+    // A thread's state. Ranges that its destructors make after this one are not kept.
     struct Own {
         WindowRanges *all = nullptr;
         Ranges *ranges = nullptr;
@@ -106,7 +106,7 @@ class WindowRanges {
         std::lock_guard<std::mutex> lock(ranges.mutex);
         report(ranges);
     }
-    // What windows that ended and began since the last call mean for these ranges.
+    // Ends and begins these ranges as the windows since the last call require.
     void report(Ranges &ranges) {
         uint32_t turns = windows_.turns();
         if (ranges.turns == turns) return;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Windows of a recording: events are recorded in them alone. All processes of a recording and the capture process see
-// and turn the same word of the channel's memory: it is odd while a window is open, and 1 from the start to the end of
-// a recording that has no windows.
+// Windows of a recording: events are recorded only in them. All processes of a recording and the capture
+// process read and increment the same word of the channel's memory: it is odd while a window is open, and
+// always 1 in a recording without windows.
 //
-// What begins and ends windows here are hits: of a range of NVTX, a function of the profiler's, a launch. What is
-// waited for stands in TRACEPIPE_WINDOW_BEGIN and TRACEPIPE_WINDOW_END: `NUMBER KIND NAME`.
+// Hits of triggers begin and end windows here: an NVTX range, a profiler function, a launch. The triggers are
+// in TRACEPIPE_WINDOW_BEGIN and TRACEPIPE_WINDOW_END: `NUMBER KIND NAME`.
 #pragma once
 #include <climits>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 #include "settings.h"
 #include "transport.h"
 
-// Where the capture process has probes, it sees by these that a window begins or ends.
+// The capture process may attach probes to these, to see that a window begins or ends.
 extern "C" {
 __attribute__((noinline, used, visibility("default"))) void tracepipe_window_begins() { asm volatile("nop"); }
 __attribute__((noinline, used, visibility("default"))) void tracepipe_window_ends() { asm volatile("nop"); }
@@ -43,23 +43,23 @@ class Windows {
     Trigger begins, ends;
 
     explicit Windows(Channel &channel) : channel_(channel) {}
-    // With the channel open.
+    // Call it when the channel is open.
     void open() {
         header_ = channel_.shared();
         if (!header_->has_windows) return;
         begins.read("TRACEPIPE_WINDOW_BEGIN"), ends.read("TRACEPIPE_WINDOW_END");
     }
-    // Whether there is more than one that is open all the while.
+    // Whether the recording has windows.
     bool are_asked() const { return header_->has_windows; }
     bool is_open() const { return turns() & 1; }
-    // How often windows began and ended.
+    // The number of begins and ends of windows.
     uint32_t turns() const { return header_->turns.load(std::memory_order_acquire); }
-    // Waits until that is not `seen` any more, or for so long.
+    // Waits until that differs from `seen`, or for `limit_ms`.
     void wait(uint32_t seen, long limit_ms) const {
         timespec limit{limit_ms / 1000, limit_ms % 1000 * 1'000'000};
         syscall(SYS_futex, &header_->turns, FUTEX_WAIT, seen, &limit, nullptr, 0);
     }
-    // A hit of what begins windows, and whether it began one.
+    // A hit of the trigger that begins windows; whether it began one.
     bool begin() {
         uint32_t seen = turns();
         if (seen & 1 || !header_->windows_left) return false;
@@ -70,9 +70,9 @@ class Windows {
         tracepipe_window_begins();
         return true;
     }
-    // A hit of what ends them; whether the window is to end with it.
+    // A hit of the trigger that ends them; whether the window is to end with it.
     bool is_last_hit() { return is_open() && header_->end_hits.fetch_add(1) + 1 >= ends.number; }
-    // Whether a window ended just now.
+    // Ends the window; whether this call did.
     bool end() {
         uint32_t seen = turns();
         bool is_ended = seen & 1 && turn(seen);
