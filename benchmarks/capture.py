@@ -38,7 +38,7 @@ PLAIN = "bpftrace script"
 
 @dataclass(frozen=True)
 class Subject:
-    """A function that is called, in a build of the stand-in."""
+    """A called function in a build of the stand-in."""
 
     function: str
     build: Path
@@ -55,7 +55,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run of the program said, and how long the tool took before and after it."""
+    """The results of a run of the program, and how long the tool took before and after it."""
 
     ns_a_call: float
     calls_a_second: float
@@ -68,7 +68,7 @@ class Seen:
 
 
 def offsets_of(library: str) -> dict[str, int]:
-    """Where each exported cu* function is in the file, bytes."""
+    """The file offset of each exported cu* function, in bytes."""
     from tracepipe.capture.find.elf import Elf
 
     with Elf(library) as elf:
@@ -76,7 +76,7 @@ def offsets_of(library: str) -> dict[str, int]:
 
 
 def first_instruction(library: str, function: str) -> str:
-    """As objdump names it, or its bytes where there is none."""
+    """The instruction as objdump names it, or its bytes without objdump."""
     if shutil.which("objdump") is None:
         with Path(library).open("rb") as file:
             file.seek(offsets_of(library)[function])
@@ -88,7 +88,9 @@ def first_instruction(library: str, function: str) -> str:
 
 
 def build_subjects(folder: Path, quick: bool) -> list[Subject]:
-    """The stand-in in several builds, one with the nop of five bytes that `-pg -mnop-mcount` puts first."""
+    """The stand-in in several builds, one with the nop of five bytes that `-pg -mnop-mcount` inserts
+    first.
+    """
     subjects = []
     wanted = [
         ("plain", "", "cuCtxSetCurrent"),
@@ -121,7 +123,7 @@ def build_subjects(folder: Path, quick: bool) -> list[Subject]:
 
 
 def measured(command: list[str]) -> Seen:
-    """Run a tool that runs the program, or the program: times from the lines that the program prints."""
+    """Run the program, alone or by a tool; times come from the lines that the program prints."""
     began_s = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -164,7 +166,7 @@ def with_empty_probes(subject: Subject, calls: int) -> Seen:
 
 
 def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "") -> Seen:
-    """In a process of its own, as a user would run it; compressed as the suffix says."""
+    """Capture in a separate process, as a user would; compressed according to the suffix."""
     with tempfile.TemporaryDirectory() as folder:
         recording = Path(folder, f"run.jsonl{suffix}")
         options = [method, layers, str(recording)]
@@ -184,7 +186,7 @@ def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "
 
 
 def capture_side(method: str, layers: str, recording: str, command: list[str]) -> None:
-    """What `with_tracepipe` runs: one capture, its summary beside the recording."""
+    """The process of `with_tracepipe`: one capture, with its summary next to the recording."""
     from tracepipe.capture import CaptureRequest, capture
     from tracepipe.recording.files import keeping
 
@@ -198,7 +200,7 @@ def capture_side(method: str, layers: str, recording: str, command: list[str]) -
 
 
 def bpftrace_script(library: str, functions: str) -> str:
-    """Entry and return of functions, a line each: time, process, thread, probe, result."""
+    """A script that prints a line for each entry and return: time, process, thread, probe, result."""
     fields = "nsecs, pid, tid, probe"
     return (
         f'uprobe:{library}:{functions} {{ printf("%llu %d %d %s\\n", {fields}); }} '
@@ -207,7 +209,7 @@ def bpftrace_script(library: str, functions: str) -> str:
 
 
 def with_bpftrace(subject: Subject, command: list[str], functions: str) -> Seen:
-    """bpftrace's own way: a script that prints to a file."""
+    """Run a bpftrace script that prints to a file."""
     with tempfile.TemporaryDirectory() as folder:
         printed = Path(folder, "printed")
         script = bpftrace_script(subject.library, functions)
@@ -261,7 +263,7 @@ def cost_table(subjects: list[Subject], methods: list[str], calls: int, rounds: 
 
 
 def throughput_table(subject: Subject, methods: list[str], calls: int, rounds: int) -> None:
-    """Events a second from several threads, losses with the default ring, and what a recording takes."""
+    """Events per second from several threads, losses with the default ring, and the size of a recording."""
     processors = os.cpu_count() or 1
     forms = [(method, "") for method in methods]
     forms += [(method, suffix) for method in methods if method != "bpftrace" for suffix in (".zst", ".gz")]
@@ -287,7 +289,9 @@ def throughput_table(subject: Subject, methods: list[str], calls: int, rounds: i
 
 
 def start_and_end_table(subject: Subject, methods: list[str], rounds: int) -> None:
-    """How long it takes until the program runs, in it to attach to every cu* function, and to let go."""
+    """The time until the program runs, the part for attaching to every cu* function, and the time to
+    detach.
+    """
     print("\nentry and return of every cu* function, milliseconds")
     print(f"  {'':<24}{'until it runs':>14}{'attach':>9}{'detach':>9}")
     for method in [*methods, *([PLAIN] if shutil.which("bpftrace") else [])]:
@@ -303,7 +307,7 @@ def start_and_end_table(subject: Subject, methods: list[str], rounds: int) -> No
 
 
 def methods_here(asked: str) -> list[str]:
-    """The methods asked for, or all that work on this machine; `prebuilt` has the programs of `bcc`."""
+    """The requested methods, or all that work on this machine; `prebuilt` has the programs of `bcc`."""
     from tracepipe.capture import ENGINES
     from tracepipe.errors import CaptureUnavailable
 
@@ -327,9 +331,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer functions, rounds and calls")
-    parser.add_argument("--rounds", type=int, help="rounds of which the median counts (5; quick: 3)")
+    parser.add_argument("--rounds", type=int, help="rounds, of which the median is printed (5; quick: 3)")
     parser.add_argument(
-        "--calls", type=int, help="calls of a run, a tenth with bpftrace (200000; quick: 100000)"
+        "--calls", type=int, help="calls in a run, a tenth with bpftrace (200000; quick: 100000)"
     )
     parser.add_argument("--methods", default="", help="comma-separated (all that work here)")
     options = parser.parse_args()

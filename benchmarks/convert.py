@@ -1,11 +1,11 @@
-"""Compares tracepipe with the plain way to do the same, on the same files in one run.
+"""Compares tracepipe with a simple implementation of the same, on the same files in one run.
 
     python benchmarks/convert.py [--quick] [NAME ...]        default: every row, 10⁷ events too
 
-Each runs in a process of its own, and what counts is processor time, start included: the best of three runs,
-of one for the plain way at 10⁷. The plain way of a trace is perfetto.trace_builder fed by json.loads, that of
-Chrome's JSON is orjson.dumps of each event; both draw the same slices, instants, counters, names and
-arguments for the same recording. A figure is a ratio: times on another machine are others.
+Each runs in a separate process. The figures are ratios of processor time with start, the best of three runs,
+or one run of the simple implementation at 10⁷, as absolute times differ between machines. The simple
+implementation of a trace is perfetto.trace_builder fed by json.loads, that of Chrome's JSON is orjson.dumps
+of each event. Both draw the same slices, instants, counters, names and arguments for the same recording.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.recordings import write_lone_warps, write_mixed, write_warps  # 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: what is written of which recording, and with the core or without it."""
+    """A comparison: the recording, the output format, and whether the core is used."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def baseline(self) -> str:
-        """The plain way to do it."""
+        """The simple implementation."""
         return "trace_builder" if self.output == "perfetto" else "orjson_events"
 
 
@@ -71,7 +71,7 @@ ROWS = [
 
 
 def tracepipe(source: str, target: str, output: str) -> None:
-    """The trace with this program."""
+    """Convert with tracepipe."""
     from tracepipe.cli import main as run
 
     sys.argv = ["tracepipe", "convert", source, "-o", target, "--format", output, "--force"]
@@ -83,7 +83,7 @@ def tracepipe(source: str, target: str, output: str) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one side took."""
+    """The cost of one side."""
 
     seconds: float
     peak_mb: float
@@ -91,7 +91,7 @@ class Cost:
 
 
 def measured(side: str, source: Path, target: Path, *, pure: bool, runs: int) -> Cost:
-    """The least that one side took, in processes of its own."""
+    """The least cost of one side over several processes."""
     environment = {**os.environ, "TRACEPIPE_PURE": str(int(pure)), "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, str(HERE), "--side", side, str(source), str(target)]
     costs = []
@@ -124,7 +124,7 @@ def compare(row: Row, folder: Path, baselines: dict[tuple[str, str], Cost]) -> N
 
 
 def run_side(side: str, source: str, target: str) -> None:
-    """Do it one way, and print what it took."""
+    """Run one side, and print its cost."""
     if side in plain.WAYS:
         plain.WAYS[side](source, target)
     else:

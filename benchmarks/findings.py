@@ -1,4 +1,5 @@
-"""How often `tracepipe warps` is right: false alarms on uniform kernels, detection of planted effects.
+"""Measures how often `tracepipe warps` is right: false alarms on uniform kernels, detection of planted
+effects.
 
     python benchmarks/findings.py [--trials 200] [--false-trials 50] [--only REGEX]
 
@@ -27,7 +28,7 @@ from tracepipe.reports.findings import FINDERS, find_all
 
 SIGMAS = (0.02, 0.05, 0.2)
 
-# Kernels without an effect, but with waves and ramps of their own, cold caches, several launches.
+# Kernels without an effect, but with waves, ramps, cold caches, and several launches.
 UNIFORM: dict[str, dict[str, Any]] = {
     "one wave": {"blocks": 128},
     "four waves": {"blocks": 512},
@@ -63,7 +64,7 @@ class Effect(NamedTuple):
     kind: str
     kernel: dict[str, Any]
     delays: tuple[float, ...]
-    """Shares of a warp's life."""
+    """Shares of a warp's lifetime."""
     by: str = "delay"
 
 
@@ -149,7 +150,7 @@ def planted(effect: Effect, sigma: float, delay: float) -> SyntheticKernel:
 
 
 def found_in(kernel: SyntheticKernel, seed: int) -> set[str]:
-    """The kinds that are found in one trial."""
+    """The kinds of findings in one trial."""
     return {finding.kind for finding in find_all([kernel.run(seed)]).findings}
 
 
@@ -169,7 +170,7 @@ def _detected(job: tuple[Effect, float, float, int]) -> float:
 def false_alarms(
     pool: ProcessPoolExecutor, trials: int, uniform: dict[str, dict[str, Any]]
 ) -> Iterator[tuple[str, ...]]:
-    """A row for each uniform kernel and noise: the share of trials in which a kind was found."""
+    """A row for each uniform kernel and noise: the share of trials in which each kind was found."""
     jobs = [(o, noise, sigma, trials) for o in uniform.values() for noise in NOISES for sigma in SIGMAS]
     counts = iter(pool.map(_false_alarms, jobs))
     total: Counter[str] = Counter()
@@ -185,7 +186,7 @@ def false_alarms(
 
 
 def detections(pool: ProcessPoolExecutor, trials: int, effects: list[Effect]) -> Iterator[tuple[str, ...]]:
-    """A row for each effect and size: the share of trials in which it was found, for each level of noise."""
+    """A row for each effect and size: the share of trials in which it was found, by level of noise."""
     jobs = [(e, sigma, delay, trials) for e in effects for delay in e.delays for sigma in SIGMAS]
     rates = iter(pool.map(_detected, jobs))
     for effect in effects:
@@ -198,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--trials", type=int, default=200, help="of each planted effect, size and noise")
     parser.add_argument("--false-trials", type=int, default=50, help="of each uniform kernel and noise")
-    parser.add_argument("--only", type=re.compile, default="", help="rows whose name this finds")
+    parser.add_argument("--only", type=re.compile, default="", help="rows whose name this expression matches")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     uniform = {name: kernel for name, kernel in UNIFORM.items() if re.search(given.only, name)}

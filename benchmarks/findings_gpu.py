@@ -1,4 +1,4 @@
-"""How often `tracepipe warps` is right on a real GPU: uniform kernels, and causes that were planted.
+"""Measures how often `tracepipe warps` is right on a real GPU: uniform kernels, and planted causes.
 
     python benchmarks/findings_gpu.py [--keep FOLDER] [--only PART] [--recorded FOLDER]
 
@@ -56,7 +56,7 @@ _TEMPLATE = re.compile(r"<\D*(\d+)\D+(\d+)")
 
 
 class Kernel(NamedTuple):
-    """What ran, and what was found in it."""
+    """A kernel, and what was found in it."""
 
     name: str
     grid: tuple[int, int, int]
@@ -68,7 +68,7 @@ class Kernel(NamedTuple):
 
 
 def record(program: Path, part: str, folder: Path) -> None:
-    """Record a part, and keep what the program says of its kernels."""
+    """Record a part, and keep the program's description of its kernels."""
     arguments = [PLANTED] if part == PLANTED else ["uniform", part]
     capture = [sys.executable, "-m", "tracepipe", "capture", "--force", "--gpu", "warps"]
     options = ["--layers", "gpu_kernel,gpu_warp", "--launches-per-kernel", "0", "--gpu-warps", "20000000"]
@@ -80,7 +80,7 @@ def record(program: Path, part: str, folder: Path) -> None:
 
 
 def kernels(folder: Path, part: str) -> Iterator[Kernel]:
-    """Each kernel of a part, in the order in which they ran, with what was found in it alone."""
+    """Each kernel of a part in order, with the findings in it alone."""
     found = {}
     for kernel in kernels_of(load_run(str(folder / f"{part}.jsonl.zst")), "", None).first(0):
         if named := _TEMPLATE.search(kernel.kernel):
@@ -99,7 +99,7 @@ def is_named(findings: list[Finding], cause: str) -> bool:
 
 
 def uniform_rows(by_part: dict[str, list[Kernel]]) -> Iterator[tuple[str, ...]]:
-    """A row for each kind of work, and one for all: in what share of the kernels each kind was found."""
+    """A row for each kind of work, and one for all: the share of kernels in which each kind was found."""
     for name, kernels_of_it in (*by_part.items(), ("all", list(chain(*by_part.values())))):
         counts = Counter(kind for kernel in kernels_of_it for kind in {f.kind for f in kernel.findings})
         count = len(kernels_of_it)
@@ -143,9 +143,9 @@ def _others(kernel: Kernel) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where the recordings are left")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the recordings in this folder")
     parser.add_argument(
-        "--recorded", type=Path, metavar="FOLDER", help="look at what --keep left, and record nothing"
+        "--recorded", type=Path, metavar="FOLDER", help="examine the recordings of --keep, and record nothing"
     )
     parser.add_argument("--only", choices=[*WORKS, PLANTED], action="append", help="parts; all without it")
     given = parser.parse_args()

@@ -1,12 +1,13 @@
-"""What `--gpu kernels` and `--gpu warps` cost a program: kernels, launches, PyTorch steps; and the clock.
+"""Measures what `--gpu kernels` and `--gpu warps` cost a program: kernels, launches, PyTorch steps; and the
+clock.
 
     python benchmarks/gpu.py [--quick] [--only NAME]        NAME: kernel, launch, clock, selected, pytorch
 
 Needs an NVIDIA GPU, and ends with 3 without one. The programs are gpu.cu, built here, and gpu_steps.py.
-The variants of a table take turns, round by round; figures are medians over the rounds, ratios of one run.
-Records are collected while the program runs, as in a capture, and counted; they are not written to a file.
-`empty patches` are device code that returns at once: the least that a tool on Compute Sanitizer's API costs.
-Tables for which time runs out have fewer rounds: the whole ends within four minutes.
+The variants of a table alternate in each round; figures are medians over the rounds, and ratios are within a
+run. Records are collected while the program runs, as in a capture, and counted; they are not written to a
+file. `empty patches` are device code that returns at once: the least that a tool on Compute Sanitizer's API
+costs. Tables for which time runs out have fewer rounds: the benchmark ends within four minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ TITLES = {
 
 @dataclass
 class Seen:
-    """What a run said of itself, by name, and what was recorded of it."""
+    """The figures that a run printed, by name, and what was recorded of it."""
 
     said: dict[str, str] = field(default_factory=dict)
     warps: int = 0
@@ -63,7 +64,7 @@ class Seen:
     lost: int = 0
     notes: list[str] = field(default_factory=list)
     pairs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    """Clock pairs by GPU, as the records of an event file have them."""
+    """Clock pairs by GPU, in the form of an event file."""
 
     def take(self, chunk: bytes) -> None:
         """Count the records of a chunk."""
@@ -105,7 +106,7 @@ class Bench:
         return self.ends_s - time.monotonic()
 
     def rounds(self, count: int) -> Iterator[int]:
-        """As many rounds as there is time for, one at least."""
+        """As many rounds as the time allows, at least one."""
         longest_s = 0.0
         for number in range(1 if self.quick else count):
             began_s = time.monotonic()
@@ -122,7 +123,7 @@ class Bench:
         if engine == "kernels":
             return kernels.KernelsEngine(self.kernels_library, **options)
         if engine == "empty":
-            # No launch gets a buffer that would have to be emptied.
+            # No launch gets a buffer, which would have to be read.
             chosen = WarpOptions(calls="none", launches=f"{NO_LAUNCH}-")
             return warps.WarpsEngine(self.library, self.empty_patches, chosen)
         return warps.WarpsEngine(self.library, self.patches, WarpOptions(**options))
@@ -177,7 +178,7 @@ class Variant:
 
 
 class Rows:
-    """What the rounds of a table saw, by variant; a variant that failed once is told and left out."""
+    """The figures of a table's rounds by variant; a variant that failed once is reported and left out."""
 
     def __init__(self, bench: Bench, variants: Sequence[Variant], rounds: int) -> None:
         self.seen: dict[str, list[Seen]] = {variant.name: [] for variant in variants}
@@ -188,16 +189,16 @@ class Rows:
                     continue
                 try:
                     self.seen[variant.name].append(variant.run())
-                except Exception as error:  # a row that fails is a row that says so
+                except Exception as error:  # a failed row states that
                     self.failed[variant.name] = f"{type(error).__name__}: {error}"
 
     def middle(self, name: str, what: str) -> float:
-        """The median over the rounds; not a number where there is none."""
+        """The median over the rounds; NaN if there is none."""
         some = [float(seen.said[what]) for seen in self.seen.get(name, []) if what in seen.said]
         return statistics.median(some) if some else float("nan")
 
     def each(self) -> Iterator[tuple[str, list[Seen]]]:
-        """The rows that there are; the reason is printed of those that failed."""
+        """The rows that succeeded; for the others, the reason is printed."""
         for name, some in self.seen.items():
             if name in self.failed:
                 print(f"  {name:<34}{self.failed[name]}")
@@ -320,7 +321,7 @@ def pytorch_table(bench: Bench) -> None:
 
 
 def selected_table(bench: Bench) -> None:
-    """Steps of which the first launches of some kernels are recorded, and nothing after them."""
+    """Steps in which only the first launches of some kernels are recorded."""
     if importlib.util.find_spec("torch") is None:
         print(f"\nselected kernels: {sys.executable} has no torch")
         return
@@ -350,7 +351,7 @@ def selected_table(bench: Bench) -> None:
 
 
 def clock_table(bench: Bench) -> None:
-    """What a recording states of each GPU's clock: drift and bound."""
+    """The drift and the bound of each GPU's clock in a recording."""
     seconds = "3" if bench.quick else "8"
     seen = bench.run([str(bench.program), "clock", seconds], "warps", calls="none")
     print(f"\nthe GPU's clock against CLOCK_MONOTONIC, {seconds} s")
@@ -387,7 +388,7 @@ TABLES: dict[str, Callable[[Bench], None]] = {
 
 
 def _describe(tools: Toolchain) -> None:
-    """Print what is measured on what."""
+    """Print what is measured, and on which machine."""
     driver = "unknown"
     with suppress(OSError):
         driver = Path("/sys/module/nvidia/version").read_text().strip()
@@ -399,7 +400,7 @@ def _describe(tools: Toolchain) -> None:
 
 
 def tools_here() -> Toolchain:
-    """What this machine has, which is described. Exits where there is no GPU."""
+    """Describe this machine, and return its toolchain. Exits if there is no GPU."""
     tools = this_toolchain()
     if not tools.driver.gpus:
         print(f"no GPU: {tools.driver.error or 'the driver reports none'}", file=sys.stderr)
@@ -410,7 +411,7 @@ def tools_here() -> Toolchain:
 
 @contextmanager
 def bench_here(*, quick: bool) -> Iterator[Bench]:
-    """The programs on this machine, which is described first. Exits where there is no GPU."""
+    """Describe this machine, and return the programs built on it. Exits if there is no GPU."""
     tools = tools_here()
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -1,4 +1,4 @@
-"""What is left of `--gpu kernels` and `--gpu warps` when the recording is over and the program goes on.
+"""Measures what `--gpu kernels` and `--gpu warps` cost when the recording is over and the program continues.
 
     python benchmarks/gpu_after.py [--quick]
 
@@ -48,12 +48,12 @@ from tracepipe.capture.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
 
 NATIVE = "native"
 WORKS = {"launch": 6, "small": 60, "vector_add": 200}
-"""Rounds in a turn, of some milliseconds together."""
+"""Rounds in a turn, which take a few milliseconds together."""
 SETS, BLOCKS = 5, 40
-# Rounds of `launch`, each of about a millisecond: the recording ends in the midst of them.
+# Rounds of `launch`, each of about a millisecond: the recording ends during them.
 ROUNDS_AT_END = 600
 RECORDED_S = 0.2
-LET_GO_S = 10  # the longest that is waited for
+LET_GO_S = 10  # the longest wait
 WINDOW_US = 20_000
 NEAR = 1.1
 NO_KERNEL = "no kernel has this name"
@@ -70,7 +70,7 @@ class Row:
     engine: str = "native"
     options: Mapping[str, Any] = field(default_factory=dict)
     end: signal.Signals | None = None
-    """What the capture process gets. None: there is none, and the library has nobody to connect to."""
+    """The end of the capture process. None: there is none, and the library cannot connect."""
 
 
 STOP, KILL = signal.SIGUSR1, signal.SIGKILL
@@ -89,7 +89,7 @@ ROWS = (
 
 
 class Worker(Protocol):
-    """A process that works when it is asked to."""
+    """A process that works on request."""
 
     def rounds(self, work: str, count: int) -> list[Round]: ...
 
@@ -124,7 +124,7 @@ class Program:
         return self.answer()
 
     def close(self) -> None:
-        """Let it end; raises RuntimeError if it does not end well."""
+        """Let the process end; raises RuntimeError if it fails."""
         self.process.communicate(timeout=60)
         if self.process.returncode:
             raise RuntimeError(f"a program ended with {self.process.returncode}")
@@ -205,7 +205,7 @@ def back_ms(rounds: Sequence[Round], ended_us: float) -> float:
 def take_turns(
     workers: Mapping[str, Worker], blocks: int, draw: random.Random
 ) -> dict[str, dict[str, list[float]]]:
-    """What each took, by work and name, block by block: the median of a turn's rounds."""
+    """The times by work and name, block by block: each is the median of a turn's rounds."""
     took_us: dict[str, dict[str, list[float]]] = {work: {name: [] for name in workers} for work in WORKS}
     for _ in range(blocks):
         for work, count in WORKS.items():
@@ -216,13 +216,13 @@ def take_turns(
 
 
 def ratio(took_us: Mapping[str, Sequence[float]], name: str) -> float:
-    """The median over the blocks of what it took of what the native process did."""
+    """The median over the blocks of the ratios to the native process."""
     return statistics.median(a / b for a, b in zip(took_us[name], took_us[NATIVE], strict=True))
 
 
 @dataclass
 class Figures:
-    """Of each set: ratios by row and work, the native times by work, and milliseconds by row."""
+    """For each set: ratios by row and work, the native times by work, and milliseconds by row."""
 
     ratios: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     native_us: dict[str, list[float]] = field(default_factory=dict)
@@ -256,7 +256,7 @@ def _spread(some: Sequence[float]) -> str:
 def started(
     bench: Bench, row: Row, processors: set[int], others: set[int]
 ) -> Iterator[tuple[Program, float | None]]:
-    """A row's process, let go, and in how many milliseconds it was back."""
+    """A row's process after its recording, and the milliseconds until it was as fast as before."""
     with ExitStack() as stack:
         environment: dict[str, str] = {}
         capture = None
@@ -281,7 +281,7 @@ def started(
 
 
 def measure_set(bench: Bench, figures: Figures, blocks: int, seed: int) -> None:
-    """One process of each row; all of them take turns."""
+    """Run one process for each row, in turns."""
     there = sorted(os.sched_getaffinity(0))
     processors, others = set(there[:2]), set(there[2:] or there)
     with ExitStack() as stack:

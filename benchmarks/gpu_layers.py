@@ -1,4 +1,4 @@
-"""What each layer of a capture costs a step of PyTorch and of JAX, by turns.
+"""Measures what each layer of a capture costs a step of PyTorch and of JAX, in turns.
 
     python benchmarks/gpu_layers.py [--blocks N] [--only STEP]...
 
@@ -50,7 +50,7 @@ TURNS = {
     "new_stacks": 20,
     "ddp": 150,
 }
-"""Steps in a turn, of some tenths of a second together."""
+"""Steps in a turn, which take a few tenths of a second together."""
 LAUNCHES_OF = {"launches": LAUNCHES, "new_stacks": NEW_STACKS}
 BLOCKS = 7
 NATIVE, NEVER = "native", "never recorded"
@@ -64,7 +64,7 @@ class Row:
     layers: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
     alone: str = ""
-    """The calls that CUPTI records, which nobody asks for its records. Empty: there is a capture."""
+    """The calls that CUPTI records without a reader of its records. Empty: there is a capture."""
 
 
 _KERNELS = {"gpu": "kernels", "calls": "launches"}
@@ -89,7 +89,7 @@ ROWS = (
 
 
 class Steps:
-    """A process that steps when it is asked to."""
+    """A process that makes steps on request."""
 
     def __init__(self, command: Sequence[str]) -> None:
         pipe = subprocess.PIPE
@@ -97,7 +97,7 @@ class Steps:
         self.pids: list[int] = []
 
     def begin(self) -> None:
-        """Wait until it is ready. Raises RuntimeError."""
+        """Wait until the process is ready. Raises RuntimeError."""
         assert self.process.stdout is not None
         while not (line := self.process.stdout.readline()).startswith("ready"):
             if not line:
@@ -113,7 +113,7 @@ class Steps:
         return statistics.median(map(float, self.process.stdout.readline().split()))
 
     def close(self) -> None:
-        """Let it end."""
+        """Let the process end."""
         self.process.communicate(timeout=60)
 
 
@@ -197,7 +197,7 @@ def main() -> None:
 
 
 def print_tables(options: argparse.Namespace, gpus: int) -> None:
-    """Print those that are asked for."""
+    """Print the requested tables."""
     for name, count in TURNS.items():
         if name not in (options.only or TURNS) or (name == "ddp" and gpus < 2):
             continue

@@ -23,7 +23,7 @@ from typing import Any
 WARM_UP = 5
 LAUNCHES, NEW_STACKS = 1000, 100
 Step = Callable[[], object]
-"""Returns when the GPU has done it."""
+"""Makes a step, and returns when the GPU has done it."""
 
 
 def learn(optimizer: Any, loss: Any) -> None:
@@ -137,7 +137,7 @@ def launches() -> Step:
 
 
 def new_stacks() -> Step:
-    """A hundred launches, each from a way through sixteen calls that none went before."""
+    """A hundred launches, each from a new stack of sixteen calls."""
     import torch
 
     x, ways = torch.zeros(1000, device="cuda"), iter(range(1 << 16))
@@ -159,7 +159,7 @@ def new_stacks() -> Step:
 
 
 def jax() -> Step:
-    """A training step of eight layers of 1024, compiled: some tens of kernels, and few calls of Python's."""
+    """A compiled training step of eight layers of 1024: tens of kernels, and few Python calls."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # two of these share the GPU's memory
     import jax
     from jax import numpy as jnp
@@ -188,7 +188,7 @@ STEPS = {step.__name__: step for step in (transformer, small, gpt2, compiled, dd
 
 
 def times_ms(step: Step, count: int) -> list[float]:
-    """What each of so many steps took."""
+    """The times of `count` steps."""
     took_ms = []
     for _ in range(count):
         begin_s = time.perf_counter()
@@ -198,7 +198,7 @@ def times_ms(step: Step, count: int) -> list[float]:
 
 
 def made(name: str) -> Step:
-    """A step that is warm."""
+    """A step after its warm-up."""
     if name != "jax":
         import torch
 
@@ -211,7 +211,7 @@ def made(name: str) -> Step:
 
 @contextmanager
 def other_rank(name: str) -> Iterator[subprocess.Popen[str] | None]:
-    """The second process of a step of two, which this process says its lines to."""
+    """The second process of a step of two, to which this process writes its commands."""
     if name != "ddp" or "RANK" in os.environ:
         yield None
         return
@@ -224,7 +224,7 @@ def other_rank(name: str) -> Iterator[subprocess.Popen[str] | None]:
 
 @contextmanager
 def cupti_alone(calls: str) -> Iterator[None]:
-    """CUPTI records kernels and these calls, if any, and nobody has the records."""
+    """Let CUPTI record kernels and these calls, if any, without a reader of the records."""
     if not calls:
         yield
         return

@@ -1,9 +1,9 @@
-"""Compares what the native core writes with what its reference in Python writes, of recordings of a million.
+"""Compares the output of the native core with that of its reference in Python, for a million events.
 
     python benchmarks/identical.py [EVENTS]        default: 1000000
 
-Each conversion runs in a process of its own, and says the length and hash of its output and what it found.
-Exits with 1 where two differ. The tests compare smaller recordings, and stranger ones.
+Each conversion runs in a separate process, and prints the length and hash of its output and what it found.
+The exit code is 1 if two differ. The tests compare smaller and more unusual recordings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMATS = ("perfetto", "chrome")
 
 
 class _Hashing:
-    """A stream that keeps the length and the hash of what is written."""
+    """A stream that keeps the length and the hash of its data."""
 
     def __init__(self) -> None:
         self._hash, self._bytes = hashlib.sha256(), 0
@@ -49,7 +49,7 @@ class _Hashing:
 
 
 def convert(source: str, to: str) -> None:
-    """Say what comes of a conversion, in this process."""
+    """Print the result of a conversion in this process."""
     from tracepipe.converters import CONVERTERS
     from tracepipe.native import state
     from tracepipe.recording.account_text import account_lines
@@ -61,7 +61,7 @@ def convert(source: str, to: str) -> None:
 
 
 def outcome(core: str, source: Path, to: str) -> list[str]:
-    """What a conversion with one core says, in a process of its own."""
+    """The result of a conversion with one core, in a separate process."""
     command = [sys.executable, str(HERE), "--convert", str(source), to]
     environment = os.environ | {"TRACEPIPE_PURE": CORES[core]}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

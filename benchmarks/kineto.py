@@ -2,9 +2,8 @@
 
     python benchmarks/kineto.py [MB]        default: 100
 
-Each runs in a process of its own, and what counts is processor time, start included: the best of three runs.
-Parsing is `orjson.loads` of the whole, which draws nothing. A figure is a ratio: times on another machine are
-others.
+Each runs in a separate process. The figures are ratios of processor time with start, the best of three runs,
+as absolute times differ between machines. Parsing is `orjson.loads` of the whole file, which draws nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a flight recorder takes next to a capture that writes everything, and next to none.
+"""Compares the cost of a flight recorder with that of a capture that writes everything, and with none.
 
     sudo python benchmarks/last.py [--seconds 5] [--rounds 3] [--last 2s]
 
@@ -30,7 +30,7 @@ RATES = {"as fast as it goes": 0, "50 000 calls a second": 50_000}
 
 
 class Seen(NamedTuple):
-    """Of one run: calls a second, processor time of the capture for a record, and its memory."""
+    """The figures of a run: calls per second, the capture's processor time for a record, and its memory."""
 
     calls_a_second: float
     record_us: float

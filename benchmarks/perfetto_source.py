@@ -2,9 +2,9 @@
 
     python benchmarks/perfetto_source.py [EVENTS]        default: 100,000 mixed events
 
-Each runs in a process of its own, and what counts is processor time, start included: the best of three runs.
-The classes parse the trace whole and look at the name, the time and the annotations of each event, and write
-nothing. A figure is a ratio: times on another machine are others.
+Each runs in a separate process. The figures are ratios of processor time with start, the best of three runs,
+as absolute times differ between machines. The classes parse the whole trace, examine the name, the time and
+the annotations of each event, and write nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plain ways to write a trace, and to parse one, which the benchmarks compare with."""
+"""Simple implementations that write and parse traces, with which the benchmarks compare."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def orjson_whole(source: str, target: str) -> None:
 
 
 def perfetto_classes(source: str, target: str) -> None:
-    """Look at each event of a Perfetto trace by its own classes, and write nothing."""
+    """Examine each event of a Perfetto trace with Perfetto's classes, and write nothing."""
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
     trace = pb.Trace()
@@ -172,4 +172,4 @@ def perfetto_classes(source: str, target: str) -> None:
 WAYS: dict[str, Callable[[str, str], None]] = {
     way.__name__: way for way in (trace_builder, orjson_events, orjson_whole, perfetto_classes)
 }
-"""By name, as `convert.measured` takes it: from a source to a target."""
+"""Name, as `convert.measured` takes it → the implementation from a source to a target."""

@@ -44,7 +44,7 @@ def write_warps(path: Path, warps: int, warps_a_launch: int = WARPS_A_LAUNCH) ->
 
 
 def write_lone_warps(path: Path, launches: int) -> None:
-    """The same of launches with a warp each."""
+    """The same with launches of one warp each."""
     write_warps(path, launches, 1)
 
 
@@ -72,7 +72,7 @@ def write_kineto(path: Path, times: int) -> None:
 
 
 def _shifted(events: bytes, at: int) -> bytes:
-    """Events so many of their lengths later, with numbers of their own."""
+    """The events again, moved by a multiple of their length, with new numbers."""
     later = re.sub(
         rb'("ts": )(\d+)', lambda found: b"%b%d" % (found[1], int(found[2]) + at * _KINETO_US), events
     )

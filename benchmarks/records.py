@@ -1,4 +1,4 @@
-"""Lines of records, as a capture writes them, against a dict and a JSON encoder for each event.
+"""Compares the lines that a capture makes of records with a dict and a JSON encoder for each event.
 
     python benchmarks/records.py [RECORDS]        default: 65536
 
@@ -95,7 +95,7 @@ def main() -> None:
     )
     ours_s = best_s(lambda: rendered(data))
     print(f"{'records to lines':<20}{1e9 * ours_s / count:7.0f} ns an event")
-    # As warm as an event is that was just made, and as many at once.
+    # As warm in the cache as new events are, and as many at a time.
     piece = [events[at % len(TURN)] for at in range(PIECE_BYTES // record.RECORD_BYTES)]
     for name, encode in encoders.items():
         taken_s = best_s(lambda: b"".join([encode(event) for event in piece]))  # noqa: B023

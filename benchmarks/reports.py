@@ -2,9 +2,9 @@
 
     python benchmarks/reports.py [--unique] [EVENTS ...]        default: 1000000
 
-Reading alone is `tracepipe validate`, which parses and checks every line. Each runs in a process of its own,
-start included, three times in turn, and the best counts: processor seconds, peak memory, and the ratios of
-both to those of the reading.
+Reading alone is `tracepipe validate`, which parses and checks every line. Each runs three times in turn, in a
+separate process with its start. The figures are of the best run: processor seconds, peak memory, and the
+ratios of both to those of the reading.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def one(command: str, source: str) -> None:
 
 
 def measured(command: str, source: Path) -> tuple[float, float]:
-    """Processor seconds and peak MB of a command in a process of its own."""
+    """Processor seconds and peak MB of a command in a separate process."""
     argv = [sys.executable, str(HERE), "--one", command, str(source)]
     done = subprocess.run(argv, check=True, capture_output=True, text=True)
     seconds, peak_mb = done.stderr.split()[-2:]

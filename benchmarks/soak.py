@@ -1,4 +1,4 @@
-"""What a long capture loses, takes and leaves behind: at full rate, and ten captures at once.
+"""Measures what a long capture loses, uses and leaves behind: at full rate, and with ten captures at once.
 
     sudo python benchmarks/soak.py [--seconds 60] [--methods bcc,bpftrace] [--outputs jsonl.zst] [--many 10]
                                    [--rate 20000] [--threads 64]
@@ -44,7 +44,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-MARK = "TRACEPIPE_SOAK"  # in the environment of all that is started here
+MARK = "TRACEPIPE_SOAK"  # in the environment of all processes that are started here
 SAMPLE_S = 0.25
 SETTLE_S = 120.0  # after a bpftrace the kernel removes probes one by one
 GROWS_BYTES, GROWS_SHARE, END_BYTES = 8 << 20, 0.03, 64 << 20
@@ -76,7 +76,7 @@ def bpf_objects() -> Iterator[str]:
 
 
 def held_by_others(mark: str) -> set[str]:
-    """The BPF objects that processes which were not started here have open."""
+    """The BPF objects that are open in processes not started here."""
     ours = set(marked(mark))
     found = set()
     for path in Path("/proc").glob("[0-9]*/fdinfo/*"):
@@ -88,7 +88,7 @@ def held_by_others(mark: str) -> set[str]:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Processes that were started here, and what they started."""
+    """The processes started here, and those that they started."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
             if f"{MARK}={mark}".encode() in path.read_bytes().split(b"\0"):
@@ -96,7 +96,7 @@ def marked(mark: str) -> Iterator[int]:
 
 
 def there(temporary: Path, mark: str) -> set[str]:
-    """All that a capture could leave behind."""
+    """Everything that a capture could leave behind."""
     found = {f"process {pid} {name_of(pid)}" for pid in marked(mark)}
     found |= set(bpf_objects())
     found |= {str(path) for path in temporary.iterdir()}
@@ -118,7 +118,7 @@ def name_of(pid: int) -> str:
 
 @dataclass
 class Capture:
-    """One capture of the program, and what was seen of it."""
+    """A capture of the program, and the figures of it."""
 
     method: str
     output: str
@@ -137,7 +137,7 @@ class Capture:
 
     @property
     def program(self) -> Path:
-        """A copy of its own: probes are on a file."""
+        """A separate copy of the program, as probes are on a file."""
         return self.folder / "soak"
 
     @property
@@ -161,7 +161,7 @@ class Capture:
         return self.process.poll() is not None
 
     def sample(self) -> None:
-        """Look at its processes."""
+        """Examine its processes."""
         total = 0
         now_s = time.monotonic()
         for pid in self._own():
@@ -195,7 +195,7 @@ class Capture:
         )
 
     def _held_bytes(self) -> int:
-        """What its temporary file without a name takes on the disk."""
+        """The disk space of its unnamed temporary file."""
         held = 0
         for descriptor in Path(f"/proc/{self.process.pid}/fd").glob("*"):
             with suppress(OSError):
@@ -204,7 +204,7 @@ class Capture:
         return held
 
     def end(self) -> None:
-        """Read what the program said, and the recording."""
+        """Read the program's output, and the recording."""
         code = self.process.wait()
         said = (self.folder / "said").read_text()
         if code or not said:
@@ -279,7 +279,7 @@ HEAD += f"{'2nd MB':>9}{'last MB':>9}{'ratio':>7}{'end MB':>8}{'behind MB':>11} 
 
 
 def row(capture: Capture) -> str:
-    """What was seen of a capture."""
+    """A line with the figures of a capture."""
     name = f"{capture.method}, {capture.output}"
     if capture.error:
         return f"{name:<22}FAILED: {capture.error}"
@@ -294,7 +294,7 @@ def row(capture: Capture) -> str:
 
 
 def soak(captures: list[Capture], seconds: float) -> bool:
-    """Run captures at once, print what was seen; whether all is well."""
+    """Run captures at the same time, and print their figures; whether all is well."""
     mark = f"{os.getpid()}-{captures[0].folder.name}"
     before = there(captures[0].folder, mark)
     for capture in captures:
@@ -314,7 +314,7 @@ def soak(captures: list[Capture], seconds: float) -> bool:
 
 
 def what_stays(captures: list[Capture], mark: str, before: set[str]) -> list[str]:
-    """What is there that was not, when the kernel has had time to remove it."""
+    """What exists that did not before, after the kernel has had time to remove it."""
     give_up_s = time.monotonic() + SETTLE_S
     while True:
         left = {text for capture in captures for text in there(capture.folder / "temporary", mark)} - before
@@ -336,7 +336,7 @@ def copies(program: Path, folder: Path, captures: list[Capture]) -> list[Capture
 
 
 def has_room(capture: Capture, folder: Path, seconds: float) -> bool:
-    """Whether the disk has room for a recording that is not compressed."""
+    """Whether the disk has room for an uncompressed recording."""
     events = seconds * (2 * capture.rate or EVENTS_A_SECOND)
     needed = int(events * LINE_BYTES) if capture.output == "jsonl" else 0
     if needed <= shutil.disk_usage(folder).free:

@@ -1,4 +1,4 @@
-"""What windows cost a program: before, in, between and after them.
+"""Measures what windows cost a program: before, in, between and after them.
 
     sudo python benchmarks/windows.py [--windows N]
 

@@ -1,4 +1,4 @@
-"""Makes tracepipe/capture/gpu/native/api_parameters.txt: where tools find the arguments of CUDA's functions.
+"""Makes tracepipe/capture/gpu/native/api_parameters.txt: where tools find the arguments of CUDA functions.
 
     python scripts/api_parameters.py FOLDER[,FOLDER…] … > tracepipe/capture/gpu/native/api_parameters.txt
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEADERS = ("generated_cuda_meta.h", "generated_cuda_runtime_api_meta.h")
-# Structs that a launch has its sizes in, read by pointer.
+# Structs with the sizes of a launch, which are read through a pointer.
 POINTED = {"CUlaunchConfig": "CUlaunchConfig", "cudaLaunchConfig": "cudaLaunchConfig_t"}
 # What nvcc 13 writes for <<<…>>> has no struct there; crt/host_runtime.h has the same C parameters.
 ALIKE = {
@@ -30,7 +30,8 @@ HEAD = """\
 # NAME, and of each parameter OFFSET+BYTES, and >BYTES of what it points to where that has a size.
 """
 
-# What NVIDIA ships in a package of its own (nvidia-cuda-crt): nothing that changes how a struct lies.
+# Replaces a header of a separate NVIDIA package (nvidia-cuda-crt), without what could change a struct's
+# layout.
 CRT = """\
 #pragma once
 #define __host__
@@ -48,7 +49,7 @@ CRT = """\
 """
 
 _STRUCT = re.compile(r"typedef struct (\w+)_params_st \{(.*?)\} \1_params;", re.DOTALL)
-_VERSION = re.compile(r"_v\d{4,5}$")  # CUPTI's own ending of a runtime function: cudaMalloc_v3020
+_VERSION = re.compile(r"_v\d{4,5}$")  # CUPTI appends it to a runtime function: cudaMalloc_v3020
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _PROGRAM = """\
 #include <cstddef>
@@ -69,7 +70,7 @@ int main() {{
 
 
 class Parameter(NamedTuple):
-    """A member of a function's struct; `pointed_bytes` is 0 where it is no pointer to something of a size."""
+    """A member of a function's struct; `pointed_bytes` is 0 unless it points to something with a size."""
 
     offset: int
     size_bytes: int
@@ -80,7 +81,7 @@ Parameters = dict[str, list[Parameter]]
 
 
 def of_version(folders: list[Path], scratch: Path) -> tuple[str, Parameters]:
-    """CUDA's version and its functions' parameters."""
+    """A version of CUDA and the parameters of its functions."""
     version = ""
     structs: list[tuple[str, str, list[str]]] = []
     found = {name: folder / name for folder in folders for name in HEADERS if (folder / name).is_file()}
@@ -104,7 +105,7 @@ def of_version(folders: list[Path], scratch: Path) -> tuple[str, Parameters]:
 
 
 def common(versions: list[Parameters]) -> Parameters:
-    """What all versions that have a function say of it: its first parameters, as far as they are the same."""
+    """The first parameters of a function, as far as all versions that have it agree."""
     names = sorted({name for version in versions for name in version})
     agreed = {}
     for name in names:
@@ -119,7 +120,7 @@ def common(versions: list[Parameters]) -> Parameters:
 
 
 def written(parameters: Parameters, versions: list[str]) -> str:
-    """The file."""
+    """The contents of the file."""
     lines = [HEAD.format(", ".join(versions))]
     for name, members in sorted(parameters.items()):
         words = [
@@ -175,7 +176,7 @@ def _measure(structs: list[tuple[str, str, list[str]]], folders: list[Path], scr
     for line in said.splitlines():
         name, *members = line.split(" ")
         read = [Parameter(*map(int, re.split(r"[+>]", member))) for member in members]
-        # Two of CUPTI's versions of one function: a tool is told the name alone.
+        # CUPTI has two versions of the function, but reports only the name to a tool.
         known = parameters.setdefault(name, read)
         if known != read:
             parameters[name] = common([{name: known}, {name: read}])[name]
@@ -183,7 +184,7 @@ def _measure(structs: list[tuple[str, str, list[str]]], folders: list[Path], scr
 
 
 def main(arguments: list[str]) -> None:
-    """Write the file for versions whose folders are given."""
+    """Write the file for the versions in the named folders."""
     versions = []
     for argument in arguments:
         with tempfile.TemporaryDirectory() as scratch:

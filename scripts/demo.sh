@@ -1,16 +1,16 @@
 #!/bin/sh
-# The main job end to end: capture the bundled vec_add where this machine allows it, convert, say what to open.
+# The main task from start to end: captures the bundled vec_add if this machine allows it, converts, prints what to open.
 set -eu
 cd "$(dirname "$0")/.."
 tracepipe=.venv/bin/tracepipe
 mkdir -p build/demo
 
-# What tracepipe says before its error is no reason.
+# Messages before tracepipe's error are not the reason.
 cat_reason() { grep -m 1 '^tracepipe: ' build/demo/reason || sed -n 1p build/demo/reason; }
 
-# The stand-in brings a libcuda of its own, whose calls probes alone see.
+# The stand-in has its own libcuda, whose calls only probes see.
 recording=fixtures/capture-h200/input.jsonl
-# Built by a relative path, as make takes no folder with a space in its name.
+# Built with a relative path, as make accepts no folder with a space in its name.
 if ! make -s -C fixtures/standin BUILD=../../build/standin 2>build/demo/reason; then
     echo "no capture here: $(cat_reason)"
 elif ! $tracepipe capture --force --gpu off -o build/demo/run.jsonl -- build/standin/vec_add 2>build/demo/reason; then

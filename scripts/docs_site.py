@@ -1,4 +1,4 @@
-"""What the site of the documentation has beyond docs/: a hook of MkDocs, which mkdocs.yml names.
+"""Makes the parts of the documentation's site that are not in docs/: a hook of MkDocs, named in mkdocs.yml.
 
 Pages are generated from the command line and the library, and the files at the top of the repository are
 pages too.
@@ -44,7 +44,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def site_links(text: str) -> str:
-    """The text with links to pages as the site has them; other files are named, not linked."""
+    """The text with links to pages as on the site; other files are named, not linked."""
     for name in AT_THE_TOP:
         text = text.replace(f"](../{name}", f"]({name}")
     text = re.sub(r"\]\(docs/([\w-]+\.md)", r"](\1", text)
@@ -60,7 +60,7 @@ def site_tables(text: str) -> str:
 
 
 def commands_page() -> str:
-    """Every command with its arguments and options, as the command line has them."""
+    """Every command with its arguments and options, from the command line."""
     group: Any = typer.main.get_command(cli.app)
     context = group.make_context("tracepipe", ["doctor"])
     parts = [
@@ -113,7 +113,7 @@ def python_page() -> str:
         "Generated from `tracepipe.__all__`. [The library](api.md) explains how these are used.",
     ]
     for name in sorted(tracepipe.__all__, key=lambda name: (name[0].isupper(), name)):
-        # `tracepipe.capture` is the room, which can be called as this function.
+        # `tracepipe.capture` is the package, which can be called as this function.
         parts += _name(name, capture if name == "capture" else getattr(tracepipe, name))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -141,7 +141,7 @@ def _signature(name: str, call: Any) -> str:
 
 
 def _fields_with_factories(call: Any) -> list[Any]:
-    """The fields of a dataclass whose default is made for each object."""
+    """The fields of a dataclass with a default factory."""
     every = dataclasses.fields(call) if dataclasses.is_dataclass(call) else ()
     return [one for one in every if one.default_factory is not dataclasses.MISSING]
 
@@ -156,7 +156,7 @@ def _parameters(values: list[inspect.Parameter]) -> Iterator[str]:
 
 
 def _unquoted(text: str) -> str:
-    """Without the quotes around annotations, which are texts where they are evaluated late."""
+    """Remove the quotes around annotations, which are texts if they are evaluated late."""
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
@@ -174,7 +174,7 @@ def _members(one: type) -> Iterator[str]:
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """A line for each field of a dataclass with a docstring, which only the source has."""
+    """A line for each field of a dataclass with a docstring, which is only in the source."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
     for field, after in pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):

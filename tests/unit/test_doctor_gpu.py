@@ -87,7 +87,7 @@ def test_a_driver_that_sees_no_gpu_fails() -> None:
     driver = Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")
     found = rows(replace(GOOD, driver=driver))
     assert (found["GPUs"].state, found["GPUs"].detail) == ("fails", driver.error)
-    assert found["GPUs"].fix.startswith("nvidia-smi")
+    assert found["GPUs"].fix.startswith("Run nvidia-smi")
 
 
 def test_other_systems_have_no_rows() -> None:

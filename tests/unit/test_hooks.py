@@ -190,7 +190,7 @@ def test_a_condition_on_a_named_value(tmp_path: Path) -> None:
         ("kporbe:f", "no target kporbe", "kprobe"),
         ("kprobe:a.b:f", "a.b is no module's name", ""),
         ("tracepoint:sched_switch", "does not fit", "group:name"),
-        ("tracepoint:sched:sched_switch(prev_comm: dim3)", "numbers and texts are recorded", ""),
+        ("tracepoint:sched:sched_switch(prev_comm: dim3)", "only numbers and texts", ""),
         ("tracepoint:sched:sched_switch(_)", "cannot read '_'", ""),
         ("tracepoint:sched:sched_switch(a, b, c, d, e)", "at most 4", ""),
         ("tracepoint:sched:sched_switch -> i32", "a tracepoint has no result", ""),
