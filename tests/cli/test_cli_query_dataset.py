@@ -242,7 +242,7 @@ def test_an_answer_is_made_as_it_is_read(ds: Path) -> None:
     """Two parts of a hundred thousand million rows."""
     with asked(str(ds), "select i from range(100_000_000_000) as t(i)") as answer:
         first, second = next(answer.parts), next(answer.parts)
-    assert second[0][0] == len(first)
+    assert second[0][0] == len(first[0])
     with asked(str(ds), "select 1") as answer, pytest.raises(QueryError):
         list(asked(str(ds), "select error('x')").__enter__().parts)
 

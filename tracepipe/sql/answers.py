@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
@@ -71,17 +71,17 @@ def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
     """Write rows as they come, in the same formats; how many they were. Raises QueryError."""
     count = 0
 
-    def counted() -> Iterator[list[list[Any]]]:
+    def counted() -> Iterator[list[Sequence[Any]]]:
         nonlocal count
         for part in rows.parts:
-            count += len(part)
+            count += len(part[0])
             yield part
 
     names = [column.name for column in rows.columns]
     if form == "table":
         write_answer(Answer(names, _few(counted())), form, out)
     elif form == "json":
-        lines = (as_json(Answer(names, part))["rows"] for part in counted())
+        lines = (as_json(Answer(names, _across(part)))["rows"] for part in counted())
         for text in json_pieces({"columns": names, "rows": chain.from_iterable(lines)}):
             out.write(text.encode())
         out.write(b"\n")
@@ -90,10 +90,15 @@ def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
     return count
 
 
-def _few(parts: Iterator[list[list[Any]]]) -> list[list[Any]]:
+def _across(part: list[Sequence[Any]]) -> list[list[Any]]:
+    """The rows of a part."""
+    return [list(row) for row in zip(*part, strict=True)]
+
+
+def _few(parts: Iterator[list[Sequence[Any]]]) -> list[list[Any]]:
     rows: list[list[Any]] = []
     for part in parts:
-        rows += part
+        rows += _across(part)
         if len(rows) > _SHOWN_MAX:
             raise QueryError(
                 f"More than {_SHOWN_MAX:,} rows: write them with --format, or take fewer with LIMIT."
@@ -101,7 +106,9 @@ def _few(parts: Iterator[list[list[Any]]]) -> list[list[Any]]:
     return rows
 
 
-def _write_frames(columns: list[Column], parts: Iterator[list[list[Any]]], form: str, out: BinaryIO) -> None:
+def _write_frames(
+    columns: list[Column], parts: Iterator[list[Sequence[Any]]], form: str, out: BinaryIO
+) -> None:
     from tracepipe.reports.frames.libraries import pl
     from tracepipe.reports.writing.table_formats import write_table
 
@@ -110,12 +117,20 @@ def _write_frames(columns: list[Column], parts: Iterator[list[list[Any]]], form:
             return pl.String
         return pl.List(getattr(pl, column.of)) if column.of else getattr(pl, column.kind)
 
-    def flat(part: list[list[Any]]) -> list[list[Any]]:
-        if form != "csv":
-            return part
-        plain = _without_bytes(Answer([], part))
-        return [[json_text(value) if isinstance(value, list) else value for value in row] for row in plain]
+    def values(column: Column, of: Sequence[Any]) -> Sequence[Any]:
+        if form != "csv" or column.kind not in ("List", "Binary"):
+            return of
+        plain: Callable[[Any], str] = json_text if column.kind == "List" else bytes.hex
+        return [None if one is None else plain(one) for one in of]
 
     schema = pl.Schema({column.name: kind_of(column) for column in columns})
-    frames = (pl.DataFrame(flat(part), schema=schema, orient="row") for part in parts)
+    frames = (
+        pl.DataFrame(
+            [
+                pl.Series(column.name, values(column, of), schema[column.name])
+                for column, of in zip(columns, part, strict=True)
+            ]
+        )
+        for part in parts
+    )
     write_table(schema, frames, out, form)

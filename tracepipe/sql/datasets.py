@@ -14,9 +14,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,19 +56,24 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of an answer. `kind` is its type in a table, `of` that of the values of a List."""
+    """A column of an answer. `kind` is its type in a table, `of` that of the values of a List. `value` makes
+    its values of what DuckDB gives, but for null, where these are not the same.
+    """
 
     name: str
     kind: str
     of: str = ""
+    value: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of an answer, in parts that are made one after the other."""
+    """The rows of an answer, in parts that are made one after the other. A part has the values of each
+    column.
+    """
 
     columns: list[Column]
-    parts: Iterator[list[list[Any]]]
+    parts: Iterator[list[Sequence[Any]]]
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def asked(path: str, sql: str) -> Iterator[Rows]:
                 _run(duckdb, connection, sql)
             columns = [_column(name, kind) for name, kind, *_ in connection.description or ()]
             names = _all_different([column.name for column in columns])
-            columns = [Column(name, one.kind, one.of) for name, one in zip(names, columns, strict=True)]
+            columns = [replace(one, name=name) for name, one in zip(names, columns, strict=True)]
             yield Rows(columns, _parts(duckdb, connection, columns, (str(link), path)))
         finally:
             connection.close()
@@ -175,8 +180,10 @@ def _run(duckdb: Any, connection: Any, sql: str) -> None:
 def _column(name: str, kind: Any) -> Column:
     if kind.id == "list":
         of = kind.children[0][1].id
-        return Column(name, "List", _TYPES[of]) if of in _IN_LISTS else Column(name, "String")
-    return Column(name, _TYPES.get(kind.id, "String"))
+        return Column(name, "List", _TYPES[of]) if of in _IN_LISTS else Column(name, "String", value=str)
+    if kind.id not in _TYPES:
+        return Column(name, "String", value=str)
+    return Column(name, _TYPES[kind.id], value=_VALUES.get(kind.id))
 
 
 def _all_different(names: list[str]) -> list[str]:
@@ -193,32 +200,26 @@ def _all_different(names: list[str]) -> list[str]:
 
 def _parts(
     duckdb: Any, connection: Any, columns: list[Column], names: tuple[str, str]
-) -> Iterator[list[list[Any]]]:
-    values: list[Callable[[Any], Any]] = [_VALUES.get(column.kind, _same) for column in columns]
+) -> Iterator[list[Sequence[Any]]]:
     while columns:
         with _translated(duckdb, *names):
             rows = connection.fetchmany(_ROWS_OF_PART)
             if not rows:
                 return
-            part = [[value(cell) for value, cell in zip(values, row, strict=True)] for row in rows]
-        yield part
+        yield [
+            values if column.value is None else [None if one is None else column.value(one) for one in values]
+            for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+        ]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _whole(value: int | None) -> int | None:
-    if value is not None and value not in _INT64:
+def _whole(value: int) -> int:
+    if value not in _INT64:
         raise QueryError(f"{value} has more than 64 bits: cast it to DOUBLE.")
     return value
 
 
-_VALUES: Final[dict[str, Callable[[Any], Any]]] = {
-    "Int64": _whole,
-    "Float64": lambda value: None if value is None else float(value),
-    "String": lambda value: None if value is None else str(value),
-}
+# SQL type → what makes a value, where DuckDB gives another.
+_VALUES: Final[dict[str, Callable[[Any], Any]]] = {"hugeint": _whole, "uhugeint": _whole, "decimal": float}
 
 
 @contextmanager
