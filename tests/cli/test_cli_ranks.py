@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +15,7 @@ from tests.support.simulated_job import Fault, SimulatedJob
 from tracepipe.cli import app
 from tracepipe.dataset.build import build
 from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.ranks.pictures import farthest
 
 pytestmark = pytest.mark.slow
 
@@ -168,3 +170,41 @@ def test_a_job_without_gpus_is_refused(tmp_path: Path) -> None:
     assert code == 1
     assert "no rank of it used a GPU" in err
     assert RANKS not in Dataset.opened(str(tmp_path / "ds")).layers()
+
+
+@pytest.mark.parametrize("command", [["ranks", "--top", "3"], ["report"]])
+def test_a_page_has_all_tables_and_pictures(dataset: Path, command: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "job.html"
+    code, out, err = piped([*command, str(dataset), "-o", str(page)])
+    assert (code, f"wrote {page}" in out + err) == (0, True)
+    text = page.read_text()
+    assert text.count("<svg") == 4
+    for heading in ("Slow ranks", "Collectives", "Critical path of step", "Ranks over time"):
+        assert f"<h2>{heading}" in text
+    assert "data loading" in text
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_pictures_are_written_alone_too(dataset: Path, ending: str, tmp_path: Path) -> None:
+    picture = tmp_path / f"job.{ending}"
+    code, _, _ = piped(["ranks", str(dataset), "-o", str(picture)])
+    assert code == 0
+    assert picture.read_bytes()[:4] in (b"\x89PNG", b"<svg")
+
+
+def test_a_file_that_says_not_what_it_is_is_refused(dataset: Path, tmp_path: Path) -> None:
+    code, _, err = piped(["ranks", str(dataset), "-o", str(tmp_path / "job.pdf")])
+    assert code == 1
+    assert "does not say what it is to be" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_slow_rank_of_many_stays_visible_where_ranks_share_a_row() -> None:
+    cells = np.full((1_000, 3), 5.0)
+    cells[617, 1] = 9
+    cells[10:20] = np.nan
+    rows = farthest(cells, 4)
+    assert rows.shape == (250, 3)
+    assert rows[617 // 4].tolist() == [5, 9, 5]
+    assert np.nanmax(np.delete(rows, 617 // 4, 0)) == 5
+    assert np.isnan(rows[3]).all()

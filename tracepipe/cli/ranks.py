@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tracepipe.cli.input_options import Force
 from tracepipe.cli.report_text import put_lines
 from tracepipe.cli.values import Misuse
+from tracepipe.errors import OutputError
+from tracepipe.recording.files import replacing
 from tracepipe.terminal.messages import choices, text_of
-from tracepipe.terminal.output import put_json
+from tracepipe.terminal.output import put_json, say
+
+if TYPE_CHECKING:
+    from tracepipe.reports.report import Result
 
 app = typer.Typer()
+TOP = 10
 
 Engine = choices("Engine", ("duckdb", "spark"))
 _OUTPUT = "Output"
@@ -33,7 +41,7 @@ def ranks(
     ] = None,
     top: Annotated[
         int, typer.Option("--top", min=0, metavar="N", help="List at most N rows in each table; 0: all.")
-    ] = 10,
+    ] = TOP,
     engine: Annotated[
         Engine,  # type: ignore[valid-type]
         typer.Option("--engine", help="Evaluate with DuckDB in this process, or with Spark."),
@@ -46,6 +54,17 @@ def ranks(
             help="The Spark cluster: spark://HOST:7077, yarn, … Default: Spark in a process on this machine.",
         ),
     ] = "",
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Also write a page with tables and pictures (.html), or the pictures (.png, .svg).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "",
+    force: Force = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -68,17 +87,56 @@ def ranks(
     Also shows when each rank computes, communicates, waits and idles, who came last to which collectives, and
     the critical path of a step across ranks.
     """
+    if master and text_of(engine) != "spark":
+        raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
+    result = reported(dataset, output, top=top, step=step, engine=text_of(engine), master=master, force=force)
+    if as_json:
+        put_json({"report": "ranks", "dataset": dataset} | result.lazily())
+    else:
+        put_lines([], result, full_names)
+    if output:
+        say(f"wrote {output}")
+
+
+def reported(
+    dataset: str,
+    output: str,
+    *,
+    top: int,
+    step: int | None = None,
+    engine: str = "duckdb",
+    master: str = "",
+    force: bool,
+) -> Result:
+    """The report on a dataset, whose page is written to `output` unless that is empty."""
     from tracepipe.dataset.places import Dataset
     from tracepipe.ranks.engine import opened
     from tracepipe.ranks.job import Job
     from tracepipe.ranks.report import report
 
-    if master and text_of(engine) != "spark":
-        raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
-    found = Dataset.opened(dataset)
-    with opened(text_of(engine), found, master) as evaluating:
-        result = report(Job(evaluating, found), top, step)
-    if as_json:
-        put_json({"report": "ranks", "dataset": dataset} | result.lazily())
-    else:
-        put_lines([], result, full_names)
+    found, ending = Dataset.opened(dataset), _ending(output)
+    with opened(engine, found, master) as evaluating:
+        job = Job(evaluating, found)
+        result = report(job, top, step)
+        if ending:
+            from tracepipe.ranks.page import write
+
+            with replacing(output, force=force) as out:
+                write(job, result, ending, out)
+    return result
+
+
+def _ending(output: str) -> str:
+    """The ending of the file to write, empty where none is. Raises LibraryMissing, OutputError."""
+    if not output:
+        return ""
+    from tracepipe.ranks.page import ENDINGS, NEEDS
+    from tracepipe.reports.frames.libraries import require
+
+    require("ranks -o", NEEDS)
+    ending = Path(output).suffix.lower()
+    if ending not in ENDINGS:
+        raise OutputError(
+            f"{output} does not say what it is to be.", f"Name a file ending with {', '.join(ENDINGS)}."
+        )
+    return ending

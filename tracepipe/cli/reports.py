@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
+from tracepipe import seen
 from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
 from tracepipe.cli.report_text import put_lines
 from tracepipe.cli.values import Misuse, number, read, whole
@@ -232,6 +233,9 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
     every = [path for some in paths for path in some]
     if every.count(STANDARD) > 1:
         raise Misuse("Standard input can be read only once.")
+    if report.name == "report" and seen.is_folder(every[0]):
+        _report_ranks(every[0], options, common)
+        return
     if report.output is None:
         _print(report, *_found(report, paths, options, common), common)
         return
@@ -249,6 +253,18 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
             facts, result = _found(report, paths, options, common)
             result.files[ending](out)
     _print_written(report, facts, result, target, common)
+
+
+def _report_ranks(dataset: str, options: Any, common: Mapping[str, Any]) -> None:
+    """Write the page of a job: of many ranks one page about all."""
+    from tracepipe.cli.ranks import TOP, reported
+
+    target = common["output"] or default_output(dataset.rstrip("/") or dataset, ".html")
+    top = options.top if options.top is not None else TOP
+    result = reported(dataset, target, top=top, force=common["force"])
+    if common["as_json"]:
+        put_json({"report": "ranks", "dataset": dataset, "output": target} | result.lazily())
+    say(f"wrote {target}")
 
 
 def _ending(output: FileOutput, target: str) -> str:

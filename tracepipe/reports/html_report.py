@@ -11,7 +11,7 @@ from tracepipe.errors import LibraryMissing, TracepipeError
 from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.page.html_page import FigureGroup, Section, write_page
+from tracepipe.reports.page.html_page import About, FigureGroup, Section, write_page
 from tracepipe.reports.report import FileOutput, Option, Report, Result
 
 
@@ -51,7 +51,7 @@ def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options
         ]
         groups = [FigureGroup(name, heading, panels(scope)) for name, (heading, panels) in FIGURES.items()]
         result = Result("REPORT", notes=[panel.title for group in groups for panel in group.panels])
-        result.files[".html"] = partial(write_page, run, "Report", sections, groups)
+        result.files[".html"] = partial(write_page, About.of(run), "Report", sections, groups)
         return result
 
     return run

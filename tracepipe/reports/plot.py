@@ -10,7 +10,7 @@ from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.figures.picture import write_picture
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.page.html_page import FigureGroup, write_page
+from tracepipe.reports.page.html_page import About, FigureGroup, write_page
 from tracepipe.reports.report import FROM, UNTIL, FileOutput, Option, Report, Result
 
 ALL = "all"
@@ -36,7 +36,7 @@ def run(run: Run, options: Options) -> Result:
     panels = [panel for group in groups for panel in group.panels]
     result = Result("PICTURES", notes=[panel.title for panel in panels])
     result.files = {
-        ".html": partial(write_page, run, "Pictures", (), groups),
+        ".html": partial(write_page, About.of(run), "Pictures", (), groups),
         ".png": partial(write_picture, panels, "png"),
         ".svg": partial(write_picture, panels, "svg"),
     }

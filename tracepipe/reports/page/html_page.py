@@ -51,10 +51,27 @@ class FigureGroup:
     panels: list[Panel] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the head of a page says: facts as pairs of name and text, and what is not as it should be.
+
+    Each of `limits` has a text, and a kind: `lost`, `clock`, `note` or `none`.
+    """
+
+    subject: str
+    facts: Sequence[tuple[str, str]]
+    limits: Sequence[dict[str, str]]
+
+    @classmethod
+    def of(cls, run: Run) -> About:
+        """What is to be said about one recording."""
+        return cls(_subject(run.facts), list(_facts(run.facts)), list(_limits(run.facts)))
+
+
 def write_page(
-    run: Run, title: str, sections: Sequence[Section], groups: Sequence[FigureGroup], out: BinaryIO
+    about: About, title: str, sections: Sequence[Section], groups: Sequence[FigureGroup], out: BinaryIO
 ) -> None:
-    """Write the page of one recording as HTML."""
+    """Write a page as HTML."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -64,13 +81,12 @@ def write_page(
     )
     from markupsafe import Markup  # which jinja2 brings
 
-    facts = run.facts
     page = environment.get_template("page.html").stream(
         title=title,
-        subject=_subject(facts),
+        subject=about.subject,
         version=__version__,
-        facts=list(_facts(facts)),
-        limits=list(_limits(facts)),
+        facts=about.facts,
+        limits=about.limits,
         sections=[_section(section) for section in sections],
         groups=[
             {
