@@ -193,7 +193,7 @@ def test_wrong_usage_exits_2_and_writes_nothing(argv: list[str], run: Run, here:
 # Convert ------------------------------------------------------------------------------------------------
 
 
-def test_a_recording_becomes_a_perfetto_trace_beside_it(run: Run, here: Path) -> None:
+def test_a_recording_becomes_a_perfetto_trace_next_to_it(run: Run, here: Path) -> None:
     code, out, err = run("convert", "run.jsonl")
     assert (code, out) == (0, "")
     assert err.splitlines() == [

@@ -218,7 +218,7 @@ def test_the_shipped_sets_are_listed(run: Run) -> None:
     assert names == {"context-switch", "cublas", "cuda-driver", "cuda-runtime", "nccl", "nvidia-kmod"}
 
 
-def test_a_hook_that_is_wrong_is_told_with_what_is_near(run: Run, asked: list[CaptureRequest]) -> None:
+def test_a_wrong_hook_is_reported_with_near_names(run: Run, asked: list[CaptureRequest]) -> None:
     code, _, err = run("hooks", "test", "ncccl", "--", "true")
     assert code == 1
     assert "nccl" in err.splitlines()[1]

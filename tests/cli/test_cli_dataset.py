@@ -135,7 +135,7 @@ def test_steps_state_what_each_gpu_did(dataset: Path) -> None:
     assert waits["rank"][0] == 2
 
 
-def test_collectives_are_told_apart_by_operation_group_and_number(dataset: Path) -> None:
+def test_collectives_are_distinguished_by_operation_group_and_number(dataset: Path) -> None:
     found = layer(dataset, "collectives")
     assert found["operation"].value_counts().sort("operation").rows() == [
         ("all_gather", 64), ("all_reduce", 16), ("reduce_scatter", 64)

@@ -62,7 +62,7 @@ def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", 2)
 
 
-def test_an_event_later_than_the_window_goes_beside_its_track(tmp_path: Path, small_window: None) -> None:
+def test_an_event_later_than_the_window_goes_on_an_overlap_track(tmp_path: Path, small_window: None) -> None:
     # Two batches of the reader: what it gives at once is put in order at once.
     padding = {"args": {"text": "x" * 1000}}
     early = [call(ts_ns, f"call {ts_ns}") | padding for ts_ns in range(1000, 5000, 10)]
@@ -147,7 +147,7 @@ def test_two_warps_at_one_time_on_a_slot_are_an_overlap(tmp_path: Path) -> None:
 DEEP = 1100
 
 
-def test_calls_deeper_than_perfetto_shows_on_a_track_go_beside_and_keep_their_ends(tmp_path: Path) -> None:
+def test_calls_deeper_than_perfetto_shows_go_on_an_overlap_track_and_keep_their_ends(tmp_path: Path) -> None:
     begins = [call(1_000 + at, "f", "B") | {"args": {"begun": at}} for at in range(DEEP)]
     ends = [call(9_000 - at, "f", "E") | {"args": {"ended": at}} for at in reversed(range(DEEP))]
     seen, report = converted(begins + ends, tmp_path)
@@ -159,7 +159,7 @@ def test_calls_deeper_than_perfetto_shows_on_a_track_go_beside_and_keep_their_en
     assert report.outcomes.overlaps == DEEP - 512
 
 
-def test_whole_slices_deeper_than_that_go_beside_too(tmp_path: Path) -> None:
+def test_whole_slices_deeper_than_that_go_on_an_overlap_track_too(tmp_path: Path) -> None:
     seen, report = converted([call(1_000 + at, "f", dur_ns=8_000 - 2 * at) for at in range(DEEP)], tmp_path)
     tracks = slices_of(seen)
     on = [len(tracks[f"process 7 / CUDA API{beside}"]) for beside in ("", " (overlap 1)", " (overlap 2)")]

@@ -186,7 +186,7 @@ def test_a_program_records_windows_of_itself(tmp_path: Path) -> None:
     assert (run.summary.windows and run.summary.windows.count) == 3
 
 
-def test_windows_of_a_command_that_goes_on_without_the_recording(tmp_path: Path) -> None:
+def test_windows_of_a_command_that_continues_after_the_recording(tmp_path: Path) -> None:
     go = tmp_path / "go"
     command = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.01; done"]
     with tracepipe.capture(

@@ -253,7 +253,7 @@ def test_bpftrace_does_not_outlive_a_killed_capture(tmp_path: Path) -> None:
     wait_until(lambda: name_of(engine) != "bpftrace")
 
 
-def test_a_killed_bpftrace_is_told(tmp_path: Path) -> None:
+def test_a_killed_bpftrace_is_reported(tmp_path: Path) -> None:
     process = start_capture(tmp_path)
     (engine,) = children_of(process.pid)
     os.kill(engine, signal.SIGKILL)

@@ -200,14 +200,14 @@ def test_a_machine_without_the_driver_says_so(
     assert "kernel" not in summary.counts
 
 
-def test_a_crash_is_told(tmp_path: Path, vec_add: str) -> None:
+def test_a_crash_is_reported(tmp_path: Path, vec_add: str) -> None:
     trace, summary, _ = run(tmp_path, [vec_add, "--crash"])
     assert trace.footer["ended_by"] == "signal 11 (SIGSEGV)"
     assert summary.exit_code == 139
     assert trace.layer("userspace")[-1]["name"] == "cuLaunchKernel"
 
 
-def test_an_exit_code_is_told(tmp_path: Path) -> None:
+def test_an_exit_code_is_reported(tmp_path: Path) -> None:
     _, summary, _ = run(tmp_path, ["sh", "-c", "exit 7"])
     assert (summary.ended_by, summary.exit_code) == ("exit 7", 7)
 
@@ -407,7 +407,7 @@ def test_one_call_in_some(tmp_path: Path, vec_add: str, capfd: pytest.CaptureFix
     assert any(begin["name"] == "cuInit" for begin, _ in trace.slices("userspace"))
 
 
-def test_a_command_goes_on_after_the_recording(tmp_path: Path, vec_add: str) -> None:
+def test_a_command_continues_after_the_recording(tmp_path: Path, vec_add: str) -> None:
     command = ["sh", "-c", f"{vec_add} -i 10; echo started; sleep 0.5; exit 3"]
     trace, summary, messages = run(
         tmp_path, command, layers=("syscall",), limits=Limits(duration_ns=100_000_000)

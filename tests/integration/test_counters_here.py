@@ -155,7 +155,7 @@ def test_samples_that_are_missing_are_a_loss(
     assert f"lost: 7 {GPU_COUNTERS} events" in said
 
 
-def test_a_sampler_that_dies_is_a_loss_and_the_recording_goes_on(machine: Path, tmp_path: Path) -> None:
+def test_a_sampler_that_dies_is_a_loss_and_the_recording_continues(machine: Path, tmp_path: Path) -> None:
     records, _, said = captured(
         machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "1.6", behaviour="die 1000"
     )

@@ -76,7 +76,7 @@ def test_nothing_stays_behind(findings: list[Diagnosis]) -> None:
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_a_user_is_told_to_be_root(findings: list[Diagnosis]) -> None:
+def test_a_user_without_root_is_refused(findings: list[Diagnosis]) -> None:
     def check() -> None:
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)

@@ -524,7 +524,7 @@ def test_messages_that_nobody_reads_do_not_end_the_program(capture: Capture, vec
     assert records(capture.output)[-1]["counts"]["userspace"] == 20_000
 
 
-def test_a_capture_that_is_stopped_and_continued_goes_on(capture: Capture) -> None:
+def test_a_capture_that_is_stopped_continues_on_request(capture: Capture) -> None:
     with capture.start() as process:
         wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 5000)
         process.send_signal(signal.SIGSTOP)

@@ -136,7 +136,7 @@ def test_a_fork_has_ranges_of_its_own(program: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_program_goes_on_when_the_recording_ends(program: Path, tmp_path: Path) -> None:
+def test_a_program_continues_when_the_recording_ends(program: Path, tmp_path: Path) -> None:
     lines, done = captured(tmp_path, program, "for_ms", "1500", options=("--duration", "300ms"))
     steps = sum(line["type"] == "annotation" and line["phase"] == "B" for line in lines)
     assert 0 < steps < int(done.stdout)

@@ -306,7 +306,7 @@ def memory_group() -> Iterator[Callable[[int], Path]]:
         group.rmdir()
 
 
-def test_where_memory_runs_out_the_capture_ends_and_the_program_goes_on(
+def test_where_memory_runs_out_the_capture_ends_and_the_program_continues(
     folder: Path, memory_group: Callable[[int], Path]
 ) -> None:
     group = memory_group(160 << 20)

@@ -166,7 +166,7 @@ def test_a_fork_has_the_handles_of_its_parent_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_records_of_both_libraries_of_a_process_are_told_apart(first: bool) -> None:
+def test_records_of_both_libraries_of_a_process_are_distinguished(first: bool) -> None:
     own, other = begun(KIND_MARK, "mark"), pack_record(KIND_NOTE, PID, TID, 1, b"a note")
     renderer = AnnotationsRenderer(KernelsRenderer())
     chunk = own + other + own if first else other + own + other

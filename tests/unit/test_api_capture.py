@@ -279,7 +279,7 @@ recorder.main(sys.argv[1])
 """
 
 
-def test_the_recorder_does_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recorder_follows_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     from multiprocessing.connection import Pipe
 
     for comm, answers in (

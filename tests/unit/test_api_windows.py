@@ -34,7 +34,7 @@ def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> 
     assert run.summary == SUMMARY
 
 
-def test_what_cannot_be_obeyed_is_an_error_and_the_recording_goes_on(recorder: Callable[..., None]) -> None:
+def test_what_cannot_be_obeyed_is_an_error_and_the_recording_continues(recorder: Callable[..., None]) -> None:
     recorder(
         "tell(Began())", "heard(), tell(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "tell(SUMMARY)"
     )

@@ -304,7 +304,7 @@ def test_a_bpftrace_that_cannot_do_it_is_refused(
         BpftraceEngine().check()
 
 
-def test_a_machine_without_bpftrace_is_told_what_to_install(
+def test_a_machine_without_bpftrace_gets_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usable(monkeypatch, tmp_path)

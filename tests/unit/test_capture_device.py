@@ -180,7 +180,7 @@ def test_what_is_known_before_the_end_is_said_then(told: Told) -> None:
     assert of_told == [("told: one thing", False), ("told: another", True)]
 
 
-def test_a_program_that_goes_on_is_let_go_after_its_last_records(
+def test_a_program_that_continues_is_released_after_its_last_records(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come after it was asked, and before it says that it is over."""

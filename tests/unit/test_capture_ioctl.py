@@ -57,7 +57,7 @@ def test_offsets_come_from_the_tracepoints_format(tmp_path: Path) -> None:
         field_offsets(tmp_path, "sched/sched_wakeup")
 
 
-def test_a_request_that_cannot_be_met_says_so(tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_fulfilled_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as sink:
         with pytest.raises(TracepipeError, match="nothing to capture"):
             capture(CaptureRequest([]), sink, notify=print)

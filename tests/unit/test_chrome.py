@@ -255,7 +255,7 @@ def test_begins_and_ends_are_balanced_on_every_thread(
     assert not +open_slices
 
 
-def test_what_touches_or_has_no_length_is_told_apart_below_the_nanosecond() -> None:
+def test_what_touches_or_has_no_length_is_distinguished_below_the_nanosecond() -> None:
     group, track = track_in_group()
     items = []
     for begin_ns, end_ns in ((0, 5), (5, 5), (5, 9), (10, 10)):

@@ -282,7 +282,7 @@ def test_clock_records_are_found_without_parsing_the_rest() -> None:
 # What a person reads -----------------------------------------------------------------------------------
 
 
-def test_the_report_says_everything_that_did_not_go_by_the_book(recording: Any) -> None:
+def test_the_report_states_all_irregularities(recording: Any) -> None:
     warp = {"type": "gpu_warp", "name": "k", "ts_ns": 1, "clock": "globaltimer:1"}
     path = recording(
         HEADER,

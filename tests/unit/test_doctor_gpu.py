@@ -68,7 +68,7 @@ def test_a_part_that_does_not_fit_the_driver_names_the_version() -> None:
     assert found["CUPTI"].fix == "pip install 'nvidia-cuda-cupti==13.0.*'"
 
 
-def test_a_build_that_fails_is_told() -> None:
+def test_a_failed_build_is_reported() -> None:
     found = rows(
         GOOD, build_kernels=CaptureUnavailable("kernels could not be built: a.cpp:1.", "Try it: g++")
     )

@@ -113,7 +113,7 @@ def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[Seen
 def test_a_drift_is_removed_and_said() -> None:
     clock, found, span_ns = of_an_hour(20)
     anchor = placed(clock, found, span_ns)
-    said = anchor.said("monotonic")
+    said = anchor.stated("monotonic")
     assert said["drift_ppm"] == -20.0
     # What may be off is the rate between calls, 1 ppm of some ten seconds; the drift made 72 ms.
     assert anchor.bound_ns is not None and anchor.bound_ns < 30_000
@@ -124,7 +124,7 @@ def test_a_drift_is_removed_and_said() -> None:
 def test_one_offset_is_enough_where_no_drift_is_seen() -> None:
     clock, found, span_ns = of_an_hour(0)
     anchor = placed(clock, found, span_ns)
-    assert (anchor.drift, "drift_ppm" in anchor.said("monotonic")) == (None, False)
+    assert (anchor.drift, "drift_ppm" in anchor.stated("monotonic")) == (None, False)
     assert anchor.bound_ns is not None and anchor.bound_ns < 5_000
 
 

@@ -213,7 +213,7 @@ def test_a_copy_without_a_way_of_its_own_has_that_of_the_copy_around_it() -> Non
     assert thread.leave("cudaMemcpyAsync") is None
 
 
-def test_several_copies_inside_one_are_all_told() -> None:
+def test_several_copies_inside_one_are_all_reported() -> None:
     thread = Thread()
     thread.enter("cudaMemcpy", 1, 2, 8192, 1)
     thread.call("cuMemcpyHtoD_v2", 1, 2, 4096)
@@ -234,7 +234,7 @@ def test_the_upper_half_of_a_result_means_nothing() -> None:
     assert Thread().call("cuMemAlloc_v2", 4096, result=0xDEAD << 32, out=5) is not None
 
 
-def test_nothing_is_told_of_nothing() -> None:
+def test_nothing_is_reported_about_nothing() -> None:
     thread = Thread()
     thread.call("cudaFree", 0)
     thread.call("cudaMalloc", 0)

@@ -186,7 +186,7 @@ def test_what_cannot_be_opened_is_an_input_error(name: str, why: str, tmp_path: 
         ("-", ".pftrace", "-"),
     ],
 )
-def test_the_output_goes_beside_the_input_and_never_over_it(path: str, suffix: str, want: str) -> None:
+def test_the_output_goes_next_to_the_input_and_never_over_it(path: str, suffix: str, want: str) -> None:
     assert default_output(path, suffix) == want
 
 

@@ -61,7 +61,7 @@ def test_a_program_is_run_with_a_recording_and_what_it_says_is_taken(bench: gpu.
         assert bench.run([sys.executable, "-c", asks], engine).said == {"us": "2.5", "set": is_set}
 
 
-def test_a_program_that_fails_or_hangs_is_told(bench: gpu.Bench) -> None:
+def test_a_program_that_fails_or_hangs_is_reported(bench: gpu.Bench) -> None:
     with pytest.raises(RuntimeError, match=r"^ended with 1: out of memory$"):
         bench.run([sys.executable, "-c", "raise SystemExit('out of memory')"], "native")
     bench.ends_s = time.monotonic() + 2.5
@@ -92,7 +92,7 @@ def test_a_row_that_fails_leaves_the_others(bench: gpu.Bench, capsys: pytest.Cap
     ]
 
 
-def test_the_clocks_drift_and_bound_are_told(
+def test_the_clocks_drift_and_bound_are_stated(
     bench: gpu.Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The host's clock gains 10 µs a second; each pair is known to 700 ns."""

@@ -144,7 +144,7 @@ def test_results_have_names_and_what_came_out(lines: list[dict[str, Any]]) -> No
     assert _args(lines, "cuInit", "E") == [{"result": 100, "result_name": "CUDA_ERROR_NO_DEVICE"}]
 
 
-def test_what_calls_did_to_memory_is_told_once(lines: list[dict[str, Any]]) -> None:
+def test_effects_of_calls_on_memory_are_recorded_once(lines: list[dict[str, Any]]) -> None:
     told = [(line["name"], line["phase"], line["args"]) for line in lines if line["type"] == "memory"]
     assert told == [
         ("alloc", "I", {"size": 4096, "address": ADDRESS, "call": "cuMemAlloc_v2"}),

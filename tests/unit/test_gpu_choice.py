@@ -123,7 +123,7 @@ def test_without_a_gpu_nothing_is_said(programs: Callable[..., str]) -> None:
     assert chosen(CaptureRequest(pids=(4,), gpu="auto")) == Choice("off")
 
 
-def test_a_selection_that_finds_no_gpu_is_told(programs: Callable[..., str]) -> None:
+def test_a_selection_without_a_gpu_is_reported(programs: Callable[..., str]) -> None:
     told = chosen(request("vec_add", gpu_kernels="x", gpu_warps=5), has_device=False)
     assert told == Choice(
         "off", "this machine has no NVIDIA GPU, so --kernel and --gpu-warps selects nothing"
@@ -451,7 +451,7 @@ def test_a_selection_is_for_warps(machine: Machine, gpu: str) -> None:
     assert refusal.value.hint == "Use --blocks with --gpu warps."
 
 
-def test_what_auto_cannot_use_is_told_before_it_looks(machine: Machine) -> None:
+def test_options_that_auto_cannot_use_are_refused_before_it_searches(machine: Machine) -> None:
     with pytest.raises(TracepipeError, match="not a range of blocks"):
         machine.start(request("vec_add", gpu_blocks="5-1"))
     assert machine.children == 0

@@ -286,7 +286,7 @@ def test_memory_is_taken_and_given_back_by_its_call() -> None:
     ("operation", "kind", "expected"),
     [(1, 2, "alloc_host"), (2, 2, "free_host"), (1, 5, "alloc"), (2, 5, "free")],
 )
-def test_memory_of_the_host_is_told_apart(operation: int, kind: int, expected: str) -> None:
+def test_memory_of_the_host_is_distinguished(operation: int, kind: int, expected: str) -> None:
     (event,) = lines(record(KIND_MEMORY, MEMORY.pack(1, 64, 5, 0, 1, NO_STREAM, 8, operation, kind)))
     assert event["name"] == expected
 
@@ -316,7 +316,7 @@ def test_work_without_an_end_has_no_length() -> None:
     assert event["dur_ns"] == 0
 
 
-def test_a_cupti_that_keeps_its_clock_is_told_by_it() -> None:
+def test_a_cupti_with_its_own_clock_is_recognized() -> None:
     (event,) = lines(hello(clock=1), record(KIND_KERNEL, kernel(1000, 9)))
     assert event["clock"] == "realtime"
 

@@ -27,7 +27,7 @@ def test_a_range_has_both_its_ends(text: str, found: tuple[int, int]) -> None:
     "text",
     ["", "-", "-5", "9-3", "1-2-3", "0x10", "1,2", " 5", "5 ", "٣", "1-٣", str(LAST + 1), f"0-{LAST + 1}"],
 )
-def test_what_is_no_range_is_told_with_examples(text: str) -> None:
+def test_an_invalid_range_is_refused_with_examples(text: str) -> None:
     with pytest.raises(TracepipeError, match=r"--blocks .* is not a range of blocks") as refusal:
         read_range(text, "--blocks", "blocks", 0)
     assert "9, 9-19 or 9-" in refusal.value.hint
@@ -83,7 +83,7 @@ def test_marks_name_kernels_and_what_they_call(marks: str, kernels: str, called:
     assert options.environment() == {name: value for name, value in told.items() if value}
 
 
-def test_what_was_asked_for_is_told() -> None:
+def test_the_request_is_passed_to_the_library() -> None:
     options = WarpOptions("attn", "10-20", "5", 64 << 20, 500, 3, "none")
     assert options.environment() == {
         "TRACEPIPE_GPU_KERNELS": "attn",

@@ -178,7 +178,9 @@ def compiler(major: int, minor: int, *mixed: str) -> Compiler:
         (lambda nothing: nothing.part("cupti"), "pip install 'tracepipe[gpu]'"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_mends_it(ask: Callable[[Toolchain], object], hint: str) -> None:
+def test_missing_parts_are_reported_with_how_to_install_them(
+    ask: Callable[[Toolchain], object], hint: str
+) -> None:
     with pytest.raises(CaptureUnavailable) as refusal:
         ask(chain())
     assert refusal.value.hint == hint
@@ -200,7 +202,7 @@ def test_without_a_driver_the_newest_part_is_taken() -> None:
         ((12, 8), "pip install 'nvidia-cuda-cupti-cu12==12.8.*'"),
     ],
 )
-def test_a_part_newer_than_the_driver_is_told(cuda: tuple[int, int], hint: str) -> None:
+def test_a_part_newer_than_the_driver_is_reported(cuda: tuple[int, int], hint: str) -> None:
     with pytest.raises(CaptureUnavailable, match=r"for CUDA 13\.5, and the driver") as refusal:
         chain(Driver(cuda), cupti=[part((13, 5))]).part("cupti")
     assert refusal.value.hint == hint
@@ -210,14 +212,14 @@ def test_an_nvcc_of_a_newer_minor_version_is_taken() -> None:
     assert chain(nvcc=[compiler(14, 0), compiler(13, 5)]).nvcc().version == (13, 5)
 
 
-def test_an_nvcc_of_a_newer_major_version_is_told() -> None:
+def test_an_nvcc_of_a_newer_major_version_is_reported() -> None:
     with pytest.raises(CaptureUnavailable, match="too new for this driver") as refusal:
         chain(nvcc=[compiler(14, 0)]).nvcc()
     wanted = "'nvidia-cuda-nvcc==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*'"
     assert refusal.value.hint == f"pip install {wanted}"
 
 
-def test_an_nvcc_whose_packages_do_not_fit_is_told(tmp_path: Path) -> None:
+def test_an_nvcc_with_incompatible_packages_is_reported(tmp_path: Path) -> None:
     site = packages_13(tmp_path / "site")
     (site / "nvidia_nvvm-13.0.85.dist-info").rename(site / "nvidia_nvvm-13.5.37.dist-info")
     with pytest.raises(CaptureUnavailable, match=r"nvcc 13\.0 does not work with nvidia-nvvm 13\.5"):
@@ -231,7 +233,7 @@ def test_an_nvcc_that_fits_is_taken_before_a_newer_one_that_does_not(tmp_path: P
     assert Toolchain(H200, look(tmp_path, site), ME).nvcc().version == (13, 0)
 
 
-def test_no_gpu_is_told_with_the_drivers_reason() -> None:
+def test_a_missing_gpu_is_reported_with_the_drivers_reason() -> None:
     with pytest.raises(CaptureUnavailable, match="cannot open shared object"):
         chain(NOBODY).architectures()
 
@@ -408,7 +410,7 @@ def test_a_compiler_without_room_says_where(
     assert refusal.value.hint == f"{room} Its output: {said}"
 
 
-def test_a_compiler_that_fails_is_told_with_its_error(tmp_path: Path, cache: Path) -> None:
+def test_a_failing_compiler_is_reported_with_its_error(tmp_path: Path, cache: Path) -> None:
     bad = put(
         tmp_path / "g++",
         "#!/bin/sh\necho 'In file x'>&2; echo 'a.cpp:1: error: no such thing.'>&2; exit 1\n",

@@ -173,7 +173,7 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     assert WarpRenderer({}).render(chunk).counts() == {"userspace": 2}
 
 
-def test_gpus_are_told_apart_by_uuid_whatever_a_process_calls_them() -> None:
+def test_gpus_are_distinguished_by_uuid_whatever_a_process_calls_them() -> None:
     renderer = WarpRenderer({"GPU-00000000-0000-0000-0000-000000000005": 1})
     clock = _pack(KIND_CLOCK, layout.CLOCK.pack(0, 500, 10, 20))
     (pair,) = _lines(renderer, _gpu(0, 5) + clock)

@@ -13,7 +13,7 @@ from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 
 
-def test_a_libcuda_that_is_not_found_is_told_of(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_libcuda_is_reported(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_cached", dict)
     monkeypatch.setattr(library, "_default_folders", list)
     said: list[str] = []

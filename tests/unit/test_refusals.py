@@ -88,7 +88,7 @@ def test_a_kernel_without_these_probes(kind: str) -> None:
         assert f"CONFIG_{kind.upper()}S" in refusal.hint
 
 
-def test_the_answer_itself_is_told() -> None:
+def test_the_answer_itself_is_reported() -> None:
     error = OSError(errno.EINVAL, "Invalid argument: invalid mem access 'scalar'")
     message = explain(Operation.PROGRAM, error, ROOT).message
     assert message.endswith("Invalid argument: invalid mem access 'scalar' (EINVAL).")

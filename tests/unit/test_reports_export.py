@@ -219,7 +219,7 @@ def test_a_negative_number_is_a_number_in_csv() -> None:
     assert out.getvalue() == b"a,b,c\n-5,-0.5,-5\n,1.0,'-x\n"
 
 
-def test_what_is_said_of_the_whole_stands_beside_the_tables(run: Run, tmp_path: Path) -> None:
+def test_facts_of_the_whole_recording_are_next_to_the_tables(run: Run, tmp_path: Path) -> None:
     tables = exported(run, tmp_path)
     about = json.loads((tmp_path / "run.json").read_text())
     assert (about["format"], about["tool"]["name"]) == ("tracepipe-tables/1", "tracepipe")
@@ -282,7 +282,7 @@ def test_a_folder_does_not_replace_a_file_nor_go_to_standard_output(tmp_path: Pa
     assert taken.read_text() == "mine"
 
 
-def test_a_full_disk_is_told_in_words() -> None:
+def test_a_full_disk_is_reported_in_words() -> None:
     table = pl.DataFrame({"a": range(500_000)})
     with pytest.raises((OutputError, OSError), match="No space left"), open("/dev/full", "wb") as out:
         write_table(table.schema, iter([table]), out, "parquet")

@@ -167,7 +167,7 @@ def test_calls_inside_one_that_never_returned_are_drawn(load: Load, layer: str) 
     assert [one.draw for one in latency.panels(scope(run, start="160ns", end="190ns"))] == [None] * 3
 
 
-def test_lanes_that_leave_apart_are_told(load: Load) -> None:
+def test_lanes_that_exit_apart_are_reported(load: Load) -> None:
     run = load(batch(2_000, [0, 0], [50, 80, 60], exit_count=[2, 1], exit_mask=[1, 4294967294, 4294967295]))
     assert [panel.title for panel in exit_skew.panels(scope(run))] == [
         "k: 2 warps exit within 30 ns; in 1 of them the lanes exit up to 30 ns apart"

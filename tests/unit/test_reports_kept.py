@@ -190,7 +190,7 @@ def test_byte_strings_are_found_once_they_are_put_away(count: int) -> None:
     assert numbered.find(b"another") == NONE and len(numbered) == count
 
 
-def test_byte_strings_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byte_strings_with_one_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.reports.frames.numbered._HASH", 0)
     numbered = Numbered(2)
     texts = [number.to_bytes(2, "little") for number in range(300)]

@@ -62,7 +62,7 @@ def test_bytes_over_time_their_peak_and_what_is_never_freed(load: Load) -> None:
     assert rows(result, "faults", "what") == []
 
 
-def test_faults_are_told_apart(load: Load) -> None:
+def test_faults_are_distinguished(load: Load) -> None:
     result = run(
         load(
             did("alloc", 1_100, 0x10, 100),

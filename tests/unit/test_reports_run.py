@@ -47,7 +47,7 @@ def test_begins_and_ends_become_spans_that_nest(load: Load) -> None:
     assert (run.facts.start_ns, run.facts.end_ns) == (1_000, 1_450)
 
 
-def test_what_did_not_go_by_the_book_has_no_length(load: Load) -> None:
+def test_irregular_calls_have_no_length(load: Load) -> None:
     run = load(
         event("E", 1_050, "lost its begin"),
         event("E", 1_090, "told by its end", dur_ns=30),

@@ -169,7 +169,7 @@ def test_an_empty_recording_says_so(load: Load) -> None:
         (10_000_000_000, 10_000_000_400, "|10.00000000 s      |10.00000020 s"),
     ],
 )
-def test_times_of_the_axis_can_be_told_apart(start_ns: int, end_ns: int, expected: str) -> None:
+def test_times_of_the_axis_are_distinct(start_ns: int, end_ns: int, expected: str) -> None:
     assert axis(Window(start_ns, end_ns, 40), 0) == expected
 
 

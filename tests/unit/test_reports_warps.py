@@ -235,7 +235,7 @@ def test_a_launch_id_that_comes_again_with_the_same_warps_is_of_another_launch(t
     assert kernel.entry_ns.tolist() == [200, 100, 101, 300, 301]
 
 
-def test_kernels_of_one_name_are_told_apart_by_their_grids(tmp_path: Path) -> None:
+def test_kernels_of_one_name_are_distinguished_by_their_grids(tmp_path: Path) -> None:
     def batch(name: str, grid: list[int], launch: int) -> dict[str, Any]:
         size = {"grid": grid, "block": [32, 1, 1], "launch": launch, "gpu": 0}
         times = {"warp": [0, 1], "entry_ns": [0, 0], "exit_ns": [50, 60]}

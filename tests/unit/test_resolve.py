@@ -318,7 +318,7 @@ def test_a_function_has_the_variants_that_a_shipped_set_gives_it(
     assert names(of("uprobe:libodd.so.1:oddAlloc_v2_ptsz", command=program)) == ["oddAlloc_v2_ptsz"]
 
 
-def test_a_file_that_is_no_library_is_told_of(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "text.so"
     path.write_text("not ELF")
     notes: list[str] = []

@@ -25,7 +25,7 @@ def numbers(*of: int) -> Any:
     return np.array(of, np.int32)
 
 
-def test_shapes_are_numbered_as_they_are_met() -> None:
+def test_shapes_are_numbered_in_order_of_appearance() -> None:
     tables = new_tables()
     assert [tables.number_of(shape) for shape in (F, G, F, H, G)] == [0, 1, 0, 2, 1]
     assert tables.shapes == [F, G, H]

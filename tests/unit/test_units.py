@@ -33,7 +33,7 @@ def test_a_size(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "10 parsecs", "-1s", "1e3s", "10KB/s", "0x10", "9" * 400])
-def test_nonsense_is_told(text: str) -> None:
+def test_nonsense_is_reported(text: str) -> None:
     with pytest.raises(TracepipeError) as caught:
         duration_ns(text)
     assert repr(text) in caught.value.message

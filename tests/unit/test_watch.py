@@ -184,7 +184,7 @@ def test_a_call_that_hangs_since_the_last_recording_is_written_when_the_time_has
     assert seen.due(6060 * MS) == "cuInit > 50ms: cuInit goes on after 3.99 s"
 
 
-def test_calls_of_threads_and_inside_each_other_are_told_apart() -> None:
+def test_calls_of_threads_and_nested_calls_are_distinguished() -> None:
     seen = watch("cuInit > 50ms")
     seen.take(enter("cuInit", 0, tid=1) + took("cuInit", 40, 41, tid=2))
     inner = (

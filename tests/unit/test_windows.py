@@ -165,7 +165,7 @@ def test_a_program_begins_and_ends_any_number_of_windows_by_name() -> None:
     assert course.attached.names == [f"step {at}" for at in range(1, 99, 2)]
 
 
-def test_a_program_begins_so_many_windows_where_that_is_said() -> None:
+def test_a_program_begins_any_number_of_windows_on_request() -> None:
     course = Course(start_on="api", repeat=2)
     assert [course.say(at, begins=bool(at % 2)) for at in (1, 2, 3, 4)] == ["", "", "", "api"]
 

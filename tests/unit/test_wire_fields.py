@@ -73,7 +73,7 @@ def test_fixed_sizes_are_passed_over() -> None:
         (b"\x11abc", "a field is cut off at byte 0"),
     ],
 )
-def test_damage_is_told_with_its_byte(data: bytes, message: str) -> None:
+def test_damage_is_reported_with_its_byte(data: bytes, message: str) -> None:
     with pytest.raises(WireError, match=message):
         list(fields_of(data))
     file = WireFile(io.BytesIO(data))

@@ -48,7 +48,7 @@ def header_of(
     made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
     by_device = sorted(device.layers) if device else ()
     asked, usual = asdict(request), asdict(CaptureRequest())
-    said = {**asked, **asked["filters"], **asked["windows"]}
+    stated = {**asked, **asked["filters"], **asked["windows"]}
     usual |= usual["filters"] | usual["windows"]
     kept = {f"last_{name}": value for name, value in (asked["last"] or {}).items() if value}
     header = new_header(
@@ -68,7 +68,7 @@ def header_of(
             "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
             "missing": dict(missing),
         },
-        options={name: said[name] for name in _OPTIONS if said[name] != usual[name]} | kept,
+        options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | kept,
     )
     if device is not None:
         header["options"]["stacks"] = request.stacks

@@ -63,7 +63,7 @@ def said_of(error: Exception | None) -> tuple[str, str]:
     """
     if error is None:
         return "", ""
-    said = error if isinstance(error, OutputError) else shortage_of(error)
-    if said is None:
+    stated = error if isinstance(error, OutputError) else shortage_of(error)
+    if stated is None:
         raise error
-    return said.message, said.hint
+    return stated.message, stated.hint

@@ -65,15 +65,15 @@ def plan_of(
     request: CaptureRequest,
     command_pid: int,
     notify: Notify,
-    told: frozenset[str] = frozenset(),
+    device_layers: frozenset[str] = frozenset(),
     sees: Mapping[str, Path] = MappingProxyType({}),
 ) -> tuple[Plan, dict[str, str]]:
     """The plan, and the layers that cannot be recorded: layer → why.
 
-    `command_pid` is the held process of the request's command, `told` has the layers that are recorded
-    without probes, and `sees` maps the kinds of triggers that a library in the command sees to that library.
-    Raises CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong or finds
-    nothing.
+    `command_pid` is the held process of the request's command, `device_layers` has the layers that are
+    recorded without probes, and `sees` maps the kinds of triggers that a library in the command sees to that
+    library. Raises CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong
+    or finds nothing.
     """
     scope = _scope(request, command_pid)
     libraries = _libraries(request, scope)
@@ -84,7 +84,10 @@ def plan_of(
     asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
     layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
     names = dict.fromkeys(
-        name for layer in layers for name in LAYER_SETS.get(layer, ()) if layer in asked and layer not in told
+        name
+        for layer in layers
+        for name in LAYER_SETS.get(layer, ())
+        if layer in asked and layer not in device_layers
     )
     shipped = [load_set(name) for name in names]
     selection = resolve(
@@ -104,25 +107,25 @@ def plan_of(
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
     missing = _missing(layers, {probe.layer for probe in probes}, selection)
-    missing = {layer: reason for layer, reason in missing.items() if layer not in told}
+    missing = {layer: reason for layer, reason in missing.items() if layer not in device_layers}
     missing |= {
         layer: f"the {engine.name} engine does not record it"
         for layer in layers
-        if layer not in engine.layers and layer not in told
+        if layer not in engine.layers and layer not in device_layers
     }
     missing |= {
         layer: missing["userspace"]
         for layer in CALL_LAYERS
-        if layer in request.layers and layer not in told and "userspace" in missing
+        if layer in request.layers and layer not in device_layers and "userspace" in missing
     }
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
-    if ANNOTATION in request.layers and ANNOTATION not in told:  # a message has stated the reason
+    if ANNOTATION in request.layers and ANNOTATION not in device_layers:  # a message has stated the reason
         missing[ANNOTATION] = "its library cannot be loaded into the command"
     if "userspace" not in missing and _DRIVER_API in selection.unresolved:
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
     layers = tuple(layer for layer in layers if layer not in missing)
-    if not layers and not told:
+    if not layers and not device_layers:
         if not missing:
             raise TracepipeError(
                 "Nothing is asked for: neither a layer nor a hook.",

@@ -68,9 +68,14 @@ def run_session(
                     program, request.command, mask, environment, request.stdout
                 )
             precedence.enter_context(ended_first())  # this process alone: the command is already forked
-            told = device.layers if device else frozenset[str]()
+            device_layers = device.layers if device else frozenset[str]()
             plan, missing = plan_of(
-                engine, request, target.pid if target else 0, notify, told, device.sees if device else {}
+                engine,
+                request,
+                target.pid if target else 0,
+                notify,
+                device_layers,
+                device.sees if device else {},
             )
             windows = WindowCourse(request)
             files = ProbedFiles(plan.probes)
@@ -135,7 +140,7 @@ class _Session:
     interrupts: Interrupts
     windows: WindowCourse
     _spool: Spool | None = None
-    _said: int = 0
+    _stated: int = 0
     _recorder: FlightRecorder | None = None
     _answered: int = 0
 
@@ -211,12 +216,12 @@ class _Session:
         self,
         footer: Mapping[str, Any],
         store: Store,
-        said: tuple[str, str],
+        stated: tuple[str, str],
         exit_code: int,
         wall_ns: int,
         detach_ns: int,
     ) -> CaptureSummary:
-        error, hint = said
+        error, hint = stated
         if not error and not self.windows.count:
             error, hint = self.windows.why_none()
         return CaptureSummary(
@@ -282,10 +287,10 @@ class _Session:
             return
         renderer = self.device.renderer()
         # A flight recorder reports the notes of its recordings' renderers: this renderer gets no records.
-        notes = [] if self._recorder else (renderer.notes if is_final else renderer.news)[self._said :]
+        notes = [] if self._recorder else (renderer.notes if is_final else renderer.news)[self._stated :]
         for note in notes:
             self.listeners.notify(f"{self.device.name}: {note}")
-        self._said += len(notes)
+        self._stated += len(notes)
 
     def _follow(self, store: Store, start: HostInstant, pump: Pump, processes: Processes) -> str:
         """Empty the ring until the target or the recording ends; returns why it ended."""

@@ -296,12 +296,12 @@ class Spool:
         self._counts.subtract(self._waiting)
         self._unwritten.update(self._waiting)
         self._waiting.clear()
-        said: Exception = error
+        stated: Exception = error
         if isinstance(error, OSError):
             hint = _HINTS.get(error.errno or 0, _ELSE)
-            said = OutputError(f"The events cannot be written: {error.strerror}.", hint)
-            said.__cause__ = error
-        self._give_up(said)
+            stated = OutputError(f"The events cannot be written: {error.strerror}.", hint)
+            stated.__cause__ = error
+        self._give_up(stated)
 
     def _give_up(self, error: Exception) -> None:
         """Only count from now on. The code that waits for the end raises a bug or a lack of memory."""

@@ -82,12 +82,12 @@ class Anchor:
         """The way that places its times on the common clock."""
         return Way(self.offset_ns, self.drift)
 
-    def said(self, clock: str) -> dict[str, Any]:
+    def stated(self, clock: str) -> dict[str, Any]:
         """The anchor as the trace states it."""
-        said: dict[str, Any] = {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns}
+        stated: dict[str, Any] = {"trace_clock": clock, "by": self.how, "offset_ns": self.offset_ns}
         if self.drift is not None and self.drift.drift_ppm is not None:
-            said["drift_ppm"] = round(self.drift.drift_ppm, 3)
-        return said | ({"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns})
+            stated["drift_ppm"] = round(self.drift.drift_ppm, 3)
+        return stated | ({"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns})
 
     def moved(self, by_ns: int) -> Anchor:
         """The anchor with an offset that a user gave in addition."""
@@ -289,6 +289,6 @@ def _reason(source: Source, base: Source) -> str:
         if one.clock not in HOST_CLOCKS:
             return f"{one.name} has its times on {one.clock!r}, to which no host clock is related"
         if one.ahead_ns(REALTIME, one.clock) is None and not is_one_host(one, other):
-            said = "does not state its host" if is_one_host(one, other) is None else "is of another host"
-            return f"{one.name} has its times only on {one.clock!r}, and {said}"
+            stated = "does not state its host" if is_one_host(one, other) is None else "is of another host"
+            return f"{one.name} has its times only on {one.clock!r}, and {stated}"
     return f"no instant is known on both {source.clock!r} and {base.clock!r}"

@@ -309,18 +309,18 @@ class Clocks:
             m = self._maps[clock]
             if m.method == "same" and clock in HOST_CLOCKS:
                 continue
-            said: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
+            stated: dict[str, Any] = {"clock": clock, "trace_clock": self.trace_clock, "method": m.method}
             if m.method == "fit":
-                said |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
+                stated |= {"pairs": m.pairs, "pairs_dropped": m.dropped}
                 if (drift_ppm := m.drift_ppm) is not None:
-                    said["drift_ppm"] = round(drift_ppm, 3)
+                    stated["drift_ppm"] = round(drift_ppm, 3)
             if m.method != "assumed":
-                said["bound_ns"] = bound_ns + self._moved.get(clock, 0)
+                stated["bound_ns"] = bound_ns + self._moved.get(clock, 0)
             else:
-                said["bound"] = "unknown: the offset was assumed"
+                stated["bound"] = "unknown: the offset was assumed"
             if clock in self._warp_times.offsets_ns:
                 # At a warp's entry, its time in the trace + this + `source_after_ns` is the reading of the
                 # GPU's timer.
-                said["offset_ns"] = self._warp_times.offsets_ns[clock] - self._anchor_ns
-            out.append(said)
+                stated["offset_ns"] = self._warp_times.offsets_ns[clock] - self._anchor_ns
+            out.append(stated)
         return out

@@ -142,11 +142,11 @@ def _head(shape: Shape | None) -> bytes | None:
     """The fields that all events of a shape share, as a part of their lines."""
     if shape is None:
         return None
-    said: dict[str, Any] = {"type": shape.type, "name": shape.name, "phase": shape.phase}
+    stated: dict[str, Any] = {"type": shape.type, "name": shape.name, "phase": shape.phase}
     if shape.layer is not None:
-        said["layer"] = shape.layer
-    said |= {name: value for name in _FIELDS if (value := getattr(shape, name)) is not None}
-    return b"," + orjson.dumps(said)[1:-1]
+        stated["layer"] = shape.layer
+    stated |= {name: value for name in _FIELDS if (value := getattr(shape, name)) is not None}
+    return b"," + orjson.dumps(stated)[1:-1]
 
 
 def _index(events: EventColumns, at: int) -> bytes:

@@ -95,8 +95,8 @@ class FirstScreen:
         """The packet with the result, in one packet sequence; empty where no GPU worked."""
         if self._end_ns < self._start_ns:
             return b""
-        said: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
-        attribute = text(1, FIRST_SCREEN) + text(3, orjson.dumps(said).decode())
+        stated: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
+        attribute = text(1, FIRST_SCREEN) + text(3, orjson.dumps(stated).decode())
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:

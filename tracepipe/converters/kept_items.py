@@ -45,16 +45,16 @@ class KeptItems:
             self._database.executescript(
                 f"PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA cache_size=-{_CACHE_KB};"
                 "PRAGMA temp_store=FILE; BEGIN;"
-                "CREATE TABLE item (place INTEGER PRIMARY KEY, track, ts_ns, kind, said);"
-                "CREATE TABLE ended (place INTEGER PRIMARY KEY, ts_ns, said);"
+                "CREATE TABLE item (place INTEGER PRIMARY KEY, track, ts_ns, kind, stated);"
+                "CREATE TABLE ended (place INTEGER PRIMARY KEY, ts_ns, stated);"
             )
 
     def add(self, items: Iterable[Item]) -> None:
         """Keep more items. Those of a track come after the ones that it has already."""
-        rows = ((item.track.id, item.ts_ns, item.kind, _said(item)) for item in items)
+        rows = ((item.track.id, item.ts_ns, item.kind, _stated(item)) for item in items)
         with _room():
             self._database.executemany(
-                "INSERT INTO item (track, ts_ns, kind, said) VALUES (?, ?, ?, ?)", rows
+                "INSERT INTO item (track, ts_ns, kind, stated) VALUES (?, ?, ?, ?)", rows
             )
 
     def sort(self) -> None:
@@ -67,18 +67,18 @@ class KeptItems:
         with _room():
             self._find_ends(track)
             rows = self._database.execute(
-                "SELECT kind, item.ts_ns, item.said, ended.ts_ns, ended.said "
+                "SELECT kind, item.ts_ns, item.stated, ended.ts_ns, ended.stated "
                 "FROM item LEFT JOIN ended USING (place) WHERE track = ? ORDER BY item.ts_ns, place",
                 (track,),
             )
             depth = 0
-            for kind, ts_ns, said, end_ns, said_at_end in rows:
+            for kind, ts_ns, stated, end_ns, stated_at_end in rows:
                 if kind == END:
                     depth -= 1
                     continue
-                name, args, flows = marshal.loads(said)
-                if said_at_end is not None:
-                    args |= marshal.loads(said_at_end)[1]
+                name, args, flows = marshal.loads(stated)
+                if stated_at_end is not None:
+                    args |= marshal.loads(stated_at_end)[1]
                 yield KeptItem(kind == BEGIN, ts_ns, depth, name, args, flows, end_ns)
                 depth += kind == BEGIN
             self._database.execute("DELETE FROM ended")
@@ -96,10 +96,10 @@ class KeptItems:
                 elif kind == END:
                     yield opened.pop(), ts_ns, place
 
-        self._database.executemany("INSERT INTO ended SELECT ?, ?, said FROM item WHERE place = ?", ends())
+        self._database.executemany("INSERT INTO ended SELECT ?, ?, stated FROM item WHERE place = ?", ends())
 
 
-def _said(item: Item) -> bytes:
+def _stated(item: Item) -> bytes:
     args = {
         key: value if value is None or isinstance(value, str) else json_text(value)
         for key, value in (item.args or {}).items()

@@ -308,8 +308,8 @@ class Layout:
         title = f"windows of {file}" if file else "capture"
         track = self._tree.child(self._tree.recording(), "slices", title, 0, "tracepipe")
         numbered = f"window {record['window']}" if "window" in record else "window"
-        said = ("pid", "tid", "waited_ns", *(("window",) if "name" in record else ()))
-        args = {k: v for k, v in record.items() if k in said}
+        stated = ("pid", "tid", "waited_ns", *(("window",) if "name" in record else ()))
+        args = {k: v for k, v in record.items() if k in stated}
         args["began_by" if record["phase"] == "B" else "ended_by"] = record.get("cause", "not known")
         name = self._rows.name(record.get("name", numbered))
         row = self._rows.row_of(track)

@@ -139,7 +139,7 @@ def recognise(head: bytes, name: str = "", file: Callable[[], BinaryIO] | None =
             "a tree of Triton Proton has only sums, without times",
             'Record a timeline: proton.start(data="trace"), or proton --data trace.',
         )
-    if what := next((said for begins, said in _OTHERS.items() if head.startswith(begins)), None):
+    if what := next((stated for begins, stated in _OTHERS.items() if head.startswith(begins)), None):
         raise FormatError(*what)
     if head[:1] in (b"{", b"["):
         raise FormatError(
@@ -181,4 +181,4 @@ def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterat
         if problems:
             batch.problems = sorted(batch.problems + problems, key=lambda problem: problem.line)
         yield batch
-    yield from printed.said()
+    yield from printed.stated()

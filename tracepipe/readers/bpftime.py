@@ -112,7 +112,7 @@ class _Text:
 
     def __init__(self, calibrated: bool) -> None:
         self._calibrated = calibrated
-        self._said: set[str] = set()
+        self._stated: set[str] = set()
         self._occurrences: dict[int, int] = {}
         """By the index of a thread, as one number: how often it came."""
         # The events of each tool in the text, also on broken lines, and how many of its total are missing.
@@ -169,8 +169,8 @@ class _Text:
             self._held[tool] = self._held.get(tool, 0) + len(start.findall(text))
 
     def _say_once(self, field: str, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._stated:
+            self._stated.add(message)
             self._problem(field, message, skipped=False)
 
     def _known(self) -> None:
@@ -270,11 +270,11 @@ class _Text:
     def _total(self, tool: str, total: int) -> None:
         """Compare a tool's own count, cumulative since its start, with its events that were read."""
         self._any = True
-        held, told = self._held.get(tool, 0), self._missing.get(tool, 0)
+        held, reported = self._held.get(tool, 0), self._missing.get(tool, 0)
         missing = total - held
-        if missing > told:
+        if missing > reported:
             reason = f"{tool} counted {total} events, and the text has {held}"
-            self._lose(missing - told, reason)
+            self._lose(missing - reported, reason)
             self._missing[tool] = missing
 
     def _drops(self, found: re.Match[bytes]) -> None:

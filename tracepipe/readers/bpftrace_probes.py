@@ -66,7 +66,7 @@ class _Text:
         self._clock = clock
         self._any = False
         self._count = 0
-        self._said: set[str] = set()
+        self._stated: set[str] = set()
         self._undated = Undated[bytes]() if between else None
         self._unwrapped = Unwrapped()
 
@@ -130,8 +130,8 @@ class _Text:
                 batch.records.append(_event(text, ts_ns, {"placed": PLACED}))
 
     def _say_once(self, number: int, message: str, batch: Batch) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._stated:
+            self._stated.add(message)
             batch.problems.append(Problem(number, "ts", message, skipped=False))
 
     def at_end(self, batch: Batch) -> None:

@@ -87,7 +87,7 @@ class _Trace:
         # They come with the first events, whose time is the start of the trace.
         others: list[Record | Warps] = [*events.name_records(), *self._losses(ahead_ns)]
         columns = (self._columns(rows, ahead_ns) for rows in events.rows.in_order())
-        yield from batches_of(columns, others, self._problems.take(), self._said(pairs))
+        yield from batches_of(columns, others, self._problems.take(), self._stated(pairs))
 
     def _losses(self, ahead_ns: int) -> Iterator[Record]:
         """The loss of the events that were overwritten."""
@@ -113,14 +113,14 @@ class _Trace:
         rows.second = Texts.of(texts)
         return np.where(unknown, self._events.first_ns, rows.ts_ns)
 
-    def _said(self, pairs: ChromePairs) -> Iterator[Problem]:
+    def _stated(self, pairs: ChromePairs) -> Iterator[Problem]:
         """The problems of the whole trace."""
         if self._around.is_overflown:
             yield Problem(0, "viztracer_metadata.overflow", f"{_OVERFLOWN}: counted as one", skipped=False)
         if self._clock == CLOCK and self._events.least_ns < 0:
             words = f"times begin {-self._events.least_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
-        said = {
+        stated = {
             "slices have a negative duration: drawn without one (args.negative_duration_ns)": (
                 self._events.negative
             ),
@@ -137,8 +137,8 @@ class _Trace:
             "ends have no begin: drawn as instants (args.no_begin)": pairs.no_begin,
         }
         yield from self._problems.rest("objects are not valid events")
-        yield from self._ids.said()
-        for words, count in said.items():
+        yield from self._ids.stated()
+        for words, count in stated.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)
 

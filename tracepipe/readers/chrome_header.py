@@ -63,8 +63,8 @@ class ChromeHeader:
         )
 
     def _of_viztracer(self) -> dict[str, Any]:
-        said = self._members.get(VIZTRACER)
-        return said if type(said) is dict else {}
+        stated = self._members.get(VIZTRACER)
+        return stated if type(stated) is dict else {}
 
     @property
     def is_overflown(self) -> bool:

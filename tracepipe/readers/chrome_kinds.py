@@ -96,9 +96,9 @@ def _size(value: Any) -> tuple[int, ...] | None:
 
 
 @cache
-def _rules_of_work(said: frozenset[str]) -> Rules:
+def _rules_of_work(stated: frozenset[str]) -> Rules:
     """The rules for work on a GPU, some of whose arguments are fields of its record."""
-    return {**_RENAMED, **dict.fromkeys(said)}
+    return {**_RENAMED, **dict.fromkeys(stated)}
 
 
 class Kinds:
@@ -201,12 +201,12 @@ class Kinds:
             return self._other(event, category, args)
         fields["gpu"], fields["stream"] = place
         launch = self._launch(args)
-        said = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
+        stated = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
         for key in ("grid", "block"):
             if (size := _size(args.get(key))) is not None:
                 fields[key] = size
-                said.add(key)
-        return Kind(fields, launch, _rules_of_work(frozenset(said)))
+                stated.add(key)
+        return Kind(fields, launch, _rules_of_work(frozenset(stated)))
 
     def _of_gpu(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         # Their pid is the number of a GPU, which may be a process's pid too.

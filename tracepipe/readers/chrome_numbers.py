@@ -123,7 +123,7 @@ class Ids:
             self._next -= 1
         return number
 
-    def said(self) -> Iterator[Problem]:
+    def stated(self) -> Iterator[Problem]:
         """A problem if there are more ids than can be distinguished."""
         if self._is_full:
             words = (

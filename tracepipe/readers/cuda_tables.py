@@ -163,10 +163,10 @@ class _Calls:
 
 
 class _Details:
-    """Reads the DETAILS of a row. What is wrong with them is added to `said`, as (field, message)."""
+    """Reads the DETAILS of a row. What is wrong with them is added to `stated`, as (field, message)."""
 
     def __init__(self) -> None:
-        self.said: list[Fault] = []
+        self.stated: list[Fault] = []
 
     def exit(self, text: str) -> dict[str, Any]:
         """Arguments of an exit: `returned=0 (success)`, `returned=OutOfMemory`."""
@@ -174,14 +174,14 @@ class _Details:
         if text == _NO_RESULT:
             return {}
         if found is None:
-            self.said.append(("returned", f"is not whole: {shown(text)}"))
+            self.stated.append(("returned", f"is not whole: {shown(text)}"))
             return {"details": text} if text else {}
         if found[1] is not None:
             return {"result": int(found[1])}
         if found[2] == "Success":
             return {"result": 0}
         if found[2] not in _RESULT_NAMES:
-            self.said.append(("returned", _OWN_NAME))
+            self.stated.append(("returned", _OWN_NAME))
         return {"result_name": found[2]}
 
     def entry(self, text: str, table: str) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class _Details:
         for part in text.split(", ") if text else ():
             key, equals, value = part.partition("=")
             if not equals or (key in _SHAPES and not _SHAPES[key].fullmatch(value)):
-                self.said.append((key if equals else "DETAILS", f"is not whole: {shown(part)}"))
+                self.stated.append((key if equals else "DETAILS", f"is not whole: {shown(part)}"))
                 args["details"] = text
             elif key == "size":
                 args["size_bytes"] = int(value.removesuffix(" bytes"))
@@ -205,7 +205,7 @@ class _Details:
         if "kind" not in args:
             return
         if table == BY_MS and 0 <= args.get("size_bytes", -1) < len(COPY_KINDS):
-            self.said.append(("size", _MAY_BE_KIND))
+            self.stated.append(("size", _MAY_BE_KIND))
         elif 0 <= args["kind"] < len(COPY_KINDS):
             args["direction"] = COPY_KINDS[args["kind"]]
 
@@ -216,7 +216,7 @@ class _Rows:
     def __init__(self, table: str, exits: bool) -> None:
         self._table, self._exits = table, exits
         self._calls = _Calls()
-        self._said: set[str] = set()
+        self._stated: set[str] = set()
         self._any = False
         self._last_ns, self._day, self._last_s = -STEP_NS, 0, -1
         self._number, self._cut, self._batch = 0, False, Batch()
@@ -255,8 +255,8 @@ class _Rows:
         self._batch.problems.append(Problem(self._number, field, message, skipped))
 
     def _say_once(self, field: str, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._stated:
+            self._stated.add(message)
             self._problem(field, message, skipped=False)
 
     def _title(self, table: str) -> None:
@@ -329,13 +329,13 @@ class _Rows:
         read = _Details()
         text = details.decode(errors="backslashreplace").strip()
         args = (read.exit(text) if is_exit else read.entry(text, self._table)) | marks
-        for field, message in read.said:
+        for field, message in read.stated:
             if message in (_MAY_BE_KIND, _OWN_NAME):
                 self._say_once(field, message)
             else:
                 self._problem(field, message, skipped=False)
         whole = text.endswith((")", "bytes")) or who[2] in _WITHOUT_DETAILS
-        if self._cut and not read.said and not whole:
+        if self._cut and not read.stated and not whole:
             self._problem("DETAILS", "end with the input and may not be whole", skipped=False)
         record: Record = {"type": "userspace", "name": name, "phase": "E" if is_exit else "B", "ts_ns": ts_ns}
         record |= {"pid": int(pid)} | ({"comm": comm} if comm else {}) | ({"args": args} if args else {})

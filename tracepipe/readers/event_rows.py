@@ -88,8 +88,8 @@ class EventRows:
         """Add an event. `at` is its place in the input, for the problem if its time is impossible."""
         ts_ns += self.base_ns
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
-            said = "is before the clock began" if ts_ns < 0 else "is beyond 146 years"
-            self.say(at, f"its time, {ts_ns - self.base_ns} ns, {said}", skipped=True)
+            stated = "is before the clock began" if ts_ns < 0 else "is beyond 146 years"
+            self.say(at, f"its time, {ts_ns - self.base_ns} ns, {stated}", skipped=True)
             return
         number = self.tables.args_number(args) if args else NONE
         self._rows.append((ts_ns, shape, number, dur_ns, signed(launch), None, stack))

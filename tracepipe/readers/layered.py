@@ -62,7 +62,7 @@ class _Text:
     def __init__(self, *, between: bool) -> None:
         self._seen_json = False
         self._in_block = False
-        self._said: set[str] = set()
+        self._stated: set[str] = set()
         self._said_own_layer = False
         self._last_ns = 0
         self._unwrapped = Unwrapped()
@@ -157,8 +157,8 @@ class _Text:
         return None
 
     def _say_once(self, number: int, field: str, message: str, batch: Batch) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._stated:
+            self._stated.add(message)
             batch.problems.append(Problem(number, field, message, skipped=False))
 
     def _check_order(self, number: int, ts_ns: int, batch: Batch) -> None:

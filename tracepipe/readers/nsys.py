@@ -100,13 +100,13 @@ class _Export:
         start: dict[str, int] = {}
         if utc_ns is not None:
             start["realtime_ns"] = utc_ns
-        clock, said = SESSION_CLOCK, _NO_CLOCK_SAID
+        clock, stated = SESSION_CLOCK, _NO_CLOCK_SAID
         if system_ns is not None:
             start["monotonic_ns"] = system_ns
-            clock, said, self._rows.base_ns = MONOTONIC, _MONOTONIC_SAID, system_ns
+            clock, stated, self._rows.base_ns = MONOTONIC, _MONOTONIC_SAID, system_ns
         elif utc_ns is not None:
-            clock, said, self._rows.base_ns = "realtime", _REALTIME_SAID, utc_ns
-        self._say(said)
+            clock, stated, self._rows.base_ns = "realtime", _REALTIME_SAID, utc_ns
+        self._say(stated)
         return clock, cast(HostInstant, start)
 
     def _command(self) -> list[str]:

@@ -228,14 +228,14 @@ class _Trace:
             columns = self._in_columns.columns(events, events.ts_ns)
             yield SourceBatch(with_others(columns, others), others, problems)
             others, problems = [], []
-        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._said(ordered)])
+        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._stated(ordered)])
 
-    def _said(self, ordered: Ordered) -> Iterator[Problem]:
+    def _stated(self, ordered: Ordered) -> Iterator[Problem]:
         """The problems of the whole trace."""
         yield from self._problems.rest("packets cannot be read")
-        yield from self._tracks.said()
+        yield from self._tracks.stated()
         arguments = self._events.arguments
-        said = {
+        stated = {
             **self._counted,
             **{
                 f"{words}: they are left out": count
@@ -253,7 +253,7 @@ class _Trace:
             "tracks with events are not described": self._tracks.unknown,
             "clock readings are left out: there are more than can be kept": self._clocks.left_out,
         }
-        for words, count in said.items():
+        for words, count in stated.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)
         if self._not_read:

@@ -154,7 +154,7 @@ class PerfettoClocks:
     def _path(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
         """The shortest chain of snapshots from a clock to the trace's."""
         paths = deque[tuple[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]]]]([(clock, [])])
-        met = {clock}
+        visited = {clock}
         while paths:
             here, path = paths.popleft()
             if here == self.trace:
@@ -163,7 +163,7 @@ class PerfettoClocks:
                 continue
             for key in self._domains[here].times:
                 for there in key:
-                    if there not in met:
-                        met.add(there)
+                    if there not in visited:
+                        visited.add(there)
                         paths.append((there, [*path, (here, there, key)]))
         return None

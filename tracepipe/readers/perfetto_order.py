@@ -98,8 +98,8 @@ class Ordered:
 
     def _parsed_row(self, first: bytes) -> _Key | Record:
         """Parse the text of a row: the key of a track's row, or a record."""
-        said = orjson.loads(first)
-        return self._keys.keep(first, said if isinstance(said, dict) else tuple(said), len(first))
+        stated = orjson.loads(first)
+        return self._keys.keep(first, stated if isinstance(stated, dict) else tuple(stated), len(first))
 
     def _ready(self, of: Record, ts_ns: int, dur_ns: int, first: bytes, second: bytes) -> list[_Row]:
         """The rows of a record, which has its thread or stream."""
@@ -198,5 +198,5 @@ class Ordered:
         if not category or category == self._tracks.place(track).layer:
             return second
         # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
-        said = bytes(memoryview(orjson.dumps({"cat": category})))
-        return said[:-1] + b"," + second[1:] if second else said
+        stated = bytes(memoryview(orjson.dumps({"cat": category})))
+        return stated[:-1] + b"," + second[1:] if second else stated

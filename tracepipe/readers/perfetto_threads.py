@@ -39,10 +39,10 @@ class ThreadsInOrder:
         tid, cpu, phase = of["tid"], of["cpu"], of["phase"]
         args: dict[str, Any] | None = None
         if phase == STATE:
-            said = self._state(tid, orjson.loads(second)["state"])
-            if said is None:
+            stated = self._state(tid, orjson.loads(second)["state"])
+            if stated is None:
                 return None
-            phase, name, args = said
+            phase, name, args = stated
             of = {**of, "name": name}
         elif phase == BY_WHO_RUNS:
             phase, args = "I", {"by_tid": self._on.get(cpu, 0), **orjson.loads(second)}

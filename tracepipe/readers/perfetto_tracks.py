@@ -320,9 +320,9 @@ class Tracks:
         """The process of a thread; None where it is not known."""
         return self._process_of.get(tid)
 
-    def said(self) -> Iterator[Problem]:
+    def stated(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
-        return self._ids.said()
+        return self._ids.stated()
 
     def name_records(self) -> list[Record]:
         """The names of processes and threads."""

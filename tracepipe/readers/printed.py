@@ -27,7 +27,7 @@ class Printed:
         if text in self._texts or len(self._texts) < _TEXTS_SHOWN:
             self._texts[text] = self._texts.get(text, 0) + 1
 
-    def said(self) -> Iterator[SourceBatch]:
+    def stated(self) -> Iterator[SourceBatch]:
         """A batch with the problem that counts them; none where there are none."""
         if not self._count:
             return

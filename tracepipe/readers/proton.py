@@ -163,7 +163,7 @@ class _Trace:
 
     def batches(self) -> Iterator[SourceBatch]:
         """Batches of consecutive warps of one kernel, with the problems."""
-        problems = [*self._problems.take(), *self._said()]
+        problems = [*self._problems.take(), *self._stated()]
         for rows in self._rows.in_order():
             at = 0
             while at < len(rows):
@@ -178,18 +178,18 @@ class _Trace:
         warps_of_block = self._warps_of.get(launched["name"], 0)
         if warps_of_block:
             launched["block"] = [_THREADS * warps_of_block, 1, 1]
-        said = [orjson.loads(text) for text in map(rows.second.__getitem__, range(at, end))]
+        stated = [orjson.loads(text) for text in map(rows.second.__getitem__, range(at, end))]
         ts_ns = int(rows.ts_ns[at]) - self._first_ns
         entry_ns = rows.ts_ns[at:end] - rows.ts_ns[at]
         ranges: dict[str, int] = {}
-        names = [ranges.setdefault(name, len(ranges)) for one in said for name in one[5]]
+        names = [ranges.setdefault(name, len(ranges)) for one in stated for name in one[5]]
         columns = {
-            "warp": [min(one[1] * max(warps_of_block, 1) + one[2], INDEX_LIMIT) for one in said],
-            "sm": [one[0] for one in said],
-            "range_count": [len(one[3]) for one in said],
+            "warp": [min(one[1] * max(warps_of_block, 1) + one[2], INDEX_LIMIT) for one in stated],
+            "sm": [one[0] for one in stated],
+            "range_count": [len(one[3]) for one in stated],
             "range_name": names,
-            "range_clk": [ts - one[3][0] for one in said for ts in one[3]],
-            "range_dur_clk": [dur for one in said for dur in one[4]],
+            "range_clk": [ts - one[3][0] for one in stated for ts in one[3]],
+            "range_dur_clk": [dur for one in stated for dur in one[4]],
         }
         warps = Warps(
             launched=launched,
@@ -203,7 +203,7 @@ class _Trace:
         events = event_columns([(ts_ns, SPECIAL, 0, 0, 0, None, NONE)])
         return SourceBatch(events, [warps], problems)
 
-    def _said(self) -> Iterator[Problem]:
+    def _stated(self) -> Iterator[Problem]:
         if self.is_of_cycles:
             yield Problem(
                 0,

@@ -63,10 +63,10 @@ class Events:
     # Calls ---------------------------------------------------------------------------------------------
 
     def _region(self, at: Place, row: Values) -> None:
-        start, end, pid, tid, _, _, _, correlation, category, said, event, name = row
+        start, end, pid, tid, _, _, _, correlation, category, stated, event, name = row
         kind = self._session.strings.get(category) or "regions"
         if kind.startswith("MARKER"):
-            self._range(at, row, self._message(said) or self._text(name))
+            self._range(at, row, self._message(stated) or self._text(name))
             return
         args = self._args(event)
         dur_ns = self._rows.length(at, start, end, args)
@@ -91,10 +91,10 @@ class Events:
         except BROKEN:  # one of the texts is too long; the call itself is kept
             return {"arguments": "cannot be read"}
 
-    def _message(self, said: Any) -> str | None:
+    def _message(self, stated: Any) -> str | None:
         """The text of a marker."""
         try:
-            value = orjson.loads(said) if isinstance(said, str) else None
+            value = orjson.loads(stated) if isinstance(stated, str) else None
         except orjson.JSONDecodeError:
             return None
         message = value.get("message") if isinstance(value, dict) else None

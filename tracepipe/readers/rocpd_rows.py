@@ -44,8 +44,8 @@ class Session:
         self._number_agents()
         self._has_args = database.is_indexed(self.table("arg"), "event_id")
         if not self._has_args and database.tables.get(self.table("arg")):
-            said = "has no index of events: arguments of calls are not read"
-            problems.append(Problem(0, self.table("arg"), said, skipped=False))
+            stated = "has no index of events: arguments of calls are not read"
+            problems.append(Problem(0, self.table("arg"), stated, skipped=False))
 
     def table(self, kind: str) -> str:
         """The name of one of its tables."""

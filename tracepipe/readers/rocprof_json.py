@@ -157,13 +157,13 @@ class _Process:
 
     # What it is of -------------------------------------------------------------------------------------
 
-    def _metadata(self, said: Any) -> None:
-        said = said if isinstance(said, dict) else {}
-        self._pid = _whole(said.get("pid"))
-        node = said.get("node")
+    def _metadata(self, stated: Any) -> None:
+        stated = stated if isinstance(stated, dict) else {}
+        self._pid = _whole(stated.get("pid"))
+        node = stated.get("node")
         if isinstance(node, dict):
             self._insert("info_node", 1, _text(node.get("hostname")))
-        command = said.get("command")
+        command = stated.get("command")
         words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
         if self._pid is not None:
             self._insert("info_process", self._pid, self._pid, " ".join(words), None)
@@ -195,8 +195,8 @@ class _Process:
         self._kinds.append(str(kind.get("kind")))
         self._operations.append([str(one) for one in operations] if isinstance(operations, list) else [])
 
-    def _message(self, said: dict[str, Any]) -> None:
-        key, value = _whole(said.get("key")), said.get("value")
+    def _message(self, stated: dict[str, Any]) -> None:
+        key, value = _whole(stated.get("key")), stated.get("value")
         if key is not None and isinstance(value, str) and len(self._messages) < _ROWS_AT_ONCE:
             self._messages[key] = value
 
@@ -226,8 +226,8 @@ class _Process:
         kind = _whole(record.get("kind"))
         category = self._kinds[kind] if kind is not None and 0 <= kind < len(self._kinds) else "records"
         self._events += 1
-        said = self._messages.get(number) if number is not None else None
-        extra = json.dumps({"message": said}) if said is not None else None
+        stated = self._messages.get(number) if number is not None else None
+        extra = json.dumps({"message": stated}) if stated is not None else None
         self._insert("event", self._events, self._number_of(category), number, extra)
         span = _whole(record.get("start_timestamp")), _whole(record.get("end_timestamp"))
         return self._pid, _whole(record.get("thread_id")), *span, self._events
@@ -272,9 +272,9 @@ class _Process:
     def _allocation(self, record: dict[str, Any]) -> None:
         pid, tid, start, end, event = self._of(record)
         name = self._operation(record)
-        said = next(text for text, number in self._texts.items() if number == name)
-        effect = next((effect for word, effect in _EFFECTS if said.endswith(word)), None)
-        level = "VIRTUAL" if "VMEM" in said else "REAL"
+        stated = next(text for text, number in self._texts.items() if number == name)
+        effect = next((effect for word, effect in _EFFECTS if stated.endswith(word)), None)
+        level = "VIRTUAL" if "VMEM" in stated else "REAL"
         address = record.get("address")
         where = _whole(address) if not isinstance(address, dict) else _handle(address)
         size = _whole(record.get("allocation_size"))

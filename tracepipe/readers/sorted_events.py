@@ -94,15 +94,15 @@ class SortedEvents:
 
 
 def batches_of(
-    columns: Iterable[EventColumns], others: list[Any], problems: list[Problem], said: Iterable[Problem]
+    columns: Iterable[EventColumns], others: list[Any], problems: list[Problem], stated: Iterable[Problem]
 ) -> Iterator[SourceBatch]:
     """Batches of columns, the first with these others and problems, and a last one with the problems of
-    `said`.
+    `stated`.
     """
     for some in columns:
         yield SourceBatch(with_others(some, others), others, problems)
         others, problems = [], []
-    yield SourceBatch(with_others(no_events(), others), others, [*problems, *said])
+    yield SourceBatch(with_others(no_events(), others), others, [*problems, *stated])
 
 
 def with_others(columns: EventColumns, others: Sequence[Any]) -> EventColumns:

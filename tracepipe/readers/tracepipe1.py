@@ -78,8 +78,8 @@ class _Parser:
         assert ids is not None
         events.stack, unknown = self.tables.stacks.numbers(ids, places + first)
         for at in np.flatnonzero(unknown).tolist():
-            said = f"refers to stack {int(ids[at])}, which no line before has"
-            problems.append(Problem(first + int(places[at]), "stack", said, skipped=False))
+            stated = f"refers to stack {int(ids[at])}, which no line before has"
+            problems.append(Problem(first + int(places[at]), "stack", stated, skipped=False))
         problems.sort(key=lambda problem: problem.line)
 
     def _record(self, line: int, text: bytes, problems: list[Problem]) -> Record | None:

@@ -56,7 +56,7 @@ class _Trace:
             yield SourceBatch(no_events(), problems=problems, offset_bytes=offset_bytes)
         in_order = self._events.sorted.rows.in_order()
         columns = (self._in_columns.columns(rows, rows.ts_ns) for rows in in_order)
-        yield from batches_of(columns, [*self._names()], [], self._said())
+        yield from batches_of(columns, [*self._names()], [], self._stated())
 
     def _line(self, number: int, text: bytes, cut: bool) -> tuple[str, str] | None:
         """Take a line. Return the field and what is wrong with it, or None."""
@@ -103,8 +103,8 @@ class _Trace:
         for (pid, tid), name in self._events.names.items():
             yield {"type": "name", "pid": pid, "name": name} | ({} if tid is None else {"tid": tid})
 
-    def _said(self) -> Iterator[Problem]:
-        said = {
+    def _stated(self) -> Iterator[Problem]:
+        stated = {
             "events refer to a stack that is missing": self._events.without_stack,
             "stacks are left out: there are more than can be kept": self._stacks_left_out,
             "tasks have a name that is left out: there are more than can be kept": (
@@ -112,7 +112,7 @@ class _Trace:
             ),
             "slices began before the session: drawn from there (args.began_before_ns)": self._events.early,
         }
-        for words, count in said.items():
+        for words, count in stated.items():
             if count:
                 yield Problem(0, "", f"{count} {words}", skipped=False)
 

@@ -138,9 +138,9 @@ class _Space:
         ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
         in_order = self._events.sorted.rows.in_order()
         columns = (self._in_columns.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
-        return batches_of(columns, self._events.name_records(), self._problems.take(), self._said())
+        return batches_of(columns, self._events.name_records(), self._problems.take(), self._stated())
 
-    def _said(self) -> Iterator[Problem]:
+    def _stated(self) -> Iterator[Problem]:
         yield from self._problems.rest("messages cannot be read")
         if self._too_long:
             yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")

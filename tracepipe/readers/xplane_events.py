@@ -207,9 +207,9 @@ class PlaneEvents:
         meaning = self._plane.meaning
         name, stats = meaning.events.get(id) or f"event {id}", meaning.stats_of.get(id, ())
         args: Stats = {}
-        said = [*stats, *(stat for stat in raw if len(stat) <= _STAT_BYTES_MAX)]
-        self.stats_left_out += len(stats) + len(raw) - min(len(said), _STATS_MAX)
-        for stat in said[:_STATS_MAX]:
+        stated = [*stats, *(stat for stat in raw if len(stat) <= _STAT_BYTES_MAX)]
+        self.stats_left_out += len(stats) + len(raw) - min(len(stated), _STATS_MAX)
+        for stat in stated[:_STATS_MAX]:
             args |= stat_of(stat, meaning)
         self._least_ns = min(self._least_ns, start_ns)
         self._add(name, start_ns, dur_ns if has_length else None, args)

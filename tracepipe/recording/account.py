@@ -40,12 +40,12 @@ class Account:
 
     def __repr__(self) -> str:
         of_layer = [f"{self.counts[layer]} {layer}" for layer in LAYERS if self.counts[layer]]
-        said = [", ".join(of_layer) or "no events"]
-        said += [f"{self.skipped} lines skipped"] if self.skipped else []
-        said += [f"{self.ambiguous} unclear"] if self.ambiguous else []
-        said += [f"not placed: {count} on {clock}" for clock, count in self.unplaced.items()]
-        said += [f"lost: {count} {layer}" for layer, count in self.losses.items()]
-        return f"<{type(self).__name__} of {self.path} ({self.source}): {'; '.join(said)}>"
+        stated = [", ".join(of_layer) or "no events"]
+        stated += [f"{self.skipped} lines skipped"] if self.skipped else []
+        stated += [f"{self.ambiguous} unclear"] if self.ambiguous else []
+        stated += [f"not placed: {count} on {clock}" for clock, count in self.unplaced.items()]
+        stated += [f"lost: {count} {layer}" for layer, count in self.losses.items()]
+        return f"<{type(self).__name__} of {self.path} ({self.source}): {'; '.join(stated)}>"
 
     @classmethod
     def of_all(cls, parts: list[Account]) -> Account:
@@ -94,7 +94,7 @@ class Account:
                 yield f"note: {count} {meaning}"
 
 
-def fit_text(said: Mapping[str, Any]) -> str:
+def fit_text(stated: Mapping[str, Any]) -> str:
     """The text of a clock's fit: pairs and drift."""
-    drift = f"{said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else "unknown"
-    return f"{said['pairs']} pairs, drift {drift}"
+    drift = f"{stated['drift_ppm']:+.3f} ppm" if "drift_ppm" in stated else "unknown"
+    return f"{stated['pairs']} pairs, drift {drift}"

@@ -38,13 +38,13 @@ def _of_one(account: Account) -> Iterator[str]:
     counts = ", ".join(f"{account.counts[layer]} {layer}" for layer in LAYERS if account.counts[layer])
     yield f"{account.path}: {account.source}, {counts or 'no events'}"
     yield from account.remarks(_OUTCOMES)
-    for said in account.clocks:
-        if said["method"] == "fit":
-            yield f"clock {said['clock']}: {fit_text(said)}, within {said['bound_ns']} ns"
-        elif said["method"] == "offset" and said["bound_ns"] > SETTING_NS:
-            yield f"clock {said['clock']}: was set or slept while recording, within {said['bound_ns']} ns"
-        elif said["method"] == "assumed":
-            yield f"clock {said['clock']}: placed by an assumed offset, error unknown"
+    for stated in account.clocks:
+        if stated["method"] == "fit":
+            yield f"clock {stated['clock']}: {fit_text(stated)}, within {stated['bound_ns']} ns"
+        elif stated["method"] == "offset" and stated["bound_ns"] > SETTING_NS:
+            yield f"clock {stated['clock']}: was set or slept while recording, within {stated['bound_ns']} ns"
+        elif stated["method"] == "assumed":
+            yield f"clock {stated['clock']}: placed by an assumed offset, error unknown"
     for clock, count in account.unplaced.items():
         yield (
             f"not drawn: {count} events on {clock}, which has no clock pairs; "
@@ -56,8 +56,8 @@ def _of_one(account: Account) -> Iterator[str]:
         yield f"placed: {account.path} by {anchor_text(account.anchor)}"
 
 
-def anchor_text(said: Mapping[str, Any]) -> str:
+def anchor_text(stated: Mapping[str, Any]) -> str:
     """The text of how a recording was placed on the common clock, and how precisely."""
-    within = f"within {said['bound_ns']} ns" if "bound_ns" in said else said["bound"]
-    drift = f", drift {said['drift_ppm']:+.3f} ppm" if "drift_ppm" in said else ""
-    return f"{said['by']}: {said['offset_ns']:+d} ns{drift}, {within}"
+    within = f"within {stated['bound_ns']} ns" if "bound_ns" in stated else stated["bound"]
+    drift = f", drift {stated['drift_ppm']:+.3f} ppm" if "drift_ppm" in stated else ""
+    return f"{stated['by']}: {stated['offset_ns']:+d} ns{drift}, {within}"

@@ -181,7 +181,7 @@ class _Drawing:
         for part in inputs.parts:
             about = _about(part.opened.recording.header, part.opened.source)
             if part.anchor is not None:
-                about |= {FILE: part.name} | part.anchor.said(inputs.clock)
+                about |= {FILE: part.name} | part.anchor.stated(inputs.clock)
             writer.write(self._layout.say("capture", self._start_ns, about))
         return writer
 
@@ -193,8 +193,8 @@ class _Drawing:
             if footer is not None and "ended_by" in footer:
                 ended = {"ended_by": footer["ended_by"]} | file
                 writer.write(self._layout.say("capture ended", self._layout.end_ns, ended))
-            for said in of.clocks:
-                writer.write(self._layout.say(f"clock {said['clock']}", self._start_ns, said | file))
+            for stated in of.clocks:
+                writer.write(self._layout.say(f"clock {stated['clock']}", self._start_ns, stated | file))
             for clock, count in of.unplaced.items():
                 args = {"clock": clock, "events": count, "reason": "no clock pairs"} | file
                 writer.write(self._layout.say("not placed in time", self._start_ns, args, "problems"))

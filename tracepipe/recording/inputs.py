@@ -104,7 +104,7 @@ class Inputs:
         """The account of all of them."""
         accounts = [part.reading.finish() for part in self.parts]
         for part, account in zip(self.parts, accounts, strict=True):
-            account.anchor = None if part.anchor is None else part.anchor.said(self.clock)
+            account.anchor = None if part.anchor is None else part.anchor.stated(self.clock)
         whole = Account.of_all(accounts)
         whole.notes += self.notes
         return whole
@@ -167,8 +167,8 @@ class _Several:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
             called = name if self.members else path
             reading = Reading(opened, called, strict=self.strict, progress=self.progress)
-            said = "" if self.is_one else name
-            renumbered = Renumbered(said, opened.recording.tables, tables, self.numbers[at])
+            stated = "" if self.is_one else name
+            renumbered = Renumbered(stated, opened.recording.tables, tables, self.numbers[at])
             # The text that follows the names of processes is "on node1", or "of" a file of the host.
             machine = self.origins.host(id_on(self.numbers[at].host, 0)).strip().partition(" ")[2]
             yield Input(opened, reading, name, self.placed[at], renumbered, machine)

@@ -60,9 +60,9 @@ def hosts_of(parts: Sequence[Part]) -> list[int]:
 
 
 def _is_of(part: Part, members: Sequence[Part]) -> bool:
-    said = [is_one_host(part.source, one.source) for one in members]
-    if True in said or False in said:
-        return True in said
+    stated = [is_one_host(part.source, one.source) for one in members]
+    if True in stated or False in stated:
+        return True in stated
     return not any(_is_elsewhere(part, one) for one in members)
 
 
@@ -86,8 +86,8 @@ class _Gpu:
     ranks: dict[str, int] = field(default_factory=dict)
 
 
-def _title(index: int, said: Mapping[str, Any]) -> str:
-    return f"GPU {index} {said.get('name') or ''}".rstrip()
+def _title(index: int, stated: Mapping[str, Any]) -> str:
+    return f"GPU {index} {stated.get('name') or ''}".rstrip()
 
 
 class Gpus:
@@ -102,16 +102,16 @@ class Gpus:
 
     def take(self, part: Part, host: int) -> dict[int, int]:
         """The numbers of a recording's GPUs, by their indices in it."""
-        said: dict[int, dict[str, Any]] = {}
+        stated: dict[int, dict[str, Any]] = {}
         for gpu in part.source.header.get("gpus", []):
             if isinstance(gpu.get("index"), int):
-                said[gpu["index"]] = gpu
+                stated[gpu["index"]] = gpu
         return {
-            index: self._one(part, host, index, said.get(index, {})) for index in sorted(part.survey.gpus)
+            index: self._one(part, host, index, stated.get(index, {})) for index in sorted(part.survey.gpus)
         }
 
-    def _one(self, part: Part, host: int, index: int, said: dict[str, Any]) -> int:
-        uuid, rank = said.get("uuid"), part.rank
+    def _one(self, part: Part, host: int, index: int, stated: dict[str, Any]) -> int:
+        uuid, rank = stated.get("uuid"), part.rank
         known = self._of.setdefault((host, index), [])
         for gpu in known:
             if uuid is not None and gpu.uuid is not None:
@@ -120,11 +120,11 @@ class Gpus:
                 is_same = rank is None or gpu.ranks.get(part.format, rank) == rank
             if is_same:
                 gpu.uuid = gpu.uuid or uuid
-                gpu.title = max(gpu.title, _title(index, said), key=len)
+                gpu.title = max(gpu.title, _title(index, stated), key=len)
                 break
         else:
             number = index if index not in self._numbers else max(self._numbers) + 1
-            title = _title(index, said)
+            title = _title(index, stated)
             gpu = _Gpu(number, f"{title} of rank {rank}" if self._names_ranks else title, uuid)
             known.append(gpu)
             self._numbers.add(number)
@@ -180,7 +180,7 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
 
 
 def _has_ranks(parts: Sequence[Part]) -> bool:
-    """Whether the recordings are of ranks that must be told from each other."""
+    """Whether the recordings are of ranks that must be distinguished."""
     ranks = {part.rank for part in parts}
     return None not in ranks and len(ranks) == len(parts)
 
@@ -219,7 +219,7 @@ def _names_of_hosts(parts: Sequence[Part], of_host: Sequence[int]) -> tuple[str,
     names = []
     for host in range(max(of_host) + 1):
         members = [part.source for part, of in zip(parts, of_host, strict=True) if of == host]
-        said = next((one.header["host"] for one in members if one.header.get("host")), None)
-        names.append(f"on {said}" if said else f"of {members[0].name}")
+        stated = next((one.header["host"] for one in members if one.header.get("host")), None)
+        names.append(f"on {stated}" if stated else f"of {members[0].name}")
     counts = Counter(names)
     return tuple(name if counts[name] == 1 else f"{name} ({at + 1})" for at, name in enumerate(names))

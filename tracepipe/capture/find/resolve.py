@@ -102,7 +102,7 @@ class _Found:
         self._groups.add(hook.group)
 
     def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
-        """The hooks that have found nothing, if the user must be told."""
+        """The hooks that have found nothing, that are reported to the user."""
         if self.hooks.is_shipped and self._fitted:
             return []  # a shipped set names functions of many versions
         return [hook for hook in hooks if hook.origin not in self._fitted]

@@ -289,6 +289,6 @@ def _text(error: OSError) -> str:
     """`Operation not permitted (EPERM)`, with the verifier's message where there is one."""
     number = error.errno or 0
     name = "ENOTSUPP" if number == ENOTSUPP else errno.errorcode.get(number, str(number))
-    said = error.strerror or os.strerror(number)
+    stated = error.strerror or os.strerror(number)
     where = f" of {error.filename}" if error.filename else ""
-    return f"{said.rstrip('.')} ({name}){where}"
+    return f"{stated.rstrip('.')} ({name}){where}"

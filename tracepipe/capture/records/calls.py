@@ -93,11 +93,11 @@ class Calls:
             return probe.enter, members
         texts = [] if torn else _divided(self.texts.get(by, []))[-len(probe.texts) :]
         self.texts.pop(by, None)
-        said = [
+        stated = [
             f"{json.dumps(argument.name)}:{json.dumps(_text_of(argument, text))}"
             for argument, text in zip(probe.texts, texts, strict=False)
         ]
-        return probe.enter, joined(members, *said, '"args_lost":true' if torn else "")
+        return probe.enter, joined(members, *stated, '"args_lost":true' if torn else "")
 
     def effect(
         self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int

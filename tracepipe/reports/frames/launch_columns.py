@@ -63,8 +63,8 @@ class LaunchTable:
             *(launched.get(name) for name in ("name", "gpu", "pid")),
             *(size and tuple(size) for size in sizes),
         )
-        if (met := self._met.get(of)) is not None:
-            return met
+        if (earlier := self._met.get(of)) is not None:
+            return earlier
         values = [_fitting(launched.get(name)) for name in ("gpu", "pid")]
         name, block = launched.get("name"), sizes[1]
         name = None if name is None else short_kernel_name(name)

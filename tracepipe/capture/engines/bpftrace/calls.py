@@ -65,8 +65,8 @@ class FunctionProbe:
                 # All values of a map have the same type.
                 parts += [text, *words, *["(uint64)0"] * (language.widest - len(words))]
             kept = f"@o[{self.frame[0]}, (uint64)tid] = ({', '.join(parts)});"
-        told = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
-        statement = f"{kept} {told}"
+        printed = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
+        statement = f"{kept} {printed}"
         refused = language.filtered(self.layer, events)
         if not self.is_whole:
             statement = language.sampled(self.index, statement, refused)
@@ -86,19 +86,19 @@ class FunctionProbe:
             bytes_ = self.out.bits
             space = "kptr" if self.in_kernel else "uptr"
             back.append(("%lx", f"$out == 0 ? (uint64)0 : (uint64)*(uint{bytes_}*){space}($out)"))
-        told = language.line(f"{LineKind.RETURN}{self.index:x}", self.layer, *back)
+        printed = language.line(f"{LineKind.RETURN}{self.index:x}", self.layer, *back)
         if not self.paired:
-            return told
+            return printed
         key = f"@o[{self.frame[1]}, (uint64)tid]"
         if self.waits:
             words = [f"$o.{3 + n}" for n in range(len(slots(self.probe.signature)))]
             first = self._tell(words, "$o.2", "$o.0")
-            told = (
+            printed = (
                 f"if ((uint64)nsecs - $o.0 < {language.filters.min_duration_ns}) "
-                f"{{ {language.filtered(self.layer, 2)} }} else {{ {first} {told} }}"
+                f"{{ {language.filtered(self.layer, 2)} }} else {{ {first} {printed} }}"
             )
         # Its entry may have been filtered, which counted the return too.
-        return f"$o = {key}; $out = $o.1; delete({key}); if ($o.0 != 0) {{ {told} }}"
+        return f"$o = {key}; $out = $o.1; delete({key}); if ($o.0 != 0) {{ {printed} }}"
 
     def _tell(self, words: list[str], text: str, began: str) -> str:
         """The statements that print an entry: its text in two pieces, then the line."""

@@ -189,7 +189,7 @@ class BpftraceAttachment:
             return
         stopped_ns = time.monotonic_ns()
         try:
-            if self._said(Order.STOP) and self._drained() and self._said(Order.COUNTS):
+            if self._stated(Order.STOP) and self._drained() and self._stated(Order.COUNTS):
                 for layer, count in self._lines.filtered.items():
                     name = DROP_LAYERS[layer]
                     if name and count:
@@ -311,7 +311,7 @@ class BpftraceAttachment:
         self._processors = [cpu for cpu in self._processors if cpu not in unreached]
         self._lines.marks.clear()
 
-    def _said(self, order: Order) -> bool:
+    def _stated(self, order: Order) -> bool:
         """Give an order and wait until bpftrace has obeyed it. Returns False if it has ended."""
         return self._wait([None], order)
 
@@ -380,8 +380,10 @@ def _field_names(probe: Probe) -> list[str]:
 
 
 def _refused(process: Bpftrace) -> CaptureUnavailable:
-    told = [line for line in process.errors().splitlines() if line and "RLIMIT_MEMLOCK" not in line]
-    first = next((line for line in told if "ERROR" in line), told[0] if told else process.ending())
+    messages = [line for line in process.errors().splitlines() if line and "RLIMIT_MEMLOCK" not in line]
+    first = next(
+        (line for line in messages if "ERROR" in line), messages[0] if messages else process.ending()
+    )
     for operation, trial in _TRIALS.items():  # bpftrace reports only their consequences
         try:
             os.close(trial())

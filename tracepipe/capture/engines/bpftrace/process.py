@@ -26,7 +26,7 @@ _F_SETPIPE_SZ = 1031
 _READ_BYTES = 1 << 20
 _SCRIPT = 3  # the descriptor of the script in bpftrace
 _FOUND = re.compile(rb"Attaching (\d+) probes?\.\.\.\n?")
-_SLOW_S = 5.0  # then the user is told why nothing happens
+_SLOW_S = 5.0  # then a message states why nothing happens
 # While the kernel detaches probes of another bpftrace, attaching one takes 0.1 s.
 _STUCK_S = 60.0
 

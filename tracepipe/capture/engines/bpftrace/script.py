@@ -126,11 +126,11 @@ class Script:
             f"  {running}",
             "}",
         )
-        met = "$t != 0"
+        matches = "$t != 0"
         if scope.kind == "system":
-            met = f"($t != 0 || pid != {self.own_pid})"
+            matches = f"($t != 0 || pid != {self.own_pid})"
         if not scope.children:
-            met += " && $is_thread != 0"
+            matches += " && $is_thread != 0"
         new = self.language.line(
             LineKind.THREAD_NEW, THREADS, ("%x", "args->pid"), ("%lx", "$tgid"), text="comm"
         )
@@ -138,7 +138,7 @@ class Script:
             "tracepoint:task:task_newtask",
             "$t = @t[(uint64)tid]; $is_thread = (uint64)args->clone_flags & 0x10000;",
             "$tgid = $is_thread != 0 ? (uint64)pid : (uint64)args->pid;",
-            f"if (@on != 0 && {met}) {{ @t[(uint64)args->pid] = $tgid; {new} }}",
+            f"if (@on != 0 && {matches}) {{ @t[(uint64)args->pid] = $tgid; {new} }}",
         )
         name = self.language.line(
             LineKind.THREAD_NAME,
