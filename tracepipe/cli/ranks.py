@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,14 +116,15 @@ def reported(
     from tracepipe.ranks.report import report
 
     found, ending = Dataset.opened(dataset), _ending(output)
-    with opened(engine, found, master) as evaluating:
-        job = Job(evaluating, found)
+    with ExitStack() as kept:
+        # Before all else: a file that is there already is known at once.
+        out = kept.enter_context(replacing(output, force=force)) if ending else None
+        job = Job(kept.enter_context(opened(engine, found, master)), found)
         result = report(job, top, step)
-        if ending:
+        if out is not None:
             from tracepipe.ranks.page import write
 
-            with replacing(output, force=force) as out:
-                write(job, result, ending, out)
+            write(job, result, ending, out)
     return result
 
 
