@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 GPU_COUNTERS: Final = "gpu_counters"
-"""The layer and the name of samples of GPUs' hardware counters. The series have names of their own."""
+"""The layer and the name of samples of GPUs' hardware counters. The series have other names."""
 SM_ACTIVE: Final = "SM active %"
 TENSOR_ACTIVE: Final = "SM tensor active %"
 SM_CLOCK: Final = "SM clock MHz"

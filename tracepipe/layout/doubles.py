@@ -118,7 +118,7 @@ class Doubles:
             of_key = self._waiting[key]
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
                 continue
-            # An event with an end of its own is kept. The others become arguments, with their distance in
+            # An event with a separate end is kept. The others become arguments, with their distance in
             # time.
             in_turn = sorted(of_key, key=lambda at: (of_key[at][0].shape.phase != "B", at))
             for both in combinations(in_turn, 2):

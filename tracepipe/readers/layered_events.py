@@ -32,7 +32,7 @@ LAYER_OF_TYPE: Final = {
     "gpu_thread": "gpu_thread",
     THREAD_EXIT: "gpu_thread",
 }
-# Lines of these types have no name of their own, nor an `op`.
+# Lines of these types have neither a name nor an `op`.
 NAMED_BY_TYPE: Final = frozenset({"ioctl", "gpu_complete", "gpu_mem"})
 _OF_THREADS = frozenset({"gpu_thread", THREAD_EXIT})
 _NAMED_BY = {"transfer": ("name", "op", "direction"), **dict.fromkeys(_OF_THREADS, ("name", "kernel"))}

@@ -94,7 +94,7 @@ class Layer:
         return Layer(**some)
 
     def take(self, rows: Ints) -> Layer:
-        """Some rows as a layer of their own: `parent` is NONE where the caller is not among them."""
+        """Some rows as a separate layer: `parent` is NONE if the caller is not among them."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         some: Any = {name: None if of is None else taken(of, rows) for name, of in columns.items()}
         places = np.full(len(self) + 1, NONE, np.int32)
