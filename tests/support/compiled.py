@@ -14,9 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build/compiled"
-_SUFFIXES = {".c", ".cpp", ".cu", ".h", ".map", ".S"}
+_SUFFIXES = {".h", ".map"}
 _KEPT_S = 7 * 24 * 3600
-# What the sources include of the repository.
+# What the sources include of the repository. They themselves are words of the command.
 _INCLUDED = ("tracepipe/capture/gpu/native", "tracepipe/marks/include", "tests/gpu")
 
 
@@ -43,7 +43,7 @@ def compiled(command: Sequence[str], output: Path) -> Path:
 def _digest(command: Sequence[str], folder: Path) -> str:
     """Of the command, the compiler, and the files that it reads."""
     compiler = Path(shutil.which(command[0]) or command[0])
-    found = hashlib.sha256(repr((_states(compiler), _sources())).encode())
+    found = hashlib.sha256(repr((_states(compiler), _included())).encode())
     for word in command[1:]:
         found.update(word.replace(str(folder), "").encode() + b"\0")
         path = Path(word.removeprefix("-isystem"))
@@ -61,7 +61,7 @@ def _states(path: Path) -> tuple[str, int, int]:
 
 
 @cache
-def _sources() -> str:
+def _included() -> str:
     found = hashlib.sha256()
     for path in sorted(path for folder in _INCLUDED for path in (ROOT / folder).rglob("*.*")):
         if path.suffix in _SUFFIXES:
