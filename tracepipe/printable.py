@@ -30,7 +30,7 @@ def _escape(found: re.Match[str]) -> str:
     return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
-def json_text(value: Any, indent: bool = False) -> str:
+def json_text(value: object, indent: bool = False) -> str:
     r"""JSON of one value, on several lines with `indent`; invisible characters are escaped: `\u009b`.
 
     It takes integers of any size, and text with surrogates, as in paths that are not UTF-8.
@@ -46,7 +46,7 @@ def json_text(value: Any, indent: bool = False) -> str:
     return text if text.isprintable() else _NOT_ASCII.sub(_json_escape, text)
 
 
-def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
+def json_pieces(value: object, outer: str = "") -> Iterator[str]:
     """The text of `json_text` on several lines, piece by piece. An iterator's items are written as a list,
     which is never in memory as a whole. `outer` is the indentation of the surrounding lines.
     """
@@ -60,7 +60,7 @@ def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
                 yield json_text(items, indent=True)[4:-2].replace("\n", f"\n{outer}")
             before = ","
         yield f"\n{outer}]" if before else "[]"
-    elif _is_lazy(value):
+    elif isinstance(value, dict) and _is_lazy(value):
         for key, item in value.items():
             yield f"{before or '{'}\n{inner}{json_text(key)}: "
             yield from json_pieces(item, inner)
@@ -70,7 +70,7 @@ def json_pieces(value: Any, outer: str = "") -> Iterator[str]:
         yield json_text(value, indent=True).replace("\n", f"\n{outer}")
 
 
-def _is_lazy(value: Any) -> bool:
+def _is_lazy(value: object) -> bool:
     """Whether a value contains an iterator."""
     return isinstance(value, Iterator) or (isinstance(value, dict) and any(map(_is_lazy, value.values())))
 
@@ -91,7 +91,7 @@ def _together(items: Iterator[Any]) -> Iterator[list[Any]]:
         yield some
 
 
-def _in_fragments(value: Any) -> Any:
+def _in_fragments(value: object) -> object:
     """The value, in which parts that orjson refuses are JSON already."""
     from orjson import Fragment
 

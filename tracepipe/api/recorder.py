@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
 
 from tracepipe.api.record import record
 from tracepipe.capture.request import ENDED, Answer, CaptureRequest, WindowOrder
@@ -113,7 +112,7 @@ class _Caller:
     def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
         self.tell(Written(asked, path, error.message if error else "", error.hint if error else ""))
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: Message) -> None:
         try:
             self._connection.send(message)
         except OSError:  # it is gone, which does not affect the recording

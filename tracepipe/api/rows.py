@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 from tracepipe.api.event import Args, Event, Warp, WarpExit, WarpRange
-from tracepipe.event.columns import NONE, SPECIAL, TraceBatch, TraceColumns, unsigned
+from tracepipe.event.columns import NONE, SPECIAL, AnyArray, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.stacks import Frame
 from tracepipe.event.tables import Tables
@@ -148,7 +147,7 @@ class _EachWarp:
         warp.entry_mask = self._mask[at] if self._mask is not None else None
 
 
-def _list(column: Any) -> list[int] | None:
+def _list(column: AnyArray | None) -> list[int] | None:
     return None if column is None else column.tolist()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tracepipe.capture.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Control, Notify
@@ -159,7 +159,7 @@ class _Room(ModuleType):
     and the import system binds the name to the package when one of its modules is imported first.
     """
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
+    def __call__(self, *given: object, **options: object) -> object:
         """`tracepipe.api.capture.capture`, which has its parameters."""
         return import_module("tracepipe.api.capture").capture(*given, **options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from tracepipe.readers import UNDATED
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import put_json, say
 from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from tracepipe.dataset.build import Built
 
 app = typer.Typer()
 dataset = typer.Typer(no_args_is_help=True)
@@ -77,7 +80,7 @@ def build(
         raise typer.Exit(1)
 
 
-def _lines(output: str, built: Any) -> list[str]:
+def _lines(output: str, built: Built) -> list[str]:
     lines = [f"left out: {path}: {reason}" for path, reason in built.left_out.items()]
     lost = sum(written.lost for written in built.written)
     for written in built.written[:_SHOWN_MAX]:
@@ -89,7 +92,8 @@ def _lines(output: str, built: Any) -> list[str]:
     return [*lines, f"wrote {output}: {built.ranks} ranks ({counts})"]
 
 
-def _clock_lines(built: Any) -> list[str]:
+def _clock_lines(built: Built) -> list[str]:
+    assert built.aligned is not None  # of a build that is done
     clocks, found = built.aligned.clocks, built.aligned.alignment
     if len(clocks) < 2:
         return []
@@ -103,7 +107,8 @@ def _clock_lines(built: Any) -> list[str]:
     return [*lines, *refused[:_SHOWN_MAX], *more]
 
 
-def _as_json(output: str, built: Any) -> dict[str, Any]:
+def _as_json(output: str, built: Built) -> dict[str, Any]:
+    assert built.aligned is not None  # of a build that is done
     clocks, found = built.aligned.clocks, built.aligned.alignment
     return {
         "dataset": output,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -55,7 +55,7 @@ class Reading(TypedDict):
     undated: str
 
 
-def reading(source: Any, strict: bool, assume_offset: list[str] | None, undated: Any) -> Reading:
+def reading(source: object, strict: bool, assume_offset: list[str] | None, undated: object) -> Reading:
     """The fields of the library's options for reading. Raises Misuse."""
     return {
         "source_format": text_of(source) if source else "",

@@ -252,7 +252,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _option(name: str, default: Any, kind: Any) -> inspect.Parameter:
+def _option(name: str, default: object, kind: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
@@ -262,7 +262,7 @@ def request_of(
     whose: Whose,
     until: Until,
     *,
-    method: Any,
+    method: object,
     ring_bytes: str = "",
     has_gpus: bool = False,
 ) -> CaptureRequest:

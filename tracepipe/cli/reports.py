@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -25,6 +25,9 @@ from tracepipe.reports.report import REGEX, TIME, FileOutput, FolderOutput, Opti
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put_json, say
 from tracepipe.units import duration_ns
+
+if TYPE_CHECKING:
+    from tracepipe.reports.frames.run import Run
 
 _SEVERAL = "several_"
 """The prefix of parameters that take all values up to the next option."""
@@ -202,7 +205,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {TIME: _time, REGEX: _regex}
 """Name of a value in the help → its parser."""
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """The value of an option for the report."""
     return text_of(value) if hasattr(value, "value") else value
 
@@ -291,14 +294,14 @@ def _found(
     )
     facts: dict[tuple[int, int], Any] = {}
 
-    def loaded(side: int, at: int) -> Any:
+    def loaded(side: int, at: int) -> Run:
         path = paths[side][at]
         with progress(f"{report.name} {Path(path).name}") as bar:
             run = load(path, how, progress=bar)
         facts[side, at] = run.facts
         return run
 
-    def load_of(side: int, at: int) -> Callable[[], Any]:
+    def load_of(side: int, at: int) -> Callable[[], Run]:
         load_it = partial(loaded, side, at)
         return cache(load_it) if paths[side][at] == STANDARD else load_it  # standard input is read once
 

@@ -32,7 +32,7 @@ def misuse_of(error: TracepipeError, option: str = "") -> Misuse:
 def whole(least: int = 0, most: int = INT_MAX) -> Callable[[Any], int]:
     """A parser for Typer of whole numbers from `least` to `most`. It raises Misuse."""
 
-    def whole_number(value: Any) -> int:
+    def whole_number(value: str | int) -> int:
         try:
             number = int(value)
         except ValueError:
@@ -49,7 +49,7 @@ def number(least: float = 0.0, most: float = float("inf")) -> Callable[[Any], fl
     """A parser for Typer of numbers from `least` to `most`. It raises Misuse."""
     bounds = f"from {least:g}" + (f" to {most:g}" if most != float("inf") else "")
 
-    def any_number(value: Any) -> float:
+    def any_number(value: str | float) -> float:
         try:
             found = float(value)
         except ValueError:

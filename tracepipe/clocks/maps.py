@@ -8,6 +8,7 @@ map states a bound: how far a placed time may be from the true one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -117,7 +118,9 @@ class ClockMap:
         from_ns, trace_ns = source_ns - self.source_ns[at], self.trace_ns[at]
         rate_num, rate_den = self.rate
         gain = np.where(length_ns > 0, self.trace_ns[to] - trace_ns - length_ns, rate_num - rate_den)
-        more_ns = scaled(from_ns, gain, np.where(length_ns > 0, length_ns, rate_den)) if gain.any() else 0
+        more_ns: Any = (
+            scaled(from_ns, gain, np.where(length_ns > 0, length_ns, rate_den)) if gain.any() else 0
+        )
         if most(trace_ns) + most(from_ns) + most(more_ns) >= 1 << 62:
             return np.array([self.place(SourceNs(ns)) for ns in source_ns.tolist()], np.int64)
         placed_ns: Int64s = trace_ns + from_ns + more_ns

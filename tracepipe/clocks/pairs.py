@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import AnyArray, Bools, Int64s, Ints
 
 # Between and outside its pairs, a clock may change its rate by this much (with temperature) without being
 # noticed.
@@ -71,7 +71,7 @@ class Pairs:
     def __getitem__(self, at: int) -> ClockPair:
         return ClockPair(int(self.source_ns[at]), int(self.host_ns[at]), int(self.uncertainty_ns[at]))
 
-    def take(self, places: Any) -> Pairs:
+    def take(self, places: Ints | slice | array[int]) -> Pairs:
         """The pairs of some places, in that order."""
         return Pairs(self.source_ns[places], self.host_ns[places], self.uncertainty_ns[places])
 
@@ -108,19 +108,19 @@ class GrowingPairs:
         return Pairs(source_ns, host_ns, uncertainty_ns)
 
 
-def most(column: Any) -> int:
+def most(column: AnyArray | int) -> int:
     """The largest absolute value of a column or number."""
     if isinstance(column, int):
         return abs(column)
     return max(abs(int(column.min())), abs(int(column.max()))) if len(column) else 0
 
 
-def numbers(column: Any) -> memoryview:
+def numbers(column: Ints) -> memoryview:
     """A view of a column whose numbers are quickly read one by one, as Python integers."""
-    return memoryview(column)
+    return column.data
 
 
-def scaled(column: Any, by: Any, per: Any) -> Any:
+def scaled(column: AnyArray, by: AnyArray | int, per: AnyArray | int) -> AnyArray:
     """`column * by // per`, exact for all sizes: in Python integers where 64 bits are not enough."""
     if most(column) * most(by) < _HALF:
         return column * by // per
@@ -260,7 +260,7 @@ def consistent(pairs: Pairs) -> Pairs:
     return pairs if count == len(pairs) else pairs.take(kept[:count])
 
 
-def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
+def _off_line_ns(pairs: Pairs, a: Ints, b: Ints, c: Ints) -> AnyArray:
     """How far the pairs at `b` are off the lines through those at `a` and `c`; 0 where that is explained by
     their uncertainties and, where `b` is not between them, by a change of the rate.
     """
@@ -280,7 +280,7 @@ def _off_line_ns(pairs: Pairs, a: Any, b: Any, c: Any) -> Any:
     return np.where(off_ns > explained_ns, off_ns + explained_ns, 0)
 
 
-def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
+def bends_ns(pairs: Pairs, start: int, stop: int) -> AnyArray:
     """What a bend of the clock may add to the error around each of the pairs `start` to `stop`, in ns.
 
     The two neighbours of a pair show it. The first and the last pair are compared with the two next to them,
@@ -295,7 +295,7 @@ def bends_ns(pairs: Pairs, start: int, stop: int) -> Any:
     return _off_line_ns(pairs, before, at, after)
 
 
-def jumps_ns(a: Pairs, b: Pairs) -> Any:
+def jumps_ns(a: Pairs, b: Pairs) -> AnyArray:
     """How far each of `a` and its successor in `b` may be off, where no clock can get from one to the other;
     0 where a clock can.
     """

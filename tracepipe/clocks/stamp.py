@@ -16,6 +16,7 @@ from tracepipe.event.columns import (
     NONE,
     SPECIAL,
     UNDATED_NS,
+    Ints,
     SourceBatch,
     TraceBatch,
     TraceColumns,
@@ -193,7 +194,7 @@ class Clocks:
                 other.ts_ns = start_ns if self._drift is None else self._drift.place(SourceNs(other.ts_ns))
                 other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
 
-    def _codes_of(self, tables: Tables) -> Any:
+    def _codes_of(self, tables: Tables) -> Ints:
         """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two places
         are for rows without a shape.
         """
@@ -219,7 +220,7 @@ class Clocks:
             clock = _OTHERS
         return self._clocks.setdefault(clock, len(self._clocks) + 1)
 
-    def _move(self, events: TraceColumns, of: Any, left_out: list[int], unplaced: dict[str, int]) -> None:
+    def _move(self, events: TraceColumns, of: Ints, left_out: list[int], unplaced: dict[str, int]) -> None:
         """Place the events on clocks other than the trace's; `of` has the numbers of their clocks."""
         events.ts_ns, events.dur_ns = events.ts_ns.copy(), events.dur_ns.copy()
         source = events.source_ns = np.full(len(events), NONE, np.int64)

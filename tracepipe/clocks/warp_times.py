@@ -17,7 +17,7 @@ from tracepipe.clocks.pairs import most
 from tracepipe.clocks.range_times import place_ranges
 from tracepipe.clocks.sm_clock import SmClocks
 from tracepipe.clocks.warp_readings import WarpReadings
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
 from tracepipe.event.model import SourceNs
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
 from tracepipe.native import library
@@ -191,7 +191,7 @@ class _Run:
             for name in ("sm", "slot", "entry_clk", "exit_clk", "exit_count")
         )
 
-    def has(self) -> Any:
+    def has(self) -> Bytes:
         """By batch: which of these columns it has, as flags of `NativeSmClocks`."""
         return np.array(
             [
@@ -212,7 +212,7 @@ class _Run:
             longest[left] = np.maximum(np.maximum.reduceat(exits, at), 0)
         return longest
 
-    def warp_of_exits(self) -> Any:
+    def warp_of_exits(self) -> Ints | slice:
         """The warp of each exit."""
         count = joined_column(self.batches, "exit_count", 1)
         return slice(None) if count is None else np.repeat(np.arange(len(self.entry_ns)), count)

@@ -8,7 +8,7 @@ Event Format" document of the Chromium project.
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tracepipe.converters.chrome_events import ChromeEvents, json_text
 from tracepipe.converters.native_chrome_events import NativeChromeEvents
@@ -100,7 +100,7 @@ class ChromeWriter:
         return min(group, (1 << 22) - 1) << 9 | min(own, 511)
 
     @staticmethod
-    def _metadata(kind: str, pid: int, tid: int, **args: Any) -> bytes:
+    def _metadata(kind: str, pid: int, tid: int, **args: object) -> bytes:
         return json_text({"ph": "M", "name": kind, "pid": pid, "tid": tid, "ts": 0, "args": args})
 
     def finish(self) -> None:

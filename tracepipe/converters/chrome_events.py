@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import orjson
 
@@ -60,7 +60,7 @@ def _readable(text: bytes) -> bytes:
     return _ENDS_IN_BACKSLASH.sub(rb'\1\\u005c"', text) if b'\\\\"' in text else text
 
 
-def json_text(value: Any) -> bytes:
+def json_text(value: object) -> bytes:
     """A value in JSON."""
     return _readable(orjson.dumps(value))
 
@@ -74,7 +74,7 @@ def args_text(args: Args) -> bytes:
     return _readable(text)
 
 
-def _with_texts(value: Any) -> Any:
+def _with_texts(value: object) -> object:
     if isinstance(value, dict):
         return {key: _with_texts(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -13,7 +13,7 @@ words.
 from __future__ import annotations
 
 import re
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from tracepipe.converters.line_writer import LineWriter
 from tracepipe.converters.writer import TraceInfo
@@ -97,7 +97,7 @@ class TableWriter(LineWriter):
         known = self._names.get((shape.pid, shape.tid)) or self._names.get((shape.pid, shape.pid), _UNKNOWN)
         self._line(self._after_start_ns(ts_ns) // 1_000_000, known, shape.pid or 0, shape.name, details)
 
-    def _line(self, *cells: Any) -> None:
+    def _line(self, *cells: object) -> None:
         self._lines.append((_ROW % cells).encode("utf-8", "backslashreplace"))
 
 

@@ -49,7 +49,7 @@ class EventFileWriter:
         self._waiting_bytes = 0
         self.record({**new_header(), **(info.header or {"clock": info.trace_clock})})
 
-    def record(self, record: Any) -> None:
+    def record(self, record: object) -> None:
         """Write a record that is given as a dict."""
         self._line(orjson.dumps(record))
 

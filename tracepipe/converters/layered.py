@@ -169,7 +169,7 @@ def _thread_of(shape: Shape) -> tuple[Any, ...]:
     return shape.drawn_layer, shape.pid, shape.tid
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     """Whether an argument is the size of a grid or a block."""
     return isinstance(value, list) and len(value) == 3 and all(isinstance(one, int) for one in value)
 

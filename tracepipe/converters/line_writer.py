@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from tracepipe.event.model import NO_SLICES
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
+
+if TYPE_CHECKING:
+    from tracepipe.event.model import Record
 
 
 class LineWriter(ABC):
@@ -80,7 +83,7 @@ class LineWriter(ABC):
     def _no_span(shape: Shape) -> str:
         return "values of counters and ends of flows" if shape.phase in NO_SLICES else ""
 
-    def _other(self, other: Any) -> None:
+    def _other(self, other: Record | PlacedWarps) -> None:
         """Write a loss, after which no call is known to be open, or count warps."""
         if isinstance(other, PlacedWarps):
             self._unwritten["gpu_warp events"] += len(other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.converters.packets import FORGOTTEN, NAMES, SHOWN, Packets, counted
 from tracepipe.layout.changes import WarpChanges
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
-from tracepipe.native.signatures import Switches
 
 _ALL_ARGS = -1
 TRACK_EVENT: Final = 11
@@ -41,7 +40,7 @@ class NativeStream:
         """Write a packet with a message that is its `field`."""
         checked(self._core.tp_perfetto_packet(self.packets, ts_ns, field, body, len(body)))
 
-    def switches(self, view: Switches, reader: Any, ahead_ns: int, at: int, stop: int) -> int:
+    def switches(self, view: ctypes.Structure, reader: object, ahead_ns: int, at: int, stop: int) -> int:
         """Write context switches from a place on, and return where the core stopped."""
         ref = ctypes.byref(view)
         return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))

@@ -155,7 +155,7 @@ class Packets:
             ]
         )
 
-    def _value(self, value: Any, depth: int, *, may_intern: bool = False) -> bytes:
+    def _value(self, value: object, depth: int, *, may_intern: bool = False) -> bytes:
         """The value fields of a DebugAnnotation."""
         if isinstance(value, str):
             encoded = value.encode("utf-8", "replace")
@@ -400,7 +400,7 @@ def counted(value: int) -> bytes:
     return b"" if value < 0 else _COUNTS[value] if value < SMALL_END else _COUNTED + varint(value)
 
 
-def _value(value: Any) -> bytes:
+def _value(value: float) -> bytes:
     """TrackEvent.counter_value, or .double_counter_value."""
     return double(44, value) if isinstance(value, float) else number(30, int(value))
 

@@ -85,7 +85,8 @@ class Switches:
 
     def _add_shapes(self, events: TraceColumns, tables: Tables) -> None:
         size = int(events.shape.max()) + 1
-        self._kind, self._cpu, self._tid = (grown(one, size, 0) for one in (self._kind, self._cpu, self._tid))
+        self._kind = grown(self._kind, size, 0)
+        self._cpu, self._tid = grown(self._cpu, size, 0), grown(self._tid, size, 0)
         for at in distinct(events.shape[self._kind[events.shape] == UNKNOWN]).tolist():
             shape = tables.shapes[at]
             assert shape is not None

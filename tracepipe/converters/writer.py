@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
+if TYPE_CHECKING:
+    from tracepipe.event.columns import SourceBatch, TraceBatch
+
 if TYPE_CHECKING:  # listing the formats must not import numpy
     from tracepipe.event.model import Header
     from tracepipe.event.tables import Tables
@@ -45,7 +48,7 @@ class Writer(Protocol):
 class EventWriter(Protocol):
     """Writes events as they were recorded, not as a timeline."""
 
-    def write_events(self, batch: Any, tables: Tables) -> None:
+    def write_events(self, batch: SourceBatch | TraceBatch, tables: Tables) -> None:
         """Write the events of a `SourceBatch` or a `TraceBatch` in the order given."""
 
     def finish(self) -> None:

@@ -99,7 +99,7 @@ def rank_schema() -> dict[str, Any]:
 
 
 def _write(
-    path: Path, schema: Any, frames: Callable[[], Iterator[pl.DataFrame]], rows: int = ROWS_OF_PART
+    path: Path, schema: pl.Schema, frames: Callable[[], Iterator[pl.DataFrame]], rows: int = ROWS_OF_PART
 ) -> None:
     with writing(str(path)), path.open("wb") as out:
         write_table(schema, frames(), out, "parquet", rows)

@@ -26,7 +26,7 @@ Check = Callable[[Any], "str | Fault | None"]
 _NAMES = {int: "an integer", str: "a string", dict: "an object", list: "an array"}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """`value` as an error message shows it: 40 characters at most."""
     try:
         text = repr(value)

@@ -18,6 +18,13 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
+"""Whole numbers of any width, such as the numbers of rows."""
+AnyArray = np.ndarray[Any, np.dtype[Any]]
+Rows = Ints | Bools | slice
+"""Which rows: their numbers, a flag for each, or a range."""
+T = TypeVar("T", bound=np.generic)
+"""The type of the values of an array."""
 
 NONE = -1
 """No arguments, no shape, no reading of another clock."""
@@ -92,7 +99,7 @@ class EventColumns:
         block, thread = self.index[at].reshape(2, 3).tolist()
         return tuple(block) if block[0] != NONE else None, tuple(thread) if thread[0] != NONE else None
 
-    def take(self: _Events, places: Any) -> _Events:
+    def take(self: _Events, places: Rows) -> _Events:
         """The events of some places, in that order."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         taken: dict[str, Any] = {name: None if of is None else of[places] for name, of in columns.items()}
@@ -179,7 +186,9 @@ def unsigned(launch: int) -> int:
     return launch + _U64 if launch < 0 else launch
 
 
-def joined_optional(parts: Iterable[tuple[Any, int]], missing: int) -> Any:
+def joined_optional(
+    parts: Iterable[tuple[np.ndarray[Any, np.dtype[T]] | None, int]], missing: int
+) -> np.ndarray[Any, np.dtype[T]] | None:
     """Join columns and fill those that are None with `missing`, as often as their size; None where all are
     None.
     """
@@ -212,15 +221,16 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
     )
 
 
-def distinct(values: Any) -> Any:
+def distinct(values: np.ndarray[Any, np.dtype[T]]) -> np.ndarray[Any, np.dtype[T]]:
     """Each value once, in order. np.unique would load the module of masked arrays, which takes 2 MB of
     memory.
     """
     values = np.sort(values)
-    return values[np.diff(values, prepend=values[:1] - 1) != 0]
+    found: np.ndarray[Any, np.dtype[T]] = values[np.diff(values, prepend=values[:1] - 1) != 0]
+    return found
 
 
-def grown(column: Any, size: int, fill: int) -> Any:
+def grown(column: np.ndarray[Any, np.dtype[T]], size: int, fill: int) -> np.ndarray[Any, np.dtype[T]]:
     """A side table by number with room for `size` numbers; new places have `fill`."""
     if size <= len(column):
         return column

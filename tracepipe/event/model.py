@@ -407,6 +407,6 @@ Record = dict[str, Any]
 """
 
 
-def new_header(**fields: Any) -> Header:
+def new_header(**fields: object) -> Header:
     """A header of this version with `fields`."""
     return cast(Header, {"type": "header", "schema": SCHEMA_VERSION, **fields})

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE
+from tracepipe.event.columns import NONE, Ints, Rows
 from tracepipe.native.signatures import Ops
+
+if TYPE_CHECKING:
+    from ctypes import Structure
 
 BEGIN, END, INSTANT, COUNTER = 1, 2, 3, 4
 NO_MARK, UNCLOSED, NO_BEGIN, FROM_DURATION = range(4)
@@ -48,7 +51,7 @@ class OpColumns:
         self.columns: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
         self._view = Ops()
 
-    def reserve(self, more: int) -> Any:
+    def reserve(self, more: int) -> Structure:
         """Make room for `more` operations and return the core's view of the columns."""
         if self.count + more > len(self.columns["ts"]):
             size = max(self.count + more, 2 * self.count)
@@ -79,14 +82,14 @@ class OpColumns:
             self.columns[name][self.count : end] = column
         self.count = end
 
-    def take(self, order: Any) -> OpColumns:
+    def take(self, order: Ints) -> OpColumns:
         """The operations of some places, in that order, as new columns."""
         taken = OpColumns()
         taken.count = len(order)
         taken.columns = {name: column[order] for name, column in self.columns.items()}
         return taken
 
-    def rows(self, order: Any) -> Iterator[Op]:
+    def rows(self, order: Rows) -> Iterator[Op]:
         """The operations of some places, in that order."""
         return zip(*(self.columns[name][order].tolist() for name in OP_COLUMNS), strict=True)
 

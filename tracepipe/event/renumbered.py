@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bytes, Int32s, TraceBatch, TraceColumns, distinct, grown
+from tracepipe.event.columns import Bytes, Int32s, Int64s, Ints, TraceBatch, TraceColumns, distinct, grown
 from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, Record
 from tracepipe.event.origins import FILE, id_on
 from tracepipe.event.shape import Shape
@@ -100,7 +100,7 @@ class Renumbered:
         return TraceBatch(moved, [self._other(one) for one in batch.others], batch.text_bytes)
 
     @staticmethod
-    def _found(known: Int32s, numbers: Any, number: Callable[[int], int]) -> tuple[Int32s, Int32s]:
+    def _found(known: Int32s, numbers: Ints, number: Callable[[int], int]) -> tuple[Int32s, Ints]:
         """The extended table of known numbers, and the shared numbers of some own ones."""
         if not len(numbers):
             return known, numbers
@@ -122,7 +122,7 @@ class Renumbered:
             return self._shared.args_number(self._own.args(own))
         return self._shared.text_number(self._own.text(own))
 
-    def _stacks_of(self, events: TraceColumns) -> Any:
+    def _stacks_of(self, events: TraceColumns) -> Int64s | None:
         if events.stack is None:
             return None
         stack, has = events.stack.copy(), events.stack >= 0

@@ -33,9 +33,9 @@ def required_of(record: type) -> frozenset[str]:
     return cast("frozenset[str]", record.__required_keys__)  # type: ignore[attr-defined]
 
 
-def _of_type(hint: Any, doc: Doc) -> dict[str, Any]:
+def _of_type(hint: object, doc: Doc) -> dict[str, Any]:
     if is_typeddict(hint):
-        return _of_record(hint)
+        return _of_record(cast(type, hint))
     if hint in _SCALARS:
         out = dict(_SCALARS[hint])
         if hint is int:

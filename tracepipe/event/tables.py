@@ -146,7 +146,7 @@ class Tables:
         self._text_bytes = sum(map(len, self._texts)) + sum(map(_text_size, self._numbers))
 
 
-def packed(value: Any) -> bytes:
+def packed(value: object) -> bytes:
     """The JSON text of a value that is kept. Raises TypeError."""
     # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
     return bytes(memoryview(orjson.dumps(value)))

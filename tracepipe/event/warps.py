@@ -121,7 +121,7 @@ def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
         yield some
 
 
-def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Any:
+def joined_column(batches: Sequence[WarpColumns], name: str, missing: int) -> Int64s | None:
     """Join a column of several batches, with `missing` where one lacks it; None where all lack it."""
     parts = [getattr(batch, name) for batch in batches]
     if all(part is None for part in parts):

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, Rows
 from tracepipe.event.tables import Args
 from tracepipe.kernel_names import kernel_title
 from tracepipe.layout.tracks import Track
@@ -102,7 +102,7 @@ class Slices:
         """The columns in the order of the fields."""
         return [getattr(self, name) for name in self.__dataclass_fields__]
 
-    def take(self, places: Any) -> Slices:
+    def take(self, places: Rows | list[int]) -> Slices:
         """The slices of some places, in that order."""
         return Slices(*(column[places] for column in self.columns()))
 
@@ -143,11 +143,16 @@ class WarpChanges:
         columns = (self.ts_ns, self.kind, self.slice, self.value, self.mask)
         yield from map(Change._make, zip(*(column.tolist() for column in columns), strict=True))
 
-    def take(self, places: Any) -> WarpChanges:
+    def take(self, places: Rows) -> WarpChanges:
         """The changes of some places, in that order."""
-        columns = (self.ts_ns, self.kind, self.slice, self.value, self.mask)
-        ts_ns, kind, slice_, value, mask = (column[places] for column in columns)
-        return replace(self, ts_ns=ts_ns, kind=kind, slice=slice_, value=value, mask=mask)
+        return replace(
+            self,
+            ts_ns=self.ts_ns[places],
+            kind=self.kind[places],
+            slice=self.slice[places],
+            value=self.value[places],
+            mask=self.mask[places],
+        )
 
     def track(self, at: int) -> Track:
         """The track of a slice."""

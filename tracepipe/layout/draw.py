@@ -11,11 +11,10 @@ The class here puts events in order, and draws what is about the recording itsel
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, unsigned
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, Int64s, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Record
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
@@ -340,7 +339,7 @@ class Layout:
             self._loads.take(ops, order)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
-    def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Any:
+    def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Int64s:
         made = ops.count
         ops.extend(later)
         count, columns = ops.count, ops.used()
@@ -356,7 +355,8 @@ class Layout:
             return order
         waits = (columns["kind"][order] == END) & (columns["event"][order] == NONE) & (ts_ns[order] > held_ns)
         self._later = ops.take(order[waits])
-        return order[~waits]
+        found: Int64s = order[~waits]
+        return found
 
     def _say_early(self) -> None:
         for early in self._rows.nesting.early():

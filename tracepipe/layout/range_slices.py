@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ranges import CROSSING, nested
 from tracepipe.event.warps import PlacedWarps
@@ -20,7 +20,7 @@ OverlapRow = Callable[[int, int, int], int]
 def with_ranges(
     batch: PlacedWarps,
     order: Int64s,
-    drawn: Any,
+    drawn: Bools,
     slices: Slices,
     columns: list[Any],
     number_of: Callable[[Kernel], int],
@@ -61,7 +61,7 @@ def with_ranges(
     return joined_slices([slices, _slices(batch, row, number_of)]), whole
 
 
-def _slices(batch: PlacedWarps, row: Any, number_of: Callable[[Kernel], int]) -> Slices:
+def _slices(batch: PlacedWarps, row: Int32s, number_of: Callable[[Kernel], int]) -> Slices:
     assert batch.range_name is not None and batch.range_dur_clk is not None
     count = len(row)
     numbers = [number_of(Kernel(name, ONLY_NAME, 0, 0)) for name in batch.ranges]

@@ -6,11 +6,11 @@ import ctypes
 import weakref
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bytes, Int32s, Int64s
+from tracepipe.event.columns import Bytes, Int32s, Int64s, Ints
 from tracepipe.native import library
 
 # This many warps of a slot are remembered, for batches that overlap theirs.
@@ -74,7 +74,7 @@ class Slots:
         return np.frombuffer(fates, np.uint8)
 
     @staticmethod
-    def running(ts_ns: Int64s, delta: Any, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+    def running(ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
         """Sort the changes before a time and count the warps that run. Return the places in order, the
         counts, and how many run at the end. `running` is how many run at the start. Each time has its count
         at its last change; it is -1 at the others, and where the count stays the same.
@@ -112,7 +112,7 @@ class NativeSlots:
             raise MemoryError
         return fate
 
-    def running(self, ts_ns: Int64s, delta: Any, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+    def running(self, ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
         """As `Slots` has it."""
         order, value = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
         now = ctypes.c_int64(running)

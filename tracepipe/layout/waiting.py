@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tracepipe.event.columns import AnyArray
 from tracepipe.layout.changes import Slices
 
 CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
@@ -21,7 +22,7 @@ class Waiting:
     slices: list[Slices] = field(default_factory=list)
     slice_count: int = 0
 
-    def add(self, *columns: Any) -> None:
+    def add(self, *columns: AnyArray) -> None:
         """Add values to each column of `CHANGES`. `slice` counts from the slices that are added next."""
         for kept, column, name in zip(self.columns, columns, CHANGES, strict=True):
             kept.append(column + self.slice_count if name == "slice" else column)

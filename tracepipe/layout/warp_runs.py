@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int64s, signed
+from tracepipe.event.columns import NONE, AnyArray, Bools, Int64s, signed
 from tracepipe.event.launches import COUNTED, DRAWN, NO_LAUNCH, STARTS, WarpStarts
 from tracepipe.event.warps import AT_ONCE_MAX, SMALL_MAX, PlacedWarps, joined_column
 from tracepipe.layout.changes import FULL_MASK, WARP_EXIT
@@ -96,7 +96,7 @@ class WarpRun:
             np.zeros(len(at), np.int64),
         )
 
-    def with_exits(self, drawn: Any, begin_ns: Int64s, columns: list[Any]) -> list[Any]:
+    def with_exits(self, drawn: Bools, begin_ns: Int64s, columns: list[AnyArray]) -> list[AnyArray]:
         """The columns of changes with the exits of each drawn warp after its end."""
         warps, order = self.warps, self.order
         counts = warps.exit_count
@@ -131,6 +131,9 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
     first = batches[0]
     if len(batches) == 1:
         return first
+    optional: dict[str, Any] = {
+        name: joined_column(batches, name, missing) for name, missing in _MISSING.items()
+    }
     return PlacedWarps(
         launched={},
         clock=first.clock,
@@ -139,7 +142,7 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
         warp=np.concatenate([batch.warp for batch in batches]),
         entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
         exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
-        **{name: joined_column(batches, name, missing) for name, missing in _MISSING.items()},
+        **optional,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int32s, Int64s, distinct, grown
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct, grown
 from tracepipe.event.launches import LAUNCHES_MAX, WarpStarts
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import NO_ROW
@@ -186,7 +186,7 @@ class WarpLayout:
         drawn = (fate != OPEN) & (slices.row != NO_ROW)
         self._add(gpu, run, slices, drawn, begin_ns, end_ns)
 
-    def _place_others(self, gpu: _Gpu, slices: Slices, fate: Any, begin_ns: Int64s, end_ns: Int64s) -> None:
+    def _place_others(self, gpu: _Gpu, slices: Slices, fate: Ints, begin_ns: Int64s, end_ns: Int64s) -> None:
         """Find the overlap tracks of warps that overlap others, and keep those that are still running."""
         for at in np.flatnonzero(fate == OVERLAPS).tolist():
             # A slot has one warp at a time: two there mean that clocks disagree.
@@ -242,7 +242,7 @@ class WarpLayout:
         )
 
     def _add(
-        self, gpu: _Gpu, run: WarpRun, slices: Slices, drawn: Any, begin_ns: Int64s, end_ns: Int64s
+        self, gpu: _Gpu, run: WarpRun, slices: Slices, drawn: Bools, begin_ns: Int64s, end_ns: Int64s
     ) -> None:
         """Keep the changes of a run until they are in order."""
         size = len(slices)

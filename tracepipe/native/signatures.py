@@ -7,7 +7,7 @@ from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint
 from typing import Any
 
 
-def _pointers(name: str, *fields: str) -> Any:
+def _pointers(name: str, *fields: str) -> type[Structure]:
     """A structure that has a pointer for each of these columns."""
     return type(name, (Structure,), {"_fields_": [(field, c_void_p) for field in fields]})
 

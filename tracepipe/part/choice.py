@@ -23,6 +23,7 @@ from tracepipe.event.columns import (
     SPECIAL,
     Bools,
     Int64s,
+    Ints,
     TraceBatch,
     TraceColumns,
     joined,
@@ -168,7 +169,7 @@ class Choice:
             self._take_special(int(events.ts_ns[at]), int(rows[at]))
         self._take_state(events, rows, kinds)
 
-    def _take_calls(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
+    def _take_calls(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
         """Take slices."""
         work = self._work[events.shape].astype(np.int64)
         matched = np.flatnonzero(kinds & MATCHED)
@@ -198,7 +199,7 @@ class Choice:
         for name in ("begin", "end"):
             self._marks.add(spans[name][kept])
 
-    def _take_flows(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
+    def _take_flows(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
         """Take the points of flows. A flow with a point in the window also needs its start."""
         starts, later = np.flatnonzero(kinds & FLOW_START), np.flatnonzero(kinds & FLOW_END)
         self._flows.begin(events.launch[starts], rows[starts])
@@ -252,7 +253,7 @@ class Choice:
             self._marks.add(np.array([begin]))
         return kept
 
-    def _take_state(self, events: TraceColumns, rows: Int64s, kinds: Any) -> None:
+    def _take_state(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
         """Take the events that describe the state at the start of the window."""
         of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
         ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
@@ -313,7 +314,7 @@ class Choice:
         return kind
 
 
-def _last_of_each(shapes: Any, wanted: Bools) -> tuple[list[int], list[int]]:
+def _last_of_each(shapes: Ints, wanted: Bools) -> tuple[list[int], list[int]]:
     """The shapes of the wanted events, and the last event of each, sorted by the latter."""
     at = np.flatnonzero(wanted)[::-1]
     if not len(at):

@@ -17,7 +17,7 @@ import numpy as np
 from tracepipe.converters.event_file import EventFileWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch
+from tracepipe.event.columns import SPECIAL, Ints, SourceBatch, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
 from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import Choice, Chosen
@@ -189,7 +189,7 @@ class _Writing:
             if first > self._chosen.marks.last:
                 break
 
-    def _write_rows(self, batch: SourceBatch, at: Any, first: int) -> None:
+    def _write_rows(self, batch: SourceBatch, at: Ints, first: int) -> None:
         """Write the rows at some places of a batch, whose first row has the number `first`."""
         events = batch.events.take(at)
         others: list[Record | Warps] = list(batch.others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class Joined:
         at, known = self._known(ids)
         return known & self._kept[at]
 
-    def keep(self, ids: Int64s) -> Any:
+    def keep(self, ids: Int64s) -> Int64s:
         """Mark ids as in the part. Return the known rows of their begins and ends."""
         at, known = self._known(ids)
         at = at[known]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Bytes, grown
+from tracepipe.event.columns import NONE, Bools, Bytes, Ints, grown
 
 
 class Marks:
@@ -19,7 +17,7 @@ class Marks:
         self.last = NONE
         """The last row that is marked."""
 
-    def add(self, rows: Any) -> None:
+    def add(self, rows: Ints) -> None:
         """Mark rows, shape `(n,)`; NONE among them is ignored."""
         rows = rows[rows != NONE]
         if not len(rows):

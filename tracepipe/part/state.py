@@ -67,7 +67,7 @@ class State:
         return [*self._last.values(), *self._live.values(), *of_threads]
 
     @staticmethod
-    def _put(kept: dict[Any, Any], key: Hashable, value: Any) -> None:
+    def _put(kept: dict[Any, Any], key: Hashable, value: object) -> None:
         """Store a value as the newest one; where there are too many, the oldest one is dropped."""
         kept.pop(key, None)
         if len(kept) >= _KEPT_MAX:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, overload
 
 from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import Bools, Int64s
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.units import duration_ns
 
@@ -49,11 +50,21 @@ class Stretch:
     start_ns: int = -TIME_LIMIT_NS
     end_ns: int = TIME_LIMIT_NS
 
-    def holds(self, ts_ns: Any) -> Any:
+    @overload
+    def holds(self, ts_ns: int) -> bool: ...
+    @overload
+    def holds(self, ts_ns: Int64s) -> Bools: ...
+
+    def holds(self, ts_ns: Int64s | int) -> Bools | bool:
         """Whether instants are in the window. A time, or times of shape `(n,)`."""
         return (ts_ns >= self.start_ns) & (ts_ns < self.end_ns)
 
-    def touches(self, begin_ns: Any, end_ns: Any) -> Any:
+    @overload
+    def touches(self, begin_ns: int, end_ns: int) -> bool: ...
+    @overload
+    def touches(self, begin_ns: Int64s | int, end_ns: Int64s) -> Bools: ...
+
+    def touches(self, begin_ns: Int64s | int, end_ns: Int64s | int) -> Bools | bool:
         """Whether slices overlap the window; one without a length counts as an instant. Times, or columns of
         shape `(n,)`.
         """

@@ -6,10 +6,13 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from tracepipe.errors import FormatError
 from tracepipe.event.model import Problem
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 if TYPE_CHECKING:  # commands that read nothing must not import numpy
     from tracepipe.event.columns import SourceBatch
@@ -36,7 +39,7 @@ class InputFormat:
     needs_file: bool = False
     database: bytes = b""
 
-    def _functions(self) -> Any:
+    def _functions(self) -> ModuleType:
         return import_module(f"{__name__}.{self.module}")
 
     def sniff(self, head: bytes) -> bool:

@@ -51,7 +51,7 @@ def loss_of(text: bytes) -> Record | None:
     return _loss(int(found[1])) if found else None
 
 
-def is_wrapped(record: Any) -> bool:
+def is_wrapped(record: object) -> bool:
     """Whether a parsed line is one of bpftrace's own records."""
     return type(record) is dict and record.keys() == _WRAPPED_KEYS and type(record["type"]) is str
 

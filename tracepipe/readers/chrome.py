@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import orjson
 
-from tracepipe.event.columns import EventColumns, SourceBatch, Texts, no_events
+from tracepipe.event.columns import EventColumns, Int64s, SourceBatch, Texts, no_events
 from tracepipe.event.model import MONOTONIC, NAME_BYTES_MAX, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_header import CLOCK, OF_KINETO, ChromeHeader
@@ -102,7 +102,7 @@ class _Trace:
             ts_ns = self._with_times(rows)
         return self._in_columns.columns(rows, ts_ns + base_ns)
 
-    def _with_times(self, rows: Rows) -> Any:
+    def _with_times(self, rows: Rows) -> Int64s:
         """The times of rows. Rows at time 0 get the first of the other times."""
         unknown = rows.ts_ns == 0
         self._unplaced += int(unknown.sum())

@@ -313,7 +313,7 @@ def _args_of(event: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
     return args
 
 
-def _value(value: Any) -> int | float | None:
+def _value(value: object) -> int | float | None:
     """The value of a counter, which may be given as a string."""
     if type(value) is int or type(value) is float:
         return value

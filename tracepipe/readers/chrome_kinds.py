@@ -84,11 +84,11 @@ class Kind:
         return {**self.ahead, **args} if self.ahead else args
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= ID_LIMIT
 
 
-def _size(value: Any) -> tuple[int, ...] | None:
+def _size(value: object) -> tuple[int, ...] | None:
     """A grid or a block."""
     if type(value) is not list or len(value) != 3 or not all(map(_is_id, value)):
         return None
@@ -137,7 +137,7 @@ class Kinds:
         of = self._of.get(category.lower() if self._is_kineto else category, self._other)
         return of(event, category, args)
 
-    def _thread(self, event: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    def _thread(self, event: dict[str, Any], **fields: object) -> dict[str, Any]:
         # PyTorch writes 0 for a thread that it does not know: GPU 0 has that number too.
         if self._is_kineto and event.get("pid") == 0 and event.get("tid") == 0:
             return fields

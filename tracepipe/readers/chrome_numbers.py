@@ -40,7 +40,7 @@ def ns_of_text(text: str) -> int | None:
     return ns if abs(ns) <= TIME_LIMIT_NS else None
 
 
-def ns_of(value: Any, key: str, event: bytes) -> int | None:
+def ns_of(value: object, key: str, event: bytes) -> int | None:
     """Nanoseconds of the microseconds that an event has at `key`, by the digits of its text."""
     if type(value) is int:
         return value * 1000 if abs(value) <= TIME_LIMIT_NS // 1000 else None
@@ -77,7 +77,7 @@ class Ids:
         self._text_length = 0
         self._is_full = False
 
-    def number(self, id: Any) -> int | None:
+    def number(self, id: object) -> int | None:
         """The number of an id, None where there is none."""
         if type(id) is int and 0 <= id <= ID_LIMIT:
             return id
@@ -85,7 +85,7 @@ class Ids:
             return None
         if type(id) is str and id.isascii() and id.isdigit() and len(id) < 11 and int(id) <= ID_LIMIT:
             return int(id)
-        key = id if type(id) in (int, str) else json.dumps(id, default=str)
+        key = id if type(id) is int or type(id) is str else json.dumps(id, default=str)
         return self.of(key)
 
     def thread(self, event: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
@@ -137,12 +137,12 @@ _TEXT_MAX: Final = 1 << 22
 _ENCODER: Final = json.JSONEncoder(default=str)
 
 
-def flow_text(*parts: Any) -> bytes:
+def flow_text(*parts: object) -> bytes:
     """The key from which the number of a flow is made."""
     return _ENCODER.encode(parts).encode("utf-8", "replace")
 
 
-def flow_number(*parts: Any) -> int:
+def flow_number(*parts: object) -> int:
     """The number of a flow, by the parts of its key, which all of its ends share. `flow_number.c` of the core
     does the same.
     """

@@ -36,7 +36,7 @@ class ProtonKinds(Kinds):
         return super().kind(event, category, args)
 
 
-def _place(lane: Any) -> tuple[int, int] | None:
+def _place(lane: object) -> tuple[int, int] | None:
     """GPU and stream of a kernel's lane."""
     if type(lane) is not int or not 0 <= lane <= ID_LIMIT:
         return None

@@ -61,7 +61,7 @@ class EventRows:
     _open: dict[Any, list[int]] = field(default_factory=dict)
     """By row: the ends of the open ranges."""
 
-    def shape(self, key: Any, make: Callable[..., Shape], *of: Any) -> int:
+    def shape(self, key: object, make: Callable[..., Shape], *of: object) -> int:
         """The number of the shape that `make` returns for `of`. It is called once for each key."""
         number = self._numbers.get(key)
         if number is None:
@@ -98,7 +98,7 @@ class EventRows:
         """Add a problem at a place; `skipped` if the event there is left out."""
         self.problems.append(Problem(0, named(at), text, skipped))
 
-    def length(self, at: Place, start: int, end: Any, args: Args) -> int:
+    def length(self, at: Place, start: int, end: object, args: Args) -> int:
         """The length of something. An impossible length is marked in `args`, with a problem."""
         if type(end) is not int:
             args["end"] = "not recorded"
@@ -141,7 +141,7 @@ class EventRows:
             if then:
                 then()
 
-    def nests(self, row: Any, start_ns: int, end_ns: int) -> bool:
+    def nests(self, row: object, start_ns: int, end_ns: int) -> bool:
         """Whether a range can be a begin and an end: it is within those that are open on its row, and its end
         can wait. If so, it is open from now on. Ranges come in the order of their starts.
         """

@@ -272,7 +272,7 @@ def _lines(text: bytes, end: int) -> int:
     return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE)) if end else 0
 
 
-def _parsed(text: bytes) -> Any:
+def _parsed(text: bytes) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

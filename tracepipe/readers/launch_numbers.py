@@ -4,7 +4,7 @@ process.
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeGuard
+from typing import Final, TypeGuard
 
 _CORRELATION_BITS: Final = 32
 # A page has a bit for each of 64 Ki calls: whether it launched something. A capture has 10⁴ calls a second.
@@ -23,7 +23,7 @@ class Launches:
         self._processes: dict[int, int] = {}
         self._is_full = False
 
-    def note(self, process: int, correlation: Any) -> None:
+    def note(self, process: int, correlation: object) -> None:
         """Note that a call with that number launched work."""
         if not _is_correlation(correlation):
             return
@@ -37,7 +37,7 @@ class Launches:
             bits = self._pages[key] = bytearray(1 << (_PAGE_BITS - 3))
         bits[bit >> 3] |= 1 << (bit & 7)
 
-    def of(self, process: int, correlation: Any, *, is_call: bool) -> int | None:
+    def of(self, process: int, correlation: object, *, is_call: bool) -> int | None:
         """The launch of a call that launched work, or of work; None where there is none."""
         if not _is_correlation(correlation):
             return None
@@ -59,5 +59,5 @@ class Launches:
         return bool(bits[bit >> 3] >> (bit & 7) & 1)
 
 
-def _is_correlation(value: Any) -> TypeGuard[int]:
+def _is_correlation(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 < value < 1 << _CORRELATION_BITS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record
@@ -76,9 +76,9 @@ def ns_of_ms(ms: int | float, text: bytes = b"") -> int:
     return round(ms * 1e6)
 
 
-def _number_fault(value: Any, limit: int) -> str:
+def _number_fault(value: object, limit: int) -> str:
     """The message for a wrong time or duration, which may be at most `limit`; "" for a valid one."""
-    if type(value) not in (int, float):
+    if not (type(value) is int or type(value) is float):
         return f"must be a number, not {shown(value)}"
     if value < 0:
         return f"must not be negative, but is {shown(value)}"

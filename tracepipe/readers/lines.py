@@ -48,11 +48,11 @@ def not_json(error: json.JSONDecodeError) -> str:
     return f"is not JSON: {error.msg} at column {error.colno}"
 
 
-def is_too_deep(text: bytes, value: Any) -> bool:
+def is_too_deep(text: bytes, value: object) -> bool:
     """Whether `value`, parsed from `text`, nests deeper than DEPTH_LIMIT."""
     if len(text) <= SHALLOW_BYTES or text.count(b"[") + text.count(b"{") <= DEPTH_LIMIT:
         return False
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(DEPTH_LIMIT):
         level = [
             inner

@@ -6,7 +6,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -119,10 +119,10 @@ class NativeSortedRows(SortedRows):
         return Texts(ctypes.string_at(there, size) if size else b"", ends)
 
     @staticmethod
-    def _good(result: Any) -> int:
+    def _good(result: int) -> int:
         """Return a result of the core. Raises MemoryError and OSError where it is an error."""
         if result == _NO_MEMORY:
             raise MemoryError
         if result < 0:
             raise OSError(-result, os.strerror(-result))
-        return int(result)
+        return result

@@ -48,7 +48,7 @@ class Names:
             if type(pid) is int and type(cuda) is int and type(gpu) is int and gpu >= 0
         }
 
-    def kernel(self, number: Any) -> tuple[str, str | None]:
+    def kernel(self, number: object) -> tuple[str, str | None]:
         """A kernel's name, "" if it is not known, and its whole name if that is longer."""
         known = self._kernels.get(number)
         if known is None:
@@ -84,13 +84,13 @@ class Names:
                 found[whole] = rank, name
         return {whole: name for whole, (_, name) in found.items()}
 
-    def gpu(self, pid: int | None, device: Any) -> int | None:
+    def gpu(self, pid: int | None, device: object) -> int | None:
         """The number of a GPU in the machine by its number in a process."""
         if type(device) is not int or device < 0:
             return None
         return self._gpus.get((pid, device), device)
 
-    def label(self, table: str, number: Any) -> str | None:
+    def label(self, table: str, number: object) -> str | None:
         """The label of a number in a table of labels, ENUM_…; the number itself where it has none."""
         if type(number) is not int:
             return None
@@ -103,7 +103,7 @@ class Names:
             }
         return self._labels[table].get(number, str(number))
 
-    def metric(self, kind: int, number: Any) -> str:
+    def metric(self, kind: int, number: object) -> str:
         """The name of a counter of a GPU."""
         if self._metrics is None:
             columns = ("typeId", "metricId", "metricName")
@@ -130,7 +130,7 @@ def launches_of(database: Database, problems: list[Problem]) -> Launches:
     return launches
 
 
-def process_of(whole: Any) -> int:
+def process_of(whole: object) -> int:
     """The process of a globalPid or globalTid, with its machine."""
     return whole >> _ID_BITS if type(whole) is int else 0
 

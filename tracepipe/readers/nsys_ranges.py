@@ -148,7 +148,7 @@ class Annotations:
 
     def _add(
         self, at: Place, row: Values, phase: str, name: str, *, dur_ns: int = 0, number: int | None = None,
-        **marks: Any,
+        **marks: object,
     ) -> Shape:  # fmt: skip
         shape = self._shape(name, phase, row[6], row[9], number)
         args = self._args(row) | marks
@@ -156,7 +156,7 @@ class Annotations:
         return shape
 
     def _shape(
-        self, name: str, phase: str, whole: int, domain: Any, number: int | None, comm: str | None = None
+        self, name: str, phase: str, whole: int, domain: object, number: int | None, comm: str | None = None
     ) -> Shape:
         pid = pid_of(whole)
         own = None
@@ -188,7 +188,7 @@ class Annotations:
         return args
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     """The value of a payload's JSON, or its text."""
     try:
         return orjson.loads(text)
@@ -196,5 +196,5 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _pid(whole: Any) -> int | None:
+def _pid(whole: object) -> int | None:
     return pid_of(whole) if type(whole) is int else None

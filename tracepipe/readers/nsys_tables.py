@@ -119,7 +119,7 @@ class Events:
         shape = self._rows.shape(("call", whole, name, launch is None), self._call_shape, whole, name, launch)
         self._rows.add(at, start, shape, args, dur_ns, launch or 0)
 
-    def _call_shape(self, whole: int, name: Any, launch: int | None) -> Shape:
+    def _call_shape(self, whole: int, name: object, launch: int | None) -> Shape:
         function = function_name(self._text(name))
         if self._graphs_are_whole and "GraphLaunch" in function:
             self._graphs_are_whole = False
@@ -136,7 +136,7 @@ class Events:
         shape = self._rows.shape((at[0], whole, name), self._library_shape, at[0], whole, name)
         self._rows.add(at, start, shape, args, dur_ns)
 
-    def _library_shape(self, table: str, whole: int, name: Any) -> Shape:
+    def _library_shape(self, table: str, whole: int, name: object) -> Shape:
         return self._on_thread(whole, "hook", self._text(name), layer=_OWN_LAYERS.get(table, table))
 
     def _overhead(self, at: Place, row: Values) -> None:
@@ -148,11 +148,11 @@ class Events:
         key = ("overhead", whole, kind)
         self._rows.add(at, start, self._rows.shape(key, self._overhead_shape, whole, kind), args, dur_ns)
 
-    def _overhead_shape(self, whole: Any, kind: Any) -> Shape:
+    def _overhead_shape(self, whole: object, kind: object) -> Shape:
         name = self._names.label("ENUM_CUPTI_OVERHEAD_TYPE", kind) or "overhead"
         return self._on_thread(whole, "hook", name, layer="profiler overhead")
 
-    def _on_thread(self, whole: Any, kind: str, name: str, phase: str = "X", **more: Any) -> Shape:
+    def _on_thread(self, whole: object, kind: str, name: str, phase: str = "X", **more: Any) -> Shape:
         """A shape of events of a thread, or of no thread."""
         if type(whole) is int:
             more |= {"pid": pid_of(whole), "tid": tid_of(whole)}
@@ -179,11 +179,11 @@ class Events:
 
     def _kernel_shape(
         self,
-        device: Any,
-        stream: Any,
-        whole: Any,
-        demangled: Any,
-        short: Any,
+        device: object,
+        stream: object,
+        whole: object,
+        demangled: object,
+        short: object,
         sizes: tuple[int, ...],
         bare: bool,
     ) -> Shape:
@@ -226,7 +226,14 @@ class Events:
         self._rows.add(at, start, shape, args, self._rows.length(at, start, end, args), launch or 0)
 
     def _on_gpu(
-        self, kind: str, name: str, device: Any, stream: Any, whole: Any, has_launch: bool, **sizes: Any
+        self,
+        kind: str,
+        name: str,
+        device: object,
+        stream: object,
+        whole: object,
+        has_launch: bool,
+        **sizes: Any,
     ) -> Shape:
         gpu = self._names.gpu(_pid(whole), device)
         return Shape(
@@ -252,7 +259,7 @@ class Events:
         )
         self._rows.add(at, time_ns, shape, self._of_event(tuple(of_gpu), event))
 
-    def _of_event(self, of_gpu: Values, event: Any) -> Args:
+    def _of_event(self, of_gpu: Values, event: object) -> Args:
         device, context, stream, correlation, whole = of_gpu
         gpu = self._names.gpu(_pid(whole), device)
         values = {
@@ -264,7 +271,7 @@ class Events:
         }
         return {name: value for name, value in values.items() if type(value) is int}
 
-    def _of_process(self, whole: Any, name: str, phase: str, layer: str) -> Shape:
+    def _of_process(self, whole: object, name: str, phase: str, layer: str) -> Shape:
         return Shape("hook", name, phase, _pid(whole), has_dur=phase == "X", layer=layer)
 
     # The rest ------------------------------------------------------------------------------------------
@@ -279,7 +286,7 @@ class Events:
         key = ("memory", name, whole, device)
         self._rows.add(at, start, self._rows.shape(key, self._memory_shape, *key[1:]), args)
 
-    def _memory_shape(self, name: str, whole: Any, device: Any) -> Shape:
+    def _memory_shape(self, name: str, whole: object, device: object) -> Shape:
         return Shape("memory", name, "I", _pid(whole), gpu=self._names.gpu(_pid(whole), device))
 
     def _scheduling(self, at: Place, row: Values) -> None:
@@ -293,7 +300,7 @@ class Events:
         key = ("running", whole, cpu, is_in)
         self._rows.add(at, start, self._rows.shape(key, self._running, *key[1:]), args)
 
-    def _running(self, whole: int, cpu: Any, is_in: int) -> Shape:
+    def _running(self, whole: int, cpu: object, is_in: int) -> Shape:
         return self._on_thread(whole, "scheduler", RUNNING, "B" if is_in else "E", cpu=_natural(cpu))
 
     def _metric(self, at: Place, row: Values) -> None:
@@ -304,7 +311,7 @@ class Events:
         shape = self._rows.shape(("metric", kind, metric), self._metric_shape, kind, metric)
         self._rows.add(at, time_ns, shape, {"value": value})
 
-    def _metric_shape(self, kind: int, metric: Any) -> Shape:
+    def _metric_shape(self, kind: int, metric: object) -> Shape:
         name = self._names.metric(kind, metric)
         return Shape("hook", name, COUNTS, gpu=kind & _GPU_OF_METRICS, layer="GPU metrics")
 
@@ -327,20 +334,20 @@ class Events:
     def _skip(self, at: Place, text: str) -> None:
         self._rows.say(at, text, skipped=True)
 
-    def _text(self, number: Any) -> str:
+    def _text(self, number: object) -> str:
         """The text of a number."""
         text = self._names.strings.get(number)
         return text if text is not None else f"text {number} (not in StringIds)"
 
 
-def _pid(whole: Any) -> int | None:
+def _pid(whole: object) -> int | None:
     return pid_of(whole) if type(whole) is int else None
 
 
-def _natural(value: Any) -> int | None:
+def _natural(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _where(context: Any, graph: Any, node: Any) -> Args:
+def _where(context: object, graph: object, node: object) -> Args:
     values = {"context": context, "graph": graph or None, "graph_node": node}
     return {name: value for name, value in values.items() if type(value) is int}

@@ -242,7 +242,7 @@ class Arguments:
         return _place(path or "", of.get(6 << 3, 0), function or f"0x{of.get(4 << 3, 0):x}")
 
 
-def _set(args: dict[str, Any], name: str, value: Any) -> None:
+def _set(args: dict[str, Any], name: str, value: object) -> None:
     if value is not None:
         args[name] = value
 

@@ -275,7 +275,7 @@ def _absolute(value: int | float, track: int, counter: Counter, sequence: Sequen
     return float(value) if abs(value) > _WHOLE_MAX else value
 
 
-def _fixed(tag: int, value: Any) -> list[int]:
+def _fixed(tag: int, value: bytes) -> list[int]:
     """The numbers of a repeated field of eight bytes each, packed or not."""
     if tag & 7 not in (BYTES, FIXED64):
         return []

@@ -116,6 +116,6 @@ class Parts:
         return self._packet.parts(self._field)
 
 
-def parts_of(value: Any) -> Iterable[bytes]:
+def parts_of(value: bytes | Iterable[bytes]) -> Iterable[bytes]:
     """The messages of a packet's field: a single one, if it is in memory."""
-    return (value,) if type(value) is bytes else value
+    return (value,) if isinstance(value, bytes) else value

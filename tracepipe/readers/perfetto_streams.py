@@ -83,5 +83,5 @@ def kind_of(name: str) -> str:
     return "transfer" if _COPY.fullmatch(name) else "gpu_kernel"
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value <= INDEX_LIMIT

@@ -12,7 +12,7 @@ rocpd_sample             hook I           marks
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -25,6 +25,10 @@ from tracepipe.readers.event_rows import EventRows, Place, Take, Values
 from tracepipe.readers.launch_numbers import Launches
 from tracepipe.readers.rocpd_rows import COMMON, Session
 from tracepipe.readers.sqlite_tables import BROKEN
+
+if TYPE_CHECKING:
+    from tracepipe.event.columns import Three
+
 
 TABLES: Final = ("kernel_dispatch", "memory_copy", "memory_allocate", "region", "sample")
 _SIZES: Final = (
@@ -78,20 +82,20 @@ class Events:
         shape = self._rows.shape(key, self._region_shape, *key[2:])
         self._rows.add(at, start, shape, args, dur_ns, launch or 0)
 
-    def _region_shape(self, pid: Any, tid: Any, kind: str, name: Any, has_launch: bool) -> Shape:
+    def _region_shape(self, pid: object, tid: object, kind: str, name: object, has_launch: bool) -> Shape:
         is_call = kind.startswith("HIP")
         return Shape(
             "userspace" if is_call else "hook", self._text(name), "X", self._session.pid(pid),
             self._session.tid(tid), has_dur=True, has_launch=has_launch, layer=None if is_call else kind,
         )  # fmt: skip
 
-    def _args(self, event: Any) -> Args:
+    def _args(self, event: object) -> Args:
         try:
             return self._session.args(event)
         except BROKEN:  # one of the texts is too long; the call itself is kept
             return {"arguments": "cannot be read"}
 
-    def _message(self, stated: Any) -> str | None:
+    def _message(self, stated: object) -> str | None:
         """The text of a marker."""
         try:
             value = orjson.loads(stated) if isinstance(stated, str) else None
@@ -145,7 +149,14 @@ class Events:
         self._work(at, "transfer", direction_named(self._text(name).removeprefix(_COPY)), row, args, agent)
 
     def _work(
-        self, at: Place, kind: str, name: str, row: Values, args: Args, agent: Any, sizes: Any = (None, None)
+        self,
+        at: Place,
+        kind: str,
+        name: str,
+        row: Values,
+        args: Args,
+        agent: object,
+        sizes: tuple[Three | None, Three | None] = (None, None),
     ) -> None:
         start, end, pid, tid, _, queue, stream, correlation = row[:8]
         if type(tid) is int:
@@ -159,7 +170,14 @@ class Events:
         self._rows.add(at, start, shape, args, self._rows.length(at, start, end, args), launch or 0)
 
     def _work_shape(
-        self, kind: str, name: str, pid: Any, agent: Any, stream: Any, has_launch: bool, sizes: Any
+        self,
+        kind: str,
+        name: str,
+        pid: object,
+        agent: object,
+        stream: object,
+        has_launch: bool,
+        sizes: tuple[Three | None, Three | None],
     ) -> Shape:
         grid, block = sizes
         return Shape(
@@ -185,14 +203,14 @@ class Events:
 
     # What all have -------------------------------------------------------------------------------------
 
-    def _text(self, number: Any) -> str:
+    def _text(self, number: object) -> str:
         text = self._session.strings.get(number)
         return text if text is not None else f"text {number}"
 
 
-def _blocks(sizes: list[Any]) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+def _blocks(sizes: list[Any]) -> tuple[Three | None, Three | None]:
     """The blocks of a grid, and the threads of a block. rocpd has the threads of the grid."""
     if not all(type(size) is int and 0 < size <= INDEX_LIMIT for size in sizes):
         return None, None
-    block = tuple(sizes[:3])
-    return block, tuple(-(-threads // of) for threads, of in zip(sizes[3:], block, strict=True))
+    x, y, z, *threads = sizes
+    return (x, y, z), (-(-threads[0] // x), -(-threads[1] // y), -(-threads[2] // z))

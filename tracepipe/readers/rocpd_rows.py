@@ -77,24 +77,26 @@ class Session:
             if process is not None and _is_text(name):
                 yield {"type": "name", "pid": process, "tid": tid, "name": name}
 
-    def kernel(self, number: Any) -> str:
+    def kernel(self, number: object) -> str:
         """The whole name of a kernel."""
         name = self._kernels.get(number) or self._symbols.get(number) or f"kernel {number}"
         return name.removesuffix(".kd")
 
-    def pid(self, value: Any) -> int | None:
+    def pid(self, value: object) -> int | None:
         """The process for a row's value, which is a row of processes, or an id."""
-        return self._pids.get(value, value if _is_id(value) else None)
+        known: int | None = self._pids.get(value, value if _is_id(value) else None)
+        return known
 
-    def tid(self, value: Any) -> int | None:
+    def tid(self, value: object) -> int | None:
         """The thread for a row's value, which is a row of threads, or an id."""
-        return self._tids.get(value, value if _is_id(value) else None)
+        known: int | None = self._tids.get(value, value if _is_id(value) else None)
+        return known
 
-    def gpu(self, agent: Any) -> int | None:
+    def gpu(self, agent: object) -> int | None:
         """The number of a GPU; None for a processor."""
         return self._agents.get(agent)
 
-    def args(self, event: Any) -> dict[str, Any]:
+    def args(self, event: object) -> dict[str, Any]:
         """The arguments of an event's function."""
         if not self._has_args or type(event) is not int:
             return {}
@@ -157,9 +159,9 @@ class Session:
         return [name for name in names if name in columns]
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return type(value) is str and bool(value)
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return type(value) is int and 0 <= value <= ID_LIMIT

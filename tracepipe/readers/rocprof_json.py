@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Final, cast
 
@@ -73,7 +73,7 @@ def read(stream: BinaryIO) -> Recording:
     return recording
 
 
-def _until_closed(batches: Any, stack: ExitStack) -> Iterator[SourceBatch]:
+def _until_closed(batches: Iterable[SourceBatch], stack: ExitStack) -> Iterator[SourceBatch]:
     with stack:
         yield from batches
 
@@ -146,7 +146,7 @@ class _Process:
             self._problems.append(Problem(0, kind, f"{count} records are not read", skipped=False))
 
     @staticmethod
-    def _each(walk: JsonWalk, take: Any) -> None:
+    def _each(walk: JsonWalk, take: Callable[[dict[str, Any]], None]) -> None:
         if not walk.sees("["):
             walk.skip()
             return
@@ -157,7 +157,7 @@ class _Process:
 
     # What it is of -------------------------------------------------------------------------------------
 
-    def _metadata(self, stated: Any) -> None:
+    def _metadata(self, stated: object) -> None:
         stated = stated if isinstance(stated, dict) else {}
         self._pid = _whole(stated.get("pid"))
         node = stated.get("node")
@@ -290,7 +290,7 @@ class _Process:
             self._insert("string", number, text)
         return number
 
-    def _insert(self, kind: str, *values: Any) -> None:
+    def _insert(self, kind: str, *values: object) -> None:
         self._connection.execute(self._inserts[kind], values)
         self._rows += 1
         if self._rows % _ROWS_AT_ONCE == 0:
@@ -298,13 +298,13 @@ class _Process:
             self._connection.execute("BEGIN")
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     return value if type(value) is int and -(1 << 63) <= value < 1 << 63 else None
 
 
-def _handle(value: Any) -> int | None:
+def _handle(value: object) -> int | None:
     return _whole(value.get("handle")) if isinstance(value, dict) else None
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None

@@ -91,7 +91,7 @@ class Database:
             tables[name] = tuple(column[1] for column in columns if not column[6])
         return tables
 
-    def _may(self, action: int, of: str | None, name: str | None, _: Any, within: str | None) -> int:
+    def _may(self, action: int, of: str | None, name: str | None, _: object, within: str | None) -> int:
         """Whether a part of a statement is allowed. SQLite calls this when it compiles a statement."""
         is_read = action in _READS and within is None
         if is_read or (action == sqlite3.SQLITE_FUNCTION and name in _FUNCTIONS):
@@ -227,7 +227,7 @@ class Strings:
             rows = database.texts(table, (key, value), _STRINGS_MAX, problems)
             self._known = {number: text for number, text in rows if type(number) is int and type(text) is str}
 
-    def get(self, number: Any) -> str | None:
+    def get(self, number: object) -> str | None:
         """The text of a number; None where there is none."""
         if type(number) is not int:
             return None

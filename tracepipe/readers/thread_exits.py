@@ -37,7 +37,7 @@ def place_of(line: Record) -> Record | Fault:
     return {"gpu": device, **place}
 
 
-def _index(value: Any) -> list[int] | None:
-    index = value if type(value) is list else [value, 0, 0]
+def _index(value: object) -> list[int] | None:
+    index: list[Any] = value if type(value) is list else [value, 0, 0]
     good = len(index) == 3 and all(type(one) is int and 0 <= one <= INDEX_LIMIT for one in index)
     return index if good else None

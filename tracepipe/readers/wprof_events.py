@@ -79,13 +79,13 @@ class Unusable(Exception):
         self.field, self.message = field, message
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     return int(value) if type(value) is int and 0 <= value <= ID_LIMIT else None
 
 
-def ns_of_seconds(value: Any) -> int | None:
+def ns_of_seconds(value: object) -> int | None:
     """Nanoseconds of seconds with nine decimals; None where a trace cannot have such a time."""
-    if type(value) not in (int, float) or not abs(value) < TIME_LIMIT_NS // _SECOND_NS:
+    if not (type(value) is int or type(value) is float) or not abs(value) < TIME_LIMIT_NS // _SECOND_NS:
         return None
     ns: int = round(value * _SECOND_NS)
     return ns

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
@@ -102,7 +102,7 @@ class _Space:
         for place in lines:
             self._line(plane, place)
 
-    def _begin_at(self, start_ns: Any) -> None:
+    def _begin_at(self, start_ns: object) -> None:
         """Take the time from which the other times count."""
         if type(start_ns) is int and 0 <= start_ns <= TIME_LIMIT_NS // 2:
             self._start_ns = start_ns

@@ -15,9 +15,12 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from tracepipe.room import reserve
+
+if TYPE_CHECKING:
+    import io
 
 # zstd compresses a line in 0.1 µs, gzip in 0.2 to 0.4 µs; making the line takes 1 µs. Both let other threads
 # run meanwhile. Higher levels of gzip take twice the time or more. Those of zstd gain nothing on such lines.
@@ -113,7 +116,11 @@ class PartWriter:
     """
 
     def __init__(
-        self, file: Any, compress: Callable[[bytearray], bytes | bytearray], *, is_ours: bool
+        self,
+        file: BinaryIO | io.RawIOBase,
+        compress: Callable[[bytearray], bytes | bytearray],
+        *,
+        is_ours: bool,
     ) -> None:
         """`file` is unbuffered. `is_ours`: nobody else writes to it, from its start to its end."""
         self._file, self._compress, self._is_ours = file, compress, is_ours
@@ -168,7 +175,7 @@ class PartWriter:
                 rest = rest[written:]
 
 
-def compressing(file: Any, path: str, *, is_ours: bool = True) -> BinaryIO:
+def compressing(file: BinaryIO | io.RawIOBase, path: str, *, is_ours: bool = True) -> BinaryIO:
     """A writer of parts to `file`, which is unbuffered. Parts are compressed where `path`, its name, ends
     with .gz or .zst.
     """

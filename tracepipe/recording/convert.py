@@ -25,6 +25,7 @@ from tracepipe.recording.reading import Progress, Reading
 
 if TYPE_CHECKING:
     from tracepipe.converters.archive import ArchiveWriter
+    from tracepipe.event.model import Record
 
 
 @dataclass(slots=True)
@@ -235,7 +236,7 @@ def _first_ns(batch: TraceBatch) -> int:
     return min(times, default=0)
 
 
-def _is_dated(other: Any) -> bool:
+def _is_dated(other: Record | PlacedWarps) -> bool:
     return isinstance(other, PlacedWarps) or other["type"] in ("loss", "window", *STALLS)
 
 

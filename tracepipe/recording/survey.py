@@ -13,7 +13,7 @@ import numpy as np
 from tracepipe.clocks.anchors import REALTIME, Source
 from tracepipe.clocks.call_times import CELL_BITS
 from tracepipe.clocks.sightings import Seen
-from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, TraceBatch
+from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
 from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -126,7 +126,7 @@ class Survey:
         self.last_ns, self.is_begun = max(self.last_ns, last_ns), True
         self.end_ns = max(self.end_ns, end_ns)
 
-    def _see_launches(self, batch: TraceBatch, tables: Tables, has: Any) -> None:
+    def _see_launches(self, batch: TraceBatch, tables: Tables, has: Bools) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
         events = batch.events
         keys = self._keys[np.maximum(events.shape, 0)]
@@ -186,7 +186,7 @@ class Survey:
             self._kernels[shape.pid, args] = 0 if name is None else _key((shape.pid, name)) | 1
         return self._kernels[shape.pid, args]
 
-    def _cells(self, keys: Any, ns: Int64s) -> Int64s:
+    def _cells(self, keys: Ints, ns: Int64s) -> Int64s:
         """The cells of times, by their keys and their approximate times."""
         cells = (ns + (self.realtime_ns or 0) >> CELL_BITS).astype(np.uint64) * _SPREADING
         spread: Int64s = ((cells ^ keys) * _SPREADING).view(np.int64)
@@ -222,7 +222,7 @@ def _flags_of(shape: Shape | None, *, is_call: bool) -> int:
     return kinds | _LAUNCHES * launches
 
 
-def _key(of: Any) -> int:
+def _key(of: object) -> int:
     text = repr(of).encode("utf-8", "replace")
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 

@@ -45,7 +45,7 @@ def table_lines(answer: Answer) -> Iterator[str]:
         yield line.rstrip()
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if value is None:
         return _NULL
     return value.hex() if isinstance(value, bytes) else printable(str(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Any, TextIO
 
@@ -20,12 +20,12 @@ UNDATED_HELP = (
 )
 
 
-def choices(name: str, values: Any) -> Any:
+def choices(name: str, values: Iterable[str]) -> Any:
     """An Enum of strings, from which Typer makes choices."""
     return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
 
 
-def text_of(choice: Any) -> str:
+def text_of(choice: object) -> str:
     """The text of a choice."""
     return str(getattr(choice, "value", choice))
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 from tracepipe.errors import OutputError
 from tracepipe.printable import json_pieces, printable
@@ -21,7 +21,7 @@ from tracepipe.printable import json_pieces, printable
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-def has_colours(stream: Any) -> bool:
+def has_colours(stream: TextIO | Guarded | None) -> bool:
     """Whether text on a stream may have colours, by the usual environment variables.
 
     `NO_COLOR` turns them off, `FORCE_COLOR` (other than 0) on. Otherwise they are on for terminals, except
@@ -34,7 +34,7 @@ def has_colours(stream: Any) -> bool:
     return can_draw(stream)
 
 
-def can_draw(stream: Any) -> bool:
+def can_draw(stream: TextIO | Guarded | None) -> bool:
     """Whether a stream is a terminal on which the cursor can be moved."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -49,7 +49,7 @@ def put(text: str, colours: bool = False) -> None:
     print(_coloured(text) if colours else printable(text))
 
 
-def put_json(value: Any) -> None:
+def put_json(value: object) -> None:
     """Print a value as JSON on standard output; an iterator in it becomes a list."""
     for piece in json_pieces(value):
         print(piece, end="")
@@ -73,7 +73,7 @@ class Guarded:
         self._failure: Exception | None = None
         self._has_colours = has_colours(stream)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if self._stream is None:
             raise self._closed()
         return getattr(self._stream, name)
@@ -106,7 +106,7 @@ class Guarded:
             self._stream.write(shown)
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
+    def writelines(self, lines: Iterable[str]) -> None:
         """Write each line."""
         for line in lines:
             self.write(line)
@@ -155,7 +155,7 @@ def guard() -> tuple[Guarded, Guarded]:
     return out, err
 
 
-def unguarded(stream: Any) -> TextIO:
+def unguarded(stream: TextIO | Guarded) -> TextIO:
     """The stream itself, for code that moves the cursor and writes only escaped names."""
     own: TextIO | None = stream._stream if isinstance(stream, Guarded) else stream
     assert own is not None  # a closed stream is not a terminal

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from tracepipe import seen
 from tracepipe.errors import FormatError, InputError, OutputError
@@ -143,7 +143,9 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         """Answer on a new thread, or close the connection if there are too many."""
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
@@ -154,14 +156,18 @@ class TraceServer(socketserver.ThreadingTCPServer):
             self._room.release()
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         """Answer, and make room for the next connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
         """Ignore clients that disconnect or stall: the trace stays available to the next one."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
@@ -278,7 +284,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (OSError, ValueError, RuntimeError):  # a name that no file can have: too long, a null, a loop
             return None
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Log nothing: `open_trace` tells the user what matters."""
 
 

@@ -19,11 +19,14 @@ import sys
 import warnings
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tracepipe.capture.bpf.bytecode import PROGRAMS
 from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.errors import CaptureUnavailable
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 _HERE = Path(__file__).parent
 _SOURCE = _HERE / "probes.bpf.c"
@@ -34,7 +37,7 @@ _INSTALL = (
 )
 
 
-def import_bcc() -> Any:
+def import_bcc() -> ModuleType:
     """Import iovisor's module, also in a virtual environment, which hides the distribution's packages.
 
     Raises CaptureUnavailable.

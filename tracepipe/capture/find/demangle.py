@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,7 @@ def demangled(name: str) -> str:
 
 
 @cache
-def _demangler() -> Any:
+def _demangler() -> Callable[..., Any] | None:
     for library in _LIBRARIES:
         try:
             function = ctypes.CDLL(library).__cxa_demangle
@@ -39,7 +40,7 @@ def _demangler() -> Any:
 
 
 @cache
-def _free() -> Any:
+def _free() -> Callable[..., Any]:
     free = ctypes.CDLL(None).free
     free.argtypes = [ctypes.c_void_p]
     free.restype = None

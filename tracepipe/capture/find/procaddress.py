@@ -102,7 +102,7 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
     return _named(answer, set(names), size_bytes)
 
 
-def _named(answer: Any, names: set[str], size_bytes: int) -> list[tuple[str, int]]:
+def _named(answer: object, names: set[str], size_bytes: int) -> list[tuple[str, int]]:
     """The valid rows of the answer, which comes from a process with foreign code."""
     found: dict[int, str] = {}
     rows = answer if isinstance(answer, list) else []
@@ -113,14 +113,14 @@ def _named(answer: Any, names: set[str], size_bytes: int) -> list[tuple[str, int
     return [(name, offset) for offset, name in found.items()]
 
 
-def _is_row(row: Any) -> bool:
+def _is_row(row: object) -> bool:
     if not isinstance(row, list) or len(row) != 3:
         return False
     name, flags, offset = row
     return isinstance(name, str) and type(flags) is int and type(offset) is int
 
 
-def _ask(task: dict[str, Any]) -> Any:
+def _ask(task: dict[str, Any]) -> object:
     environment = {
         name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
     }

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracepipe.capture.live.totals import WHOLE, Function, Row, Snapshot, Totals
 from tracepipe.capture.records.loss import Loss
@@ -31,6 +31,9 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
+
+if TYPE_CHECKING:
+    from tracepipe.event.model import Record
 
 _OF_PHASE = {"B": CALL_ENTER, "E": CALL_RETURN, "I": EVENT, "X": WHOLE}
 _OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
@@ -135,7 +138,7 @@ class RecordedTotals:
             )
         return self._totals
 
-    def _take_other(self, other: Any, rows: list[Row], totals: Totals) -> None:
+    def _take_other(self, other: Record | Warps, rows: list[Row], totals: Totals) -> None:
         """Take other items: a loss ends the open calls, and warps are counted."""
         if isinstance(other, Warps):
             self._counts["gpu_warp"] += len(other)

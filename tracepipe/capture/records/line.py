@@ -71,7 +71,7 @@ def record_line(record: Mapping[str, Any]) -> str:
         return _json_of(_as_utf8(record))
 
 
-def _json_of(record: Mapping[str, Any]) -> str:
+def _json_of(record: object) -> str:
     """Raises TypeError or UnicodeEncodeError for text that is not UTF-8."""
     try:
         import orjson
@@ -81,7 +81,7 @@ def _json_of(record: Mapping[str, Any]) -> str:
     return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
-def _as_utf8(value: Any) -> Any:
+def _as_utf8(value: object) -> object:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):

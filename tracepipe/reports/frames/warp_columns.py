@@ -252,6 +252,9 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
     entry_ns = np.concatenate([one.entry_ns for one in batches])
     if max(int(entry_ns.max()), int(np.abs(base_ns).max())) > _LARGEST_NS:
         raise OverflowError
+    optional: dict[str, Any] = {
+        name: joined_column(batches, name, missing) for name, missing in _MISSING.items()
+    }
     return PlacedWarps(
         launched={},
         clock=first.clock,
@@ -259,7 +262,7 @@ def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
         warp=np.concatenate([one.warp for one in batches]),
         entry_ns=entry_ns + np.repeat(base_ns - first.ts_ns, [len(one.warp) for one in batches]),
         exit_ns=np.concatenate([one.exit_ns for one in batches]),
-        **{name: joined_column(batches, name, missing) for name, missing in _MISSING.items()},
+        **optional,
     )
 
 

@@ -7,7 +7,7 @@ channel ──▶ records ──▶ gpu_stall      a stretch of about 10 ms: sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Final
 
 from tracepipe.capture.gpu.engines.kernel_process import Process
@@ -43,7 +43,7 @@ class _Names:
         self._places: dict[Any, int] = {}
         self.size_bytes = 0
 
-    def place(self, name: str, key: Any = None) -> int:
+    def place(self, name: str, key: Hashable = None) -> int:
         """The index of a name, or of a name with a key."""
         place = self._places.setdefault((name, key), len(self.texts))
         if place == len(self.texts):
