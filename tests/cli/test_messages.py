@@ -103,6 +103,12 @@ def test_every_duration_takes_the_same_forms(text: str) -> None:
     ("argv", "what", "hint"),
     [
         (["warps", WARPS, "--kernel", "vecadd"], "No kernel with warps", "Did you mean vectorAdd?"),
+        (["plot", WARPS, "--kernel", "vecadd", "-o", "-"], "No kernel with warps", "Did you mean vectorAdd?"),
+        (
+            ["report", WARPS, "--kernel", "vecadd", "-o", "-"],
+            "No kernel with warps",
+            "Did you mean vectorAdd?",
+        ),
         (["warps", WARPS, "--kernel", "gemm"], "No kernel with warps", "Kernels with warps: vectorAdd."),
         (["warps", WARPS, "--launch", "99"], "No warps of launch 99 were recorded.", "Leave out --launch"),
         (

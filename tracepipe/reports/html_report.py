@@ -11,6 +11,7 @@ from tracepipe.errors import LibraryMissing, TracepipeError
 from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.kernel_choice import check_kernel
 from tracepipe.reports.page.html_page import About, FigureGroup, Section, write_page
 from tracepipe.reports.report import FileOutput, Option, Report, Result
 
@@ -46,6 +47,7 @@ def report_of(gathered: Sequence[tuple[str, Report]]) -> Report:
 def _gathering(gathered: Sequence[tuple[str, Report]]) -> Callable[[Run, Options], Result]:
     def run(run: Run, options: Options) -> Result:
         scope = scope_of(run, "", "", options.kernel)
+        check_kernel(run, options.kernel)
         sections = [
             _section(run, heading, report, options.top) for heading, report in gathered if report.suits(run)
         ]

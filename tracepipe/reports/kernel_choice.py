@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.near_names import near_names
 from tracepipe.kernel_names import kernel_title
+from tracepipe.reports.frames.run import Run
 
 _LISTED = 5
+
+
+def check_kernel(run: Run, pattern: str) -> None:
+    """Raise TracepipeError where a recording has warps, and `pattern` finds no kernel of them."""
+    names = {one["name"] for one in run.warp_table.kernels()[0] if one["name"] is not None}
+    if pattern and names and not any(map(re.compile(pattern).search, names)):
+        raise no_such_kernel("warps", pattern, names)
 
 
 def no_such_kernel(of_kernels: str, pattern: str, names: Iterable[str]) -> TracepipeError:

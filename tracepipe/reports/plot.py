@@ -10,6 +10,7 @@ from tracepipe.reports.figures import FIGURES
 from tracepipe.reports.figures.panel import scope_of
 from tracepipe.reports.figures.picture import write_picture
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.kernel_choice import check_kernel
 from tracepipe.reports.page.html_page import About, FigureGroup, write_page
 from tracepipe.reports.report import FROM, UNTIL, FileOutput, Option, Report, Result
 
@@ -31,6 +32,7 @@ class Options:
 def run(run: Run, options: Options) -> Result:
     """Return the pictures of one recording, with their titles as notes."""
     scope = scope_of(run, options.start, options.end, options.kernel)
+    check_kernel(run, options.kernel)
     names = tuple(FIGURES) if options.what == ALL else (options.what,)
     groups = [FigureGroup(name, FIGURES[name][0], FIGURES[name][1](scope)) for name in names]
     panels = [panel for group in groups for panel in group.panels]
