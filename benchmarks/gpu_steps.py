@@ -1,6 +1,6 @@
 """The steps of PyTorch and JAX that benchmarks/gpu.py and gpu_layers.py measure, in milliseconds.
 
-python benchmarks/gpu_steps.py N NAME...    medians of so many steps of each
+python benchmarks/gpu_steps.py N NAME...    medians of N steps of each
 python benchmarks/gpu_steps.py serve NAME   says `ready` and the processes' ids; a line of N steps is answered
                                             by what each took
 

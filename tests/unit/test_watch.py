@@ -158,7 +158,7 @@ def test_a_call_that_does_not_end_is_written_too_and_again_when_it_does() -> Non
     seen = watch("cuInit > 50ms")
     seen.take(enter("cuInit", 0))
     assert [seen.due(at * MS) for at in (50, 51, 1050)] == ["", "", ""]
-    assert seen.due(1051 * MS) == "cuInit > 50ms: cuInit goes on after 51.0 ms"
+    assert seen.due(1051 * MS) == "cuInit > 50ms: cuInit still runs after 51.0 ms"
     assert seen.due(9000 * MS) == ""
     seen.take(raw(CALL_RETURN, "cuInit", ts_ns=9500 * MS))
     assert seen.due(9500 * MS) == ""
@@ -181,7 +181,7 @@ def test_a_call_that_hangs_since_the_last_recording_is_written_when_the_time_has
     seen.take(enter("cuInit", 1070))
     assert seen.due(5059 * MS) == ""
     assert seen.due(5060 * MS) == ""
-    assert seen.due(6060 * MS) == "cuInit > 50ms: cuInit goes on after 3.99 s"
+    assert seen.due(6060 * MS) == "cuInit > 50ms: cuInit still runs after 3.99 s"
 
 
 def test_calls_of_threads_and_nested_calls_are_distinguished() -> None:
@@ -222,7 +222,7 @@ def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None
     assert seen.due(30 * MS) == ""
     seen.take_device(entry(5, 40 * MS))
     assert seen.due(91 * MS) == ""
-    assert seen.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize goes on after 51.0 ms"
+    assert seen.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize still runs after 51.0 ms"
 
 
 def test_annotations_are_passed_over() -> None:
@@ -255,7 +255,7 @@ def test_a_system_call_that_does_not_end_is_written_and_one_whose_end_was_lost_i
     assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
     seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS))
     assert seen.due(2051 * MS) == ""
-    assert seen.due(3051 * MS) == "syscall:futex > 50ms: futex goes on after 51.0 ms"
+    assert seen.due(3051 * MS) == "syscall:futex > 50ms: futex still runs after 51.0 ms"
 
 
 def test_what_a_thread_was_in_when_it_ended_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_what_a_thread_was_in_when_it_ended_does_not_go_on(monkeypatch: pytest.M
     assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
     seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS, tid=here))
     assert seen.due(2051 * MS) == ""
-    assert seen.due(3051 * MS).endswith("futex goes on after 51.0 ms")
+    assert seen.due(3051 * MS).endswith("futex still runs after 51.0 ms")
 
 
 def test_a_range_that_took_longer_is_written_whatever_is_around_it() -> None:
@@ -288,4 +288,4 @@ def test_a_range_of_a_process_is_its_own_whatever_thread_ends_it_and_is_written_
     seen.take_device(both + ended(KIND_END, 7, tid=99, at_ns=45 * MS))
     assert seen.due(70 * MS) == ""
     assert seen.due(71 * MS) == ""
-    assert seen.due(1071 * MS) == "nvtx:epoch > 50ms: epoch goes on after 51.0 ms"
+    assert seen.due(1071 * MS) == "nvtx:epoch > 50ms: epoch still runs after 51.0 ms"

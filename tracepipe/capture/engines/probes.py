@@ -186,7 +186,7 @@ class ProbeAttachment:
         return now_ns
 
     def arm(self, windows: int) -> None:
-        """From now on the plan's functions begin windows, so many, and end them."""
+        """From now on let the plan's functions begin and end this number of windows."""
         self._maps.control[Control.BEGIN_HITS] = 0
         self._maps.control[Control.WINDOWS_LEFT] = windows
 

@@ -66,7 +66,7 @@ class Watch:
             return ""
         (condition, span), self._found, self._write_at_ns = self._found, None, 0
         self._again_at_ns = now_ns + self._last_ns
-        lasted = "took" if span.is_over else "goes on after"
+        lasted = "took" if span.is_over else "still runs after"
         return f"{condition.text}: {span.name} {lasted} {duration_text(span.length_ns)}"
 
     def _look(self, spans: Iterable[Span]) -> None:
