@@ -33,7 +33,7 @@ settings.register_profile(
 settings.load_profile("tracepipe")
 
 # What `pytest` alone leaves out: marks of pyproject.toml.
-LEFT_OUT = "slow or alone or ebpf or gpu or vm or browser"
+LEFT_OUT = "slow or alone or ebpf or gpu or vm or browser or cluster"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads how many processes there are to be

@@ -1,0 +1,152 @@
+"""Spark as an engine: in a process of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tracepipe.dataset.places import Dataset
+from tracepipe.errors import LibraryMissing, TracepipeError
+from tracepipe.ranks.on_ibis import OnIbis, library, reason_of
+
+if TYPE_CHECKING:
+    from ibis.expr.types import Table
+
+_HERE: Final = "local[*]"
+_STANDALONE: Final = "spark://"
+_ANSWERS_S: Final = 5.0
+_TYPES: Final = {"Int64": "bigint", "String": "string", "Boolean": "boolean"}
+_SETTINGS: Final = {
+    "spark.app.name": "tracepipe ranks",
+    # Hosts may be called 007: what looks like a number stays a text.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+# 200 partitions, and a job for each stage of a query, are for clusters.
+_SETTINGS_HERE: Final = {"spark.sql.shuffle.partitions": "4", "spark.sql.adaptive.enabled": "false"}
+# The driver mostly plans queries: what Java's second compiler would gain there is less than it takes.
+_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Spark's scheduler warns where no worker is free, for which the report waits.
+_LOGGED: Final = """rootLogger.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = Spark: %m%n
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = warn
+"""
+
+
+class _Spark(OnIbis):
+    name = "Spark"
+
+    def __init__(self, dataset: Dataset, session: Any) -> None:
+        super().__init__(dataset)
+        self._session, self._connection = session, library("ibis").pyspark.connect(session)
+        self.failures = (
+            import_module("pyspark.errors").PySparkException,
+            import_module("py4j.protocol").Py4JError,
+        )
+
+    def _read(self, folder: str) -> Table:
+        return self._connection.read_parquet(re.sub(r"[][{}*?,\\]", r"\\\g<0>", folder), basePath=folder)
+
+    def _nothing(self, columns: Mapping[str, str]) -> Table:
+        values = ", ".join(f"cast(null as {_TYPES[kind]}) as {name}" for name, kind in columns.items())
+        return self._viewed(self._session.sql(f"select {values} where false"))
+
+    def _keep(self, table: Table) -> Table:
+        return self._viewed(self._session.sql(self._connection.compile(table)).cache())
+
+    def _viewed(self, frame: Any) -> Table:
+        self._kept += 1
+        name = f"kept_{self._kept}"
+        frame.createOrReplaceTempView(name)
+        return self._connection.table(name)
+
+    def _arrow(self, table: Table) -> Any:
+        frame = self._session.sql(self._connection.compile(table))
+        # Spark 3 has pandas between.
+        return frame.toArrow() if hasattr(frame, "toArrow") else table.to_pyarrow()
+
+
+@contextmanager
+def started(dataset: Dataset, master: str = "") -> Iterator[_Spark]:
+    """Spark for a dataset, on the cluster with the address `master`, else here.
+
+    Raises LibraryMissing without PySpark or Java, TracepipeError where Spark cannot start.
+    """
+    library("ibis")
+    # pandas is newer than PySpark asks for, and evaluates nothing here.
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="tracepipe-ranks-") as folder:
+        warnings.simplefilter("ignore", FutureWarning)
+        sql = library("pyspark.sql")
+        _check_java()
+        check_answers(master)
+        logged = Path(folder, "log4j2.properties")
+        logged.write_text(_LOGGED, encoding="utf-8")
+        session = _session(sql.SparkSession.builder, master or _HERE, logged)
+        try:
+            yield _Spark(dataset, session)
+        finally:
+            session.stop()
+
+
+def _session(builder: Any, master: str, logged: Path) -> Any:
+    is_here = master.startswith("local")
+    java = f"-Dlog4j2.configurationFile={logged.as_uri()} {_JAVA}"
+    # The defaults: options that a site gives to its drivers stay, and come after these.
+    settings = _SETTINGS | {"spark.master": master, "spark.driver.defaultJavaOptions": java}
+    for key, value in (settings | (_SETTINGS_HERE if is_here else {})).items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as e:  # Java's, py4j's and pyspark's own
+        raise TracepipeError(
+            f"Spark did not start on {master}: {reason_of(e)}",
+            "Check that the master runs, and has the version of the installed PySpark.",
+        ) from e
+
+
+def _check_java() -> None:
+    """Whether there is a Java. Raises LibraryMissing: the script that starts Spark would say so on stderr."""
+    home = os.environ.get("JAVA_HOME")
+    if not (shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")):
+        where = f"JAVA_HOME, which is {home}" if home else "PATH"
+        raise LibraryMissing(
+            f"Spark needs Java, which is not in {where}", "apt install openjdk-17-jre-headless"
+        )
+
+
+def check_answers(master: str) -> None:
+    """Raise TracepipeError of a Spark master that takes no connections: Spark tries it for a minute."""
+    if not master.startswith(_STANDALONE):
+        return
+    reasons = []
+    for address in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise TracepipeError(f"Not the address of a Spark master: {master}", "Give spark://HOST:PORT.")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S).close()
+        except OSError as e:
+            reasons.append(f"{address}: {e.strerror or e}")
+        else:
+            return
+    hint = "Check that it runs, and on which port."
+    raise TracepipeError(f"No Spark master answers: {'; '.join(reasons)}", hint)
