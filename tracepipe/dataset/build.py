@@ -17,6 +17,7 @@ from tracepipe import seen
 from tracepipe.dataset.clocks_table import Aligned, write_alignment
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
+from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.reading import Progress
 
@@ -72,6 +73,7 @@ def build(
     built.unchanged = len(sources) - len(wanted)
     of_rank = {rank: (host, source.path) for rank, (host, source) in known.items()}
     _Build(dataset, built, options, progress, of_rank).run(wanted, jobs or len(os.sched_getaffinity(0)))
+    renumber(dataset)
     built.aligned, built.ranks = write_alignment(dataset), len(dataset.ranks())
     return built
 

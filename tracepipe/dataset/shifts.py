@@ -1,0 +1,98 @@
+"""Give collectives without a number the same one on all ranks, though recordings begin at different ones.
+
+Where nothing numbers collectives, their order does: `nth`. A recording that begins some collectives later
+than that of another rank has other numbers for the same ones. All ranks leave a collective together, so the
+intervals between ends are the same on all ranks: where those of two ranks agree to some µs, they are the same
+collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tracepipe.dataset.places import Dataset, read_part
+from tracepipe.event.columns import Int64s
+from tracepipe.recording.naming import writing
+from tracepipe.reports.frames.libraries import pl
+from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
+
+LAYER: Final = "collectives"
+_Key = tuple[str, str]
+"""Operation and process group."""
+_COMPARED: Final = 64
+_LEAST: Final = 16
+_ENDS_MAX: Final = 20_000
+# Ends of one collective are some µs apart; intervals of different ones differ by far more, or are all alike.
+_ALIKE_NS: Final = 30_000
+_BETTER: Final = 2
+
+
+def shift_of(own_ns: Int64s, other_ns: Int64s) -> int:
+    """What to add to the place of an end of one rank to get that of the same collective on another rank.
+
+    The columns have the ends of collectives in their order, on the clock of each rank. Shapes `(n,)`, `(m,)`.
+    The shift is 0 where the places agree already, and where intervals do not tell.
+    """
+    own, other = np.diff(own_ns), np.diff(other_ns)
+    # Half of the shorter one at most: the other half is room to shift it.
+    count = min(_COMPARED, len(own) // 2, len(other) // 2)
+    if count < _LEAST:
+        return 0
+    begin = (len(own) - count) // 2
+    windows = np.lib.stride_tricks.sliding_window_view(other, count)
+    away_ns = np.median(np.abs(windows - own[begin : begin + count]), axis=1)
+    best = int(away_ns.argmin())
+    limit_ns = _BETTER * max(float(away_ns[best]), 1_000.0)
+    if begin < len(away_ns) and away_ns[begin] <= limit_ns:
+        return 0
+    is_alone = np.count_nonzero(away_ns <= limit_ns) == 1
+    return best - begin if is_alone and away_ns[best] <= _ALIKE_NS else 0
+
+
+def renumber(dataset: Dataset) -> int:
+    """Make `nth` the same on all ranks. Returns how many ranks have got other numbers. Raises OutputError."""
+    references: dict[_Key, Int64s] = {}
+    firsts: dict[tuple[str, int], dict[_Key, tuple[int, int]]] = {}
+    for host, rank in dataset.ranks():
+        for key, first, ends_ns in _ends(dataset, host, rank):
+            reference = references.setdefault(key, ends_ns)
+            shift = 0 if reference is ends_ns else shift_of(ends_ns, reference)
+            firsts.setdefault((host, rank), {})[key] = first, shift
+    # Numbers begin at 0.
+    least = {key: min(of[key][1] for of in firsts.values() if key in of) for key in references}
+    changed = 0
+    for (host, rank), of in firsts.items():
+        moves = {key: shift - least[key] - first for key, (first, shift) in of.items()}
+        if any(moves.values()):
+            _move(dataset, host, rank, moves)
+            changed += 1
+    return changed
+
+
+def _ends(dataset: Dataset, host: str, rank: int) -> Iterator[tuple[_Key, int, Int64s]]:
+    """Of each operation and group of a rank without numbers: the first `nth`, and the ends in that order."""
+    file = dataset.part(LAYER, host, rank)
+    if not file.is_file():
+        return
+    frame = read_part(file, ["operation", "process_group", "seq", "nth", "end_ns", "leaves_together", "gpu"])
+    frame = frame.filter(pl.col("seq").is_null(), pl.col("leaves_together"))
+    frame = frame.filter(pl.col("gpu") == pl.col("gpu").min())
+    for key, part in frame.sort("nth").group_by("operation", "process_group", maintain_order=True):
+        ends_ns = part["end_ns"].head(_ENDS_MAX).to_numpy()
+        yield (str(key[0]), str(key[1])), int(part["nth"][0]), ends_ns
+
+
+def _move(dataset: Dataset, host: str, rank: int, moves: dict[_Key, int]) -> None:
+    """Add to the numbers of a rank, whose file is replaced in one step."""
+    file = dataset.part(LAYER, host, rank)
+    frame = read_part(file)
+    rows = [(*key, move) for key, move in moves.items()]
+    added = pl.DataFrame(rows, ["operation", "process_group", "move"], orient="row")
+    found = frame.join(added, ["operation", "process_group"], "left", maintain_order="left")
+    found = found.with_columns(pl.col("nth") + pl.when(pl.col("seq").is_null()).then("move").fill_null(0))
+    place = file.relative_to(dataset.folder).as_posix()
+    with writing(str(file)), dataset.part_at(place) as part, part.open("wb") as out:
+        write_table(frame.schema, found.select(frame.columns).iter_slices(ROWS_OF_PART), out, "parquet")
