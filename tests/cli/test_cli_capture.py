@@ -175,7 +175,7 @@ def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> N
         (["--kernel", "attn", "--pid", "4"], "from a program's start"),
         (["--command-output", "said", "--pid", "4"], "Only a command"),
         (["--start-on", "api", "--", "true"], "for programs that record"),
-        (["-o", "traces/{when}.jsonl", "--", "true"], "{when} in traces"),
+        (["-o", "traces/%z.jsonl", "--", "true"], "%z in traces"),
     ],
 )
 def test_nonsense_is_an_error_of_usage(
