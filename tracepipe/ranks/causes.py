@@ -48,13 +48,14 @@ def causes(
 
 
 def _within(frame: pl.DataFrame | None, section: Section) -> pl.DataFrame:
-    """The rows that overlap a section, cut to it, by start."""
+    """The rows that overlap a section, cut to it. By start, and what encloses another first."""
     if frame is None:
         return pl.DataFrame(schema={"name": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64})
     inside = frame.filter(pl.col("start_ns") < section.end_ns, pl.col("end_ns") > section.start_ns)
+    inside = inside.sort("start_ns", "end_ns", "name", descending=[False, True, False])
     return inside.with_columns(
         pl.col("start_ns").clip(section.start_ns, None), pl.col("end_ns").clip(None, section.end_ns)
-    ).sort("start_ns", "end_ns", "name")
+    )
 
 
 def _shares(kernels: pl.DataFrame, section: Section) -> Counter[str]:

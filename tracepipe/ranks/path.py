@@ -58,9 +58,11 @@ def critical_path(steps: pl.DataFrame, members: pl.DataFrame) -> list[Section]:
 
 
 def _numbered(members: pl.DataFrame) -> pl.DataFrame:
-    """With `meeting`, a number for each collective."""
-    key = pl.struct("operation", "process_group", "is_numbered", "number")
-    return members.sort("rank", "end_ns", "start_ns").with_columns(meeting=key.rank("dense").cast(pl.Int64))
+    """With `meeting`, a number for each collective. Where a rank has a key again, so have the others."""
+    key = ["operation", "process_group", "is_numbered", "number"]
+    by_end = members.sort("rank", "end_ns", "start_ns")
+    again = by_end.with_columns(again=pl.int_range(pl.len()).over("rank", *key))
+    return again.with_columns(meeting=pl.struct(*key, "again").rank("dense").cast(pl.Int64))
 
 
 def _by_rank(members: pl.DataFrame) -> dict[int, _Rank]:
@@ -89,12 +91,17 @@ def _back(
     members: pl.DataFrame,
     rank: int,
 ) -> Iterator[Section]:
-    """The sections from the end of the step, which is that of `rank`, back."""
+    """The sections from the end of the step, which is that of `rank`, back.
+
+    No rank is followed to a collective twice, nor to a later one than before, whatever the times say.
+    """
     until_ns, seen = bounds[rank]["end_ns"], set[int]()
+    before = {number: len(own.row) for number, own in ranks.items()}
+    of_row, start_of, end_of = (members[name].to_numpy() for name in ("rank", "start_ns", "end_ns"))
     while True:
         host, start_ns = str(bounds[rank]["host"]), bounds[rank]["start_ns"]
         own = ranks.get(rank)
-        at = int(np.searchsorted(own.end_ns, until_ns, "right")) - 1 if own else -1
+        at = min(int(np.searchsorted(own.end_ns, until_ns, "right")), before[rank]) - 1 if own else -1
         while own and at >= 0 and int(own.meeting[at]) in seen:
             at -= 1
         if own is None or at < 0 or own.end_ns[at] <= start_ns:
@@ -103,7 +110,10 @@ def _back(
             return
         if until_ns > own.end_ns[at]:
             yield Section(host, rank, WORKS, int(own.end_ns[at]), until_ns)
+        before[rank] = at
         seen.add(int(own.meeting[at]))
-        row = members.row(int(last_of[own.meeting[at]]), named=True)
-        rank, until_ns = row["rank"], row["start_ns"]
-        yield Section(row["host"], rank, TRANSFERS, until_ns, row["end_ns"], row["operation"])
+        row = int(last_of[own.meeting[at]])
+        rank, until_ns = int(of_row[row]), int(start_of[row])
+        before[rank] = min(before[rank], row - int(ranks[rank].row[0]))
+        end_ns = max(int(end_of[row]), until_ns)
+        yield Section(str(bounds[rank]["host"]), rank, TRANSFERS, until_ns, end_ns, members["operation"][row])

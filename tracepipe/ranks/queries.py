@@ -44,16 +44,14 @@ def step_times(steps: Table) -> Table:
 
 def by_rank(steps: Table) -> Table:
     """A row for each rank: `steps` (of all its GPUs), and of STEP_TIMES the sums; of COMPARED also the sums
-    of squares in µs², `compute_us2`.
+    of whole µs, `compute_us`, and of their squares, `compute_us2`.
     """
     timed = step_times(steps)
     sums = {name: _sum(timed[name]) for name in STEP_TIMES}
-    squares = {_squared(name): _sum((timed[name] // 1_000) * (timed[name] // 1_000)) for name in COMPARED}
-    return timed.group_by("host", "rank").aggregate(steps=timed.count(), **sums, **squares)
-
-
-def _squared(name: str) -> str:
-    return name.replace("_ns", "_us2")
+    for name in COMPARED:
+        us = timed[name] // 1_000
+        sums |= {name.replace("_ns", "_us"): _sum(us), name.replace("_ns", "_us2"): _sum(us * us)}
+    return timed.group_by("host", "rank").aggregate(steps=timed.count(), **sums)
 
 
 def by_step(steps: Table) -> Table:

@@ -24,7 +24,10 @@ LINK: Final = "link"
 # A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
-_ERRORS, _DEVIATIONS = 5.0, 8.0
+_ERRORS, _DEVIATIONS = 4.0, 8.0
+# Of fewer ranks with a step each nothing tells how much they differ without a reason.
+_FEW_RANKS, _OF_ONE_STEP = 16, 0.3
+_POWER_MAX: Final = 50.0
 # Of a normal distribution: its standard deviation by the median of the distances from the median.
 _DEVIATION: Final = 1.4826
 _SLOW_TRANSFER: Final = 1.25
@@ -65,12 +68,31 @@ def stragglers(ranks: pl.DataFrame) -> Iterator[Straggler]:
         numbers, costs_ns = peers["rank"].to_list(), peers["made_wait_ns"].to_numpy() // steps
         for name in COMPARED:
             own_ns = peers[name].to_numpy() / steps
-            squares = peers[name.replace("_ns", "_us2")].to_numpy() * 1e6 / steps
-            # A µs: squares are of whole ones.
-            error_ns = np.sqrt(np.maximum(squares - own_ns**2, 0) / steps) + 1_000
+            us, us2 = (peers[name.replace("_ns", unit)].to_numpy() for unit in ("_us", "_us2"))
+            error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns)
             for at in np.flatnonzero(_is_slower(own_ns, error_ns, step_ns)).tolist():
                 times_ns = round(own_ns[at]), round(_median(own_ns))
                 yield Straggler((numbers[at],), SLOWER[name], *times_ns, len(peers), int(costs_ns[at]))
+
+
+def _errors_ns(
+    squares: NDArray[np.float64], steps: NDArray[np.int64], own_ns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """How far the difference of each peer from the others may be chance. Shapes `(peers,)`.
+
+    `squares` are sums of squared distances from the peer's mean. Of few steps the smaller they are the less
+    they tell, so peers vouch for each other, and the limit is that of Student's distribution.
+    """
+    free = int((steps - 1).sum())
+    if not free:
+        return np.full(len(steps), _OF_ONE_STEP * _median(own_ns) if len(steps) < _FEW_RANKS else 1_000)
+    variance = np.maximum(squares.sum() / free, squares / np.maximum(steps - 1, 1))
+    # What is compared with is as uncertain where it is one rank. A µs: squares are of whole ones.
+    error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000
+    # Wallace's approximation of that distribution, which is finite for any number that is free.
+    power = min((_ERRORS * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
+    limit_ns: NDArray[np.float64] = np.sqrt(free * np.expm1(power)) * error_ns
+    return limit_ns
 
 
 def _is_slower(
@@ -81,7 +103,7 @@ def _is_slower(
     more_ns = own_ns - usual_ns
     deviation_ns = _DEVIATION * _median(np.abs(more_ns))
     least_ns = max(_OF_STEP * step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
-    is_slower: NDArray[np.bool_] = more_ns > np.maximum(least_ns, _ERRORS * error_ns)
+    is_slower: NDArray[np.bool_] = more_ns > np.maximum(least_ns, error_ns)
     return is_slower
 
 

@@ -1,0 +1,91 @@
+"""Which ranks do the same work, and what they did in the sections of a path."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tracepipe.ranks.behaviour import behaviours
+from tracepipe.ranks.causes import causes
+from tracepipe.ranks.path import TRANSFERS, WORKS, Section
+
+Ran = dict[int, tuple[int, int]]
+Met = list[tuple[int, str, int, int]]
+
+
+def groups_of(ran: Ran, met: Met) -> list[int]:
+    """Of ranks with their steps and kernels, and of rank, operation, group size and number of collectives."""
+    ranks = pl.DataFrame(
+        [(rank, *counts) for rank, counts in ran.items()], ["rank", "steps", "kernels"], orient="row"
+    )
+    columns = {"rank": pl.Int64, "operation": pl.String, "group_size": pl.Int64, "collectives": pl.Int64}
+    return behaviours(ranks, pl.DataFrame(met, columns, orient="row")).to_list()
+
+
+def test_stages_of_a_pipeline_are_groups_of_their_own() -> None:
+    """The middle stages run as many kernels as each other; the first and the last have more."""
+    kernels = [130, 130, 100, 101, 100, 100, 160, 160]
+    ran = {rank: (10, 10 * count) for rank, count in enumerate(kernels)}
+    met = [(rank, "all_reduce", 2, 40) for rank in ran]
+    assert groups_of(ran, met) == [1, 1, 0, 0, 0, 0, 2, 2]
+
+
+def test_ranks_that_run_other_operations_or_in_other_groups_are_apart() -> None:
+    ran = dict.fromkeys(range(6), (10, 1_000))
+    met = [(rank, "all_reduce", 4, 40) for rank in range(3)] + [
+        (rank, "all_reduce", 2, 40) for rank in (3, 4)
+    ]
+    assert groups_of(ran, met) == [0, 0, 0, 1, 1, 2]
+
+
+def test_ranks_that_lost_a_few_kernels_stay_in_their_group() -> None:
+    ran = {0: (10, 1_000), 1: (10, 960), 2: (10, 1_000), 3: (10, 930)}
+    assert groups_of(ran, [(rank, "all_reduce", 4, 40 - rank) for rank in ran]) == [0, 0, 0, 0]
+
+
+def test_ranks_of_which_fewer_steps_were_recorded_stay_in_their_group() -> None:
+    assert groups_of({0: (10, 1_000), 1: (3, 300)}, [(0, "barrier", 2, 20), (1, "barrier", 2, 6)]) == [0, 0]
+
+
+def test_the_largest_group_is_first_and_of_equal_ones_that_of_the_lowest_rank() -> None:
+    ran = {1: (1, 40), 2: (1, 10), 3: (1, 90), 4: (1, 90), 5: (1, 10)}
+    assert groups_of(ran, []) == [2, 0, 1, 1, 0]
+    assert groups_of({7: (0, 0)}, []) == [0]
+
+
+def frame(*rows: tuple[str, int, int]) -> pl.DataFrame:
+    columns = {"name": pl.String, "start_ns": pl.Int64, "end_ns": pl.Int64}
+    return pl.DataFrame(list(rows), columns, orient="row")
+
+
+WORK = Section("h", 0, WORKS, 100, 200)
+
+
+def told(section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame) -> list[tuple[str, str, int]]:
+    found = causes([section], {section.rank: kernels}, {section.rank: ranges})
+    return [(what, name, ns) for _, what, name, ns in found]
+
+
+def test_each_ns_of_a_section_is_of_one_cause() -> None:
+    """Kernels that overlap count once; of the idle time the data loading is told apart."""
+    kernels = frame(("a", 90, 130), ("b", 120, 140), ("a", 190, 260))
+    loader = "enumerate(DataLoader)#next"
+    found = told(WORK, kernels, frame((loader, 150, 170), ("forward", 130, 195)))
+    assert sorted(found) == [
+        ("GPU idle", "forward", 30), ("computes", "a", 40), ("computes", "b", 10), ("loads data", loader, 20),
+    ]  # fmt: skip
+    assert sum(ns for *_, ns in found) == 100
+
+
+def test_a_section_of_which_nothing_is_known_is_idle() -> None:
+    assert told(WORK, frame(), frame()) == [("GPU idle", "", 100)]
+    assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {})] == [("GPU idle", 100)]
+
+
+def test_idle_time_has_the_innermost_range_but_no_step() -> None:
+    ranges = frame(("ProfilerStep#3", 0, 300), ("outer", 90, 210), ("inner", 95, 205), ("short", 150, 160))
+    assert told(WORK, frame(), ranges) == [("GPU idle", "inner", 100)]
+
+
+def test_a_transfer_has_the_name_of_its_collective() -> None:
+    section = Section("h", 0, TRANSFERS, 100, 140, "all_reduce")
+    assert told(section, frame(("a", 100, 140)), frame()) == [("transfers", "all_reduce", 40)]

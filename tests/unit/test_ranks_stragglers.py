@@ -1,0 +1,143 @@
+"""Slow ranks among ranks that do the same work, and slow links: what is planted is found, noise is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from numpy.typing import NDArray
+
+from tracepipe.ranks.stragglers import LINK, Straggler, slow_links, stragglers
+
+USUAL_NS = {"compute_ns": 12e6, "loading_ns": 3e5, "host_ns": 1e6, "copies_ns": 2e5}
+
+
+def noisy(seed: int, ranks: int, steps: int, noise: float) -> dict[str, NDArray[np.float64]]:
+    """The times of each step of each rank, of shape `(ranks, steps)`."""
+    rng = np.random.default_rng(seed)
+    return {name: ns * rng.lognormal(0, noise, (ranks, steps)) for name, ns in USUAL_NS.items()}
+
+
+def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> list[Straggler]:
+    whole = {name: ns.astype(np.int64) for name, ns in times.items()}
+    count, steps = whole["compute_ns"].shape
+    columns: dict[str, Any] = {
+        "rank": np.arange(count),
+        "behaviour": list(behaviours) or [0] * count,
+        "steps": np.full(count, steps),
+        "made_wait_ns": np.full(count, 700 * steps),
+        "step_ns": sum(ns.sum(1) for ns in whole.values()),
+    }
+    for name, ns in whole.items():
+        us, of = ns // 1_000, name.removesuffix("_ns")
+        columns |= {name: ns.sum(1), f"{of}_us": us.sum(1), f"{of}_us2": (us**2).sum(1)}
+    return list(stragglers(pl.DataFrame(columns)))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 60])
+@pytest.mark.parametrize(("ranks", "jobs"), [(2, 100), (3, 100), (8, 100), (1_000, 2)])
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
+def test_noise_alone_makes_no_rank_slow(ranks: int, jobs: int, steps: int, noise: float) -> None:
+    """Of 3,624 jobs in all, in each of which four times of each rank are compared."""
+    alarms = [seed for seed in range(jobs) if found_in(noisy(seed, ranks, steps, noise))]
+    assert alarms == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 1_000])
+@pytest.mark.parametrize("steps", [1, 3, 10])
+def test_a_rank_that_is_slow_is_found_among_any_number(ranks: int, steps: int) -> None:
+    times = noisy(1, ranks, steps, 0.01)
+    times["compute_ns"][ranks - 1] *= 1.4
+    (one,) = found_in(times)
+    assert (one.ranks, one.slow, one.peers, one.costs_ns) == ((ranks - 1,), "GPU", ranks, 700)
+    assert one.own_ns / one.usual_ns == pytest.approx(1.4, rel=0.03)
+    assert one.excess_ns == one.own_ns - one.usual_ns
+
+
+def test_a_rank_that_was_slow_in_one_step_of_ten_is_no_slow_rank() -> None:
+    times = noisy(1, 8, 10, 0.01)
+    times["compute_ns"][3, 5] *= 5
+    assert found_in(times) == []
+
+
+def test_two_ranks_are_slow_at_different_things() -> None:
+    times = noisy(1, 8, 10, 0.02)
+    times["loading_ns"][2] += 9e6
+    times["host_ns"][5] += 3e6
+    assert {(one.ranks, one.slow) for one in found_in(times)} == {((2,), "data loading"), ((5,), "host")}
+
+
+def test_ranks_that_do_other_work_are_not_compared() -> None:
+    times = noisy(1, 8, 10, 0.01)
+    times["compute_ns"][4:] *= 2
+    assert found_in(times, [0] * 4 + [1] * 4) == []
+    assert {one.ranks for one in found_in(times, [0] * 7 + [1])} == {(4,), (5,), (6,)}
+    assert found_in(noisy(1, 1, 10, 0.1)) == []
+
+
+GROUPS = {"operation": pl.String, "process_group": pl.String, "group_size": pl.Int64, "elements": pl.Int64}
+
+
+def links(shortest: dict[str, int], members: dict[str, tuple[int, ...]], steps: int = 1) -> list[Straggler]:
+    """Of groups that ran ten all-gathers each: their shortest transfers, and their ranks."""
+    groups = [("all_gather", group, 4, None, 10, ns) for group, ns in shortest.items()]
+    schema = GROUPS | {"collectives": pl.Int64, "shortest_ns": pl.Int64}
+    rows = [("all_gather", group, rank) for group, ranks in members.items() for rank in ranks]
+    of = pl.DataFrame(
+        rows, {"operation": pl.String, "process_group": pl.String, "rank": pl.Int64}, orient="row"
+    )
+    return list(slow_links(pl.DataFrame(groups, schema, orient="row"), of, steps))
+
+
+# Four by four ranks: groups of rows and of columns.
+GRID = {f"row{row}": tuple(range(4 * row, 4 * row + 4)) for row in range(4)} | {
+    f"column{column}": tuple(range(column, 16, 4)) for column in range(4)
+}
+
+
+def grid(*slow: str) -> dict[str, int]:
+    return {group: 3_000 if group in slow else 1_000 for group in GRID}
+
+
+def test_a_slow_link_is_of_the_rank_that_is_in_all_slow_groups() -> None:
+    (one,) = links(grid("row1", "column2"), GRID)
+    assert (one.ranks, one.slow, one.own_ns, one.usual_ns) == ((6,), LINK, 3_000, 1_000)
+    assert one.costs_ns == 2 * 10 * 2_000
+    assert one.peers == 8
+
+
+def test_of_two_slow_links_all_that_may_be_meant_are_named_together() -> None:
+    """Ranks 1 and 14: groups of rows 0 and 3, columns 1 and 2. Ranks 2 and 13 would slow the same ones."""
+    (one,) = links(grid("row0", "row3", "column1", "column2"), GRID)
+    assert one.ranks == (1, 2, 13, 14)
+
+
+def test_two_slow_links_of_one_row_are_told_apart_from_the_rest() -> None:
+    (one,) = links(grid("row0", "column1", "column2"), GRID)
+    assert one.ranks == (1, 2)
+
+
+def test_a_slow_group_whose_ranks_are_in_fast_ones_has_no_slow_link() -> None:
+    assert links(grid("row0"), GRID) == []
+
+
+def test_a_group_that_has_none_alike_is_not_judged() -> None:
+    assert links({"all": 9_000}, {"all": (0, 1, 2)}) == []
+    assert links({}, {}) == []
+
+
+def test_ranks_in_one_slow_group_alone_cannot_be_told_apart() -> None:
+    members = {group: ranks for group, ranks in GRID.items() if group.startswith("row")}
+    (one,) = links({"row0": 1_000, "row1": 1_000, "row2": 3_000, "row3": 1_000}, members)
+    assert one.ranks == (8, 9, 10, 11)
+
+
+def test_ranks_that_are_not_recorded_blame_no_other() -> None:
+    """Of column 2 two ranks are lost, and of column 3 all: the slow link is still that of rank 6."""
+    members = GRID | {"column2": (2, 6)}
+    del members["column3"]
+    shortest = {group: ns for group, ns in grid("row1", "column2").items() if group in members}
+    assert [one.ranks for one in links(shortest, members)] == [(6,)]
