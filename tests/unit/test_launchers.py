@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from subprocess import PIPE
 
 import pytest
 
@@ -70,7 +71,13 @@ def test_the_rank_on_one_machine_is_none_of_the_job(monkeypatch: pytest.MonkeyPa
 
 def test_a_running_process_has_the_rank_of_its_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={"RANK": "5", "WORLD_SIZE": "6"}) as running:
+    own = {"RANK": "5", "WORLD_SIZE": "6"}
+    with subprocess.Popen(["cat"], stdin=PIPE, stdout=PIPE, env=own) as running:
+        assert running.stdin is not None and running.stdout is not None
+        # A process has no environment for a moment while it becomes another program.
+        running.stdin.write(b"x")
+        running.stdin.flush()
+        assert running.stdout.read(1) == b"x"
         assert place_of([], (running.pid,)) == Place(5, 6)
         running.communicate(b"")
     with pytest.raises(TracepipeError, match=f"^No such process: {running.pid}$"):

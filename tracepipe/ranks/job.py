@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ibis.expr.types import Table
 
 _BILLION: Final = 1_000_000_000
-PATH_MAX: Final = 4 << 20
+PATH_MAX: Final = 1 << 20
 """Rows of collectives of one step of which a path is made; of more, which is a run without steps, none is."""
 # Ranks of a path whose kernels are read: those that it is longest on.
 _LOOKED_INTO: Final = 32

@@ -22,8 +22,7 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
     if step is not None and step not in job.steps["step"]:
         numbers = tables.rank_text(job.steps["step"])
         raise InputError(f"has no step {step}", f"Its steps: {numbers}.", path=str(job.dataset.folder))
-    result = Result("RANKS")
-    result.parts += [
+    found = [
         tables.slow(job),
         tables.waited_for(job),
         tables.ranks(job),
@@ -32,13 +31,13 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
         tables.critical_path(job, job.usual_step() if step is None else step),
         tables.steps(job),
     ]
-    result.notes += _notes(job)
-    for table in result.parts:
-        rows = list(table.rows)  # type: ignore[union-attr]
+    notes = _notes(job)
+    for table in found:
+        rows = list(table.rows)
         if top and len(rows) > top:
-            table.rows = rows[:top]  # type: ignore[union-attr]
-            result.notes.append(f"{table.name}: {len(rows) - top} more rows; --top 0 lists all")
-    return result
+            table.rows = rows[:top]
+            notes.append(f"{table.name}: {len(rows) - top} more rows; --top 0 lists all")
+    return Result("RANKS", [*found], notes)
 
 
 def _notes(job: Job) -> list[str]:
