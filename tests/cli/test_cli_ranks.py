@@ -15,6 +15,7 @@ from tests.support.simulated_job import Fault, SimulatedJob
 from tracepipe.cli import app
 from tracepipe.dataset.build import build
 from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.ranks.engine import opened
 from tracepipe.ranks.pictures import farthest
 
 pytestmark = pytest.mark.slow
@@ -208,3 +209,10 @@ def test_one_slow_rank_of_many_stays_visible_where_ranks_share_a_row() -> None:
     assert rows[617 // 4].tolist() == [5, 9, 5]
     assert np.nanmax(np.delete(rows, 617 // 4, 0)) == 5
     assert np.isnan(rows[3]).all()
+
+
+def test_no_bar_is_drawn_amid_the_answer(dataset: Path) -> None:
+    """Ibis switches DuckDB's on, which then shows on standard output for what takes seconds."""
+    with opened("duckdb", Dataset.opened(str(dataset))) as engine:
+        connection: Any = engine._connection.con  # type: ignore[attr-defined]
+        assert connection.execute("select current_setting('enable_progress_bar')").fetchone() == (False,)

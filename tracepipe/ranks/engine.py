@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ibis.expr.types import Table
 
 ENGINES: Final = ("duckdb", "spark")
-MEMORY: Final = "300MB"
+MEMORY: Final = "200MB"
 """What DuckDB keeps in memory; of more it writes a part to disk."""
 
 
@@ -95,6 +95,8 @@ def _duckdb(dataset: Dataset) -> Iterator[Engine]:
             autoinstall_known_extensions=False,
         )
         try:
+            # Ibis switches it on. It would be drawn on standard output, amid what is printed there.
+            connection.con.execute("SET enable_progress_bar = false")
             yield _DuckDB(dataset, connection)
         finally:
             connection.disconnect()
