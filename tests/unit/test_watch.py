@@ -101,7 +101,7 @@ def test_a_range_may_have_a_name_that_is_a_pattern_of_others() -> None:
         ("> 5ms", "there is no name before '>'"),
         ("syscall: > 5ms", "there is no name before '>'"),
         ("kernel:( > 5ms", "'(' is not a regular expression"),
-        ("sycall:futex > 5ms", "'sycall' is no kind of condition"),
+        ("sycall:futex > 5ms", "'sycall' is not a known condition"),
     ],
 )
 def test_what_is_no_condition_is_refused_with_the_part_that_is_wrong(text: str, part: str) -> None:

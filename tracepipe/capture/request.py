@@ -98,7 +98,7 @@ def last_of(
 def check_stacks(stacks: str) -> None:
     """Raise TracepipeError for a name that is not in STACKS."""
     if stacks not in STACKS:
-        raise TracepipeError(f"There is no kind of stacks {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
+        raise TracepipeError(f"Unknown stacks: {stacks!r}.", f"Choose from: {', '.join(STACKS)}.")
 
 
 @dataclass(frozen=True, slots=True)

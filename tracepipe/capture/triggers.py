@@ -71,7 +71,7 @@ def trigger_of(text: str, option: str) -> Trigger | None:
     kind, colon, name = text.partition(":")
     if kind not in _FORMS:
         hint = did_you_mean(kind, _FORMS) or f"Choose from: {', '.join(TRIGGER_FORMS)}."
-        raise TracepipeError(f"{option} {text}: {kind!r} is no kind of trigger.", hint)
+        raise TracepipeError(f"{option} {text}: {kind!r} is not a known trigger.", hint)
     takes_name = _FORMS[kind] != kind
     counted = re.fullmatch(r"(.+)#(\d+)", name, re.DOTALL)
     name, number = (counted[1], int(counted[2])) if counted else (name, 1)

@@ -62,9 +62,9 @@ def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame)
     which it starts, of those of `steps_of`. `work_ns` is how long before it no collective ran that ranks
     leave together, null where none did before.
     """
-    of_shape, told = values_by_names(run, "gpu_kernel", communicates)
+    of_shape, moves_data = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
-    rows = np.flatnonzero(np.array(told, np.bool_)[of_shape][layer.shape])
+    rows = np.flatnonzero(np.array(moves_data, np.bool_)[of_shape][layer.shape])
     frame = run.rows("gpu_kernel", rows, "start_ns", "end_ns", "gpu", "stream", "name")
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
     frame = frame.with_columns(

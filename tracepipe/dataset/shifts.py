@@ -52,8 +52,8 @@ def shift_of(own_ns: Int64s, other_ns: Int64s) -> int:
     return best - begin if is_alone and away_ns[best] <= _ALIKE_NS else 0
 
 
-def renumber(dataset: Dataset) -> int:
-    """Make `nth` the same on all ranks. Returns how many ranks have got other numbers. Raises OutputError."""
+def renumber(dataset: Dataset) -> None:
+    """Make `nth` the same on all ranks. Raises OutputError."""
     references: dict[_Key, Int64s] = {}
     firsts: dict[tuple[str, int], dict[_Key, tuple[int, int]]] = {}
     for host, rank in dataset.ranks():
@@ -63,13 +63,10 @@ def renumber(dataset: Dataset) -> int:
             firsts.setdefault((host, rank), {})[key] = first, shift
     # Numbers begin at 0.
     least = {key: min(of[key][1] for of in firsts.values() if key in of) for key in references}
-    changed = 0
     for (host, rank), of in firsts.items():
         moves = {key: shift - least[key] - first for key, (first, shift) in of.items()}
         if any(moves.values()):
             _move(dataset, host, rank, moves)
-            changed += 1
-    return changed
 
 
 def _ends(dataset: Dataset, host: str, rank: int) -> Iterator[tuple[_Key, int, Int64s]]:

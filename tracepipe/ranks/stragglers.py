@@ -114,8 +114,8 @@ def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Itera
     Groups are alike that run one operation on as many ranks and elements. Their shortest transfers are
     compared: of a collective to which a rank came last that is not recorded the transfer is not known, and
     seems longer. A slow link slows every group that its rank is in. Other ranks of these groups are in faster
-    ones too, unless each is in one group alone, or there are several slow links: ranks that cannot be told
-    apart are named together.
+    ones too, unless each is in one group alone, or there are several slow links: ranks that cannot be
+    distinguished are named together.
     """
     alike = ["operation", "group_size", "each"]
     of = groups.with_columns(each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round())
@@ -142,7 +142,7 @@ def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Itera
 def _together(slow: pl.DataFrame) -> Iterator[list[int]]:
     """Ranks that explain all slow groups, those in most of them first.
 
-    Ranks in as many of the same groups cannot be told apart. Ranks whose slow groups have an explanation
+    Ranks in as many of the same groups cannot be distinguished. Ranks whose slow groups have an explanation
     already are left out: the other groups that would show them to be fast may not have been recorded.
     """
     left: dict[int, set[tuple[str, str]]] = {}

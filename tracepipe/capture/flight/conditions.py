@@ -72,7 +72,7 @@ def _condition(text: str) -> Condition:
         kind, name = found[1], found[2]
         if kind not in FORMS:
             hint = did_you_mean(kind, FORMS)
-            raise _refused(text, f"{kind!r} is no kind of condition", hint)
+            raise _refused(text, f"{kind!r} is not a known condition", hint)
     if not name:
         raise _refused(text, "there is no name before '>'")
     try:
