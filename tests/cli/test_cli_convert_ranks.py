@@ -90,6 +90,14 @@ def test_kernels_are_at_their_nanosecond_of_the_common_clock(job: Path, tmp_path
     assert "placed: rank 3 (3.jsonl) by node001: realtime, by " in err
 
 
+def test_a_folder_may_have_letters_of_patterns_in_its_name(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job / "ds", tmp_path / "ds[1]*")
+    out = tmp_path / "one.pftrace"
+    code, _, err = convert(tmp_path / "ds[1]*", "--ranks", "3", "-o", out)
+    assert code == 0, err
+    assert list(drawn(out).values()) == [kernels(job, 3)]
+
+
 def test_a_window_is_the_same_stretch_of_time_on_all_ranks(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "slow.pftrace"
     code, _, err = convert(job / "ds", "--ranks", "2,5", "--from", "20ms", "--to", "30ms", "-o", out)

@@ -185,6 +185,13 @@ def test_a_page_has_all_tables_and_pictures(dataset: Path, command: list[str], t
     assert "data loading" in text
 
 
+@pytest.mark.parametrize("command", ["ranks", "report"])
+def test_a_page_on_standard_output_is_alone_there(dataset: Path, command: str) -> None:
+    code, out, _ = piped([command, str(dataset), "-o", "-"])
+    assert code == 0
+    assert out.startswith("<!DOCTYPE html>") and out.rstrip().endswith("</html>")
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_pictures_are_written_alone_too(dataset: Path, ending: str, tmp_path: Path) -> None:
     picture = tmp_path / f"job.{ending}"
@@ -196,7 +203,7 @@ def test_pictures_are_written_alone_too(dataset: Path, ending: str, tmp_path: Pa
 def test_a_file_that_says_not_what_it_is_is_refused(dataset: Path, tmp_path: Path) -> None:
     code, _, err = piped(["ranks", str(dataset), "-o", str(tmp_path / "job.pdf")])
     assert code == 1
-    assert "does not say what it is to be" in err
+    assert "job.pdf has no known ending" in err
     assert list(tmp_path.iterdir()) == []
 
 

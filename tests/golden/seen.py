@@ -107,7 +107,7 @@ def _json_value(value: Any) -> Any:
 
 
 class _Numbered:
-    """A slice with its place on the track, so that two equal ones are told apart."""
+    """A slice with its place on the track, so that two equal ones are distinct."""
 
     def __init__(self, at: int, one: SeenSlice) -> None:
         self._at, self._one = at, one

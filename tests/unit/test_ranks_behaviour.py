@@ -66,7 +66,7 @@ def told(section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame) -> list[
 
 
 def test_each_ns_of_a_section_is_of_one_cause() -> None:
-    """Kernels that overlap count once; of the idle time the data loading is told apart."""
+    """Kernels that overlap count once, and data loading is separated from other idle time."""
     kernels = frame(("a", 90, 130), ("b", 120, 140), ("a", 190, 260))
     loader = "enumerate(DataLoader)#next"
     found = told(WORK, kernels, frame((loader, 150, 170), ("forward", 130, 195)))

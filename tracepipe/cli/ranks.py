@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tracepipe.cli.input_options import Force
-from tracepipe.cli.report_text import put_lines
+from tracepipe.cli.report_text import ending_of, put_lines
 from tracepipe.cli.values import Misuse
-from tracepipe.errors import OutputError
-from tracepipe.recording.files import replacing
+from tracepipe.recording.files import STANDARD, replacing
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.terminal.output import put_json, say
 
@@ -91,6 +89,8 @@ def ranks(
     if master and text_of(engine) != "spark":
         raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
     result = reported(dataset, output, top=top, step=step, engine=text_of(engine), master=master, force=force)
+    if output == STANDARD:
+        return
     if as_json:
         put_json({"report": "ranks", "dataset": dataset} | result.lazily())
     else:
@@ -136,9 +136,4 @@ def _ending(output: str) -> str:
     from tracepipe.reports.frames.libraries import require
 
     require("ranks -o", NEEDS)
-    ending = Path(output).suffix.lower()
-    if ending not in ENDINGS:
-        raise OutputError(
-            f"{output} does not say what it is to be.", f"Name a file ending with {', '.join(ENDINGS)}."
-        )
-    return ending
+    return ending_of(output, ENDINGS)

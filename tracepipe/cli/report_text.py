@@ -1,17 +1,30 @@
-"""How the result of a report is printed."""
+"""How the result of a report is printed, and of which kind the file is that it writes."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracepipe.errors import OutputError
+from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.output import has_colours, put
 
 if TYPE_CHECKING:
     from tracepipe.reports.frames.run import Facts
     from tracepipe.reports.report import Result
+
+
+def ending_of(target: str, endings: Sequence[str]) -> str:
+    """The ending of a file to write, one of `endings`, which decides its kind. Raises OutputError."""
+    if target == STANDARD:
+        return endings[0]
+    ending = Path(target).suffix.lower()
+    if ending not in endings:
+        raise OutputError(f"{target} has no known ending", f"Name a file ending with {', '.join(endings)}.")
+    return ending
 
 
 def put_lines(recordings: Sequence[Facts], result: Result, full_names: bool) -> None:

@@ -15,9 +15,8 @@ from typer.core import TyperCommand
 
 from tracepipe import seen
 from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
-from tracepipe.cli.report_text import put_lines
+from tracepipe.cli.report_text import ending_of, put_lines
 from tracepipe.cli.values import Misuse, number, read, whole
-from tracepipe.errors import OutputError
 from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
@@ -251,7 +250,7 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
                     write(out)
     else:
         target = common["output"] or default_output(every[0], report.output.endings[0])
-        ending = _ending(report.output, target)
+        ending = ending_of(target, report.output.endings)
         with replacing(target, force=common["force"], sources=every[:1]) as out:
             facts, result = _found(report, paths, options, common)
             result.files[ending](out)
@@ -265,21 +264,11 @@ def _report_ranks(dataset: str, options: Any, common: Mapping[str, Any]) -> None
     target = common["output"] or default_output(dataset.rstrip("/") or dataset, ".html")
     top = options.top if options.top is not None else TOP
     result = reported(dataset, target, top=top, force=common["force"])
+    if target == STANDARD:
+        return
     if common["as_json"]:
         put_json({"report": "ranks", "dataset": dataset, "output": target} | result.lazily())
     say(f"wrote {target}")
-
-
-def _ending(output: FileOutput, target: str) -> str:
-    """The ending of a file, which decides its kind. Raises OutputError."""
-    ending = Path(target).suffix.lower()
-    if target == STANDARD:
-        return output.endings[0]
-    if ending not in output.endings:
-        raise OutputError(
-            f"{target} has no known ending", f"Name a file ending with {', '.join(output.endings)}."
-        )
-    return ending
 
 
 def _found(

@@ -9,10 +9,9 @@ from typing import Any, Final
 from tracepipe.dataset.alignment import Line
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.identity import UNKNOWN_HOST
-from tracepipe.dataset.places import RANKS, Dataset
+from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source
 from tracepipe.errors import ClockError, InputError
-from tracepipe.reports.frames.libraries import pl
 from tracepipe.units import duration_text
 
 _AGAIN: Final = "Build the dataset again, from where the recordings are now: tracepipe dataset build."
@@ -90,8 +89,7 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
         raise InputError(f"has no rank {names}", known, path=str(dataset.folder))
     places, refused, reference = _places(dataset)
     rows = {
-        rank: pl.read_parquet(dataset.part(RANKS, host, rank)).row(0, named=True)
-        for rank, host in there.items()
+        rank: read_part(dataset.part(RANKS, host, rank)).row(0, named=True) for rank, host in there.items()
     }
     starts = [
         places[row["clock"]].line.place(row["start_ns"]) for row in rows.values() if row["clock"] in places
@@ -120,7 +118,7 @@ def _places(dataset: Dataset) -> tuple[dict[str, Place], dict[str, str], str]:
     if not file.is_file():
         raise InputError("has no layer alignment", _AGAIN, path=str(dataset.folder))
     places, refused, reference = {}, {}, ""
-    for row in pl.read_parquet(file).iter_rows(named=True):
+    for row in read_part(file).iter_rows(named=True):
         reference = row["reference"]
         if row["offset_ns"] is None:
             refused[row["clock"]] = row["refused"]

@@ -22,7 +22,6 @@ from tracepipe.reports.frames.libraries import pl
 if TYPE_CHECKING:
     from ibis.expr.types import Table
 
-ENGINES: Final = ("duckdb", "spark")
 MEMORY: Final = "200MB"
 """What DuckDB keeps in memory; of more it writes a part to disk."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from tracepipe.dataset.alignment import Line
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.collectives import SCHEMA
 from tracepipe.dataset.places import RANKS, Dataset, read_part
@@ -21,7 +22,6 @@ from tracepipe.reports.frames.libraries import pl
 if TYPE_CHECKING:
     from ibis.expr.types import Table
 
-_BILLION: Final = 1_000_000_000
 PATH_MAX: Final = 1 << 20
 """Rows of collectives of one step of which a path is made; of more, which is a run without steps, none is."""
 # Ranks of a path whose kernels are read: those that it is longest on.
@@ -152,12 +152,13 @@ class Job:
         """With `aligned_end_ns`, on the common clock."""
         alignment = self.alignment.select("clock", "at_ns", "offset_ns", "drift_ppb")
         of = bounds.join(self.ranks.select("rank", "clock"), "rank").join(alignment, "clock", "left")
-        drift_ns = [
-            None if drift is None else (end_ns - at_ns) * drift // _BILLION
-            for end_ns, at_ns, drift in of.select("end_ns", "at_ns", "drift_ppb").iter_rows()
+        placed_ns = [
+            None if offset_ns is None else Line(at_ns, offset_ns, drift_ppb).place(end_ns)
+            for end_ns, at_ns, offset_ns, drift_ppb in of.select(
+                "end_ns", "at_ns", "offset_ns", "drift_ppb"
+            ).iter_rows()
         ]
-        at_ns = pl.col("end_ns") + pl.col("offset_ns") + pl.Series(drift_ns, dtype=pl.Int64)
-        return of.with_columns(aligned_end_ns=at_ns).sort("rank")
+        return of.with_columns(aligned_end_ns=pl.Series(placed_ns, dtype=pl.Int64)).sort("rank")
 
     @cached_property
     def alignment(self) -> pl.DataFrame:
