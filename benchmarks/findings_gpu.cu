@@ -3,6 +3,9 @@
 //     findings_gpu uniform WORK     all shapes of a kind of work: fma, special, shared, global or tensor
 //     findings_gpu planted          all planted causes, each at two sizes of its launch
 //
+// Built with -DHELD_OUT, it has other shapes, another amount of work, and other periods, lanes and shares: those that
+// no figure of the findings was chosen with.
+//
 // Each kernel is launched LAUNCHES times. A line `NAME WORK CAUSE GRID_X GRID_Y GRID_Z WARPS` says what ran, where NAME
 // is what is planted or the work, and both numbers are arguments of the template. No two kernels have all of these in
 // common. Blocks per SM are held to as many as a shape says by the shared memory that they ask for.
@@ -29,8 +32,16 @@ enum Cause {
     NONE, PERIOD_X, PERIOD_Y, PERIOD_Z, HEAVY, LATE_LANES, EARLY_LANES, UPPER_LANES, LATE_WARPS, GROWING, BORDER, STRAGGLERS,
 };
 const char *const WORKS[] = {"fma", "special", "shared", "global", "tensor"};
-// Of each kind of work, about 20 µs of a block that has its SM to itself.
+// Of each kind of work, about 20 µs (held out: 30 µs) of a block that has its SM to itself; and what is planted.
+#ifdef HELD_OUT
+constexpr int ROUNDS[] = {750, 450, 600, 90, 450};
+constexpr unsigned X_EVERY = 5, Y_EVERY = 3, Z_EVERY = 2, HEAVY_EVERY = 24, LANES_EVERY = 8, UPPER_FROM = 16, WARPS_EVERY = 2;
+constexpr float HEAVY_TIMES = 6, GROWS_BY = 1.5f, STRAGGLER_TIMES = 5;
+#else
 constexpr int ROUNDS[] = {500, 300, 400, 60, 300};
+constexpr unsigned X_EVERY = 7, Y_EVERY = 4, Z_EVERY = 3, HEAVY_EVERY = 16, LANES_EVERY = 16, UPPER_FROM = 24, WARPS_EVERY = 4;
+constexpr float HEAVY_TIMES = 8, GROWS_BY = 2, STRAGGLER_TIMES = 4;
+#endif
 
 __device__ unsigned scrambled(unsigned x) {
     x = (x ^ (x >> 16)) * 0x45d9f3bu;
@@ -43,17 +54,17 @@ template <int CAUSE> __device__ float share() {
     unsigned x = blockIdx.x, y = blockIdx.y, z = blockIdx.z, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     unsigned block = (z * gridDim.y + y) * gridDim.x + x, blocks = gridDim.x * gridDim.y * gridDim.z;
     switch (CAUSE) {
-    case PERIOD_X: return x % 7 == 3 ? 2 : 1;
-    case PERIOD_Y: return y % 4 == 1 ? 2 : 1;
-    case PERIOD_Z: return z % 3 == 2 ? 2 : 1;
-    case HEAVY: return scrambled(block) % 16 == 0 ? 8 : 1;
-    case LATE_LANES: return lane % 16 == 5 ? 1.7f : 1;
-    case EARLY_LANES: return lane % 16 == 5 ? 0.6f : 1;
-    case UPPER_LANES: return lane >= 24 ? 4 : 1;
-    case LATE_WARPS: return warp % 4 == 3 ? 1.5f : 1;
-    case GROWING: return 1 + 2.0f * block / blocks;
+    case PERIOD_X: return x % X_EVERY == X_EVERY / 2 ? 2 : 1;
+    case PERIOD_Y: return y % Y_EVERY == 1 ? 2 : 1;
+    case PERIOD_Z: return z % Z_EVERY == Z_EVERY - 1 ? 2 : 1;
+    case HEAVY: return scrambled(block) % HEAVY_EVERY == 0 ? HEAVY_TIMES : 1;
+    case LATE_LANES: return lane % LANES_EVERY == 5 ? 1.7f : 1;
+    case EARLY_LANES: return lane % LANES_EVERY == 5 ? 0.6f : 1;
+    case UPPER_LANES: return lane >= UPPER_FROM ? 4 : 1;
+    case LATE_WARPS: return warp % WARPS_EVERY == WARPS_EVERY - 1 ? 1.5f : 1;
+    case GROWING: return 1 + GROWS_BY * block / blocks;
     case BORDER: return x == 0 || y == 0 || x + 1 == gridDim.x || y + 1 == gridDim.y ? 1.5f : 1;
-    case STRAGGLERS: return block == blocks / 3 || block == blocks / 2 || block + 7 == blocks ? 4 : 1;
+    case STRAGGLERS: return block == blocks / 3 || block == blocks / 2 || block + 7 == blocks ? STRAGGLER_TIMES : 1;
     default: return 1;
     }
 }
@@ -101,11 +112,26 @@ template <int WORK> __device__ float run(int rounds, const float *in, float *flo
     return a;
 }
 
+// Never so, which the compiler does not know.
+__device__ void keep(float value, float *out) {
+    if (value == -12345.0f) out[threadIdx.x] = value;
+}
+
+// Lanes with less to do leave by an exit of their own: lanes that only wait for the others leave with them.
 template <int WORK, int CAUSE> __global__ void kernel(float *out, const float *in, int rounds) {
     extern __shared__ float floats[];
-    float value = run<WORK>(int(rounds * share<CAUSE>()), in, floats);
-    // Never so, which the compiler does not know.
-    if (value == -12345.0f) out[threadIdx.x] = value;
+    constexpr float LEAST = CAUSE == EARLY_LANES ? 0.6f : 1;
+    float mine = share<CAUSE>();
+    if constexpr (CAUSE == LATE_LANES || CAUSE == EARLY_LANES || CAUSE == UPPER_LANES) {
+        float value = run<WORK>(int(rounds * LEAST), in, floats);
+        if (mine <= LEAST) {
+            keep(value, out);
+            asm volatile("exit;");
+        }
+        keep(value + run<WORK>(int(rounds * (mine - LEAST)), in, floats), out);
+    } else {
+        keep(run<WORK>(int(rounds * mine), in, floats), out);
+    }
 }
 
 struct Shape {
@@ -148,11 +174,16 @@ template <int WORK> void uniform(bool has_clusters) {
         int warps, held;
         std::vector<int> quarters;
     };
+#ifdef HELD_OUT
+    const Row rows[] = {{1, 8, {4, 20}}, {2, 12, {8}}, {3, 5, {4, 16}}, {5, 3, {8}}, {6, 4, {4, 24}}, {10, 2, {8}}, {12, 5, {4}},
+                        {24, 1, {8}}};
+#else
     const Row rows[] = {
         {1, 4, {4, 8, 12, 32, 120}}, {1, 16, {4, 12, 32}}, {2, 4, {4, 16, 40}}, {4, 2, {4, 12, 32}}, {4, 4, {4, 12, 40}},
         {4, 8, {4, 16}},             {8, 1, {4, 12}},     {8, 4, {4, 12}},     {8, 8, {4}},        {16, 2, {4, 12}},
         {32, 1, {4, 12}},            {32, 2, {4}},
     };
+#endif
     for (const Row &row : rows)
         for (int quarters : row.quarters) {
             unsigned blocks = sms * row.held * quarters / 4;

@@ -1,9 +1,9 @@
 """Measures how often `tracepipe warps` is right on a real GPU: uniform kernels, and planted causes.
 
-    python benchmarks/findings_gpu.py [--keep FOLDER] [--only PART] [--recorded FOLDER]
+    python benchmarks/findings_gpu.py [--keep FOLDER] [--only PART] [--recorded FOLDER] [--held-out]
 
 Needs an NVIDIA GPU and nvcc, but for `--recorded`, which looks at the files that `--keep` left. Records the
-kernels of findings_gpu.cu, each launched four times, with `--gpu warps`, and looks at each kernel for itself:
+kernels of findings_gpu.cu (`--held-out`: other shapes and causes, which no figure was chosen with), each launched four times, with `--gpu warps`, and looks at each kernel for itself:
 the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`,
 `global`, `tensor` and `planted`.
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -34,10 +34,11 @@ from tracepipe.reports.findings.finding import Finding  # noqa: E402
 from tracepipe.reports.findings.grouping import kernels_of  # noqa: E402
 from tracepipe.reports.frames.run import load_run  # noqa: E402
 
+Cause = tuple[str, str, int | str]
 WORKS = ("fma", "special", "shared", "global", "tensor")
 PLANTED = "planted"
 # What each planted cause must be found as: the kind, and a number of the finding with its value.
-CAUSES = {
+CAUSES: dict[str, Cause] = {
     "period_x": ("imbalance", "modulus", 7),
     "period_y": ("imbalance", "modulus", 4),
     "period_z": ("imbalance", "modulus", 3),
@@ -50,6 +51,15 @@ CAUSES = {
     "border": ("straggler", "of", "border"),
     "stragglers": ("straggler", "of", "blocks"),
     "part_of_a_wave": ("wave", "of", "blocks"),
+}
+HELD_OUT: dict[str, Cause] = CAUSES | {
+    "period_x": ("imbalance", "modulus", 5),
+    "period_y": ("imbalance", "modulus", 3),
+    "period_z": ("imbalance", "modulus", 2),
+    "late_lanes": ("divergence", "late_lanes_mask", 0x20202020),
+    "early_lanes": ("divergence", "late_lanes_mask", 0xDFDFDFDF),
+    "upper_lanes": ("divergence", "late_lanes_mask", 0xFFFF0000),
+    "late_warps": ("stride", "modulus", 2),
 }
 # Of the kernel's name: `kernel<0, 3>`, `kernel<(int)0, (int)3>(…)`.
 _TEMPLATE = re.compile(r"<\D*(\d+)\D+(\d+)")
@@ -65,6 +75,16 @@ class Kernel(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {'×'.join(map(str, self.grid))} of {self.warps} warps"
+
+
+def build(program: Path, *, is_held_out: bool) -> Path:
+    """The program for this machine's GPU. Raises CaptureUnavailable and CalledProcessError."""
+    tools = this_toolchain()
+    nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
+    options = [f"-arch={tools.architectures()[0]}", *(["-DHELD_OUT"] if is_held_out else [])]
+    source = str(Path(__file__).with_suffix(".cu"))
+    subprocess.run([*nvcc, *options, "-o", str(program), source], check=True)
+    return program
 
 
 def record(program: Path, part: str, folder: Path) -> None:
@@ -92,10 +112,10 @@ def kernels(folder: Path, part: str) -> Iterator[Kernel]:
         yield Kernel(name, (x, y, z), warps, found[tuple(key)])
 
 
-def is_named(findings: list[Finding], cause: str) -> bool:
-    """Whether the cause is among the findings, by its kind and number."""
-    kind, number, value = CAUSES[cause]
-    return any(finding.kind == kind and finding.numbers.get(number) == value for finding in findings)
+def is_of(finding: Finding, cause: Cause) -> bool:
+    """Whether the finding has the kind and the number of the cause."""
+    kind, number, value = cause
+    return finding.kind == kind and finding.numbers.get(number) == value
 
 
 def uniform_rows(by_part: dict[str, list[Kernel]]) -> Iterator[tuple[str, ...]]:
@@ -113,7 +133,7 @@ def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
     print()
 
 
-def show(folder: Path, parts: list[str]) -> None:
+def show(folder: Path, parts: list[str], causes: Mapping[str, Cause]) -> None:
     """The tables of the parts, and each finding in a uniform kernel."""
     by_part = {part: list(kernels(folder, part)) for part in parts}
     planted = by_part.pop(PLANTED, [])
@@ -123,22 +143,15 @@ def show(folder: Path, parts: list[str]) -> None:
         for finding in kernel.findings:
             print(f"{kernel}: {finding.kind}: {finding.sentence}")
     if planted:
-        rows = (
-            (
-                kernel.name,
-                str(kernel),
-                "yes" if is_named(kernel.findings, kernel.name) else "no",
-                _others(kernel),
-            )
-            for kernel in planted
-        )
+        rows = (planted_row(kernel, causes[kernel.name]) for kernel in planted)
         table(("planted", "kernel", "found", "what else"), rows)
 
 
-def _others(kernel: Kernel) -> str:
-    kind, number, value = CAUSES[kernel.name]
-    others = [f for f in kernel.findings if f.kind != kind or f.numbers.get(number) != value]
-    return "; ".join(f"{finding.kind}: {finding.evidence}" for finding in others)
+def planted_row(kernel: Kernel, cause: Cause) -> tuple[str, ...]:
+    """Whether the cause was found, and what else was."""
+    others = [finding for finding in kernel.findings if not is_of(finding, cause)]
+    found = "yes" if len(others) < len(kernel.findings) else "no"
+    return kernel.name, str(kernel), found, "; ".join(f"{other.kind}: {other.evidence}" for other in others)
 
 
 def main() -> None:
@@ -148,24 +161,19 @@ def main() -> None:
         "--recorded", type=Path, metavar="FOLDER", help="examine the recordings of --keep, and record nothing"
     )
     parser.add_argument("--only", choices=[*WORKS, PLANTED], action="append", help="parts; all without it")
+    parser.add_argument("--held-out", action="store_true", help="the kernels that no figure was chosen with")
     given = parser.parse_args()
-    parts = given.only or [*WORKS, PLANTED]
+    parts, causes = given.only or [*WORKS, PLANTED], HELD_OUT if given.held_out else CAUSES
     if given.recorded:
-        show(given.recorded, parts)
+        show(given.recorded, parts, causes)
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(exist_ok=True)
-        program = Path(temporary) / "findings_gpu"
-        tools = this_toolchain()
-        nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
-        source = Path(__file__).with_suffix(".cu")
-        subprocess.run(
-            [*nvcc, f"-arch={tools.architectures()[0]}", "-o", str(program), str(source)], check=True
-        )
+        program = build(Path(temporary) / "findings_gpu", is_held_out=given.held_out)
         for part in parts:
             record(program, part, folder)
-        show(folder, parts)
+        show(folder, parts, causes)
 
 
 if __name__ == "__main__":

@@ -188,13 +188,14 @@ class Drain {
             allocate(context);
         context.staging = static_cast<char *>(staging);
         if (is_ready) put_gpu(channel_, context.device);
+        // Before the program's first kernel starts: the kernel that answers would take the place of its blocks on an SM.
+        if (is_ready && context.clocks.open(context.stream)) clock_pair(context);
         {
             std::lock_guard<std::mutex> lock(mutex_);
             context.is_open = true;
         }
         finished_.notify_all();
-        if (!is_ready) return reader_.fail(context);
-        if (context.clocks.open(context.stream)) clock_pair(context);
+        if (!is_ready) reader_.fail(context);
     }
     // If the GPU has not enough memory, half of it is tried.
     bool allocate(Context &context) {
