@@ -3,9 +3,9 @@
     python benchmarks/findings_gpu.py [--keep FOLDER] [--only PART] [--recorded FOLDER] [--held-out]
 
 Needs an NVIDIA GPU and nvcc, but for `--recorded`, which looks at the files that `--keep` left. Records the
-kernels of findings_gpu.cu (`--held-out`: other shapes and causes, which no figure was chosen with), each launched four times, with `--gpu warps`, and looks at each kernel for itself:
+kernels of findings_gpu.cu, each launched four times, with `--gpu warps`, and looks at each kernel for itself:
 the rate of false alarms of a recording is that of a kernel then. Parts are `fma`, `special`, `shared`,
-`global`, `tensor` and `planted`.
+`global`, `tensor` and `planted`. `--held-out` has other shapes and causes, which no figure was chosen with.
 
 The first table says in how many uniform kernels each kind was found; each finding stands below it. Grids are
 whole waves, but clusters may not fill all SMs: `wave` is true of such. The second table says of each planted
@@ -81,7 +81,7 @@ def build(program: Path, *, is_held_out: bool) -> Path:
     """The program for this machine's GPU. Raises CaptureUnavailable and CalledProcessError."""
     tools = this_toolchain()
     nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
-    options = [f"-arch={tools.architectures()[0]}", *(["-DHELD_OUT"] if is_held_out else [])]
+    options = [f"-arch={tools.architectures()[0]}", *(("-DHELD_OUT",) if is_held_out else ())]
     source = str(Path(__file__).with_suffix(".cu"))
     subprocess.run([*nvcc, *options, "-o", str(program), source], check=True)
     return program
@@ -107,9 +107,9 @@ def kernels(folder: Path, part: str) -> Iterator[Kernel]:
             key = (*named.groups(), *map(str, kernel.grid or ()), str(kernel.warps_of_a_block))
             found[key] = find_all([kernel]).findings
     for line in (folder / f"{part}.txt").read_text().splitlines():
-        name, *key = line.split()
-        x, y, z, warps = map(int, key[2:])
-        yield Kernel(name, (x, y, z), warps, found[tuple(key)])
+        name, *numbers = line.split()
+        x, y, z, warps = map(int, numbers[2:])
+        yield Kernel(name, (x, y, z), warps, found[tuple(numbers)])
 
 
 def is_of(finding: Finding, cause: Cause) -> bool:
