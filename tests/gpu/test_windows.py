@@ -257,7 +257,8 @@ def test_windows_of_a_program_that_launches_all_the_time(
 @pytest.mark.parametrize("options", [ENGINE, ALL], ids=["engine", "probes"])
 def test_tens_of_windows(bench: Bench, tmp_path: Path, options: list[str]) -> None:
     """What a switch in the midst of a call harms shows after some tens of them."""
-    steps = Steps(tmp_path, [*options, "--start-on", "nvtx:step", "--duration", "40ms", "--repeat", "30"])
+    trigger = ["--start-on", "nvtx:step", "--stop-on", "signal", "--duration", "40ms", "--repeat", "30"]
+    steps = Steps(tmp_path, [*options, *trigger])
     steps.step(-8000)
     assert_each_launch_has_its_kernel(steps.finish(), windows=30, launches_min=4 * ADDS)
 
