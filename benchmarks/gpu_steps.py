@@ -1,4 +1,4 @@
-"""The steps of PyTorch and JAX that benchmarks/gpu.py and gpu_layers.py measure, in milliseconds.
+"""The steps of PyTorch and JAX that gpu.py, gpu_layers.py and gpu_samplers.py measure, in milliseconds.
 
 python benchmarks/gpu_steps.py N NAME...    medians of N steps of each
 python benchmarks/gpu_steps.py serve NAME   says `ready` and the processes' ids; a line of N steps is answered
@@ -184,7 +184,79 @@ def jax() -> Step:
     return step
 
 
-STEPS = {step.__name__: step for step in (transformer, small, gpt2, compiled, ddp, launches, new_stacks, jax)}
+def matmul() -> Step:
+    """A matrix product of 8192³ in bfloat16."""
+    import torch
+
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return waited(lambda: a @ b)
+
+
+def attention() -> Step:
+    """FlashAttention of 8 × 16 heads, 4096 tokens of 128 each."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (torch.randn(8, 16, 4096, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+
+    def step() -> Any:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    return waited(step)
+
+
+def softmax() -> Step:
+    """The softmax of 16,384 rows of 8,192, by a kernel that torch.compile makes with Triton."""
+    import torch
+
+    x = torch.randn(16384, 8192, device="cuda")
+    softmax_of = torch.compile(lambda x: torch.softmax(x, -1))
+    return waited(lambda: softmax_of(x))
+
+
+def addition() -> Step:
+    """The sum of two vectors of 1 GiB: as fast as the GPU's memory."""
+    import torch
+
+    x, y = (torch.randn(1 << 28, device="cuda") for _ in range(2))
+    out = torch.empty_like(x)
+    return waited(lambda: torch.add(x, y, out=out))
+
+
+def graph() -> Step:
+    """A CUDA graph of 200 kernels of a microsecond."""
+    import torch
+
+    x = torch.zeros(4096, device="cuda")
+
+    def kernels() -> None:
+        for _ in range(200):
+            x.add_(1)
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kernels()
+    torch.cuda.synchronize()
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made):
+        kernels()
+    return waited(made.replay)
+
+
+def waited(step: Step) -> Step:
+    """The step, which returns when the GPU has done it."""
+    import torch
+
+    def and_wait() -> None:
+        step()
+        torch.cuda.synchronize()
+
+    return and_wait
+
+
+_OF_LAYERS = (transformer, small, gpt2, compiled, ddp, launches, new_stacks, jax)
+_OF_SAMPLERS = (matmul, attention, softmax, addition, graph)
+STEPS = {step.__name__: step for step in (*_OF_LAYERS, *_OF_SAMPLERS)}
 
 
 def times_ms(step: Step, count: int) -> list[float]:
