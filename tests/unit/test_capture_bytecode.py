@@ -121,7 +121,7 @@ def probe(*arguments: Argument, target: str = "uprobe", layer: str = "userspace"
 
 def unpacked(spec: bytes) -> tuple[bytes, bytes, tuple[int, ...]]:
     assert len(spec) == SPEC_BYTES == 40
-    low, high, *rest = struct.unpack("<8s8s10B6xQ", spec)
+    low, high, *rest = struct.unpack("<8s8s12B4xQ", spec)
     return low, high, tuple(rest)
 
 
@@ -139,10 +139,17 @@ def test_a_spec_says_what_is_read_from_where() -> None:
     assert not any(condition)
 
 
+def test_a_spec_says_where_a_structure_is_that_is_hashed() -> None:
+    by_value = probe(Argument("a", 0, "u32"), Argument("id", 6, "hash128"), Argument("b", 1, "u32"))
+    pointed = probe(Argument("a", 0, "u64"), Argument("id", 4, "hash128*"))
+    assert unpacked(spec_of(by_value, Filters()))[2][-3:] == (2, 7, 0)
+    assert unpacked(spec_of(pointed, Filters()))[2][-3:] == (2, 0, 0)
+
+
 def test_a_spec_has_its_condition() -> None:
     size = Argument("size", 1, "i32")
     made = probe(size, condition=Condition(size, ">=", -5))
-    *_, condition, at, bits, signed, value = unpacked(spec_of(made, Filters()))[2]
+    *_, condition, at, bits, signed, _, _, value = unpacked(spec_of(made, Filters()))[2]
     assert (condition, at, bits, signed, value) == (6, 2, 32, 1, (1 << 32) - 5)
 
 

@@ -14,9 +14,12 @@ import pytest
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw, text
 from tracepipe.capture.records import record
 from tracepipe.capture.records.carry import THREADS_MAX, Carried, RecordCarry
-from tracepipe.capture.records.record import RECORD_BYTES
+from tracepipe.capture.records.record import RECORD, RECORD_BYTES
 from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.capture.records.syscalls import SYSCALLS
+from tracepipe.hooks.hook import FilePlace, Probe
+from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.sets import load_set
 
 Line = dict[str, Any]
 _ZOMBIE = 0x20
@@ -237,3 +240,38 @@ def test_a_carry_of_carried_records_is_the_same() -> None:
     second.take(b"".join(first.carried()))
     assert all(first.carried())
     assert second.carried() == first.carried()
+
+
+def test_communicators_are_known_however_many_had_the_address() -> None:
+    probes = [nccl_probe(name) for name in ("ncclCommInitRank", "ncclCommSplit", "ncclAllReduce")]
+    make, split, reduce = range(3)
+
+    def call(number: int, out: int, *words: int, result: int = 0) -> bytes:
+        entry = RECORD.pack(10, 7, 7, number, record.CALL_ENTER, 0, 0, *(*words, 0, 0, 0, 0)[:4])
+        return entry + RECORD.pack(20, 7, 7, number, record.CALL_RETURN, 0, 0, result, out, 0, 0)
+
+    dropped = [
+        call(make, 0xA0, 2, 0xABC, 1, result=7),  # it is still being made
+        call(split, 0xB0, 0xA0, 3),
+        call(split, 0xB0, 0xA0, 3),
+        call(split, 0xB0, 0xA0, 3),
+        call(make, 0xF0, 2, 0xDEF, result=3),  # failed
+    ]
+    more = RECORD.pack(30, 7, 7, reduce, record.MORE, 0, 0, 0xB0, 0, 0, 0)
+    kept = more + RECORD.pack(30, 7, 7, reduce, record.CALL_ENTER, 0, 0, 0, 0, 0, 0)
+    renderer = RecordRenderer(probes, SYSCALLS["x86_64"], {}, 0)
+    carry = renderer.carry()
+    carry.take(b"".join(dropped))
+    again = renderer.carry()
+    again.take(b"".join(carry.carried()))
+    assert again.carried() == carry.carried()
+    renderer.resume(carry.carried(), 25)
+    (line,) = read(renderer.render(kept).texts)
+    assert line["args"]["group"] == f"{0xABC:016x} split 3 color 3"
+
+
+def nccl_probe(name: str) -> Probe:
+    hooks = load_set("nccl")
+    hook = HookIndex(hooks.hooks, hooks.variants).find(name)
+    assert hook is not None
+    return Probe(name, name, FilePlace("/lib/libnccl.so.2", 16), hook)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.hooks import hook_of
 from tracepipe.errors import InputError
-from tracepipe.hooks import sets
+from tracepipe.hooks import sets, signature
 from tracepipe.hooks.hook import Argument, Condition
 from tracepipe.hooks.near_names import near_names
 from tracepipe.hooks.sets import load_set, read_hooks, shipped_sets
@@ -123,6 +123,22 @@ def test_positions_count_machine_words() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("by_value", "places"),
+    [
+        ("stack", [("out", 0, "ptr"), ("id", 6, "hash128"), ("rank", 1, "i32"), ("last", 22, "u64")]),
+        ("pointer", [("out", 0, "ptr"), ("id", 1, "hash128*"), ("rank", 2, "i32"), ("last", 7, "u64")]),
+    ],
+)
+def test_a_structure_by_value_takes_no_register_of_x86(
+    monkeypatch: pytest.MonkeyPatch, by_value: str, places: list[tuple[str, int, str]]
+) -> None:
+    monkeypatch.setattr(signature, "_BY_VALUE", by_value)
+    monkeypatch.setattr(signature, "WORDS", 32)
+    hook = hook_of("uprobe:l.so:f(out: ptr, id: hash128, rank: i32, _, _, _, _, last)")
+    assert [(one.name, one.position, one.kind) for one in hook.signature.arguments] == places
+
+
 def test_eight_words_can_be_recorded() -> None:
     fitting = "a: dim3, b: dim3, c: u32, d: i32, e: u32, out f, g: str, h, i"
     assert len(hook_of(f"uprobe:l.so:f({fitting})").signature.arguments) == 9
@@ -169,6 +185,10 @@ def test_a_condition_on_a_named_value(tmp_path: Path) -> None:
         ("uprobe:l.so:f(a, a)", "argument a: there are two", ""),
         ("uprobe:l.so:f(a, b, c, d, e, f, g, h, i)", "take 9 words of 64 bits; 8", "u32"),
         (f"uprobe:l.so:f({'_, ' * 16}a)", "argument a: it is word 17", ""),
+        ("uprobe:l.so:f(a: hash128, b: hash128)", "2 hash128 arguments; one can be recorded", ""),
+        ("uprobe:l.so:f(out a: hash128)", "hash128 cannot be recorded here", "Use one of bool,"),
+        ("uprobe:l.so:f(a: hash128) if a == 1", "a is a hash128", "Compare a number"),
+        ("kprobe:f(a: hash128*)", "hash128* is of libraries' functions", ""),
         (f"uprobe:l.so:f({'_, ' * 15}a: dim3)", "argument a: it is word 17", ""),
         ("uprobe:l.so:f(a b)", "cannot read 'a b'", ""),
         ("uprobe:l.so:f(a,)", "cannot read ''", ""),

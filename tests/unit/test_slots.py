@@ -102,6 +102,10 @@ def test_a_value_comes_back_in_its_kind_whatever_is_above_it(kind, data):
         assert shared == {"a0": neighbour, "a1": value}
 
 
+def test_a_hash_is_written_in_hexadecimal():
+    assert _written(_signature("hash128"), [0xF00D << 40]) == {"a0": "00f00d0000000000"}
+
+
 def test_a_bool_is_true_or_false():
     text = argument_text(_signature("bool", "bool"), {})
     assert text([1 << 32]) == '"a0":false,"a1":true'

@@ -1,14 +1,17 @@
 """The collectives of one rank: what its GPUs ran to exchange data with other ranks.
 
 PyTorch's profiler names the operation, the process group and the number of each. Of other recordings the
-kernels' names tell the operation, and the order of its kernels stands for the number.
+kernels' names tell the operation, NCCL's calls the group, and the order of its kernels stands for the number.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
+from tracepipe.dataset.communicators import communicated
+from tracepipe.event.columns import Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.analyses.cuda_calls import values_by_names
 from tracepipe.reports.analyses.gpu_shares import communicates
@@ -39,12 +42,14 @@ _OPERATIONS: Final = {
     "all_gather": re.compile(r"all_?gather", re.IGNORECASE),
     "all_to_all": re.compile(r"all_?to_?all", re.IGNORECASE),
     "barrier": re.compile(r"barrier", re.IGNORECASE),
-    "broadcast": re.compile(r"broadcast", re.IGNORECASE),
+    "broadcast": re.compile(r"broadcast|bcast", re.IGNORECASE),
     "send_recv": re.compile(r"send_?recv|(^|_)(send|recv)", re.IGNORECASE),
     "reduce": re.compile(r"reduce", re.IGNORECASE),
     "gather": re.compile(r"gather", re.IGNORECASE),
     "scatter": re.compile(r"scatter", re.IGNORECASE),
 }
+UNKNOWN: Final = "not known"
+"""The process group of a kernel of which only that is known that others of the rank have another one."""
 TOGETHER: Final = frozenset({"reduce_scatter", "all_reduce", "all_gather", "all_to_all", "barrier"})
 """Operations in which each rank needs something of every other, so that none leaves before all have come."""
 
@@ -54,7 +59,15 @@ def operation_of(name: str) -> str:
     return next((operation for operation, form in _OPERATIONS.items() if form.search(name)), "")
 
 
-def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """The collectives of a rank. `remarks` say which of their process groups are not known."""
+
+    frame: pl.DataFrame
+    remarks: list[str]
+
+
+def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame) -> Collectives:
     """A row for each collective's kernel, by its start, with the columns of SCHEMA.
 
     `compute` is when each GPU computed: `exposed_ns` is the rest of a collective's time. `row` is that in
@@ -67,15 +80,17 @@ def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame)
     rows = np.flatnonzero(np.array(moves_data, np.bool_)[of_shape][layer.shape])
     frame = run.rows("gpu_kernel", rows, "start_ns", "end_ns", "gpu", "stream", "name")
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
+    operations = _operations(given["operation"], frame["name"].to_list())
     frame = frame.with_columns(
         row=pl.Series(rows, dtype=pl.Int64),
         gpu=pl.col("gpu").fill_null(0),
-        operation=pl.Series(_operations(given["operation"], frame["name"].to_list()), dtype=pl.String),
+        operation=pl.Series(operations, dtype=pl.String),
         process_group=pl.Series(_groups(given["group"], given["members"]), dtype=pl.String),
         **{key: _integers(given[key]) for key in ("group_size", "seq", "elements")},
     )
+    frame, remarks = _with_communicators(run, rows, frame)
     nth = pl.int_range(pl.len(), dtype=pl.Int64).over("gpu", "operation", "process_group")
-    leaves_together = pl.col("operation").is_in(sorted(TOGETHER))
+    leaves_together = pl.col("operation").is_in(sorted(TOGETHER)) & (pl.col("process_group") != UNKNOWN)
     ends_ns = pl.when(leaves_together).then("end_ns").cum_max().forward_fill().shift(1).over("gpu")
     frame = frame.with_columns(
         nth=nth,
@@ -84,7 +99,37 @@ def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame)
         work_ns=(pl.col("start_ns") - ends_ns).clip(0),
         step=_steps(frame["start_ns"], steps),
     )
-    return frame.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in SCHEMA.items())
+    frame = frame.select(pl.col(name).cast(getattr(pl, kind)) for name, kind in SCHEMA.items())
+    return Collectives(frame, remarks)
+
+
+def _with_communicators(run: Run, rows: Int64s, frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Fill in what the calls of NCCL tell of kernels that name no group themselves; and what they do not."""
+    is_unnamed = frame["process_group"] == ""
+    if not is_unnamed.any():
+        return frame, []
+    found = communicated(run, rows, frame["operation"].to_list(), operation_of)
+    remarks = []
+    if found.unknown:
+        remarks.append(
+            f"calls of NCCL whose process groups are not known: {found.unknown:,}. Record from before their "
+            "communicators are made."
+        )
+    if not any(found.calls):
+        return frame, remarks  # as if all ranks were in one group
+    groups = [UNKNOWN if call is None else call.group for call in found.calls]
+    sizes = [None if call is None else call.size for call in found.calls]
+    elements = [None if call is None else call.elements for call in found.calls]
+    told = pl.DataFrame(
+        {"group": groups, "size": sizes, "count": elements},
+        schema={"group": pl.String, "size": pl.Int64, "count": pl.Int64},
+    )
+    frame = frame.with_columns(
+        process_group=pl.when(is_unnamed).then(told["group"]).otherwise("process_group"),
+        group_size=pl.col("group_size").fill_null(told["size"]),
+        elements=pl.col("elements").fill_null(told["count"]),
+    )
+    return frame, remarks
 
 
 def _steps(start_ns: pl.Series, steps: pl.DataFrame) -> pl.Series:

@@ -60,7 +60,8 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
     identity = identity_of(run.facts.header, run.facts.trace_clock, source.path, root)
     times = gpu_times(run)
     steps = steps_of(run, times)
-    collectives = collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, steps)
+    found = collectives_of(run, {gpu: time.compute for gpu, time in times.items()}, steps)
+    collectives = found.frame
     for name, table in TABLES.items():
         if table.count(run):
             schema = table.part(run, slice(0, 0)).schema
@@ -75,7 +76,7 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
         run, identity, source, {"gpus": len(times), "kernels": kernels, "collectives": len(collectives)}
     )
     _write(made / f"{RANKS}.parquet", row.schema, lambda: iter([row]))
-    return Written(identity, kernels, len(collectives), lost, tuple(run.facts.remarks({})))
+    return Written(identity, kernels, len(collectives), lost, (*run.facts.remarks({}), *found.remarks))
 
 
 def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -> pl.DataFrame:

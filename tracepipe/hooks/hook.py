@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 # Kinds of recorded values: name → (bits, signed). `ptr` is an address, `ioctl` a command number that is
 # decoded, `str` the text at an address (at most TEXT_BYTES), `dim3` CUDA's three sizes, which take two
-# positions; any other name is a table of names for an i32, such as CUresult.
+# positions, `hash128` the hash of a structure of 128 bytes that is passed by value, `hash128*` of one that is
+# pointed to; any other name is a table of names for an i32, such as CUresult.
 INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "bool": (8, False),
     "u8": (8, False),
@@ -24,6 +25,12 @@ INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "ptr": (64, False),
     "ioctl": (32, False),
 }
+HASH_KINDS = ("hash128", "hash128*")
+"""Of a structure, which is passed by value or pointed to, the hash is recorded, of 64 bits."""
+HASHED_WORDS = 16
+"""The words of such a structure."""
+WHOLE_KINDS = ("str", "dim3", *HASH_KINDS)
+"""Kinds of arguments only, not of results or of what a pointer points to."""
 TEXT_BYTES = 248
 """The longest recorded text: eight records of 31 bytes."""
 TEXT_FORMS = ("array", "__data_loc", "__rel_loc")
@@ -38,7 +45,9 @@ OWN_LAYER = "hook"
 RECORDED_LAYERS = (*PROBED_LAYERS, OWN_LAYER)
 """All layers of probes."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
-EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name")
+EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name", "communicator")
+TOLD_LATER = ("name", "communicator")
+"""Effects without an event: what they say of a handle is an argument of later calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,12 @@ class Argument:
     @property
     def bits(self) -> int:
         """Width of the value."""
-        return INTEGER_KINDS.get(self.kind, (64 if self.kind in ("str", "dim3") else 32, True))[0]
+        return INTEGER_KINDS.get(self.kind, (64 if self.kind in WHOLE_KINDS else 32, True))[0]
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the hash of a structure is recorded."""
+        return self.kind in HASH_KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,8 @@ class Hook:
     `free_host`, `set` become `memory` events, from its arguments `address` and `size_bytes`; `transfer` a
     `transfer` event, from `size_bytes` and `direction` (the hook's, or the argument's); `name`: it gives its
     argument `handle` the name in its argument `symbol`, or that which `function` has, shown wherever that
-    value is an argument `function`.
+    value is an argument `function`; `communicator`: it makes the communicator in its argument `comm`, from an
+    `id` or a `parent`, whose group is shown wherever that value is an argument `comm`.
     `modules` of a kprobe: the kernel modules to look in, all if empty.
     `everywhere`: not of the target's threads only (an interrupt). `origin` says where it was written; hooks
     of one origin are alternatives. `group`: the hooks that stand together in a file: one must be there.

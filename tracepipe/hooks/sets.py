@@ -56,6 +56,7 @@ _EFFECT_NEEDS = {
     "set": ("address",),
     "transfer": ("size_bytes or width_bytes",),
     "name": ("handle", "symbol or function"),
+    "communicator": ("comm",),
 }
 
 

@@ -7,21 +7,36 @@
 
 Of several names, at least one must exist. A tracepoint without a group has that of the one before it. The
 position of an argument in the text is that in the call; the arguments of a tracepoint are fields, by name.
+
+A structure that is passed by value (`hash128`) lies on the stack on x86-64, where it takes no register, and
+behind a pointer on aarch64.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tracepipe.errors import InputError
-from tracepipe.hooks.hook import INTEGER_KINDS, OPERATORS, Argument, Condition, Signature
+from tracepipe.hooks.hook import (
+    HASH_KINDS,
+    HASHED_WORDS,
+    INTEGER_KINDS,
+    OPERATORS,
+    WHOLE_KINDS,
+    Argument,
+    Condition,
+    Signature,
+)
 from tracepipe.hooks.near_names import did_you_mean
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 WORDS = 16
 """The machine words of arguments that can be read: registers, then the stack."""
+REGISTERS = 6
+"""The words of arguments that x86-64 passes in registers."""
 FIELDS = 4
 """The most fields in the record of a tracepoint's hit."""
 
@@ -38,6 +53,7 @@ _ALTERNATIVE = "|"
 _ARGUMENT = re.compile(r"(?:(out)\s+)?([^\s:]+)(?:\s*:\s*(\S+))?")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[xyz])?")
 _FORM = "Write NAME(ARGUMENT, …) -> KIND if NAME OPERATOR VALUE; all but the name may be left out."
+_BY_VALUE = "stack" if platform.machine() == "x86_64" else "pointer"
 _TRUTH = {"true": "1", "false": "0"}
 _CONDITION = re.compile(r"([\w.]+)\s*([=!<>&~|^]+)\s*(\S+)")
 
@@ -78,7 +94,7 @@ def read_signature(text: str, target: str, find_table: FindTable, entry: Entry) 
         raise entry.wrong("", "not a signature", _FORM)
     is_tracepoint = target == "tracepoint"
     patterns = _patterns(match["pattern"], is_tracepoint, entry)
-    reader = _Arguments(is_tracepoint, find_table, entry)
+    reader = _Arguments(target, find_table, entry)
     arguments = reader.read(match["arguments"] or "")
     result = match["result"] or ""
     if result:
@@ -126,7 +142,7 @@ def read_condition(
         names = [known.name for known in arguments]
         hint = did_you_mean(name, names) or f"Name it among the arguments: NAME(…, {name}, …)."
         raise entry.wrong("condition", f"{name} is not recorded", hint)
-    if argument.out or argument.kind in ("str", "dim3"):
+    if argument.out or argument.kind in WHOLE_KINDS:
         what = "is known only when the call returns" if argument.out else f"is a {argument.kind}"
         raise entry.wrong("condition", f"{name} {what}", "Compare a number that is passed in.")
     try:
@@ -151,22 +167,31 @@ def check_range(condition: Condition, entry: Entry) -> None:
 class _Arguments:
     """Reads the arguments of one signature."""
 
-    def __init__(self, is_tracepoint: bool, find_table: FindTable, entry: Entry) -> None:
-        self._is_tracepoint, self._find_table, self._entry = is_tracepoint, find_table, entry
+    def __init__(self, target: str, find_table: FindTable, entry: Entry) -> None:
+        self._is_tracepoint, self._is_uprobe = target == "tracepoint", target == "uprobe"
+        self._find_table, self._entry = find_table, entry
 
     def read(self, text: str) -> tuple[Argument, ...]:
         """The arguments that are recorded."""
         arguments: list[Argument] = []
-        word = 0
+        word = on_stack = 0
         for part in text.split(",") if text.strip() else []:
             if part.strip() == "_" and not self._is_tracepoint:
                 word += 1
                 continue
-            argument = self._argument(part.strip(), word, {known.name for known in arguments})
+            place = word + (on_stack if word >= REGISTERS else 0)
+            argument = self._argument(part.strip(), place, {known.name for known in arguments})
+            if argument.kind == "hash128" and _BY_VALUE == "pointer":
+                argument = replace(argument, kind="hash128*")
+            elif argument.kind == "hash128":
+                argument = replace(argument, position=max(place, REGISTERS))
+                on_stack += HASHED_WORDS
+                word -= 1
             arguments.append(argument)
-            word += 2 if argument.kind == "dim3" else 1
-            if word > WORDS:
-                message = f"it is word {word} of the arguments; {WORDS} can be read"
+            width = 2 if argument.kind == "dim3" else 1
+            word += width
+            if place + width > WORDS:
+                message = f"it is word {place + width} of the arguments; {WORDS} can be read"
                 raise self._entry.wrong(f"argument {argument.name}", message, "Leave it out.")
         self._check_number(tuple(arguments))
         return tuple(arguments)
@@ -175,12 +200,12 @@ class _Arguments:
         """Raises InputError if there is no such kind; `whole`: a text and a dim3 are allowed."""
         if kind in INTEGER_KINDS:
             return
-        if kind in ("str", "dim3"):
+        if kind in WHOLE_KINDS:
             if not whole:
                 hint = f"Use one of {', '.join(INTEGER_KINDS)}, or a table of names."
                 raise self._entry.wrong(field, f"{kind} cannot be recorded here", hint)
         elif self._find_table(kind) is None:
-            hint = did_you_mean(kind, [*INTEGER_KINDS, "str", "dim3"])
+            hint = did_you_mean(kind, [*INTEGER_KINDS, *WHOLE_KINDS])
             hint = f"{hint} Or give the names of its values as [values.{kind}]."
             raise self._entry.wrong(field, f"no kind {kind}", hint.strip())
 
@@ -194,8 +219,10 @@ class _Arguments:
         field = f"argument {name}"
         if name in before:
             raise self._entry.wrong(field, "there are two of this name", "Give each a different name.")
-        if self._is_tracepoint and (out or kind == "dim3"):
+        if self._is_tracepoint and (out or kind in ("dim3", *HASH_KINDS)):
             raise self._entry.wrong(field, "tracepoints have only numbers and texts", "Leave it out.")
+        if kind in HASH_KINDS and not self._is_uprobe:
+            raise self._entry.wrong(field, f"{kind} is of libraries' functions", "Leave it out.")
         if kind is not None:
             self.check_kind(field, kind, whole=not out)
         return Argument(name, word, kind or ("" if self._is_tracepoint else "u64"), out)
@@ -208,6 +235,7 @@ class _Arguments:
             return
         for what, found in (
             ("str", [known for known in arguments if known.kind == "str"]),
+            ("hash128", [known for known in arguments if known.is_hashed]),
             ("out", [known for known in arguments if known.out]),
         ):
             if len(found) > 1:

@@ -20,7 +20,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tracepipe.hooks.hook import INTEGER_KINDS, Argument, Signature
+from tracepipe.hooks.hook import HASH_KINDS, INTEGER_KINDS, Argument, Signature
 from tracepipe.hooks.ioctl import decode_command
 
 MAX_SLOTS = 8
@@ -78,7 +78,7 @@ class Value:
             word = f"{word} >> {self.shift}"
         if self.bits + self.shift < 64:
             word = f"({word}) & {(1 << self.bits) - 1}"
-        if INTEGER_KINDS.get(self.kind, (32, True))[1]:
+        if self.kind not in HASH_KINDS and INTEGER_KINDS.get(self.kind, (32, True))[1]:
             sign = 1 << (self.bits - 1)
             word = f"(({word}) ^ {sign}) - {sign}"
         return word
@@ -191,7 +191,7 @@ class _Form:
         if value.kind in value_names:
             return self._looked_up(value, _Names(value_names[value.kind]))
         self.code.append(value.code())
-        return "%d"
+        return '"%016x"' if value.kind in HASH_KINDS else "%d"
 
     def function(self) -> ArgumentText:
         """The finished formatter."""

@@ -17,7 +17,7 @@ _ALIKE: Final = 1.1
 
 def behaviours(ranks: pl.DataFrame, members: pl.DataFrame) -> pl.Series:
     """The number of each rank's group, from 0, the largest group first. `ranks` has a row for each rank with
-    `steps` and `kernels`, `members` those of `by_member`.
+    `steps` and `kernels`, `members` those of `Job.members`.
 
     Ranks of one group run the same operations in process groups of the same sizes, about as often in a step,
     and about as many kernels.

@@ -95,8 +95,10 @@ class Job:
 
     @cached_property
     def members(self) -> pl.DataFrame:
-        """The rows of `by_member`, by rank, operation and group."""
+        """The rows of `by_member` with `group_size`, by rank, operation and group."""
         found = self.engine.rows(queries.by_member(self._members, self._meetings))
+        sizes = self.groups.select("operation", "process_group", "group_size")
+        found = found.join(sizes, ["operation", "process_group"], "left")
         return found.sort("rank", "operation", "process_group")
 
     @cached_property

@@ -127,7 +127,8 @@ def by_group(meetings: Table) -> Table:
     return meetings.group_by("operation", "process_group").aggregate(
         collectives=meetings.count(),
         ranks=meetings["ranks"].max(),
-        group_size=meetings["group_size"].max(),
+        # Of communicators that were split off others the recordings do not say it.
+        group_size=meetings["group_size"].max().coalesce(meetings["ranks"].max()),
         elements=_sum(meetings["elements"]),
         transfer_ns=_sum(meetings["transfer_ns"]),
         shortest_ns=meetings["transfer_ns"].min(),
@@ -156,7 +157,6 @@ def by_member(members: Table, meetings: Table) -> Table:
     joined = members.join(transfers, KEY)
     return joined.group_by("host", "rank", "operation", "process_group").aggregate(
         collectives=joined.count(),
-        group_size=joined["group_size"].max(),
         waited_ns=_sum(joined["dur_ns"] - joined["transfer_ns"]),
     )
 

@@ -109,7 +109,7 @@ def _is_slower(
 
 def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Iterator[Straggler]:
     """Ranks all of whose process groups transfer slower than groups alike. `groups` are rows of `by_group`,
-    `members` of `by_member`; the run has so many `steps`.
+    `members` those of `Job.members`; the run has so many `steps`.
 
     Groups are alike that run one operation on as many ranks and elements. Their shortest transfers are
     compared: of a collective to which a rank came last that is not recorded the transfer is not known, and

@@ -174,6 +174,8 @@ def collectives(job: Job) -> Table:
         "transfer: how long the rank took that came last. waits: how much longer the others took, on the "
         "average. last: the rank that came last most often."
     )
+    if rows and not any(job.groups["process_group"]):
+        note += " No recording names process groups: all ranks are taken for one group."
     return Table("collectives", "Collectives", columns, rows, note, empty=_NO_COLLECTIVES)
 
 

@@ -143,7 +143,9 @@ struct spec {
     u8 condition_at; /* position + 1 of the compared value; for a tracepoint 1 + its index */
     u8 condition_bits; /* its width */
     u8 condition_signed;
-    u8 zero[6];
+    u8 hashed;    /* slot + 1 that gets the hash of a structure: of what its word points to, */
+    u8 hashed_at; /* or, unless 0, of what begins at this position + 1 on the stack */
+    u8 zero[4];
     u64 condition_value;
 };
 enum flags {
@@ -153,7 +155,7 @@ enum flags {
     IN_KERNEL = 8,
     EVERYWHERE = 16, /* of all threads, not only of recorded ones */
     UNFILTERED = 32, /* recorded however short it is */
-    NAMES = 64,      /* names a handle, which launches in a later window need */
+    NAMES = 64,      /* says what a handle is, which calls in a later window need */
 };
 enum condition { ALWAYS, EQUAL, UNEQUAL, LESS, AT_MOST, MORE_THAN, AT_LEAST, COMMON_BIT };
 
@@ -363,6 +365,19 @@ static inline u64 word(struct words *words, u32 position_plus_1)
     return value;
 }
 
+/* 64 bits that distinguish structures of 128 bytes in the program; 0 if they cannot be read. */
+static inline u64 hash_of(u64 at)
+{
+    u64 in[16], hash = 0xcbf29ce484222325ull;
+    if (bpf_probe_read_user(in, sizeof(in), (void *)at))
+        return 0;
+    for (int i = 0; i < 16; i++) {
+        hash = (hash ^ in[i]) * 0x100000001b3ull;
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
 static inline int is_met(struct spec *spec, u64 value)
 {
     u32 unused = 64 - spec->condition_bits;
@@ -489,6 +504,11 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
             if (spec->high[i])
                 call.a[i] = (u32)call.a[i] | word(&words, spec->high[i]) << 32;
         }
+    }
+    if (spec->hashed) {
+        u32 slot = spec->hashed - 1;
+        u64 at = spec->hashed_at ? words.stack + 8 * (u64)(spec->hashed_at - 1 - REGISTERS) : call.a[slot & 7];
+        call.a[slot & 7] = hash_of(at);
     }
     if (spec->text)
         call.text = word(&words, spec->text);

@@ -4,10 +4,10 @@
     ┌───────┬────────┬───────┬───────┬─────┬───────────┬──────┬───────┬───────────┬──────────────┐
     │low[8] │high[8] │ slots │ layer │ out │ out bytes │ text │ flags │ condition │ condition at │
     └───────┴────────┴───────┴───────┴─────┴───────────┴──────┴───────┴───────────┴──────────────┘
-    24               25                  26         32
-    ┌────────────────┬───────────────────┬──────────┬─────────────────┐
-    │ condition bits │ condition signed  │ zero[6]  │ condition value │
-    └────────────────┴───────────────────┴──────────┴─────────────────┘
+    24               25                 26       27          28        32
+    ┌────────────────┬──────────────────┬────────┬───────────┬─────────┬─────────────────┐
+    │ condition bits │ condition signed │ hashed │ hashed at │ zero[4] │ condition value │
+    └────────────────┴──────────────────┴────────┴───────────┴─────────┴─────────────────┘
 
 Positions are stored plus one; 0 means none.
 """
@@ -22,18 +22,19 @@ from tracepipe.hooks.hook import (
     INTEGER_KINDS,
     OPERATORS,
     TEXT_FORMS,
+    TOLD_LATER,
     Argument,
     KernelPlace,
     Probe,
     TracepointPlace,
 )
-from tracepipe.hooks.slots import slots
+from tracepipe.hooks.slots import slots, values
 
-_SPEC = struct.Struct("<8s8sBBBBBBBBBB6xQ")
+_SPEC = struct.Struct("<8s8sBBBBBBBBBBBB4xQ")
 SPEC_BYTES = _SPEC.size
 _PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED, _NAMES = 1, 2, 4, 8, 16, 32, 64
-WHOLE_EFFECTS = frozenset({"name", "alloc", "free"})
-"""The effects that no filter may drop: names of handles, and allocations, whose sum must be right."""
+WHOLE_EFFECTS = frozenset({*TOLD_LATER, "alloc", "free"})
+"""The effects that no filter may drop: what handles are, and allocations, whose sum must be right."""
 QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
 """The driver's function that queues work for its own threads."""
 # enum condition of probes.bpf.c
@@ -90,8 +91,20 @@ def spec_of(probe: Probe, filters: Filters) -> bytes:
         at,
         bits,
         int(signed),
+        *hashed_slot(probe),
         value,
     )
+
+
+def hashed_slot(probe: Probe) -> tuple[int, int]:
+    """The slot, plus one, of the argument whose structure is hashed, and its position, plus one, where the
+    structure itself lies on the stack.
+    """
+    hashed = next((argument for argument in probe.signature.arguments if argument.is_hashed), None)
+    if hashed is None:
+        return 0, 0
+    on_stack = hashed.position + 1 if hashed.kind == "hash128" else 0
+    return values(probe.signature)[hashed.name].slot + 1, on_stack
 
 
 def _place(argument: Argument, arguments: tuple[Argument, ...], is_tracepoint: bool) -> int:
@@ -111,6 +124,6 @@ def _flags(probe: Probe, filters: Filters) -> int:
         flags |= _EVERYWHERE
     if probe.hook.effect in WHOLE_EFFECTS:
         flags |= _UNFILTERED
-    if probe.hook.effect == "name":
+    if probe.hook.effect in TOLD_LATER:
         flags |= _NAMES
     return flags

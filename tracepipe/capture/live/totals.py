@@ -35,7 +35,7 @@ from tracepipe.capture.records.record import (
     THREAD_NEW,
     WAKEUP,
 )
-from tracepipe.hooks.hook import Probe, TracepointPlace
+from tracepipe.hooks.hook import TOLD_LATER, Probe, TracepointPlace
 
 # ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3] of a record; record.py draws the whole record.
 _READ = struct.Struct("<8xQIIIB3xQQQQ")
@@ -74,7 +74,7 @@ class Function:
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
     is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-    tells = probe.hook.effect not in ("", "name")
+    tells = probe.hook.effect not in ("", *TOLD_LATER)
     return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if tells else None)
 
 

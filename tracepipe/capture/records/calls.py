@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from tracepipe.capture.records.communicators import MADE, Communicators, Maker
 from tracepipe.capture.records.effects import Effects
 from tracepipe.capture.records.kernel_names import KernelNames
 from tracepipe.capture.records.line import Head, Lines, Where, joined
-from tracepipe.hooks.hook import TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
+from tracepipe.hooks.hook import TEXT_BYTES, TOLD_LATER, Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
 
 _TEXT_CHUNK_BYTES = 31
-_HANDLE, _SYMBOL, _FUNCTION = "handle", "symbol", "function"
+_HANDLE, _SYMBOL, _FUNCTION, _COMM = "handle", "symbol", "function", "comm"
 
 
 class Calls:
@@ -32,6 +33,8 @@ class Calls:
         self._effects = Effects(values)
         self.kernels = KernelNames()
         self._naming: dict[tuple[int, int], tuple[str, int]] = {}
+        self._communicators = Communicators()
+        self._making: dict[tuple[int, int], Sequence[int]] = {}
         for probe in probes:
             self.add(probe)
 
@@ -47,7 +50,7 @@ class Calls:
         """Add a probe that was found later; returns its number."""
         number = len(self._texts_of)
         self._texts_of.append(_ProbeTexts(probe, self._values))
-        if probe.hook.effect not in ("", "name"):
+        if probe.hook.effect not in ("", *TOLD_LATER):
             self.effective.add(number)
         return number
 
@@ -66,6 +69,8 @@ class Calls:
             words = first + (rest if last == number else (0, 0, 0, 0))
         if number in self.effective:
             self._effects.enter(tid, probe.probe, ts_ns, words)
+        if probe.maker is not None:
+            self._making[tid, number] = words
         members = probe.arguments(words)
         if probe.is_plain and not torn and not self.served and not kernel:
             return probe.enter, members
@@ -82,7 +87,11 @@ class Calls:
         named = self._naming.pop((tid, number), None)
         if named is not None and not result & 0xFFFFFFFF:
             self.kernels.put(tgid, named[1] or out, named[0])
-        shown = probe.out_text(out) if not result & 0xFFFFFFFF else ""
+        result &= 0xFFFFFFFF
+        shown = probe.out_text(out) if not result else ""
+        made = self._making.pop((tid, number), None)
+        if made is not None and probe.maker is not None and result in MADE:
+            shown = joined(shown, self._communicators.make(tgid, out, probe.maker, made))
         return probe.leave, joined(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
 
     def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
@@ -136,6 +145,8 @@ class Calls:
             members.append(f'"kernel":{json.dumps(name)}')
             if probe.names:  # of a handle that the call returns for another one
                 self._naming[tid, number] = name, probe.handle(words)
+        if probe.comm >= 0:
+            members.append(self._communicators.members(tgid, words[probe.comm]))
         members.append(self._for_whom(tid))
         if torn:
             members.append('"args_lost":true')
@@ -177,7 +188,9 @@ class _ProbeTexts:
         self.function = _slot_named(_FUNCTION, arguments, self._slots)
         self._handle = _slot_named(_HANDLE, arguments, self._slots)
         self.names = probe.hook.effect == "name"
-        self.is_plain = not self.text and self.function < 0
+        self.comm = _slot_named(_COMM, arguments, self._slots)
+        self.maker = Maker(probe) if probe.hook.effect == "communicator" else None
+        self.is_plain = not self.text and self.function < 0 and self.comm < 0
         self._result = _result_text(probe.signature.result, values)
         self._results: dict[int, str] = {}
 

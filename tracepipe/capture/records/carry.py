@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from tracepipe.capture.records.calls import teller
+from tracepipe.capture.records.communicators import MADE
 from tracepipe.capture.records.effects import OPEN_CALLS_MAX
 from tracepipe.capture.records.record import (
     CALL_ENTER,
@@ -34,7 +35,7 @@ from tracepipe.capture.records.record import (
 )
 from tracepipe.capture.records.record_text import ENDED
 from tracepipe.capture.records.sieve import Sieve
-from tracepipe.hooks.hook import Probe, TracepointPlace
+from tracepipe.hooks.hook import TOLD_LATER, Probe, TracepointPlace
 
 THREADS_MAX = 1 << 16
 """The most threads whose names and ids are carried; the oldest are forgotten first, as not every end is seen.
@@ -78,7 +79,8 @@ class RecordCarry:
     """Carries records of probes.bpf.c."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
-        self._naming = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect == "name")
+        self._naming = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect in TOLD_LATER)
+        self._making = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect == "communicator")
         self._momentary = frozenset(
             i
             for i, probe in enumerate(probes)
@@ -175,13 +177,15 @@ class RecordCarry:
         del entries[place:]  # calls inside it have lost their returns
         if not entries:
             del self._calls[tid]
-        if number in self._naming and not RECORD.unpack(record)[7] & 0xFFFFFFFF:
+        result = RECORD.unpack(record)[7] & 0xFFFFFFFF
+        if number in self._naming and (not result or (number in self._making and result in MADE)):
             self._name(entry, record)
 
     def _name(self, entry: bytes, leave: bytes) -> None:
         """Keep the call that named a handle, instead of an older call that named it."""
         _, _, tgid, number, _, _, _, *words = RECORD.unpack_from(entry, len(entry) - RECORD_BYTES)
-        key = (tgid, number, *words, leave[_A0_AT:])
+        # Communicators are counted, also those with the address of one that was destroyed.
+        key = (tgid, number, *words, leave[_A0_AT:], len(self._named) if number in self._making else 0)
         self._named.pop(key, None)
         self._named[key] = entry + leave
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tracepipe.capture.bpf.specs import QUEUES_ITEMS, WHOLE_EFFECTS, is_paired
+from tracepipe.capture.bpf.specs import QUEUES_ITEMS, WHOLE_EFFECTS, hashed_slot, is_paired
 from tracepipe.capture.engines.bpftrace.language import (
     TEXT_PIECE_BYTES,
     THREADS,
@@ -14,7 +14,7 @@ from tracepipe.capture.engines.bpftrace.language import (
     quoted,
 )
 from tracepipe.capture.records.record import DROP_LAYERS
-from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
+from tracepipe.hooks.hook import HASHED_WORDS, FilePlace, KernelPlace, Probe
 from tracepipe.hooks.slots import slots
 
 
@@ -58,6 +58,10 @@ class FunctionProbe:
         events = 2 if self.probe.hook.returns else 1
         words = [self._slot(slot.low, slot.high) for slot in slots(self.probe.signature)]
         text = self._word(self.string.position) if self.string else "(uint64)0"
+        hashed, on_stack = hashed_slot(self.probe)
+        digest = self._digest(on_stack - 1, words[hashed - 1]) if hashed else ""
+        if hashed:
+            words[hashed - 1] = "$h"
         kept = ""
         if self.paired:
             parts = ["(uint64)nsecs", self._word(self.out.position) if self.out else "(uint64)0"]
@@ -66,7 +70,7 @@ class FunctionProbe:
                 parts += [text, *words, *["(uint64)0"] * (language.widest - len(words))]
             kept = f"@o[{self.frame[0]}, (uint64)tid] = ({', '.join(parts)});"
         printed = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
-        statement = f"{kept} {printed}"
+        statement = f"{digest}{kept} {printed}"
         refused = language.filtered(self.layer, events)
         if not self.is_whole:
             statement = language.sampled(self.index, statement, refused)
@@ -160,6 +164,16 @@ class FunctionProbe:
             f"if ($t != 0 || $v != 0) {{ {self._leave()} }}",
         ]
 
+    def _digest(self, on_stack: int, pointer: str) -> str:
+        """The statements that hash a structure into $h, as hash_of of probes.bpf.c does."""
+        at = pointer if on_stack < 0 else f'(uint64)reg("sp") + {self._above(on_stack)}'
+        steps = "".join(
+            f"$h = ($h ^ *(uint64*)uptr($at + {8 * n})) * (uint64)0x100000001b3; $h = $h ^ ($h >> 32); "
+            for n in range(HASHED_WORDS)
+        )
+        # A constant of bpftrace has 63 bits.
+        return f"$at = {at}; $h = ((uint64)0xcbf29ce4 << 32) | (uint64)0x84222325; {steps}"
+
     def _slot(self, low: int, high: int | None) -> str:
         if high is None:
             return self._word(low)
@@ -170,5 +184,9 @@ class FunctionProbe:
         if position < architecture.registers:
             return f"(uint64)arg{position}"
         space = "kptr" if self.in_kernel else "uptr"
-        above = architecture.stack_bytes + 8 * (position - architecture.registers)
-        return f'*(uint64*){space}((uint64)reg("sp") + {above})'
+        return f'*(uint64*){space}((uint64)reg("sp") + {self._above(position)})'
+
+    def _above(self, position: int) -> int:
+        """How far a word on the stack is above the stack pointer, in bytes."""
+        architecture = self.language.architecture
+        return architecture.stack_bytes + 8 * (position - architecture.registers)
