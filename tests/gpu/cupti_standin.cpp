@@ -5,6 +5,9 @@
 //     launch N     N kernels are launched and run
 //     cuda N       the same by the runtime's function, which calls the driver's
 //     slow N       a kernel is launched and runs for N ms
+//     needs R S D C   kernels have R registers, S and D bytes of static and dynamic shared memory from now on, and
+//                  an SM is configured for C bytes of it; 0: the driver chooses, and 8192 are there
+//     gpu          CUPTI says what GPU 0 is: one of compute capability 9.0
 //     start N      N kernels are launched, and CUPTI has no records of them
 //     queue N      N kernels are launched and wait, until
 //     run          they run
@@ -100,6 +103,17 @@ void api(uint32_t cbid) {
     record.processId = uint32_t(getpid()), record.threadId = uint32_t(syscall(SYS_gettid));
     add(record);
 }
+struct Needs {
+    int registers = 0, static_bytes = 0, dynamic_bytes = 0, configured_bytes = 0;
+} needs;
+void gpu() {
+    std::lock_guard lock(mutex);
+    CUpti_ActivityDevice5 record{};
+    record.kind = CUPTI_ACTIVITY_KIND_DEVICE, record.name = "NVIDIA H200", record.numMultiprocessors = 132;
+    record.computeCapabilityMajor = 9, record.maxWarpsPerMultiprocessor = 64, record.maxBlocksPerMultiprocessor = 32;
+    record.maxRegistersPerMultiprocessor = 65536, record.maxSharedMemoryPerMultiprocessor = 233472;
+    add(record);
+}
 enum Runs { NEVER, NOW, LATER };
 void run(CUpti_ActivityKernel10 &record, unsigned ms) {
     record.start = now();
@@ -113,6 +127,11 @@ void launch_now(Runs runs, unsigned ms) {
     CUpti_ActivityKernel10 record{};
     record.kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, record.correlationId = correlation;
     record.name = "f", record.gridX = record.gridY = record.gridZ = 1;
+    record.blockX = 256, record.blockY = record.blockZ = 1;
+    record.registersPerThread = uint16_t(needs.registers);
+    record.staticSharedMemory = needs.static_bytes, record.dynamicSharedMemory = needs.dynamic_bytes;
+    record.isSharedMemoryCarveoutRequested = needs.configured_bytes != 0;
+    record.sharedMemoryExecuted = needs.configured_bytes ? uint32_t(needs.configured_bytes) : 8192;
     if (runs == NOW) run(record, ms);
     add(record, runs == LATER);
 }
@@ -198,6 +217,7 @@ CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t bytes, CUpti_Activi
     static const auto &sizes = *new std::map<CUpti_ActivityKind, size_t>{
         {CUPTI_ACTIVITY_KIND_DRIVER, sizeof(CUpti_ActivityAPI)},
         {CUPTI_ACTIVITY_KIND_RUNTIME, sizeof(CUpti_ActivityAPI)},
+        {CUPTI_ACTIVITY_KIND_DEVICE, sizeof(CUpti_ActivityDevice5)},
         {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, sizeof(CUpti_ActivityKernel10)}};
     auto *next = *record ? reinterpret_cast<uint8_t *>(*record) + (sizes.at((*record)->kind) + 7) / 8 * 8 : from;
     if (next >= from + bytes) return CUPTI_ERROR_MAX_LIMIT_REACHED;
@@ -292,6 +312,10 @@ int main() {
         if ((launches.count(what) || what == "slow" || what == "cuda") && scanf("%d", &count) != 1) return 2;
         if (what == "slow") launch(NOW, unsigned(count)), count = 0;
         for (int at = 0; at < count; at++) what == "cuda" ? launch_by_runtime() : launch(launches.at(what));
+        if (what == "needs" && scanf("%d %d %d %d", &needs.registers, &needs.static_bytes, &needs.dynamic_bytes,
+                                     &needs.configured_bytes) != 4)
+            return 2;
+        if (what == "gpu") gpu();
         if (what == "run") run_waiting();
         if (what == "changed") {
             std::lock_guard lock(mutex);

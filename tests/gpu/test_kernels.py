@@ -19,7 +19,10 @@ from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
+from tracepipe.reports.analyses.kernel_occupancy import resources
+from tracepipe.reports.analyses.theoretical_occupancy import occupancy_of
 
 pytestmark = pytest.mark.gpu
 
@@ -58,6 +61,69 @@ int main() {
     printf("%d", value);
 }
 """
+# Kernels of several sizes; a line for each: threads, dynamic shared memory, and how many blocks of it an SM
+# holds at a time by CUDA itself, or -C where the GPU holds C clusters.
+NEEDS = r"""
+#include <cstdio>
+template <int VALUES> __global__ void holds(float *p) {
+    float values[VALUES];
+    for (int k = 0; k < VALUES; k++) values[k] = p[k * 33];
+    __syncthreads();
+    for (int k = 0; k < VALUES; k++) p[k * 35 + threadIdx.x] = values[VALUES - 1 - k];
+}
+__global__ void shares(float *p) {
+    __shared__ float some[3000];
+    extern __shared__ float more[];
+    some[threadIdx.x] = p[threadIdx.x], more[0] = 1;
+    __syncthreads();
+    p[threadIdx.x] = some[threadIdx.x ^ 1] + more[0];
+}
+__global__ void configured(float *p) {
+    extern __shared__ float more[];
+    more[0] = p[threadIdx.x];
+}
+__global__ void __cluster_dims__(4, 1, 1) clustered(float *p) {
+    extern __shared__ float more[];
+    more[0] = p[threadIdx.x];
+}
+float *p;
+template <typename Kernel> void run(Kernel kernel, int threads, int dynamic) {
+    int blocks = 0;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, dynamic);
+    if (!blocks) return;
+    kernel<<<4, threads, dynamic>>>(p);
+    printf("%d %d %d\n", threads, dynamic, blocks);
+}
+int main() {
+    cudaMalloc(&p, 1 << 20), cudaMemset(p, 0, 1 << 20);
+    int sizes[] = {32, 96, 128, 256, 384, 512};
+    for (int threads : sizes) {
+        run(holds<1>, threads, 0), run(holds<16>, threads, 0);
+        run(holds<48>, threads, 0), run(holds<100>, threads, 0);
+        for (int dynamic : {0, 1000, 20000, 70000, 100000, 200000}) run(shares, threads, dynamic);
+    }
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaFuncSetAttribute(configured, cudaFuncAttributePreferredSharedMemoryCarveout, 25);
+    run(configured, 64, 8000);
+    if (major >= 9)
+        for (int dynamic : {1000, 120000}) {
+            cudaFuncSetAttribute(clustered, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+            cudaLaunchConfig_t launch{};
+            cudaLaunchAttribute cluster{};
+            cluster.id = cudaLaunchAttributeClusterDimension;
+            cluster.val.clusterDim.x = 4, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+            launch.gridDim = 4, launch.blockDim = 256, launch.dynamicSmemBytes = dynamic;
+            launch.attrs = &cluster, launch.numAttrs = 1;
+            int clusters = 0;
+            cudaOccupancyMaxActiveClusters(&clusters, clustered, &launch);
+            clustered<<<4, 256, dynamic>>>(p);
+            printf("256 %d -%d\n", dynamic, clusters);
+        }
+    return cudaDeviceSynchronize() != cudaSuccess;
+}
+"""
 VALUE = 10000 * 32 + 8 * 200 * 128 + 4 * 15
 
 
@@ -75,8 +141,11 @@ def tools() -> Toolchain:
 
 @pytest.fixture(scope="module")
 def program(tools: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("program")
-    (folder / "p.cu").write_text(PROGRAM)
+    return built(tools, PROGRAM, tmp_path_factory.mktemp("program"))
+
+
+def built(tools: Toolchain, source: str, folder: Path) -> Path:
+    (folder / "p.cu").write_text(source)
     target = f"-arch={tools.architectures()[0]}"
     command = [str(tools.nvcc().path), "-std=c++17", target, "-o", str(folder / "p"), str(folder / "p.cu")]
     subprocess.run(command, check=True)
@@ -163,3 +232,32 @@ def test_what_finds_no_room_is_counted(tools: Toolchain, program: Path) -> None:
     assert written == str(VALUE)
     assert lost > 0
     assert len(events) + lost == 11625 + 2 + 1  # kernels, transfers, an allocation
+
+
+def test_theoretical_occupancy_is_that_of_cuda(tools: Toolchain, tmp_path: Path) -> None:
+    """Each launch of several sizes, in the order of the launches, against what CUDA answers for it."""
+    written, events, renderer, lost = recorded(tools, built(tools, NEEDS, tmp_path))
+    assert lost == 0
+    kernels = sorted(
+        (event for event in events if event["type"] == "gpu_kernel"), key=lambda event: event["launch"]
+    )
+    expected = [tuple(map(int, line.split())) for line in written.splitlines()]
+    assert len(kernels) == len(expected) >= 30
+    gpu = renderer.gpus[0]
+    limits = sm_limits(gpu)
+    assert limits is not None
+    differ = []
+    for kernel, (threads, dynamic, answer) in zip(kernels, expected, strict=True):
+        assert kernel["block"] == [threads, 1, 1]
+        needs = resources(kernel["args"], threads)
+        assert needs is not None
+        assert needs.shared_bytes >= dynamic
+        found = occupancy_of(needs, limits, gpu["sm_count"])
+        blocks = found.blocks if found else 0
+        if answer < 0:  # clusters of the GPU: never more than its SMs hold of single blocks
+            agrees = needs.clusters == -answer and blocks <= -answer * 4 / gpu["sm_count"]
+        else:
+            agrees = blocks == answer
+        if not agrees:
+            differ.append((kernel["name"], threads, dynamic, answer, blocks, needs))
+    assert differ == []

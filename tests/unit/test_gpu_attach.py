@@ -266,6 +266,26 @@ def test_one_capture_at_a_time(attached: Attached) -> None:
     assert attached.end() == 0
 
 
+def test_what_launches_need_and_an_sm_has_is_recorded(attached: Attached) -> None:
+    """What the driver chooses for a kernel limits nothing, so only what the program configured is kept."""
+    attached.enter()
+    attached.do("gpu")
+    attached.do("needs 96 1024 4096 0")
+    attached.do("launch 1")
+    attached.do("needs 32 0 0 16384")
+    attached.do("launch 1")
+    attached.wait_for(2)
+    attached.stop()
+    first, second = (kernel["args"] for kernel in attached.of("gpu_kernel"))
+    assert (first["registers"], first["shared_bytes"], "shared_config_bytes" in first) == (96, 5120, False)
+    assert (second["registers"], second["shared_config_bytes"]) == (32, 16384)
+    (gpu,) = attached.renderer.gpus
+    assert (gpu["name"], gpu["sm_count"], gpu["compute_capability"]) == ("NVIDIA H200", 132, "9.0")
+    assert (gpu["max_warps_per_sm"], gpu["max_blocks_per_sm"]) == (64, 32)
+    assert (gpu["registers_per_sm"], gpu["shared_bytes_per_sm"]) == (65536, 233472)
+    assert attached.end() == 0
+
+
 def test_another_profiler_keeps_its_records(attached: Attached) -> None:
     assert attached.do("subscribe") == "subscribe"
     with pytest.raises(CaptureUnavailable, match="uses CUPTI there"):

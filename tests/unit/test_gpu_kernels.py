@@ -49,7 +49,7 @@ def hello(clock: int = 0) -> bytes:
 
 
 def gpu(index: int = 0, uuid: bytes = UUID, pid: int = 42) -> bytes:
-    head = GPU.pack(index, 132, 9, 0, 1980000, 0, uuid)
+    head = GPU.pack(index, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 0, uuid)
     return record(KIND_GPU, head + b"NVIDIA H200", pid)
 
 
@@ -67,7 +67,7 @@ def kernel(
     start_ns: int, correlation: int, *, named: int = 1, gpu: int = 0, graph: int = 0, cluster: int = 0
 ) -> bytes:
     place = (gpu, 1, 7, correlation)
-    sizes = (64, 2, 1, 192, 1, 1, cluster, cluster, cluster, 16, 2048, 54, graph, 0)
+    sizes = (64, 2, 1, 192, 1, 1, cluster, cluster, cluster, 16, 2048, 54, graph, 0, 0, 0)
     return KERNEL.pack(start_ns, start_ns + 500, named, 3, *place, *sizes)
 
 
@@ -194,7 +194,14 @@ def test_a_gpu_has_one_number_for_all_processes() -> None:
     assert [event["gpu"] for event in lines(told, renderer=renderer)] == [1]
     assert [entry["index"] for entry in renderer.gpus] == [0, 1]
     expected = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-4717ba28-0011-2233-4455-66778899aabb"}
-    assert renderer.gpus[0] == {**expected, "sm_count": 132}
+    limits = {
+        "compute_capability": "9.0",
+        "max_warps_per_sm": 64,
+        "max_blocks_per_sm": 32,
+        "registers_per_sm": 65536,
+        "shared_bytes_per_sm": 233472,
+    }
+    assert renderer.gpus[0] == {**expected, "sm_count": 132, **limits}
 
 
 def test_a_gpu_met_later_under_a_number_that_is_taken_gets_another() -> None:
@@ -227,6 +234,7 @@ def test_kernels_of_graphs_and_clusters_say_so() -> None:
     assert event["args"]["graph"] == 5
     assert event["args"]["graph_node"] == 3
     assert event["args"]["cluster"] == [2, 2, 2]
+    assert "max_active_clusters" not in event["args"], "CUPTI does not say how many"
 
 
 def test_a_copy_has_direction_size_and_memories() -> None:

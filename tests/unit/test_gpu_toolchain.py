@@ -242,16 +242,25 @@ def test_a_missing_gpu_is_reported_with_the_drivers_reason() -> None:
 
 
 def test_the_driver_tells_its_version_and_gpus() -> None:
-    gpus = [["H200", 9, 0, 132, "4717ba2800112233445566778899aabb"], ["H200", 9, 0, 132, "ff" * 16]]
-    answer = {"cuda": 13000, "gpus": [*gpus, ["B200", 10, 0, 0, ""]], "error": ""}
+    numbers = [9, 0, 132, 2048, 32, 65536, 233472, 1024]
+    gpus = [["H200", "4717ba2800112233445566778899aabb", *numbers], ["H200", "ff" * 16, *numbers]]
+    answer = {"cuda": 13000, "gpus": [*gpus, ["B200", "", 10, 0, 0, 0, 0, 0, 0, 0]], "error": ""}
     told = driver_of(0, json.dumps(answer).encode(), b"")
     assert told.cuda == (13, 0)
     assert told.architectures == ("sm_90", "sm_100")
     uuids = ["GPU-4717ba28-0011-2233-4455-66778899aabb", "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"]
+    limits = {
+        "compute_capability": "9.0",
+        "max_warps_per_sm": 64,
+        "max_blocks_per_sm": 32,
+        "registers_per_sm": 65536,
+        "shared_bytes_per_sm": 233472,
+        "reserved_shared_bytes": 1024,
+    }
     assert told.listed == [
-        {"index": 0, "name": "H200", "uuid": uuids[0], "sm_count": 132},
-        {"index": 1, "name": "H200", "uuid": uuids[1], "sm_count": 132},
-        {"index": 2, "name": "B200"},
+        {"index": 0, "name": "H200", "uuid": uuids[0], "sm_count": 132, **limits},
+        {"index": 1, "name": "H200", "uuid": uuids[1], "sm_count": 132, **limits},
+        {"index": 2, "name": "B200", "compute_capability": "10.0"},
     ]
 
 
@@ -269,7 +278,7 @@ int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char *name, int bytes, int device) { strncpy(name, "Sim", bytes); return device < 0; }
 int cuDeviceGetUuid(char *uuid, int device) { memset(uuid, device, 16); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    *value = attribute == 75 ? 9 : attribute == 16 ? 7 + device : 0;
+    *value = attribute == 75 ? 9 : attribute == 16 ? 7 + device : attribute == 39 ? 2048 : 0;
     return 0;
 }
 """,
@@ -286,6 +295,8 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
             "name": "Sim",
             "uuid": f"GPU-{n * 4}-{n * 2}-{n * 2}-{n * 2}-{n * 6}",
             "sm_count": sms,
+            "compute_capability": "9.0",
+            "max_warps_per_sm": 64,
         }
         for index, n, sms in ((0, "00", 7), (1, "01", 8))
     ]

@@ -61,7 +61,7 @@ def _columns() -> bytes:
 COMMON = [
     (KIND_NAME, NAME.pack(1) + b"void f<int>(int*)"),
     (KIND_NAME, NAME.pack(API) + b"cuLaunchKernel"),
-    (KIND_GPU, GPU.pack(0, 132, 9, 0, 1980000, 0, bytes(range(16))) + b"NVIDIA H200"),
+    (KIND_GPU, GPU.pack(0, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 0, bytes(range(16))) + b"NVIDIA H200"),
     (KIND_NOTE, b"a note"),
     (KIND_FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py"),
     (KIND_STACK, STACK.pack(77, 1, 2) + NAME.pack(7) * 2),
@@ -82,7 +82,7 @@ OF_KERNELS = [
     (kernel_records.KIND_CALL_NAME, struct.pack("<II", 2, 211) + b"cudaLaunchKernel_v7000"),
     (kernel_records.KIND_CALL, kernel_records.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0) * 2),
     (kernel_records.KIND_KERNEL, kernel_records.KERNEL.pack(
-        30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0) * 2),
+        30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0, 0, 0) * 2),
     (kernel_records.KIND_COPY, kernel_records.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),
     (kernel_records.KIND_SET, kernel_records.SET.pack(30, 40, 4096, 0, 0, 1, 7, 9, 0, 1, 3)),
     (kernel_records.KIND_MEMORY, kernel_records.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
@@ -219,7 +219,7 @@ def test_functions_and_threads_take_room_too() -> None:
 def test_gpus_are_as_many_as_a_machine_has() -> None:
     renderer = KernelsRenderer()
     gpus = [
-        pack_record(KIND_GPU, 42, 43, 1, GPU.pack(at, 1, 9, 0, 1, 0, at.to_bytes(16, "big")))
+        pack_record(KIND_GPU, 42, 43, 1, GPU.pack(at, 1, 9, 0, 1, 0, 0, 0, 0, 0, at.to_bytes(16, "big")))
         for at in range(400)
     ]
     assert _lost(_lines(renderer, b"".join(gpus)), CROWDED) == 400 - 256

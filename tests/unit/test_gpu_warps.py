@@ -47,7 +47,11 @@ def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
 
 
 def _gpu(index: int, uuid: int, name: str = "NVIDIA H200") -> bytes:
-    return _pack(KIND_GPU, GPU.pack(index, 132, 9, 0, 1980000, 0, uuid.to_bytes(16, "big")) + name.encode())
+    return _pack(
+        KIND_GPU,
+        GPU.pack(index, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 1024, uuid.to_bytes(16, "big"))
+        + name.encode(),
+    )
 
 
 @pytest.fixture(scope="module")

@@ -336,6 +336,17 @@ def test_a_thread_that_pytorch_does_not_know_is_not_gpu_0s() -> None:
     ]
 
 
+@pytest.mark.parametrize(("name", "is_nvidia"), [("NVIDIA H100", True), ("AMD Instinct MI210", False)])
+def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) -> None:
+    """Of AMD's gfx90a the same numbers are no compute capability."""
+    gpu = {"id": 0, "name": name, "numSms": 104, "computeMajor": 9, "computeMinor": 0}
+    gpu |= {"regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472, "warpSize": 32}
+    data = {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": [EVENT]}
+    (stated,) = chrome.read(io.BytesIO(json.dumps(data).encode())).header["gpus"]
+    about_sm = {"compute_capability": "9.0", "registers_per_sm": 65536, "shared_bytes_per_sm": 233472}
+    assert stated == {"index": 0, "name": name, "sm_count": 104} | (about_sm if is_nvidia else {})
+
+
 def test_a_collective_keeps_what_is_said_of_it() -> None:
     said = {
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 5,

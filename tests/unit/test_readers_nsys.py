@@ -403,3 +403,26 @@ def test_a_process_of_nobody_is_none(export: Any) -> None:
     diagnostics = rows("timestamp text globalPid", (1, "started", pid(0)), (2, "there", P))
     _, records, _ = read(export(DIAGNOSTIC_EVENT=diagnostics))
     assert [record.get("pid") for record in records] == [None, 300]
+
+
+# GPUs ------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_sm_holds_is_kept(export: Any) -> None:
+    gpu = {
+        "id": 0, "name": "NVIDIA H200", "smCount": 132, "computeMajor": 9, "computeMinor": 0,
+        "maxWarpsPerSm": 64, "maxBlocksPerSm": 32, "maxRegistersPerSm": 65536, "maxShmemPerSm": 233472,
+    }  # fmt: skip
+    header, *_ = read(export(KERNEL=[kernel(50, 60, 1)], TARGET_INFO_GPU=[gpu]))
+    assert header["gpus"] == [
+        {
+            "index": 0,
+            "name": "NVIDIA H200",
+            "sm_count": 132,
+            "compute_capability": "9.0",
+            "max_warps_per_sm": 64,
+            "max_blocks_per_sm": 32,
+            "registers_per_sm": 65536,
+            "shared_bytes_per_sm": 233472,
+        }
+    ]

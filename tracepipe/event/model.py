@@ -128,7 +128,9 @@ class Header(_HeaderRequired, total=False):
     clock_pairs: Annotated[list[dict[str, Any]], Doc("clock records known at the start")]
     layers: Annotated[Layers, Doc("layers asked for and got")]
     options: Annotated[dict[str, Any], Doc("the capture's options that differ from the defaults")]
-    gpus: Annotated[list[dict[str, Any]], Doc("the host's GPUs: index, name, uuid, sm_count")]
+    gpus: Annotated[
+        list[dict[str, Any]], Doc("the host's GPUs: index, name, uuid, sm_count, limits of an SM")
+    ]
     counters: Annotated[list[dict[str, Any]], Doc("counters: gpu, name, unit, metric, interval_ns, max")]
 
 
@@ -366,7 +368,9 @@ class Footer(_FooterRequired, total=False):
 
     end: Annotated[HostInstant, Doc("end of the capture on each host clock")]
     ended_by: Annotated[str, Doc("why it ended: exit 0, signal 11, interrupt, duration, …")]
-    gpus: Annotated[list[dict[str, Any]], Doc("the GPUs that had events: index, name, uuid, sm_count")]
+    gpus: Annotated[
+        list[dict[str, Any]], Doc("the GPUs that had events: index, name, uuid, sm_count, limits of an SM")
+    ]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
     filtered: Annotated[
         dict[str, int],

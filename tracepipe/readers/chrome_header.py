@@ -27,6 +27,11 @@ _KINETO_EVENT = re.compile(
 )
 _VIZTRACER_EVENT = re.compile(rb'"cat"\s*:\s*"(?:FEE|fee)"')
 _PROTON_EVENT = re.compile(rb'"call_stack"\s*:\s*\[\s*"ROOT"')
+_OF_AMD = re.compile(r"AMD|Radeon|Instinct|gfx", re.IGNORECASE)
+_OF_SM: Final = {
+    "regsPerMultiprocessor": "registers_per_sm",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_sm",
+}
 _SHOWN = (
     "schemaVersion",
     "traceName",
@@ -109,7 +114,7 @@ class ChromeHeader:
         gpus = members.get("deviceProperties")
         if type(gpus) is list and gpus:
             fields["gpus"] = [
-                {"index": gpu["id"], "name": str(gpu.get("name", "")), "sm_count": gpu.get("numSms")}
+                _gpu(gpu)
                 for gpu in gpus
                 if type(gpu) is dict and type(gpu.get("id")) is int and 0 <= gpu["id"] <= ID_LIMIT
             ]
@@ -142,3 +147,14 @@ class ChromeHeader:
     def _distributed(self) -> dict[str, Any]:
         info = self._members.get("distributedInfo")
         return info if type(info) is dict else {}
+
+
+def _gpu(stated: dict[str, Any]) -> dict[str, Any]:
+    """A GPU in the form of a header. Of AMD's, the numbers of compute capabilities mean something else."""
+    gpu = {"index": stated["id"], "name": str(stated.get("name", "")), "sm_count": stated.get("numSms")}
+    if not gpu["name"] or _OF_AMD.search(gpu["name"]):
+        return gpu
+    capability = stated.get("computeMajor"), stated.get("computeMinor")
+    if all(type(number) is int for number in capability):
+        gpu["compute_capability"] = "{}.{}".format(*capability)
+    return gpu | {new: stated[old] for old, new in _OF_SM.items() if type(stated.get(old)) is int}

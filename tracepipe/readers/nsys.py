@@ -25,6 +25,12 @@ SESSION_CLOCK: Final = "nsys"
 """The clock of a file that does not state when the session began."""
 _SESSION: Final = "TARGET_INFO_SESSION_START_TIME"
 # Events may come at most this long before the session began. Earlier times are errors.
+_OF_SM: Final = {
+    "maxWarpsPerSm": "max_warps_per_sm",
+    "maxBlocksPerSm": "max_blocks_per_sm",
+    "maxRegistersPerSm": "registers_per_sm",
+    "maxShmemPerSm": "shared_bytes_per_sm",
+}
 _EARLIEST_NS: Final = -3_600_000_000_000
 _TABLES: Final = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "StringIds", "TARGET_INFO_", "META_DATA_EXPORT")
 _NO_EVENTS: Final = (
@@ -117,14 +123,18 @@ class _Export:
         return [of[command], *(one for one in given if one is not None)]
 
     def _gpus(self) -> list[dict[str, Any]]:
-        columns = ("id", "name", "uuid", "smCount")
+        columns = ("id", "name", "uuid", "smCount", "computeMajor", "computeMinor", *_OF_SM)
         rows = self._database.texts("TARGET_INFO_GPU", columns, 1 << 10, self._problems)
         gpus = []
-        for index, name, uuid, count in rows:
+        for index, name, uuid, count, major, minor, *limits in rows:
             if type(index) is int and index >= 0 and type(name) is str:
                 gpu = {"index": index, "name": name}
                 gpu |= {"uuid": f"GPU-{uuid}"} if type(uuid) is str and uuid else {}
-                gpus.append(gpu | ({"sm_count": count} if type(count) is int else {}))
+                gpu |= {"sm_count": count} if type(count) is int else {}
+                if type(major) is int and type(minor) is int:
+                    gpu["compute_capability"] = f"{major}.{minor}"
+                known = zip(_OF_SM.values(), limits, strict=True)
+                gpus.append(gpu | {key: value for key, value in known if type(value) is int})
         return gpus
 
     def _longest_ns(self) -> int:

@@ -20,6 +20,7 @@ from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.functions import SORTS, functions_of
 from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.reports.analyses.kernel_counters import kernel_counters
+from tracepipe.reports.analyses.kernel_occupancy import occupancy_table
 from tracepipe.reports.analyses.moved import moved
 from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.arrays import Ints
@@ -61,6 +62,7 @@ def run(run: Run, options: Options) -> Result:
     tables = [
         *((table, 0) for table in (sentences(run, seen), gpu_time(seen))),
         _kernels(run, options),
+        (occupancy_table(run, options.top), 0),
         kernel_counters(run, options.top),
         *((table, 0) for table in (*figures(run, seen), _layers(run), _activities(run), *moved(run))),
         *(_called(run, name, options) for name in _CALLED),

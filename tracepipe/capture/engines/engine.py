@@ -169,7 +169,7 @@ class DeviceEngine(Protocol):
     clocks: Sequence[str]
     """The clocks other than CLOCK_MONOTONIC that its times may be of."""
     gpus: Sequence[Mapping[str, Any]]
-    """The GPUs of this machine, in the form of a header: index, name, uuid, sm_count."""
+    """The GPUs of this machine, in the form of a header: index, name, uuid, sm_count, limits."""
     counters: Sequence[Mapping[str, Any]]
     """The sampled counters of the GPUs' hardware, in the form of a header."""
     sees: Mapping[str, Path]

@@ -41,6 +41,8 @@ _NUMBERS = ("pid", "tid", "cpu", "gpu", "range", "stream")
 _MOST = {name: (1 << 63) - 1 if name == "stream" else (1 << 31) - 1 for name in _NUMBERS}
 # The most processes and threads whose given names are kept.
 _GIVEN_MAX = 1 << 16
+# No side of a block is longer. The product of three such sides fits 64 bits.
+_THREADS_MOST = 1 << 20
 # The texts that become a column at a time.
 _AT_ONCE = 1 << 14
 
@@ -349,6 +351,15 @@ class ShapeTable:
             values[large] = [value if fit else 0 for value, fit in zip(given, fits, strict=True)]
             known[large] = fits
         return where(known, pl.Series(name, values.astype(np.int64)))
+
+    def block_threads(self, shapes: Ints) -> Int64s:
+        """How many threads a block has, 0 where that was not recorded. Shapes `(n,)`."""
+        numbers = self.column("sizes", shapes)
+        if not len(self._sizes):
+            return np.zeros(len(numbers), np.int64)
+        blocks = np.frombuffer(self._sizes.data, np.int64).reshape(-1, 2, 3)[:, 1].clip(0, _THREADS_MOST)
+        threads: Int64s = np.where(numbers == NONE, 0, blocks.prod(axis=1)[np.maximum(numbers, 0)])
+        return threads
 
     def _size_series(self, name: str, numbers: Int32s) -> pl.Series:
         if not len(self._sizes):

@@ -10,10 +10,11 @@ import os
 import pwd
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tracepipe.caller import sudo_user
 
@@ -21,7 +22,10 @@ _TIMEOUT_S = 30  # cuInit of a machine with eight GPUs and no persistence daemon
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "LANG")
 
 # Attributes of cuda.h: 75 and 76 CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR,
-# 16 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
+# 16 CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT. Of an SM: 39 …MAX_THREADS_PER_MULTIPROCESSOR,
+# 106 …MAX_BLOCKS_PER_MULTIPROCESSOR, 82 …MAX_REGISTERS_PER_MULTIPROCESSOR,
+# 81 …MAX_SHARED_MEMORY_PER_MULTIPROCESSOR, 111 …RESERVED_SHARED_MEMORY_PER_BLOCK. One that the driver does
+# not know is 0.
 _CHILD = """
 import ctypes, json
 answer = {"cuda": 0, "gpus": [], "error": ""}
@@ -40,33 +44,37 @@ else:
         answer["error"] = "cuInit: " + (text.value or str(result).encode()).decode()
     for index in range(0 if result else number.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
-        major, minor, sms = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         uuid = (ctypes.c_ubyte * 16)()
         cuda.cuDeviceGet(ctypes.byref(device), index)
         cuda.cuDeviceGetName(name, 128, device)
-        cuda.cuDeviceGetAttribute(ctypes.byref(major), 75, device)
-        cuda.cuDeviceGetAttribute(ctypes.byref(minor), 76, device)
-        cuda.cuDeviceGetAttribute(ctypes.byref(sms), 16, device)
+        numbers = []
+        for attribute in (75, 76, 16, 39, 106, 82, 81, 111):
+            value = ctypes.c_int()
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            numbers.append(value.value)
         has_uuid = hasattr(cuda, "cuDeviceGetUuid") and not cuda.cuDeviceGetUuid(uuid, device)
-        numbers = [major.value, minor.value, sms.value, bytes(uuid).hex() if has_uuid else ""]
-        answer["gpus"].append([name.value.decode(errors="replace"), *numbers])
+        digits = bytes(uuid).hex() if has_uuid else ""
+        answer["gpus"].append([name.value.decode(errors="replace"), digits, *numbers])
 print(json.dumps(answer))
 """
 
 Version = tuple[int, int]
+_WARP_THREADS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU with its name, `NVIDIA H200`, and the architecture of its code, `sm_90`.
 
-    `uuid` is as nvidia-smi writes it; "" and 0 stand for what the driver did not report.
+    `uuid` is as nvidia-smi writes it; "" and 0 stand for what the driver did not report. `limits` are those
+    of an SM, in the form of a header.
     """
 
     name: str
     architecture: str
     uuid: str = ""
     sm_count: int = 0
+    limits: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +97,10 @@ class Driver:
 
     @property
     def listed(self) -> list[dict[str, Any]]:
-        """The GPUs in the form of a header: index, name, uuid, sm_count."""
-        known = [{"name": gpu.name, "uuid": gpu.uuid, "sm_count": gpu.sm_count} for gpu in self.gpus]
+        """The GPUs in the form of a header: index, name, uuid, sm_count, the limits of an SM."""
+        known = [
+            {"name": gpu.name, "uuid": gpu.uuid, "sm_count": gpu.sm_count, **gpu.limits} for gpu in self.gpus
+        ]
         return [
             {"index": index, **{key: value for key, value in gpu.items() if value}}
             for index, gpu in enumerate(known)
@@ -149,20 +159,42 @@ def ask_driver() -> Driver:
 def driver_of(returncode: int, answer: bytes, errors: bytes) -> Driver:
     """The driver that the child's answer describes.
 
-    Such an answer is `{"cuda":13000,"gpus":[["NVIDIA H200",9,0,132,"b823ecbd…"]],"error":""}`.
+    Such an answer is `{"cuda":13000,"gpus":[["NVIDIA H200","b823ecbd…",9,0,132,2048,32,65536,233472,1024]],
+    "error":""}`.
     """
     if returncode < 0:
         return Driver(error=f"loading libcuda ended with signal {-returncode}")
     try:
         found = json.loads(answer)
         gpus = tuple(
-            Gpu(name, f"sm_{major}{minor}", uuid_text(bytes.fromhex(uuid)), sm_count)
-            for name, major, minor, sm_count, uuid in found["gpus"]
+            Gpu(
+                name,
+                f"sm_{major}{minor}",
+                uuid_text(bytes.fromhex(uuid)),
+                sm_count,
+                limits_of(major, minor, threads // _WARP_THREADS, *limits),
+            )
+            for name, uuid, major, minor, sm_count, threads, *limits in found["gpus"]
         )
         return Driver((found["cuda"] // 1000, found["cuda"] % 1000 // 10), gpus, found["error"])
     except (ValueError, KeyError, TypeError):
         lines = errors.decode(errors="replace").strip().splitlines()
         return Driver(error=f"libcuda did not answer: {lines[-1] if lines else 'nothing'}")
+
+
+def limits_of(
+    major: int, minor: int, warps: int, blocks: int, registers: int, shared_bytes: int, reserved_bytes: int
+) -> dict[str, int | str]:
+    """What an SM holds at most, in the form of a header; 0 stands for what is not known."""
+    limits = {
+        "compute_capability": f"{major}.{minor}" if major else 0,
+        "max_warps_per_sm": warps,
+        "max_blocks_per_sm": blocks,
+        "registers_per_sm": registers,
+        "shared_bytes_per_sm": shared_bytes,
+        "reserved_shared_bytes": reserved_bytes,
+    }
+    return {key: value for key, value in limits.items() if value}
 
 
 def uuid_text(raw: bytes) -> str:

@@ -48,7 +48,7 @@ class ChannelRenderer(ABC):
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count."""
+        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count, limits."""
         return self._numbers.reported
 
     def render(self, chunk: bytes) -> Lines:

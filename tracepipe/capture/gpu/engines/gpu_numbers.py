@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tracepipe.capture.gpu.build.driver import uuid_text
+from tracepipe.capture.gpu.build.driver import limits_of, uuid_text
 from tracepipe.capture.gpu.engines.transport import GPU, text
 from tracepipe.capture.gpu.engines.untrusted import Crowded
 
@@ -21,12 +21,12 @@ class GpuNumbers:
 
     @property
     def reported(self) -> list[dict[str, Any]]:
-        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count."""
+        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count, limits."""
         return [self._reported[number] for number in sorted(self._reported)]
 
     def add(self, payload: memoryview) -> tuple[int, int]:
         """Add a GPU by its record; its number in its process, and in the file. May raise Crowded."""
-        index, sm_count, _, _, _, _, raw = GPU.unpack_from(payload)
+        index, sm_count, major, minor, _, *limits, raw = GPU.unpack_from(payload)
         uuid = uuid_text(raw)
         if uuid not in self._numbers and len(self._numbers) >= GPUS_MAX:
             raise Crowded
@@ -35,7 +35,8 @@ class GpuNumbers:
             uuid, index if index < GPUS_MAX and index not in taken else max(taken, default=-1) + 1
         )
         name = text(payload, GPU.size)
-        self._reported[number] = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
+        about = {"index": number, "name": name, "uuid": uuid, "sm_count": sm_count}
+        self._reported[number] = about | limits_of(major, minor, *limits)
         return index, number
 
 

@@ -255,14 +255,18 @@ class KernelsRenderer(ChannelRenderer):
 
     def _kernel(self, process: Process, pid: int, values: tuple[int, ...]) -> dict[str, Any]:
         start_ns, end_ns, name, node, gpu, context, stream, correlation = values[:8]
-        static_bytes, dynamic_bytes, registers, graph, is_device_launched = values[17:]
+        static_bytes, dynamic_bytes, registers, graph, is_device_launched, *limits = values[17:]
+        configured_bytes, clusters = limits
         check_span(start_ns, end_ns)
         if max(values[11:14]) > INDEX_LIMIT:
             raise Malformed
         process.launches.kernel(correlation)
         args: dict[str, Any] = {"registers": registers, "shared_bytes": static_bytes + dynamic_bytes}
+        if configured_bytes:
+            args["shared_config_bytes"] = configured_bytes
         if any(values[14:17]):
             args["cluster"] = values[14:17]
+            args |= {"max_active_clusters": clusters} if clusters else {}
         if is_device_launched:
             args["launched_by"] = "device"
         return {

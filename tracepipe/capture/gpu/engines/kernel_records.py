@@ -24,7 +24,7 @@ LAYERS: Final = {
 """Kinds of the records that become events → layer."""
 
 HELLO: Final = struct.Struct("<IIQQQ")
-KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I5I")
+KERNEL: Final = struct.Struct("<QQQQ4I3I3I3I7I")
 COPY: Final = struct.Struct("<QQQQ6I4B4x")
 SET: Final = struct.Struct("<QQQQ7I4x")
 CALL: Final = struct.Struct("<QQQ5I4x")

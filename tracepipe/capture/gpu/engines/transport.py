@@ -27,8 +27,9 @@ KIND_SAMPLE: Final = 64
 
 NAME: Final = struct.Struct("<Q")
 """The number of a name in its process; the name follows."""
-GPU: Final = struct.Struct("<6I16s")
-"""index, SMs, major, minor, clock in kHz, 0, UUID; the name follows."""
+GPU: Final = struct.Struct("<10I16s")
+"""index, SMs, major, minor, clock in kHz, then the most that an SM holds: warps, blocks, registers, bytes of
+shared memory, those that are reserved in each block; UUID; the name follows."""
 NOTE_BYTES: Final = 400
 NAME_BYTES: Final = 1 << 16
 """The longest name that is read; the longest kernel names have a few thousand bytes."""

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: MIT
 // The record of a GPU, with what the driver reports about it.
 #pragma once
+#include <cstring>
+
 #include "driver.h"
 #include "transport.h"
 
 namespace tracepipe {
 
+constexpr uint32_t WARP_THREADS = 32;
+
 // Puts KIND_GPU for a device of this process; false if there is no device with that number.
 inline bool put_gpu(Channel &channel, CUdevice device) {
-    struct {
-        uint32_t index, sms, major, minor, clock_khz, zero;
-        CUuuid uuid;
-    } gpu{};
+    GpuHead gpu{};
+    CUuuid uuid{};
     char name[256] = "";
     int value = 0;
     auto ask = [&](CUdevice_attribute attribute) {
@@ -25,7 +27,13 @@ inline bool put_gpu(Channel &channel, CUdevice device) {
     gpu.major = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
     gpu.minor = ask(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     gpu.clock_khz = ask(CU_DEVICE_ATTRIBUTE_CLOCK_RATE);
-    driver().deviceGetUuid(&gpu.uuid, device);
+    gpu.warps = ask(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR) / WARP_THREADS;
+    gpu.blocks = ask(CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR);
+    gpu.registers = ask(CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR);
+    gpu.shared_bytes = ask(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR);
+    gpu.reserved_bytes = ask(CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK);
+    driver().deviceGetUuid(&uuid, device);
+    memcpy(gpu.uuid, uuid.bytes, sizeof gpu.uuid);
     return channel.put(KIND_GPU, &gpu, sizeof gpu, name, 0);
 }
 

@@ -38,6 +38,8 @@ struct Kernel {
     uint32_t grid[3], block[3], cluster[3];
     uint32_t static_shared_bytes, dynamic_shared_bytes, registers;
     uint32_t graph, is_device_launched;
+    uint32_t shared_config_bytes;  // shared memory of an SM as the program has configured it, 0 if it has not
+    uint32_t clusters;             // the most clusters of this launch that the GPU holds at a time, 0 if unknown
 };
 
 struct Copy {
@@ -69,7 +71,7 @@ struct Memory {
     uint32_t operation, memory_kind;             // CUpti_ActivityMemoryOperationType, …MemoryKind
 };
 
-static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 104 && sizeof(Copy) == 64);
+static_assert(sizeof(Hello) == 32 && sizeof(Kernel) == 112 && sizeof(Copy) == 64);
 static_assert(sizeof(Set) == 64 && sizeof(Call) == 48 && sizeof(Memory) == 48);
 
 }  // namespace tracepipe

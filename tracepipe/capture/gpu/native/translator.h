@@ -126,6 +126,9 @@ class Translator {
         to.static_shared_bytes = uint32_t(from.staticSharedMemory);
         to.dynamic_shared_bytes = uint32_t(from.dynamicSharedMemory);
         to.registers = from.registersPerThread;
+        // Otherwise the driver chooses what the kernel needs, which is no limit.
+        if (from.isSharedMemoryCarveoutRequested) to.shared_config_bytes = from.sharedMemoryExecuted;
+        to.clusters = from.maxActiveClusters;
 #if CUPTI_API_VERSION >= 130000
         to.is_device_launched = from.isDeviceLaunched;
 #endif
@@ -187,12 +190,12 @@ class Translator {
     }
 
     void take(const CuptiDevice &from) {
-        // KIND_GPU of transport.h.
-        struct {
-            uint32_t index, sms, major, minor, clock_khz, zero;
-            char uuid[16];
-        } gpu{from.id, from.numMultiprocessors, from.computeCapabilityMajor, from.computeCapabilityMinor,
-              from.coreClockRate, 0, {}};
+        GpuHead gpu{};
+        gpu.index = from.id, gpu.sms = from.numMultiprocessors, gpu.clock_khz = from.coreClockRate;
+        gpu.major = from.computeCapabilityMajor, gpu.minor = from.computeCapabilityMinor;
+        gpu.warps = from.maxWarpsPerMultiprocessor, gpu.blocks = from.maxBlocksPerMultiprocessor;
+        gpu.registers = from.maxRegistersPerMultiprocessor;
+        gpu.shared_bytes = from.maxSharedMemoryPerMultiprocessor;  // the record has no reserved_bytes
         memcpy(gpu.uuid, from.uuid.bytes, sizeof gpu.uuid);
         channel_.put(KIND_GPU, &gpu, sizeof gpu, from.name ? from.name : "", 0);
     }

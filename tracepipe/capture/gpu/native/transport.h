@@ -54,13 +54,22 @@ constexpr unsigned KINDS = 64;
 // integers little-endian, texts UTF-8 without a NUL up to the end of the payload.
 enum Kind : uint16_t {
     KIND_NAME = 1,   // | id u64 | text: a name to which later records of this pid refer by id
-    KIND_GPU = 2,    // | index u32 | sms u32 | major u32 | minor u32 | clock_khz u32 | 0 u32 | uuid 16 | name text
+    KIND_GPU = 2,    // GpuHead, and the name as text
     KIND_CLOCK = 3,  // | gpu u32 | 0 u32 | source_ns u64 | host_lo_ns u64 | host_hi_ns u64 |
     KIND_NOTE = 4,   // | text: a message for the user
     KIND_STACK = 5,  // python_stacks.h describes both: before the first record of this pid with its number
     KIND_FRAME = 6,
     KIND_STACK_BEYOND = 7,  // never put; counts calls whose stack is beyond the limit
 };
+
+// A GPU of a process, and what an SM of it holds at most; 0 where it is not known. `reserved_bytes` is the
+// shared memory that each block has for the system.
+struct GpuHead {
+    uint32_t index, sms, major, minor, clock_khz;
+    uint32_t warps, blocks, registers, shared_bytes, reserved_bytes;
+    char uuid[16];
+};
+static_assert(sizeof(GpuHead) == 56, "");
 
 inline uint64_t monotonic_ns() {
     timespec now;
