@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,8 +80,13 @@ def cpu_s(pid: int) -> float:
 
 def samplers() -> list[int]:
     """The sampling processes that this process has started."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [int(pid) for pid in children if "pm_sampler" in Path(f"/proc/{pid}/comm").read_text()]
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            if "pm_sampler" in name and int(rest.split()[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
 
 
 def counted(steps: Steps, interval: str, count: int, file: Path) -> tuple[float, float]:

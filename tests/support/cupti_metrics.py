@@ -9,7 +9,7 @@ import ctypes
 import sys
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint8, c_void_p
 
-from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
+from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, MEMORY_PEAK
 
 _PM_SAMPLING = 1
 
@@ -79,7 +79,7 @@ def main() -> None:
     for counter in COUNTERS:
         fits = [one for one in counter.metrics if chip.passes([*taken, one.name]) == 1]
         taken += [fits[0].name] if fits else []
-        known = not fits or not fits[0].peak or chip.passes([fits[0].peak]) > 0
+        known = not fits or fits[0].peak in ("", MEMORY_PEAK) or chip.passes([fits[0].peak]) > 0
         print(counter.name, fits[0].name if fits else "-", "" if known else "without a peak", sep="\t")
 
 

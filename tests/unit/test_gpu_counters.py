@@ -77,6 +77,18 @@ def whole(*items: Sample | Overflow) -> Sent:
     return sent
 
 
+def test_a_value_that_cannot_be_is_a_loss_and_the_others_of_its_sample_stay() -> None:
+    many = Sample(0, INTERVAL_NS, (5123.4, 97.2)), Sample(INTERVAL_NS, 2 * INTERVAL_NS, (101.2, 0.0))
+    sent = whole(*many)
+    sent.sampled = [Sampled(counter, counter.metrics[0].name, 100.0) for counter in COUNTERS[:2]]
+    stream, losses = SampleStream(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
+    stream.take(10**6)
+    first, second = stream.kept(10**6, recorded(0), losses)
+    assert (math.isnan(first.values[0]), first.values[1], second) == (True, 97.2, many[1])
+    reason = f"GPU 0: an impossible value of {COUNTERS[0].name}"
+    assert losses == [Loss(GPU_COUNTERS, 1, 0, INTERVAL_NS, reason)]
+
+
 def test_samples_that_begin_in_a_stretch_are_kept() -> None:
     sent = whole(*map(sample, range(12)))
     assert taken(sent, recorded(200, 500, 700, 801)) == ([2, 3, 4, 7, 8], [])

@@ -21,8 +21,10 @@ GROUPS: Final = {
         "imc_miss",
         "tma",
     ),
-    "barrier": ("barrier", "membar", "warpgroup_arrive"),
-    "math pipe": ("math_pipe_throttle", "gmma", "wait"),
+    "barrier": ("barrier", "membar"),
+    # `warpgroup_arrive` is what CUPTI's samples have for a wait for the tensor cores' asynchronous products:
+    # of a matrix product on an H200, its share was that of `gmma` in Nsight Compute.
+    "math pipe": ("math_pipe_throttle", "gmma", "warpgroup_arrive", "wait"),
     "issue": (SELECTED, "not_selected", "dispatch_stall"),
     "instruction fetch": ("no_instructions", "no_instruction", "branch_resolving"),
     "other": ("sleeping", "misc"),

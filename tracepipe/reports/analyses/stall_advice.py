@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+_TENSOR: Final = "warps wait for the tensor cores. This is expected of a matrix product."
 _ADVICE: Final = {
     "long_scoreboard": "warps wait for data from global or local memory (L1, L2, DRAM) or a texture. "
     "Usual causes: loads that are not coalesced, data that is loaded again, too few loads in flight. "
@@ -30,7 +31,8 @@ _ADVICE: Final = {
     "membar": "warps wait for a memory fence. Use fewer fences, or of a narrower scope.",
     "math_pipe_throttle": "the arithmetic unit is busy with other warps. This is expected of a kernel "
     "bound by arithmetic; less arithmetic, or tensor cores, makes it faster.",
-    "gmma": "warps wait for the tensor cores. This is expected of a matrix product.",
+    "gmma": _TENSOR,
+    "warpgroup_arrive": _TENSOR,
     "wait": "warps wait for an instruction of fixed latency. More independent work per thread, or more "
     "warps, hides it.",
     "not_selected": "warps are ready, but another warp is issued. There are enough warps; fewer warps "

@@ -21,10 +21,14 @@ from tracepipe.capture.records.counter_names import (
     TENSOR_ACTIVE,
 )
 
+MEMORY_PEAK: Final = "memory"
+"""The bytes per second that the GPU's memory can carry by its clock and width. CUPTI's own metric for it gave
+no usable value while the GPU was idle (H200, CUPTI 13.0)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A CUPTI metric, and the metric of its greatest possible value; "" if there is none."""
+    """A CUPTI metric, and the metric of its greatest possible value, or MEMORY_PEAK; "" if there is none."""
 
     name: str
     peak: str = ""
@@ -59,9 +63,8 @@ def _percent(name: str, *counted: str) -> Counter:
     return Counter(name, "%", metrics, greatest=100.0)
 
 
-def _rate(name: str, unit: str, scale: float, counted: str) -> Counter:
-    peak = f"{counted}.sum.peak_sustained_elapsed.per_second"
-    return Counter(name, unit, (Metric(f"{counted}.sum.per_second", peak),), scale)
+def _rate(name: str, unit: str, counted: str, peak: str = "") -> Counter:
+    return Counter(name, unit, (Metric(f"{counted}.sum.per_second", peak),), 1e9)
 
 
 def _clock(name: str, counted: str) -> Counter:
@@ -75,20 +78,21 @@ def _a_cycle(name: str, *counted: str) -> Counter:
 
 COUNTERS: Final = (
     _percent(SM_ACTIVE, "sm__cycles_active.avg"),
+    # On an H200, one of 30 samples of `…_realtime`, which fits beside more metrics, was a multiple of 100%.
     _percent(
-        TENSOR_ACTIVE, "sm__pipe_tensor_cycles_active_realtime.avg", "sm__pipe_tensor_cycles_active.avg"
+        TENSOR_ACTIVE, "sm__pipe_tensor_cycles_active.avg", "sm__pipe_tensor_cycles_active_realtime.avg"
     ),
-    _rate(DRAM_READ, "GB/s", 1e9, "dram__bytes_read"),
-    _rate(DRAM_WRITE, "GB/s", 1e9, "dram__bytes_write"),
+    _rate(DRAM_READ, "GB/s", "dram__bytes_read", MEMORY_PEAK),
+    _rate(DRAM_WRITE, "GB/s", "dram__bytes_write", MEMORY_PEAK),
     _percent(DRAM_READ_SHARE, "dram__bytes_read.sum", "dram__read_throughput.avg"),
     _percent(DRAM_WRITE_SHARE, "dram__bytes_write.sum", "dram__write_throughput.avg"),
     _clock(SM_CLOCK, "sm__cycles_elapsed"),
-    _percent("SM warps active %", "sm__warps_active.avg", "sm__warps_active_realtime.avg"),
-    _a_cycle("SM instructions per cycle", "sm__inst_executed_realtime", "sm__inst_executed"),
+    _percent("SM warps active %", "sm__warps_active_realtime.avg", "sm__warps_active.avg"),
+    _a_cycle("SM instructions per cycle", "sm__inst_executed", "sm__inst_executed_realtime"),
     _percent("GR active %", "gr__cycles_active.avg"),
-    _rate("L2 sectors G/s", "G/s", 1e9, "lts__t_sectors"),
-    _rate("PCIe read GB/s", "GB/s", 1e9, "pcie__read_bytes"),
-    _rate("PCIe write GB/s", "GB/s", 1e9, "pcie__write_bytes"),
+    _rate("L2 sectors G/s", "G/s", "lts__t_sectors"),
+    _rate("PCIe read GB/s", "GB/s", "pcie__read_bytes"),
+    _rate("PCIe write GB/s", "GB/s", "pcie__write_bytes"),
     _clock("system clock MHz", "sys__cycles_elapsed"),
 )
 

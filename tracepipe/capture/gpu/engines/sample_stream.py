@@ -23,6 +23,9 @@ from tracepipe.capture.records.counter_names import GPU_COUNTERS
 from tracepipe.capture.records.loss import Loss
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
+_MUCH: Final = 1.25
+"""A value may be so many times the greatest: the begin and the end of a sample are not the same instants for
+all units. Rates of a short sample were up to 1.01 times the greatest (H200)."""
 
 
 @dataclass
@@ -71,6 +74,9 @@ class SampleStream:
         """The end of the last sample."""
         self._reason = ""
         self._refused = 0
+        self._limits = [
+            _MUCH * one.greatest * one.counter.scale if one.greatest else math.inf for one in sampler.sampled
+        ]
         self.news = ""
         """A message for the user, shown once."""
         self._is_over = False
@@ -117,10 +123,22 @@ class SampleStream:
             if isinstance(item, _Gap):
                 losses += self._lost(item, stretches)
             elif any(stretches.parts(item.start_ns, item.start_ns + 1)):
-                yield item
+                yield self._possible(item, losses)
         if self._refused:
             losses.append(Loss(GPU_COUNTERS, self._refused, before_ns, before_ns, MALFORMED))
             self._refused = 0
+
+    def _possible(self, sample: Sample, losses: list[Loss]) -> Sample:
+        """The sample without values that cannot be."""
+        possible = tuple(
+            value if value <= limit else math.nan
+            for value, limit in zip(sample.values, self._limits, strict=True)
+        )
+        for one, value, kept in zip(self._sampler.sampled, sample.values, possible, strict=True):
+            if math.isnan(kept) and not math.isnan(value):
+                reason = f"GPU {self._sampler.gpu.index}: an impossible value of {one.counter.name}"
+                losses.append(Loss(GPU_COUNTERS, 1, sample.start_ns, sample.end_ns, reason))
+        return sample._replace(values=possible)
 
     def _lost(self, gap: _Gap, stretches: Stretches) -> Iterator[Loss]:
         reason = f"GPU {self._sampler.gpu.index}: {gap.reason}"

@@ -3,6 +3,7 @@
 // other process.
 //
 //     pm_sampler INDEX UUID INTERVAL_NS CHOICE…        CHOICE: METRIC[=PEAK][,METRIC[=PEAK]…], the first that fits
+//                                                      PEAK: a metric, or `memory`, the GPU's memory bandwidth
 //
 //     capture ──standard input, until it ends──▶ sampler ──standard output, records──▶ capture
 //
@@ -144,6 +145,17 @@ CUdevice find_device(int index, const std::string &uuid) {
     return device;
 }
 
+// Bytes per second, by the memory's clock, which transfers twice a cycle, and its width; 0 if the driver does not say.
+double memory_bandwidth(CUdevice device) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    auto ask = reinterpret_cast<CUresult (*)(int *, CUdevice_attribute, CUdevice)>(driver ? dlsym(driver, "cuDeviceGetAttribute") : nullptr);
+    int kilohertz = 0, bits = 0;
+    if (!ask || ask(&kilohertz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device) ||
+        ask(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device))
+        return 0;
+    return 2e3 * kilohertz * bits / 8;
+}
+
 void check_support(CUdevice device) {
     auto asked = PARAMS(CUpti_Profiler_DeviceSupported_Params);
     asked.cuDevice = device, asked.api = CUPTI_PROFILER_PM_SAMPLING;
@@ -156,7 +168,7 @@ void check_support(CUdevice device) {
 // The metrics that the hardware is to count, and their evaluation from its buffer.
 class Metrics {
   public:
-    explicit Metrics(int index) {
+    Metrics(int index, CUdevice device) : memory_bandwidth_(memory_bandwidth(device)) {
         auto chip = PARAMS(CUpti_Device_GetChipName_Params);
         chip.deviceIndex = size_t(index);
         must(cuptiDeviceGetChipName(&chip), "asking for the chip's name");
@@ -189,7 +201,10 @@ class Metrics {
     void put(Output &output, const uint8_t *image, size_t bytes) {
         for (size_t at = 0; at < names_.size(); at++) {
             double peak = 0;
-            if (image && *peaks_[at] && evaluate(image, bytes, 0, &peaks_[at], 1, &peak) != CUPTI_SUCCESS) peak = 0;
+            if (!strcmp(peaks_[at], "memory"))
+                peak = memory_bandwidth_;
+            else if (image && *peaks_[at] && evaluate(image, bytes, 0, &peaks_[at], 1, &peak) != CUPTI_SUCCESS)
+                peak = 0;
             struct {
                 uint32_t choice, metric;
                 double peak;
@@ -243,6 +258,7 @@ class Metrics {
         return cuptiProfilerHostEvaluateToGpuValues(&asked);
     }
 
+    const double memory_bandwidth_;
     std::string chip_;
     std::vector<uint8_t> available_, config_;
     std::vector<const char *> names_, peaks_;
@@ -371,7 +387,7 @@ void sample(int index, const std::string &uuid, uint64_t interval_ns, const std:
     auto initialize = PARAMS(CUpti_Profiler_Initialize_Params);
     must(cuptiProfilerInitialize(&initialize), "preparing the profiler");
     check_support(device);
-    Metrics metrics(index);
+    Metrics metrics(index, device);
     metrics.choose(choices);
     Sampling sampling(index, interval_ns, metrics, output);
     sampling.begin();
