@@ -304,7 +304,8 @@ class Sampling {
         put(samples);
     }
 
-    // Reads and sends all samples in the hardware's buffer.
+    // Reads and sends all samples in the hardware's buffer. With a full image there may be more, whatever reason CUPTI
+    // gives for having stopped.
     void drain() {
         for (;;) {
             size_t samples;
@@ -313,7 +314,7 @@ class Sampling {
             if (!is_whole) {
                 output_.put(OVERFLOW);
                 restart();
-            } else if (!is_more_ || !samples) {
+            } else if (samples < SAMPLES_AT_ONCE) {
                 return output_.send();
             }
         }
@@ -351,7 +352,6 @@ class Sampling {
         samples = 0;
         if (result == CUPTI_ERROR_OUT_OF_MEMORY) return false;
         must(result, "decoding samples");
-        is_more_ = decoded.decodeStopReason == CUPTI_PM_SAMPLING_DECODE_STOP_REASON_COUNTER_DATA_FULL;
         auto info = PARAMS(CUpti_PmSampling_GetCounterDataInfo_Params);
         info.pCounterDataImage = image_.data(), info.counterDataImageSize = image_.size();
         must(cuptiPmSamplingGetCounterDataInfo(&info), "counting samples");
@@ -378,7 +378,6 @@ class Sampling {
     CUpti_PmSampling_Object *object_ = nullptr;
     std::vector<uint8_t> image_;
     std::vector<double> values_;
-    bool is_more_ = false;
 };
 
 void sample(int index, const std::string &uuid, uint64_t interval_ns, const std::vector<Choice> &choices, Output &output) {
