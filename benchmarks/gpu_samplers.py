@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,15 +78,17 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def samplers() -> list[int]:
-    """The sampling processes that this process has started."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
-            if "pm_sampler" in name and int(rest.split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
+def sampler() -> int:
+    """The process that samples; a capture has one a GPU, and no other can run meanwhile."""
+    (pid,) = (int(name.parent.name) for name in Path("/proc").glob("[0-9]*/comm") if _is_sampler(name))
+    return pid
+
+
+def _is_sampler(name: Path) -> bool:
+    try:
+        return name.read_text().startswith("pm_sampler")
+    except OSError:  # it has ended
+        return False
 
 
 def counted(steps: Steps, interval: str, count: int, file: Path) -> tuple[float, float]:
@@ -95,10 +97,10 @@ def counted(steps: Steps, interval: str, count: int, file: Path) -> tuple[float,
     with tracepipe.capture(
         pids=steps.pids, output=str(file), force=True, notify=lambda _: None, options=options
     ):
-        (sampler,) = samplers()
-        begin_s, used_s = time.monotonic(), cpu_s(sampler)
+        pid = sampler()
+        begin_s, used_s = time.monotonic(), cpu_s(pid)
         took_ms = steps.turn_ms(count)
-        return took_ms, (cpu_s(sampler) - used_s) / (time.monotonic() - begin_s)
+        return took_ms, (cpu_s(pid) - used_s) / (time.monotonic() - begin_s)
 
 
 def own_cores(steps: Steps, count: int) -> tuple[float, float]:
