@@ -99,6 +99,8 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
         f"{one.clock}, which is the common clock"
         if is_reference
         else f"{one.clock}, by {place.shared} collectives"
+        if place.shared
+        else f"{one.clock}, by the header of a capture on its host"
     )
     return Member(
         name=f"rank {one.rank} ({Path(one.source.path).name})",

@@ -21,7 +21,7 @@ _SHOWN_MAX: Final = 10
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a clock goes on the reference clock. `bound_ns` holds between `first_ns` and `last_ns` of that,
-    where `shared` collectives ran.
+    where `shared` collectives ran. Without any, the other clock of its host places it.
     """
 
     line: Line
@@ -33,7 +33,7 @@ class Place:
     def limit(self, start_ns: int, end_ns: int) -> tuple[bool, str]:
         """Whether the bound holds from one time of the reference clock to another; what holds where not."""
         away_ns = max(self.first_ns - start_ns, end_ns - self.last_ns)
-        if away_ns <= 0 or not self.shared:  # the only clock there is
+        if away_ns <= 0 or not self.last_ns:  # the only clock there is
             return True, ""
         away = duration_text(away_ns)
         return False, f"{self.bound_ns} ns while collectives ran, and up to {away} away from them less sure"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tracepipe.dataset.alignment import Alignment, Meetings, align
+from tracepipe.dataset.host_clocks import Recorded, related, relations
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.writing.table_formats import write_table
@@ -33,7 +34,8 @@ class Aligned:
 def write_alignment(dataset: Dataset) -> Aligned:
     """Put all clocks of a dataset on one, and write how. Raises OutputError."""
     ranks = dataset.ranks()
-    rows = [read_part(dataset.part(RANKS, *one), ["clock", "collectives"]) for one in ranks]
+    names = ["clock", "start_ns", "end_ns", "realtime_offset_ns", "collectives"]
+    rows = [read_part(dataset.part(RANKS, *one), names) for one in ranks]
     clocks = sorted({row["clock"][0] for row in rows})
     numbers = {clock: number for number, clock in enumerate(clocks)}
     total = sum(int(row["collectives"][0]) for row in rows)
@@ -52,6 +54,8 @@ def write_alignment(dataset: Dataset) -> Aligned:
     )
     _, collective = np.unique(columns[1], return_inverse=True)
     found = align(Meetings.of(columns[0], collective.astype(np.int64), columns[2], columns[3]), len(clocks))
+    recorded = [Recorded(*row.select(names[:4]).row(0)) for row in rows]
+    found = related(found, relations(recorded, clocks), clocks)
     with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part, part.open("wb") as out:
         table = _table(clocks, found)
         write_table(table.schema, iter([table]), out, "parquet")

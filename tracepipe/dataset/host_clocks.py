@@ -1,0 +1,119 @@
+"""Relates the two clocks that recordings of a host are on: CLOCK_REALTIME, and one that counts since boot.
+
+The header of a capture has both at one instant. CLOCK_REALTIME may be slewed afterwards, by NTP by up to 500
+ppm, so the relation is the less sure the longer before or after the header a time is. That it was set
+meanwhile no header shows; collectives that place both clocks do.
+
+    since boot  ├──── header ─────┤ events ├───────
+    realtime    ├──── header ─────┤ events ├───────      the header's difference, ± 500 ppm of the distance
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Line, Placement
+from tracepipe.units import duration_text
+
+# Reading both clocks takes up to 1 µs, and a tool whose times are on CLOCK_REALTIME converts them from
+# another clock, with an error of up to 4 µs (docs/merge.md).
+_ERROR_NS: Final = 5_000
+_REALTIME: Final = ": realtime"
+
+
+class Recorded(NamedTuple):
+    """What is known of a rank's recording: its clock by name, from when to when it is on that, and how far
+    CLOCK_REALTIME was ahead of that clock at its start; None where its header does not say it.
+    """
+
+    clock: str
+    start_ns: int
+    end_ns: int
+    ahead_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A clock of a host shows `ahead_ns` more than another one, within `bound_ns` while it was recorded on,
+    which is from `start_ns` to `end_ns`. Clocks are numbers.
+    """
+
+    clock: int
+    other: int
+    ahead_ns: int
+    bound_ns: int
+    start_ns: int
+    end_ns: int
+
+    def through(self, other: Placement) -> Placement:
+        """Where the clock goes, if the other one goes there."""
+        line = other.line
+        through = Line(line.at_ns + self.ahead_ns, line.offset_ns - self.ahead_ns, line.drift_ppb)
+        first_ns, last_ns = through.place(self.start_ns), through.place(self.end_ns)
+        if line != Line():  # not the reference: its own bound holds while its collectives ran
+            first_ns, last_ns = max(first_ns, other.first_ns), min(last_ns, other.last_ns)
+        return Placement(through, other.bound_ns + self.bound_ns, 0, 0, first_ns, last_ns)
+
+    def away_ns(self, own: Placement, other: Placement) -> int:
+        """By how much two placements contradict the relation, beyond what all bounds allow."""
+        allowed_ns = own.bound_ns + other.bound_ns + self.bound_ns
+        there_ns = self.through(other).line
+        middle_ns = (self.start_ns + self.end_ns) // 2
+        return abs(own.line.place(middle_ns) - there_ns.place(middle_ns)) - allowed_ns
+
+
+def relations(recorded: Iterable[Recorded], clocks: list[str]) -> Iterator[Relation]:
+    """How the clocks of each host are related, both ways. `clocks` has their names, by number."""
+    numbers = {clock: number for number, clock in enumerate(clocks)}
+    of_clock: dict[str, list[Recorded]] = {}
+    for one in recorded:
+        of_clock.setdefault(one.clock, []).append(one)
+    for clock, some in of_clock.items():
+        real = clock.rpartition(": ")[0] + _REALTIME
+        told = [(one.start_ns, one.ahead_ns) for one in some if one.ahead_ns is not None]
+        if real == clock or real not in of_clock or not told:
+            continue
+        for own, own_ns, sign in ((clock, some, -1), (real, of_clock[real], 1)):
+            start_ns, end_ns = min(one.start_ns for one in own_ns), max(one.end_ns for one in own_ns)
+            # The header that is nearest to all of it.
+            bound_ns, ahead_ns = min(
+                (_bound_ns(at_ns + (ahead_ns if sign > 0 else 0), start_ns, end_ns), ahead_ns)
+                for at_ns, ahead_ns in told
+            )
+            other = real if own == clock else clock
+            yield Relation(numbers[own], numbers[other], sign * ahead_ns, bound_ns, start_ns, end_ns)
+
+
+def _bound_ns(at_ns: int, start_ns: int, end_ns: int) -> int:
+    away_ns = max(abs(at_ns - start_ns), abs(end_ns - at_ns))
+    return _ERROR_NS + -(-away_ns * DRIFT_MAX_PPM // 1_000_000)
+
+
+def related(found: Alignment, relations: Iterable[Relation], clocks: list[str]) -> Alignment:
+    """Place clocks that collectives do not place through the other clock of their host; refuse those whose
+    collectives contradict it.
+    """
+    placements, refused = dict(found.placements), dict(found.refused)
+    all_of_them = sorted(relations, key=lambda one: one.bound_ns)
+    for one in all_of_them:
+        own, other = placements.get(one.clock), placements.get(one.other)
+        if own is None or other is None or one.clock == found.reference:
+            continue
+        if one.other != found.reference and own.shared > other.shared:
+            continue  # of two clocks, the one with fewer collectives is wrong
+        away_ns = one.away_ns(own, other)
+        if away_ns > 0:
+            del placements[one.clock]
+            refused[one.clock] = (
+                f"its collectives contradict what the header of a capture says of {clocks[one.other]}, by "
+                f"{duration_text(away_ns)}: they are not the same ones, or CLOCK_REALTIME was set"
+            )
+    for one in all_of_them:
+        if one.clock in refused and one.clock not in found.placements and one.other in placements:
+            through = one.through(placements[one.other])
+            if through.first_ns <= through.last_ns:
+                placements[one.clock] = through
+                del refused[one.clock]
+    return Alignment(found.reference, dict(sorted(placements.items())), dict(sorted(refused.items())))
