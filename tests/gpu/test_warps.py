@@ -58,6 +58,8 @@ def test_calls_have_their_arguments_and_tell_what_they_did(bench: Bench) -> None
     kernels = recorded.of("gpu_kernel")
     assert len(kernels) == 10
     for kernel in kernels:
+        needs = kernel["args"]["registers"], kernel["args"]["shared_bytes"]
+        assert 4 <= needs[0] <= 64 and needs[1] == 0
         args = calls[kernel["launch"]]["args"]
         assert (args["grid"], args["block"], args["kernel"]) == ([4096, 1, 1], [256, 1, 1], "vectorAdd")
     runtime = [call["args"] for call in begun if "cudaLaunchKernel" in call["name"]]

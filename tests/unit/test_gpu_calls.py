@@ -121,6 +121,28 @@ def test_a_launch_has_its_sizes_its_stream_and_its_kernel(lines: list[dict[str, 
     ]
 
 
+@pytest.mark.parametrize(
+    ("launch", "registers", "needs"),
+    [
+        (7, 40, {"registers": 40, "shared_bytes": 512 + 49152}),
+        (99, 40, {"registers": 40}),  # no call of it was recorded, as of a graph's node
+        (7, 0, {}),
+    ],
+)
+def test_a_kernel_has_what_its_launch_needs(
+    caller: str, tmp_path: Path, launch: int, registers: int, needs: dict[str, int]
+) -> None:
+    """Static shared memory by its machine code, and dynamic by its call."""
+    chunk, _ = _run(caller, tmp_path, "calls")
+    pid = next(iter(records(chunk))).pid
+    kernel = layout.KERNEL.pack(
+        launch, 1, 0, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, registers, 512
+    )
+    lines = _lines(chunk + pack_record(layout.KIND_KERNEL, pid, TID, 5, kernel))
+    (args,) = [line["args"] for line in lines if line["type"] == "gpu_kernel"]
+    assert {key: args[key] for key in ("registers", "shared_bytes") if key in args} == needs
+
+
 def test_a_launch_has_what_is_in_the_struct_that_it_points_to(lines: list[dict[str, Any]]) -> None:
     configured, without = _args(lines, "cuLaunchKernelEx")
     sizes = {"grid": [7, 8, 9], "block": [64, 2, 3], "shared_bytes": 1024, "stream": 0x9001}

@@ -70,7 +70,7 @@ OF_WARPS = [
     *COMMON,
     (KIND_CLOCK, warp_records.CLOCK.pack(0, 500, 10, 20)),
     (warp_records.KIND_KERNEL, warp_records.KERNEL.pack(
-        3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8)),
+        3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, 40, 512)),
     (warp_records.KIND_WARPS, _columns()),
     (warp_records.KIND_CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
     (warp_records.KIND_CALL_EXIT, warp_records.CALL_EXIT.pack(API, 1, 6, 0)),

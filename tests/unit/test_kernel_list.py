@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.compiled import compiled
+from tests.support.gpu_libraries import ROOT
 from tracepipe.capture.find import fatbin
 from tracepipe.capture.find.cubin import kernels
 from tracepipe.capture.find.fatbin import cubins, lz4_block
@@ -148,6 +151,23 @@ def test_damaged_cubins_are_errors_of_their_file(built: Path, seed: int) -> None
         assert isinstance(kernels(bytes(data[: len(data) - seed * 50]), "k.cubin"), list)
     except InputError as error:
         assert error.message.startswith("k.cubin: ")
+
+
+def test_the_library_of_warps_reads_the_same_needs(built: Path, tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed")
+    source, native = ROOT / "tests/gpu/needs.cpp", ROOT / "tracepipe/capture/gpu/native"
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
+    program = compiled([compiler, *flags, str(source)], tmp_path / "needs")
+    known = kernels((built / "k.cubin").read_bytes(), "k.cubin")
+    assert {kernel.shared_bytes for kernel in known} == {0, 256}
+    command = [str(program), str(built / "k.cubin"), *(kernel.name for kernel in known), "none"]
+    seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert seen == [f"{one.name} {one.registers} {one.shared_bytes}" for one in known] + ["none 0 0"]
+    (tmp_path / "none").write_bytes(b"no cubin")
+    command[1] = str(tmp_path / "none")
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.endswith("none 0 0\n")
 
 
 def test_what_has_no_gpu_code() -> None:

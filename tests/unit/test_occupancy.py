@@ -14,6 +14,7 @@ from tests.support.compiled import compiled
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
 from tracepipe.event.sm_limits import SmLimits, sm_limits
+from tracepipe.reports import warps
 from tracepipe.reports.analyses.kernel_occupancy import resources
 from tracepipe.reports.analyses.theoretical_occupancy import Resources, occupancy_of
 from tracepipe.reports.summary import Options, run
@@ -231,3 +232,47 @@ def test_many_kernels_are_examined_by_their_first_launches(load: Load) -> None:
     assert len(run(read, Options()).as_json()["occupancy"]) == 10
     rows = run(read, Options(top=0)).as_json()["occupancy"]
     assert {row["name"]: row["registers"] for row in rows} == {f"k{n}": 32 + n for n in range(50)}
+
+
+# Beside what warps achieved
+
+
+def warps_of(name: str, launch: int, blocks: int, sms: int, threads: int = 128) -> dict[str, Any]:
+    """All blocks at a time, for 1 µs."""
+    count, per_block = blocks * threads // 32, threads // 32
+    return {
+        "ts_ns": 1000, "type": "gpu_warp", "name": name, "gpu": 0, "stream": 7, "launch": launch,
+        "grid": [blocks, 1, 1], "block": [threads, 1, 1], "warp": [*range(count)],
+        "sm": [at // per_block % sms for at in range(count)], "slot": [*range(count)],
+        "entry_ns": [0] * count, "exit_ns": [1000] * count,
+    }  # fmt: skip
+
+
+def test_warps_sets_achieved_occupancy_beside_the_theoretical_one(load: Load) -> None:
+    launched = kernel(1000, "full", 128, registers=128, shared_bytes=0)
+    half = kernel(1000, "half", 128, registers=32, shared_bytes=27 * KIB) | {"stream": 8}
+    read = load(
+        launched,
+        warps_of("full", 1, 8, 2),
+        half,
+        warps_of("half", 2, 8, 2),
+        warps_of("unknown", 3, 2, 2),
+        footer(H200),
+    )
+    rows = {row["kernel"]: row for row in warps.run(read, warps.Options()).as_json()["achieved_occupancy"]}
+    full = rows["full"]
+    assert (full["blocks_per_sm"], full["theoretical_blocks_per_sm"]) == (4, 4)
+    assert (full["active_warps_per_sm"], full["theoretical_warps_per_sm"]) == (16, 16)
+    assert (full["achieved_percent"], full["theoretical_percent"]) == (25, 25)
+    assert full["limited_by"] == "registers"
+    # 28 KiB a block: 8 of them, but the grid has only 4 for each SM.
+    assert (rows["half"]["blocks_per_sm"], rows["half"]["theoretical_blocks_per_sm"]) == (4, 8)
+    assert (rows["half"]["achieved_percent"], rows["half"]["theoretical_percent"]) == (25, 50)
+    assert rows["half"]["limited_by"] == "shared memory"
+    unknown = rows["unknown"]
+    assert (unknown["achieved_percent"], unknown["theoretical_percent"]) == (6.25, None)
+
+
+def test_warps_of_an_unknown_gpu_have_no_occupancy(load: Load) -> None:
+    read = load(kernel(1000, "full", 128, registers=128, shared_bytes=0), warps_of("full", 1, 8, 2))
+    assert "achieved_occupancy" not in warps.run(read, warps.Options()).as_json()

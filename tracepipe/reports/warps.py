@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from tracepipe.errors import TracepipeError
+from tracepipe.reports.analyses.achieved_occupancy import Held, achieved_table
 from tracepipe.reports.analyses.warp_ranges import ranges_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -64,7 +65,9 @@ def run(run: Run, options: Options) -> Result:
     }
     called = shown.names()
     seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
-    drawn = [_shapes(seen), _times(seen), ranges, _occupancy(seen), *_few(seen)]
+    occupancy = achieved_table(run, [one.held for one in seen if one.held])
+    tables = [_shapes(seen), occupancy if occupancy.rows else None, _times(seen), ranges]
+    drawn = [*tables, _occupancy(seen), *_few(seen)]
     result = Result("WARPS", [part for part in (*drawn, _findings(found, called)) if part])
     if len(shown) < len(kernels):
         result.notes.append(
@@ -105,6 +108,8 @@ _SHAPE_COLUMNS = (
     Column("waves", "waves", "number"),
     Column("active_warps_per_sm", "warps/SM", "number"),
 )
+# In the cells of a row, behind the kernel's name.
+_PLACE_OF_BLOCKS_PER_SM = [column.key for column in _SHAPE_COLUMNS].index("blocks_per_sm") - 1
 _TIME_COLUMNS = (
     Column("kernel", "kernel"),
     Column("life_p50_ns", "lifetime p50", "ns"),
@@ -138,6 +143,7 @@ class _Seen(NamedTuple):
     few: list[tuple[Any, ...]]
     order: str | None
     active_warps: list[float]
+    held: Held | None
     still_running: int
     rows_mixed: bool
 
@@ -153,14 +159,17 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
     from tracepipe.reports.findings.few_warps import one_by_one, order_seen
 
     timed = kernel.has_entries and kernel.has_exits
+    shape = _shape(kernel)
+    held, active = shape[_PLACE_OF_BLOCKS_PER_SM], shape[-1]
     name = f"{kernel.kernel} {_grid(kernel)}" if has_namesakes and kernel.grid else kernel.kernel
     seen = _Seen(
         name,
-        (name, *_shape(kernel)),
+        (name, *shape),
         (name, *_time(kernel)),
         [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_seen(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
+        None if active is None else Held(kernel.kernel, name, kernel.gpu, kernel.block_size, held, active),
         kernel.still_running,
         kernel.rows_mixed,
     )

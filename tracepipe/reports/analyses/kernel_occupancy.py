@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import prod
 from typing import Any, Final, NamedTuple
@@ -89,9 +89,11 @@ def occupancy_table(run: Run, top: int) -> Table:
     return Table("occupancy", "Occupancy that the launches allow", _COLUMNS, kept_rows(rows), _NOTE)
 
 
-def kernel_occupancies(run: Run, top: int = 0) -> Iterator[KernelOccupancy]:
+def kernel_occupancies(
+    run: Run, top: int = 0, only: Iterable[str] | None = None
+) -> Iterator[KernelOccupancy]:
     """The occupancy of each kernel, GPU and size of block, those that ran longest first. With `top`, of the
-    first ones only.
+    first ones only; with `only`, of the kernels with these names.
     """
     gpus = about_gpus(run)
     limits = {gpu: known for gpu, about in gpus.items() if (known := sm_limits(about))}
@@ -107,7 +109,10 @@ def kernel_occupancies(run: Run, top: int = 0) -> Iterator[KernelOccupancy]:
         of, is_timed = of_shape[layer.shape[part]], layer.has_length[part]
         np.add.at(launches, of, 1)
         np.add.at(total_ns, of[is_timed], (layer.end_ns[part] - layer.start_ns[part])[is_timed])
-    there = np.flatnonzero((launches > 0) & (threads[first] > 0) & np.isin(of_gpu[first], list(limits)))
+    is_there = (launches > 0) & (threads[first] > 0) & np.isin(of_gpu[first], list(limits))
+    if only is not None:
+        is_there &= np.isin(names[first], [run.shapes.number_of("name", name) for name in only])
+    there = np.flatnonzero(is_there)
     order = there[np.lexsort((-launches[there], -total_ns[there]))]
     wanted = order[: top * _SPARE] if top > 0 else order
     rows = _first_rows(run, of_shape, wanted)

@@ -195,6 +195,8 @@ def _of_records(
         exit_mask=joined([taken(warps["entry_mask"], single), exit_mask], np.int64),
         blocks_known=known,
         launch_ids=ids,
+        gpu=kernel["gpu"] or 0,
+        block_size=_three(kernel["block"]),
     )
     return sort_warps(unsorted)
 

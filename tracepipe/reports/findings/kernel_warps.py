@@ -74,6 +74,8 @@ class WarpColumns:
     """Threads of several blocks may appear as one warp, as the input does not name blocks."""
     launch_ids: LaunchIds | None = None
     """The launches' ids in the recording; None where the ids are 0, 1, …"""
+    gpu: int = 0
+    block_size: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)

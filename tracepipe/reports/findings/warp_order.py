@@ -42,6 +42,8 @@ def sort_warps(warps: WarpColumns) -> KernelWarps:
         warps.blocks_known,
         warps.rows_mixed,
         warps.launch_ids,
+        warps.gpu,
+        warps.block_size,
         int(launch.size - order.size),
     )
 

@@ -8,6 +8,7 @@ CALL_EXIT   ──▶  userspace E   result by name, what came out; then what th
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from tracepipe.capture.gpu.engines.api_calls import ApiCalls
@@ -22,6 +23,9 @@ _FIRST_WORDS: Final = 4  # the words in a probe's record of an entry
 _CHUNK_BYTES: Final = 31  # the bytes of a text in a probe's record
 _FUNCTION_BYTES: Final = 16384  # roughly, for each function, as the code that writes its lines is compiled
 _THREAD_BYTES: Final = 2048
+_SHARED_BYTES: Final = re.compile(r'"shared_bytes":(\d{1,18})\b')
+# A kernel's record comes within some thousand launches of its call.
+_LAUNCHES_MAX: Final = 1 << 14
 
 
 class CallLines:
@@ -34,6 +38,8 @@ class CallLines:
         self._numbers: dict[tuple[str, bool], int] = {}
         self._words: list[int] = []  # of each probe's entries
         self._threads: set[int] = set()
+        self.shared_bytes: dict[int, int] = {}
+        """The last launches → the dynamic shared memory of a block, as their calls ask for it."""
 
     def enter(
         self,
@@ -68,6 +74,8 @@ class CallLines:
                 text[at : at + _CHUNK_BYTES] for at in range(0, len(text), _CHUNK_BYTES)
             ]
         head, args = self._calls.enter(time_ns, tid, pid, probe, 0, *words[:_FIRST_WORDS], kernel=kernel)
+        if launch and (asked := _SHARED_BYTES.search(args)):
+            self._keep_shared(launch, int(asked[1]))
         if start_ns is not None:
             args = joined(args, BEGAN_AT % began_ns)
         more = (LAUNCH % launch if launch else "") + ("" if stack is None else STACK % stack)
@@ -94,6 +102,11 @@ class CallLines:
             probe = self._numbers[key] = self._calls.add(made)
             self._words.append(len(slots(made.signature)) if key[1] else 0)
         return probe
+
+    def _keep_shared(self, launch: int, size_bytes: int) -> None:
+        if len(self.shared_bytes) >= _LAUNCHES_MAX:
+            del self.shared_bytes[next(iter(self.shared_bytes))]
+        self.shared_bytes[launch] = size_bytes
 
     def _keep_thread(self, tid: int, text_bytes: int = 0) -> None:
         """Use room for a thread, and for a text, which may become a name."""

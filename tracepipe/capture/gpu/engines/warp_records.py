@@ -34,7 +34,7 @@ HAS_ARGUMENTS: Final = 1 << 62
 CALL_ENTER: Final = struct.Struct("<QQQQIHH")  # name, launch, kernel's name, stack, cpu, words, bytes of text
 CALL_EXIT: Final = struct.Struct("<QIIQ")  # name, result, cpu, what the out argument points to
 LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
-KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQ")
+KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQII")
 WARPS: Final = struct.Struct("<QQIIIxxxx")  # launch, base_ns, warps, exits, columns
 COLUMN: Final = struct.Struct("<BBxxI")  # id, bytes a value, values
 
@@ -98,6 +98,7 @@ class Kernel(NamedTuple):
     """A launch that has ended. Of its `warps`, `begun` were recorded, `whole` with the exit of every lane.
 
     `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock; `launched_by` indexes LAUNCHED_BY.
+    `registers` are those of a thread, 0 where neither they nor the static shared memory are known.
     """
 
     launch: int
@@ -115,6 +116,8 @@ class Kernel(NamedTuple):
     warps: int
     begun: int
     whole: int
+    registers: int
+    static_shared_bytes: int
 
 
 def read_words(payload: memoryview, count: int) -> tuple[int, ...]:

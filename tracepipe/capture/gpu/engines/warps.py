@@ -296,6 +296,11 @@ class WarpRenderer(ChannelRenderer):
         if not kernel.begun:
             return None
         args: dict[str, Any] = {"warps": kernel.begun, "function": full_name}
+        if kernel.registers:
+            args["registers"] = kernel.registers
+            dynamic_bytes = self._calls.shared_bytes.pop(kernel.launch, None)
+            if dynamic_bytes is not None:
+                args["shared_bytes"] = kernel.static_shared_bytes + dynamic_bytes
         if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
             args["cluster"] = list(kernel.cluster)
         if kernel.launched_by:

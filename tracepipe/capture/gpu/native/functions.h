@@ -16,6 +16,7 @@
 #include "called.h"
 #include "driver.h"
 #include "marks.h"
+#include "needs.h"
 #include "own_thread.h"
 #include "selection.h"
 #include "transport.h"
@@ -33,11 +34,13 @@ struct Module {
     std::atomic<bool> is_prepared{false};  // the GPU has what is below
     std::vector<CUdeviceptr> marks{};      // its variables that get a MarkBuffer
     std::vector<CalledCode> called{};
+    KernelNeeds needs{};
 };
 
 struct Function {
     Kernel &kernel;
     const std::shared_ptr<Module> module;
+    const Needs needs;
 };
 
 class Functions {
@@ -56,6 +59,7 @@ class Functions {
         std::shared_ptr<Module> module(new Module{data.module, data.context, launches_kernels,
                                                   is_wanted && !may_be_patched, is_patched});
         if (is_patched) module->marks = marks_in(data);
+        if (is_patched) module->needs = KernelNeeds(data.pCubin, data.cubinSize);
         if (has_called) module->called = called_in(data);
         module->is_prepared = module->marks.empty() && module->called.empty();
         std::unique_lock<std::shared_mutex> functions(mutex_);
@@ -115,7 +119,7 @@ class Functions {
         }
         report(data.function, name);
         if (!module) return nullptr;
-        std::shared_ptr<const Function> function(new Function{kernel_of(name), module});
+        std::shared_ptr<const Function> function(new Function{kernel_of(name), module, module->needs.of(name)});
         std::unique_lock<std::shared_mutex> lock(mutex_);
         functions_[data.function] = function;
         return function;

@@ -229,6 +229,7 @@ class LaunchReader {
         memcpy(record.block, kernel.block, sizeof record.block);
         memset(record.cluster, 0, sizeof record.cluster);
         record.launched_by = BY_KERNEL;
+        record.registers = record.static_shared_bytes = 0;
         record.warps = kernel.warps.size();
         return record;
     }

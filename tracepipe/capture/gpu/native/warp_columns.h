@@ -325,8 +325,9 @@ struct LaunchRecord {
     uint32_t call_tid, launched_by;
     uint64_t start_ns, end_ns;     // %globaltimer of the first entry and the last exit
     uint64_t warps, begun, whole;  // warps of the recorded blocks
+    uint32_t registers, static_shared_bytes;  // of the unpatched kernel; no registers: neither is known
 };
-static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24, "");
+static_assert(sizeof(LaunchRecord) == 24 + 40 + 16 + 16 + 24 + 8, "");
 
 struct LostRecord {
     uint64_t launch;

@@ -503,6 +503,8 @@ class Injection {
         record.call_ns = current.call_ns ? current.call_ns : monotonic_ns();
         record.call_tid = thread_id();
         record.warps = warps(data);
+        record.registers = function.needs.registers;
+        record.static_shared_bytes = function.needs.static_shared_bytes;
         return record;
     }
     void lost(const LaunchRecord &record, Lost why) {

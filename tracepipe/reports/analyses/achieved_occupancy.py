@@ -1,0 +1,63 @@
+"""The occupancy that warps achieved, beside the one that their launch allows."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from tracepipe.event.sm_limits import sm_limits
+from tracepipe.reports.analyses.kernel_occupancy import about_gpus, kernel_occupancies
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.report import Column, Table
+
+_COLUMNS: Final = (
+    Column("kernel", "kernel"),
+    Column("blocks_per_sm", "blocks/SM", "count"),
+    Column("theoretical_blocks_per_sm", "allowed", "number"),
+    Column("active_warps_per_sm", "warps/SM", "number"),
+    Column("theoretical_warps_per_sm", "allowed", "number"),
+    Column("achieved_percent", "achieved", "percent"),
+    Column("theoretical_percent", "theoretical", "percent"),
+    Column("limited_by", "limited by"),
+)
+_NOTE: Final = (
+    "Achieved: active warps of an SM that had any, the mean over a launch's duration, of those that an SM "
+    "can hold. Theoretical: what the launch allows, by what limits it. Less is achieved where a grid or its "
+    "last wave is small, where blocks last for different times, and where the recording's own code in the "
+    "kernel needs registers."
+)
+
+
+class Held(NamedTuple):
+    """What SMs held of a kernel: blocks at a time at most, and active warps in the mean."""
+
+    kernel: str
+    title: str
+    gpu: int
+    block_size: tuple[int, int, int] | None
+    blocks_per_sm: int | None
+    active_warps_per_sm: float
+
+
+def achieved_table(run: Run, held: list[Held]) -> Table:
+    """A row for each kernel on a GPU whose limits are known."""
+    gpus = about_gpus(run)
+    allowed = {
+        (one.name, one.gpu, one.needs.threads): one
+        for one in kernel_occupancies(run, only={one.kernel for one in held})
+    }
+
+    def row(one: Held) -> tuple[Any, ...] | None:
+        limits = sm_limits(gpus.get(one.gpu, {}))
+        if limits is None:
+            return None
+        known = allowed.get((one.kernel, one.gpu, prod(one.block_size or (0,))))
+        seen, warps = one.blocks_per_sm, one.active_warps_per_sm
+        achieved = 100 * warps / limits.warps
+        if known is None:
+            return one.title, seen, None, warps, None, achieved, None, None
+        most = known.occupancy
+        return one.title, seen, most.blocks, warps, most.warps, achieved, most.percent, known.limited_by
+
+    rows = [cells for one in held if (cells := row(one))]
+    return Table("achieved_occupancy", "Occupancy, achieved and theoretical", _COLUMNS, rows, _NOTE)
