@@ -129,7 +129,7 @@ EFFECTS = (
         },
         (0.06, 0.1, 0.2, 0.5),
     ),
-    Effect("an SM of 32 slow", "imbalance", {"late_sms": (5,)}, (0.06, 0.12, 0.2, 0.5)),
+    Effect("an SM of 32 slow", "imbalance", {"late_sms": (5,)}, (0.12, 0.3, 0.5, 1.0)),
     Effect("work grows along the grid", "imbalance", {}, (0.3, 0.6, 1.0, 2.0), "trend"),
     Effect("every 7th block late", "imbalance", {"late_blocks": tuple(range(3, 512, 7))}, (0.2, 0.5, 1.0)),
     Effect("a block of 16, at random, late", "imbalance", {"late_blocks": HEAVY}, (2.0, 3.0, 7.0)),

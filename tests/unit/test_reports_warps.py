@@ -109,10 +109,10 @@ def test_a_recording_comes_back_as_it_was_made(tmp_path: Path) -> None:
 
 
 def test_one_launch_and_one_kernel_can_be_picked(tmp_path: Path) -> None:
-    kernel = SyntheticKernel(late_blocks=(8, 9, 300), delay=1.0, launches=6, late_launch=4)
+    kernel = SyntheticKernel(late_blocks=(8, 9, 500), delay=1.0, launches=6, late_launch=4)
     path = write(tmp_path / "run.jsonl", kernel, 11)
     (finding,) = report(path)["findings"]
-    assert (finding["launch"], finding["blocks"]) == (44, [8, 9, 300])
+    assert (finding["launch"], finding["blocks"]) == (44, [8, 9, 500])
     assert "in launch 44, not in the others" in finding["sentence"]
     assert report(path, launch=42)["findings"] == []
     assert report(path, launch=44, kernel="^synth")["kernels"][0]["launches"] == 1

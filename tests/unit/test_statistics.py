@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from tracepipe.reports.frames import statistics
 
-some = st.lists(st.integers(0, 40), min_size=9, max_size=60)
-
 
 @given(st.floats(-8, 30), st.floats(0, 4))
 def test_chances_above_a_score(score: float, skewness: float) -> None:
@@ -42,21 +40,6 @@ def test_ranks_share_places(rows: list[list[int]]) -> None:
     values = np.array(rows)
     assert (statistics.ranks(values) == stats.rankdata(values, axis=1)).all()
     assert (statistics.ranks(values[0]) == stats.rankdata(values[0])).all()
-
-
-@given(some, some)
-def test_many_values_are_compared_by_a_normal_law(a: list[int], b: list[int]) -> None:
-    a, b = [*a, 41], [*b, 42]
-    found = statistics.Ranks(np.array(a), np.array(b))
-    greater = stats.mannwhitneyu(a, b, alternative="greater")
-    assert found.greater_p() == pytest.approx(greater.pvalue)
-
-
-@given(st.permutations(range(30)), st.integers(1, 8))
-def test_few_against_some_are_exact_without_ties(order: list[int], count: int) -> None:
-    a, b = np.array(order[:count]), np.array(order[count:])
-    expected = stats.mannwhitneyu(a, b, alternative="greater").pvalue
-    assert statistics.Ranks(a, b).greater_p() == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=4, max_size=40))

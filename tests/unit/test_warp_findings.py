@@ -31,14 +31,15 @@ HEAVY = tuple(np.flatnonzero(np.random.default_rng(5).random(512) < 1 / 16).toli
 def warps(
     rows: list[tuple[int, int, int, int, list[tuple[int, int]]]],
     grid: tuple[int, int, int] | None = None,
+    launches: Any = 0,
     **options: Any,
 ) -> KernelWarps:
-    """Warps of (block, warp, SM, entry, [(exit, mask), …]) in one launch."""
+    """Warps of (block, warp, SM, entry, [(exit, mask), …]), in one launch if their launches are not given."""
     exits = [(at, ns, mask) for at, row in enumerate(rows) for ns, mask in row[4]]
     block, warp, sm, entry = (np.array([row[key] for row in rows], np.int64) for key in range(4))
     exit_warp, exit_ns, exit_mask = (np.array([e[key] for e in exits], np.int64) for key in range(3))
     unsorted = WarpColumns(
-        "k", grid, launch=np.zeros(len(rows), np.int64), block=block, warp=warp, sm=sm, entry_ns=entry,
+        "k", grid, launch=np.zeros(len(rows), np.int64) + launches, block=block, warp=warp, sm=sm, entry_ns=entry,
         exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
     )  # fmt: skip
     return sort_warps(unsorted)
@@ -156,7 +157,7 @@ PLANTED = {
     ),
     "stride of warps": SyntheticKernel(warps=8, late_warps=(3, 7), delay=0.2),
     "straggler": SyntheticKernel(late_blocks=(30, 99, 500), delay=1.0),
-    "straggler in a launch": SyntheticKernel(late_blocks=(8, 9, 300), delay=1.0, launches=6, late_launch=4),
+    "straggler in a launch": SyntheticKernel(late_blocks=(8, 9, 500), delay=1.0, launches=6, late_launch=4),
     "imbalance of SMs": SyntheticKernel(late_sms=(5,), delay=0.5),
     "imbalance of work": SyntheticKernel(trend=2.0),
     "imbalance of every 7th block": SyntheticKernel(late_blocks=tuple(range(3, 512, 7)), delay=1.0),
@@ -188,7 +189,7 @@ def test_the_numbers_say_what_was_planted() -> None:
     (straggler,) = found(PLANTED["straggler"].run(11))
     assert straggler.numbers["blocks"] == [30, 99, 500]
     (once,) = found(PLANTED["straggler in a launch"].run(11))
-    assert (once.numbers["launch"], once.numbers["blocks"]) == (4, [8, 9, 300])
+    assert (once.numbers["launch"], once.numbers["blocks"]) == (4, [8, 9, 500])
     (sm,) = found(PLANTED["imbalance of SMs"].run(11))
     assert sm.numbers["sms"] == [5]
     (period,) = found(PLANTED["imbalance of every 7th block"].run(11))
@@ -241,6 +242,48 @@ def test_a_period_along_a_side_of_the_grid_is_told_from_one_of_the_index() -> No
     assert [finding.numbers[key] for key in ("side", "modulus", "residues")] == ["blockIdx.y", 4, [1]]
 
 
+def test_a_border_is_told_from_a_period_where_turns_differ_more() -> None:
+    # The first turn of each SM has nearly two of eight rows, most of them at the border.
+    border = tuple(b for b in range(128) if b % 16 in (0, 15) or b // 16 in (0, 7))
+    options: Any = {"blocks": 128, "grid": (16, 8, 1), "launches": 4, "oldest_first": 0.6}
+    (finding,) = found(SyntheticKernel(**options, late_blocks=border, delay=0.5).run(2))
+    assert finding.numbers["of"] == "border"
+    columns = tuple(b for b in range(128) if b % 5 == 0)
+    (finding,) = found(SyntheticKernel(**options | {"grid": None}, late_blocks=columns, delay=0.5).run(2))
+    assert (finding.numbers["modulus"], finding.numbers["residues"]) == (5, [0])
+
+
+def test_half_of_the_blocks_can_be_a_period() -> None:
+    # In some turns more than half are late, in others less.
+    late = tuple(b for b in range(512) if b // 16 % 2 == 1)
+    (finding,) = found(SyntheticKernel(grid=(16, 32, 1), late_blocks=late, delay=1.0).run(3))
+    assert [finding.numbers[key] for key in ("side", "modulus", "residues")] == ["blockIdx.y", 2, [1]]
+
+
+def test_late_blocks_that_end_before_others_are_no_finding() -> None:
+    # Each SM serves four blocks one after the other; those of the first turn are late.
+    options: Any = {"blocks": 128, "launches": 6, "oldest_first": 0.6, "late_launch": 4}
+    assert found(SyntheticKernel(**options, late_blocks=(8, 9), delay=0.5).run(11)) == []
+    (finding,) = found(SyntheticKernel(**options, late_blocks=(120, 121), delay=0.5).run(11))
+    assert (finding.kind, finding.numbers["blocks"]) == ("straggler", [120, 121])
+
+
+def test_slots_that_something_else_occupied_once_make_no_wave() -> None:
+    free: Any = [(b, 0, b % 2, 0, [(1_000, FULL)]) for b in range(4)]
+    held_up: Any = [(b, 0, 0, b // 3 * 1_100, [(b // 3 * 1_100 + 1_000, FULL)]) for b in range(4)]
+
+    def of(launches: list[Any]) -> KernelWarps:
+        rows = [row for one in launches for row in one]
+        return warps(rows, launches=np.repeat(np.arange(len(launches)), 4))
+
+    assert [found(of(launches), "wave") for launches in ([free, held_up], [free, held_up, held_up])] == [
+        [],
+        [],
+    ]
+    # Where it is so in all launches, the kernel has only these slots.
+    assert found(of([held_up, held_up]), "wave")[0].numbers["waves"] == pytest.approx(4 / 3)
+
+
 def test_late_blocks_of_a_period_are_not_stragglers_as_well() -> None:
     late = tuple(range(1, 512, 32))
     (finding,) = found(SyntheticKernel(late_blocks=late, delay=0.5).run(3))
@@ -283,14 +326,19 @@ def test_work_that_grows_is_found_where_an_sm_serves_its_oldest_block_first(bloc
     assert finding.numbers["across"] == "block index"
 
 
-def test_few_lanes_that_hold_up_their_warps_are_found_and_few_that_leave_early_are_not() -> None:
-    """Of either 2 in 32 lanes idle for 40% of a warp's life would be 2.5% of the lanes' time."""
+def test_few_lanes_that_hold_up_their_warps_are_found_and_few_that_leave_early() -> None:
     late = SyntheticKernel(late_lanes=(5, 21), delay=0.67)
     (finding,) = found(late.run(3), "divergence")
     assert finding.numbers["late_lanes"] == [5, 21]
     (stride,) = found(late.run(3), "stride")
     assert (stride.numbers["modulus"], stride.numbers["residues"]) == (16, [5])
     early = SyntheticKernel(late_lanes=tuple(lane for lane in range(32) if lane % 16 != 5), delay=0.67)
+    (finding,) = found(early.run(3))
+    # 2 of 32 lanes are idle for 40% of a warp's life.
+    assert finding.numbers["idle_lane_share"] == pytest.approx(2 / 32 * 0.4, rel=0.05)
+    assert "40% of a warp's lifetime; 3% of the lanes' time is idle" in finding.sentence
+    # Of a warp in eight that would be worth too little.
+    early.late_lanes_share = 1 / 8
     assert found(early.run(3)) == []
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tracepipe.reports.findings import divergence, imbalance, stragglers, stride, waves
-from tracepipe.reports.findings.finding import FALSE_ALARM_RATE, Finding, Saving
+from tracepipe.reports.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
 from tracepipe.reports.findings.kernel_warps import KernelWarps
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import release
@@ -54,7 +54,8 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
                 release()
-        found += [_costed(kernel, finding) for finding in _once(findings)]
+        costed = (_costed(kernel, finding) for finding in _once(findings))
+        found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
         kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:

@@ -13,14 +13,15 @@ from tracepipe.reports.findings.block_times import (
     BlockLateness,
     block_values,
     medians_by,
-    share_of_blocks_time,
+    share_saved,
     started_together,
 )
 from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
-from tracepipe.reports.findings.ranks import LateClass, late_class
+from tracepipe.reports.findings.ranks import LateClass, late_class_in_rows
 from tracepipe.reports.findings.sampling import MAX_BLOCKS, sample
 from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
@@ -55,23 +56,24 @@ def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Find
     """Return a finding about blocks whose index modulo a number is late, along the side of the grid with the
     smallest p value.
 
-    `late` is the lateness by turn. `alpha` is divided among the sides of the grid.
+    `late` is the lateness by turn and border: a class of blocks may contain a part of the border. `alpha` is
+    divided among the sides of the grid.
     """
     rows = sample(np.arange(late.blocks.size), MAX_BLOCKS)
-    profile, blocks = late.profile_ns[rows], late.blocks[rows]
+    profile, blocks, group = late.profile_ns[rows], late.blocks[rows], numbered(late.group[rows])[1]
     sides = [side for side in _sides(blocks, kernel.grid) if side.size >= 2 * MIN_GROUP]
     least_ns = max(MIN_DELAY * float(np.median(block_values(kernel))), kernel.least_ns)
     found = []
     for side in sides:
         most = min(MOST_MODULUS, side.size // 2, blocks.size // MIN_GROUP)
-        seen = late_class(profile[None], side.place[None], range(2, most + 1))
-        if seen is None:
-            continue
-        members = seen.members[0]
-        delay = float(np.median(profile[members]) - np.median(profile[~members]))
-        if seen.p_value * len(sides) <= alpha and delay >= least_ns:
-            found.append(_Period(seen.p_value * len(sides), -delay, side.name, seen, float(members.mean())))
-    return [_period(kernel, min(found, key=lambda period: period[:3]))] if found else []
+        seen = late_class_in_rows(profile, group, side.place, range(2, most + 1))
+        if seen is not None and seen.p_value * len(sides) <= alpha and seen.delay >= least_ns:
+            found.append(_Period(seen.p_value * len(sides), -seen.delay, side.name, seen))
+    if not found:
+        return []
+    period = min(found, key=lambda period: period[:3])
+    is_late = np.isin(late.profile_row, rows[period.late.members])
+    return [_period(kernel, period, np.flatnonzero(is_late))]
 
 
 class _Period(NamedTuple):
@@ -79,8 +81,6 @@ class _Period(NamedTuple):
     minus_delay_ns: float
     side: str
     late: LateClass
-    share: float
-    """The share of late blocks."""
 
 
 class _Side(NamedTuple):
@@ -100,7 +100,7 @@ def _sides(blocks: Ints, grid: tuple[int, int, int] | None) -> list[_Side]:
     return sides
 
 
-def _period(kernel: KernelWarps, period: _Period) -> Finding:
+def _period(kernel: KernelWarps, period: _Period, rows: Ints) -> Finding:
     life, delay = float(np.median(block_values(kernel))), -period.minus_delay_ns
     late, blocks = period.late, kernel.block_count
     evidence = (
@@ -118,7 +118,7 @@ def _period(kernel: KernelWarps, period: _Period) -> Finding:
         "delay_share": delay / max(life, 1.0),
         "blocks_total": blocks,
     }
-    saves = share_of_blocks_time(kernel, delay, round(period.share * blocks))
+    saves = share_saved(kernel, delay, rows)
     return Finding("imbalance", kernel.kernel, evidence, PERIOD_CAUSE, period.p_value, numbers, saves)
 
 

@@ -30,6 +30,9 @@ class BlockLateness(NamedTuple):
     """For each of `blocks` the median over launches, in which the chance of single launches averages out."""
     profile_row: Ints
     """For each row the index of its block in `blocks`."""
+    group: Ints
+    """For each of `blocks` the number, 0, 1, …, of the group in which it was compared; of several launches,
+    the last one counts."""
 
 
 def lacks_blocks(kernel: KernelWarps) -> str | None:
@@ -53,25 +56,54 @@ def block_values(kernel: KernelWarps) -> Floats:
     return values
 
 
-def lateness(kernel: KernelWarps, by_wave: bool = True, by_turn: bool = False) -> BlockLateness:
+def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False) -> BlockLateness:
     """Return the lateness of every block.
 
-    A block is compared with the blocks of its launch that started with it, as the first wave finds cold
-    caches, and the last has the GPU to itself. With `by_turn`, only those in the same turn on their SMs
-    count. Where `by_wave` is False or entries are not known, it is compared with the whole launch. Medians
-    are taken within launches first, then over launches.
+    A block is compared with the blocks of its launch that started with it, in the same turn on their SMs, as
+    the first wave finds cold caches, and the last has the GPU to itself. With `by_border`, blocks at the
+    border of the grid and inner ones are compared with their like. Where `by_wave` is False or entries are
+    not known, a block is compared with the whole launch. Medians are taken within launches first, then over
+    launches.
     """
     with_waves = by_wave and kernel.has_entries
-    group = started_together(kernel, by_turn) if with_waves else numbered(kernel.blocks.launch)[1]
-    rows_ns = without_medians(block_values(kernel), group)
+    group = started_together(kernel, by_turn=True) if with_waves else numbered(kernel.blocks.launch)[1]
     blocks, profile_row = numbered(kernel.blocks.block)
-    return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row)
+    border = at_border(blocks, kernel.grid)
+    if by_border and min(int(border.sum()), int((~border).sum())) >= MIN_GROUP:
+        sides = made(group.size, np.int64, lambda part: group[part] * 2 + border[profile_row[part]])
+        group = numbered(sides)[1]
+    rows_ns = without_medians(block_values(kernel), group)
+    last = empty(blocks.size, np.int32)
+    for part in parts(profile_row.size):
+        last[profile_row[part]] = group[part]
+    return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row, numbered(last)[1])
 
 
-def share_of_blocks_time(kernel: KernelWarps, delay_ns: float, blocks: int) -> float:
-    """The share of all blocks' time that the delay of `blocks` blocks in each launch takes."""
-    of_launch = float(block_values(kernel).sum()) / kernel.launches.size
-    return delay_ns * blocks / max(of_launch, 1.0)
+def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
+    """The most that a fix of the delay of these rows of `KernelWarps.blocks` could save, as a share of a
+    launch: the time that it takes from all blocks, and the time by which it delays the end."""
+    taken_ns = delay_ns * rows.size / max(float(block_values(kernel).sum()), 1.0)
+    delayed_ns = end_delayed_ns(kernel, rows, np.full(rows.size, delay_ns))
+    return taken_ns + delayed_ns / max(float(np.median(kernel.launch_ns)), 1.0)
+
+
+def end_delayed_ns(kernel: KernelWarps, rows: Ints, excess_ns: Floats) -> float:
+    """The most by which the launches of these rows of `KernelWarps.blocks` would end earlier, in the median,
+    if the blocks did not take `excess_ns` longer: they would end earlier, and so would the blocks that
+    started after one of them on the same SM."""
+    blocks = kernel.blocks
+    earlier = np.zeros(blocks.block.size, np.int64)
+    earlier[rows] = np.maximum(excess_ns, 0).astype(np.int64)
+    if kernel.has_sms and kernel.has_entries:
+        place = numbered(blocks.launch.astype(np.int64) * (int(blocks.sm.max()) + 1) + blocks.sm)[1]
+        most = np.zeros(int(place.max()) + 1, np.int64)
+        first_end = np.full(most.size, np.iinfo(np.int64).max)
+        np.maximum.at(most, place[rows], earlier[rows])
+        np.minimum.at(first_end, place[rows], blocks.end_ns[rows])
+        earlier += np.where(blocks.entry_ns >= first_end[place], most[place], 0)
+    first = kernel.block_bounds[:-1]
+    delayed = np.maximum.reduceat(blocks.end_ns, first) - np.maximum.reduceat(blocks.end_ns - earlier, first)
+    return float(np.median(delayed[np.isin(kernel.launches, blocks.launch[rows])]))
 
 
 def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
@@ -99,6 +131,16 @@ def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
             number = _turns(blocks.sm[first:last], blocks.entry_ns[first:last], wave[first:last])
     release()
     return wave
+
+
+def first_wave(kernel: KernelWarps) -> Ints:
+    """The rows of `KernelWarps.blocks` that started before any block of their launch had ended; all where
+    entries are not known."""
+    if not kernel.has_entries:
+        return np.arange(kernel.blocks.block.size)
+    wave = started_together(kernel)
+    first = [slice(*ends) for ends in pairwise(kernel.block_bounds.tolist())]
+    return np.concatenate([own.start + np.flatnonzero(wave[own] == wave[own].min()) for own in first])
 
 
 def _waves(entry_ns: Ints, end_ns: Ints, wave: Ints) -> int:

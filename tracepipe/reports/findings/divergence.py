@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracepipe.reports.findings.finding import MIN_SHARE, Finding
+from tracepipe.reports.findings.finding import MIN_SAVED, MIN_SHARE, Finding
 from tracepipe.reports.findings.groups import SPLIT_P, split_p_values
 from tracepipe.reports.findings.kernel_warps import LANES, Flags, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
@@ -26,8 +26,9 @@ from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
 """The least number of warps: in fewer of them, the same lane is late by chance too often."""
-MOST_WARPS_SHARE = 0.5
-"""Where this share of the warps diverges by their masks, the grid's first or last warp is no exception."""
+MOST_WARPS_SHARE = 0.01
+"""Where more than this share of the warps diverges by their masks, the grid's first or last warp is no
+exception."""
 MIN_WARPS_SHARE = 0.01
 """The least share of the warps that must be split where noise is possible: a smaller share is not a property
 of the kernel."""
@@ -49,8 +50,9 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     `alpha`.
     """
     apart = kernel.apart & ~_guards(kernel)
-    is_of_most = not kernel.lanes_timed and np.count_nonzero(apart) >= MOST_WARPS_SHARE * apart.size
-    ends = [] if is_of_most else list(_ends_of_grid(kernel))
+    others = int(np.count_nonzero(apart)) - 2 * kernel.launches.size
+    is_of_many = not kernel.lanes_timed and others > MOST_WARPS_SHARE * apart.size
+    ends = [] if is_of_many else list(_ends_of_grid(kernel))
     found = _of_warps(kernel, flagged(apart.size, lambda part: apart[part]), alpha / 2 if ends else alpha, "")
     for place, rows in ends:
         found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
@@ -100,46 +102,40 @@ def _guards(kernel: KernelWarps) -> Flags:
 
 
 def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
-    """The finding from exits with masks: the idle time of all warps' lanes decides. For a warp at an end of
-    the grid, the delay is compared with the launch's duration instead."""
-    idle_share, longer_share = _shares(kernel, apart)
+    """The finding from exits with masks: the time in which lanes are idle decides, and how much of a warp's
+    lifetime is between its exits. For a warp at an end of the grid, the delay is compared with the launch's
+    duration instead."""
+    idle_share = _idle_share(kernel, apart)
     delays, masks = _widest_gaps(kernel, apart)
     delay = float(np.median(delays))
     if place:
         is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns))
     else:
-        is_worth = max(idle_share, longer_share) >= MIN_SHARE
+        # A few lanes hold up a warp as much as many do, and waste less of its lanes' time.
+        share = max(idle_share, delay / max(kernel.warp_scale_ns, 1.0))
+        is_worth = share >= MIN_SHARE and idle_share >= MIN_SAVED
     if not is_worth or delay < kernel.least_ns:
         return None
     parted = Parted(apart, apart.size, delays, idle_share, *_late(masks))
     return finding_of(kernel, parted, place)
 
 
-def _shares(kernel: KernelWarps, apart: Ints) -> tuple[float, float]:
-    """What the divergence of the warps `apart` costs, as two shares: the time that their lanes were idle, of
-    the time of all lanes of all warps; and the time that they ran after half of their lanes had exited, of
-    the lifetimes of all warps.
-
-    The second is needed because a few late lanes delay their warp as much as many do.
-    """
+def _idle_share(kernel: KernelWarps, apart: Ints) -> float:
+    """What the divergence of the warps `apart` costs: the time that their lanes were idle, as a share of the
+    time of all lanes of all warps."""
     counted = np.zeros(kernel.launch.size, np.bool_)
     counted[apart] = True
-    idle_ns = possible_ns = longer_ns = lives_ns = 0.0
+    idle_ns = possible_ns = 0.0
     last_ns = kernel.last_exit_ns
     for warps, exits in kernel.exit_parts():
         of = kernel.exit_warp[exits]
         lanes = np.bitwise_count(kernel.exit_mask[exits].astype(np.uint32)).astype(np.float64)
         late_ns = last_ns[of] - kernel.exit_ns[exits]
         by_warp = np.bincount(of - warps.start, lanes, warps.stop - warps.start)
-        left = np.cumsum(lanes) - (np.cumsum(by_warp) - by_warp)[of - warps.start]
-        half = np.flatnonzero(2 * left >= by_warp[of - warps.start])
-        half = half[np.unique(of[half], return_index=True)[1]]
         scale = kernel.life_ns[warps] if kernel.has_entries else kernel.warp_scale_ns
         idle_ns += float((late_ns * lanes)[counted[of]].sum())
-        longer_ns += float(late_ns[half][counted[of[half]]].sum())
         possible_ns += float((by_warp * scale).sum())
-        lives_ns += float(np.sum(scale) if kernel.has_entries else scale * by_warp.size)
-    return idle_ns / max(possible_ns, 1.0), longer_ns / max(lives_ns, 1.0)
+    return idle_ns / max(possible_ns, 1.0)
 
 
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:

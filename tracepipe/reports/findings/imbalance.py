@@ -6,16 +6,13 @@ from __future__ import annotations
 from tracepipe.reports.findings.block_patterns import heavy, periods
 from tracepipe.reports.findings.block_times import (
     MIN_BLOCKS_OF_SM,
-    MIN_GROUP,
     MIN_WAVE,
     BlockLateness,
-    at_border,
     block_values,
     lacks_blocks,
     lateness,
     medians_by,
-    share_of_blocks_time,
-    started_together,
+    share_saved,
     without_medians,
 )
 from tracepipe.reports.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
@@ -27,7 +24,7 @@ from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import empty, flagged, parts, stored, taken
+from tracepipe.reports.frames.stored import flagged, parts, stored, taken
 from tracepipe.units import duration_text
 
 MOST_SMS_SHARE = 0.5
@@ -69,7 +66,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     alpha /= 3
     if trend := _trend(kernel, lateness(kernel, by_wave=False), alpha):
         return trend
-    late = lateness(kernel, by_turn=True)
+    late = lateness(kernel, by_border=True)
     return periods(kernel, late, alpha) or _sms(kernel, late, alpha) or heavy(kernel, late)
 
 
@@ -79,7 +76,7 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
     rows = sample(np.arange(kernel.blocks.sm.size), MAX_BLOCKS)
     sms, sm = np.unique(kernel.blocks.sm[rows], return_inverse=True)
     _, launch = np.unique(kernel.blocks.launch[rows], return_inverse=True)
-    lateness_ns = _within_border(kernel, late, rows)
+    lateness_ns = late.rows_ns[rows]
     scores = score_rows(ranks_in_rows(lateness_ns, launch), launch, sm, sms.size)
     pairs = np.unique(sm * np.int64(late.blocks.size) + late.profile_row[rows])
     distinct = np.bincount(pairs // late.blocks.size, minlength=sms.size)
@@ -91,18 +88,6 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
     if not slow.any() or slow.mean() > MOST_SMS_SHARE:
         return []
     return [_sm_finding(kernel, sms, slow, (delays, p_values), life)]
-
-
-def _within_border(kernel: KernelWarps, late: BlockLateness, rows: Ints) -> Floats:
-    """The lateness of some rows, less the median of the blocks at the border, or of those inside it: an SM
-    may run only one of the two. Shapes `(n,)`.
-    """
-    border = at_border(late.blocks, kernel.grid)
-    if min(int(border.sum()), int((~border).sum())) < MIN_GROUP:
-        return late.rows_ns[rows]
-    outer, inner = (float(np.median(late.profile_ns[own])) for own in (border, ~border))
-    centred: Floats = late.rows_ns[rows] - np.where(border[late.profile_row[rows]], outer, inner)
-    return centred
 
 
 def _sm_finding(
@@ -136,17 +121,14 @@ def _sm_finding(
         "blocks_per_sm": own,
         "blocks_per_other_sm": others,
     }
-    saves = share_of_blocks_time(kernel, delay, round(own * len(which)))
+    saves = share_saved(kernel, delay, np.flatnonzero(np.isin(kernel.blocks.sm, which)))
     return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers, saves)
 
 
-def _in_waves(kernel: KernelWarps, late: BlockLateness) -> tuple[Ints, Ints]:
-    """The blocks, as indices into `late.blocks`, that started with enough others in the same turn on their
-    SMs, and the number of that turn."""
-    started, row = started_together(kernel, by_turn=True), late.profile_row
-    wave = empty(late.blocks.size, np.int32)
-    for part in parts(row.size):
-        wave[row[part]] = started[part]  # of several launches, the last one counts
+def _in_waves(kernel: KernelWarps) -> tuple[Ints, Ints]:
+    """The blocks, as indices into `BlockLateness.blocks`, that started with enough others in the same turn on
+    their SMs, and the number of that turn."""
+    wave = lateness(kernel).group
     counts = np.bincount(wave)
     index = flagged(wave.size, lambda part: counts[wave[part]] >= MIN_WAVE)
     return index, numbered(taken(wave, index))[1]
@@ -165,7 +147,7 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
         return []
     # Blocks that started together, in the same turn on their SMs, had the same conditions: among them, only
     # the index can cause the same change.
-    index, group = _in_waves(kernel, late)
+    index, group = _in_waves(kernel)
     if not index.size:
         return []
     place, rest = without_medians(stored(index.astype(np.float64)), group), taken(profile, index)

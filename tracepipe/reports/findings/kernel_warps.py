@@ -329,11 +329,11 @@ class KernelWarps(WarpColumns):
                 times[row[of[left]], lane] = after[left]
         return times
 
-    def warp_times(self) -> Floats:
+    def warp_times(self, rows: Ints | None = None) -> Floats:
         """How long each warp of a block took, shape `(blocks, warps)`: its lifetime, or its exit where no
-        entry is known. Of many blocks it takes a sample."""
+        entry is known. `rows` are some of `blocks`; of many it takes a sample."""
         starts = self.block_starts
-        taken_blocks = sample(np.arange(starts.size))
+        taken_blocks = sample(np.arange(starts.size) if rows is None else rows)
         row = np.full(starts.size, -1, np.int32)
         row[taken_blocks] = np.arange(taken_blocks.size)
         times = np.full((taken_blocks.size, int(self.warp.max()) + 1), np.nan)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracepipe.reports.findings.block_times import medians_by
 from tracepipe.reports.findings.kernel_warps import Flags
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.grouping import runs
+from tracepipe.reports.frames.grouping import numbered, runs
 from tracepipe.reports.frames.libraries import np
 
 # The most cells of a table of rows and classes, which may be nearly empty; larger ones are not made.
@@ -82,18 +83,23 @@ def chance_of(ranks: Floats, members: Flags) -> float:
     equally likely.
     """
     known = ~np.isnan(ranks)
-    present, taken = known.sum(axis=1), (members & known).sum(axis=1)
+    return chance_in_rows(ranks[known], np.nonzero(known)[0], members[known])
+
+
+def chance_in_rows(ranks: Floats, row: Ints, members: Flags) -> float:
+    """Like `chance_of`, for ranks from `ranks_in_rows`. Shapes `(n,)`."""
+    present, taken = np.bincount(row), np.bincount(row, members)
     usable = (taken > 0) & (taken < present)
     if not usable.any():
         return 1.0
     n, k = present[usable].astype(np.float64), taken[usable].astype(np.float64)
-    values = np.where(known, ranks, 0.0)[usable]
-    total = float(values[members[usable]].sum())
-    variance = float((k * (n - k) / (n - 1) * (values**2).sum(axis=1) / n).sum())
+    squares, cubes = (np.bincount(row, ranks**power)[usable] for power in (2, 3))
+    total = float(ranks[members & usable[row]].sum())
+    variance = float((k * (n - k) / (n - 1) * squares / n).sum())
     if variance <= 0:
         return 1.0
     # In a row of two values the skewness is 0.
-    third = (n - k) * (n - 2 * k) * k / ((n - 1) * np.maximum(n - 2, 1)) * (values**3).sum(axis=1) / n
+    third = (n - k) * (n - 2 * k) * k / ((n - 1) * np.maximum(n - 2, 1)) * cubes / n
     score, skewness = total / variance**0.5, max(float(third.sum()) / variance**1.5, 0.0)
     log_orders = _log_factorial(n) - _log_factorial(k) - _log_factorial(n - k)
     least = float(np.exp(-log_orders.sum()))
@@ -123,6 +129,8 @@ class LateClass(NamedTuple):
     residues: list[int]
     p_value: float
     members: Flags
+    delay: float
+    """How much later the members are, in the median, than the others of their row."""
 
 
 APART_OF_RANGE = 0.5
@@ -133,25 +141,46 @@ smaller gap the positions form a ramp, and no class of them is late."""
 def late_class(times: Floats, positions: Ints, moduli: range) -> LateClass | None:
     """Return the modulus and residues of `positions` whose times are the latest, or None where no class is
     apart from the others. `times` and `positions` have the shape `(rows, positions)`."""
-    ranks = centred_ranks(times)
+    known = ~np.isnan(times)
+    late = late_class_in_rows(times[known], np.nonzero(known)[0], positions[known], moduli)
+    return late and late._replace(members=np.isin(positions % late.modulus, late.residues))
+
+
+def late_class_in_rows(times: Floats, row: Ints, positions: Ints, moduli: range) -> LateClass | None:
+    """Like `late_class`, for rows of different lengths, as in `ranks_in_rows`. Shapes `(n,)`."""
+    ranks = ranks_in_rows(times, row)
     tried, score, modulus, residue = 0, 0.0, 0, 0
     for candidate in moduli:
-        scores = score_classes(ranks, positions % candidate, candidate)
+        scores = score_rows(ranks, row, positions % candidate, candidate)
         tried += candidate
         # With equal evidence the smaller modulus is the simpler pattern, so a larger one must score better.
         if scores.max() > score:
             score, modulus, residue = float(scores.max()), candidate, int(scores.argmax())
     if not modulus:
         return None
-    residual = times - np.nanmedian(times, axis=1, keepdims=True)
     classes = positions % modulus
-    means = [residual[(classes == r) & ~np.isnan(residual)] for r in range(modulus)]
-    level = np.array([np.median(values) if values.size else np.nan for values in means])
+    # Where a class is half of its row, only the others' median is the same in all rows.
+    residual = _after_others(times, row, classes == residue)
+    level = np.full(modulus, np.nan)
+    known = ~np.isnan(residual)
+    present, of = numbered(classes[known])
+    level[present] = medians_by(residual[known], of)
     residues = _standing_apart(level, int(moduli[-1]) if modulus == moduli[-1] else 0)
     if residue not in residues:
         return None
-    chance = chance_of(ranks, classes == residue)
-    return LateClass(modulus, residues, min(1.0, chance * tried), np.isin(classes, residues))
+    chance = chance_in_rows(ranks, row, classes == residue)
+    members: Flags = np.isin(classes, residues)
+    delay = float(np.nanmedian(_after_others(times, row, members)[members]))
+    return LateClass(modulus, residues, min(1.0, chance * tried), members, delay)
+
+
+def _after_others(times: Floats, row: Ints, members: Flags) -> Floats:
+    """Times less the median of those of their row that are no members; nan where there are none."""
+    medians = np.full(int(row.max()) + 1, np.nan)
+    rows, of = numbered(row[~members])
+    medians[rows] = medians_by(times[~members], of)
+    rest: Floats = times - medians[row]
+    return rest
 
 
 def _standing_apart(level: Floats, widest: int) -> list[int]:

@@ -3,7 +3,7 @@ border.
 
 Some block is the last in any sample, so a block only counts beyond the tail of the others (`tail`). Of
 several launches, the median of each block is tested first, then each launch for blocks that are late only in
-it. Blocks at the border of a grid are compared with the inner ones by the Mann-Whitney test.
+it. Blocks at the border of a grid are ranked among inner ones of the same turn.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from tracepipe.reports.findings.block_times import (
     MIN_GROUP,
     BlockLateness,
     at_border,
+    end_delayed_ns,
     lacks_blocks,
     lateness,
-    share_of_blocks_time,
+    medians_by,
+    share_saved,
 )
-from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, listed, percent
-from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, Flags, KernelWarps
+from tracepipe.reports.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
+from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
+from tracepipe.reports.findings.ranks import chance_in_rows, ranks_in_rows
 from tracepipe.reports.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
-from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
@@ -101,10 +104,11 @@ def _single_launches(
 ) -> list[Finding]:
     """Findings about launches in which blocks are late that are not late in general."""
     own = late.rows_ns
-    # With two launches the median is between both, and nothing can be subtracted.
+    # With two launches the median is between both, and nothing can be subtracted. A block that is usually
+    # earlier than others is not late where it is not.
     if kernel.launches.size > 2:
-        row = late.profile_row
-        own = made(row.size, np.float64, lambda part: late.rows_ns[part] - late.profile_ns[row[part]])
+        row, usual = late.profile_row, np.maximum(late.profile_ns, 0)
+        own = made(row.size, np.float64, lambda part: late.rows_ns[part] - usual[row[part]])
     candidates: list[tuple[float, int, Outlying, Ints]] = []
     for launch, (first, last) in zip(
         kernel.launches.tolist(), pairwise(kernel.block_bounds.tolist()), strict=True
@@ -142,7 +146,7 @@ def _finding(
     blocks, rows = which
     excess = float(np.median(late.rows_ns[rows]))
     share = excess / max(float(np.median(kernel.launch_ns)), 1.0)
-    delayed = _end_delayed(kernel, rows)
+    delayed = end_delayed_ns(kernel, rows, late.rows_ns[rows])
     border = int(at_border(blocks, kernel.grid).sum())
     sms = np.unique(kernel.blocks.sm[rows]) if kernel.has_sms else np.array([], np.int64)
     one = blocks.size == 1
@@ -166,8 +170,8 @@ def _finding(
     if not kernel.has_entries:
         usual = "the median block"
     effect = "other blocks end as late"
-    if delayed >= least_excess_ns(kernel):
-        effect = f"without {'it' if one else 'them'} the launch would end {duration_text(delayed)} earlier"
+    if delayed >= max(MIN_SAVED * float(np.median(kernel.launch_ns)), kernel.least_ns):
+        effect = f"without that the launch would end up to {duration_text(delayed)} earlier"
     evidence = (
         f"Block{'' if one else 's'} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
         f"{duration_text(excess)} {than} than {usual}{words[0]}: {percent(share)} of the kernel's duration; "
@@ -189,39 +193,40 @@ def _finding(
     return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers, saves)
 
 
-def _end_delayed(kernel: KernelWarps, rows: Ints) -> float:
-    """The median time in ns by which the launches of these blocks would end earlier without them."""
-    others = np.ones(kernel.blocks.block.size, np.bool_)
-    others[rows] = False
-    ends = kernel.blocks.end_ns
-    first = kernel.block_bounds[:-1]
-    with_them = np.maximum.reduceat(ends, first)
-    without = np.maximum.reduceat(np.where(others, ends, NOT_RECORDED), first)
-    affected = np.isin(kernel.launches, kernel.blocks.launch[rows]) & (without != NOT_RECORDED)
-    return float(np.median((with_them - without)[affected])) if affected.any() else 0.0
-
-
 def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
-    outer, inner = late.profile_ns[border], late.profile_ns[~border]
-    found = statistics.Ranks(outer, inner)
-    p_value, superiority = found.greater_p(), found.superior / (outer.size * inner.size)
-    delay = float(np.median(outer) - np.median(inner))
+    outer, pairs = _beside_inner(late.group, border)
+    if outer.sum() < MIN_GROUP:
+        return []
+    ranks = ranks_in_rows(late.profile_ns, late.group)
+    p_value = chance_in_rows(ranks, late.group, border)
+    superiority = 0.5 + float(ranks[border].sum()) / pairs
+    kinds, kind = numbered(late.group * 2 + border)
+    medians = medians_by(late.profile_ns, kind)
+    inner = medians[np.searchsorted(kinds, late.group[outer] * 2)]
+    delay = float(np.median(late.profile_ns[outer] - inner))
     share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
     if p_value > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
         return []
     verb, than = ("take", "longer") if kernel.has_entries else ("exit", "later")
     evidence = (
-        f"The {outer.size} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
-        f"{inner.size} inner ones, {percent(share)} of the kernel's duration "
+        f"The {border.sum()} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
+        f"{(~border).sum()} inner ones, {percent(share)} of the kernel's duration "
         f"({confidence(p_value)})"
     )
     numbers = {
         "of": "border",
-        "border_blocks": int(outer.size),
+        "border_blocks": int(border.sum()),
         "blocks_total": int(late.blocks.size),
         "excess_p50_ns": delay,
         "excess_share": share,
         "superiority": superiority,
     }
-    saves = share_of_blocks_time(kernel, delay, outer.size)
+    saves = share_saved(kernel, delay, np.flatnonzero(border[late.profile_row]))
     return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers, saves)]
+
+
+def _beside_inner(group: Ints, border: Flags) -> tuple[Flags, int]:
+    """Flags the border blocks whose group has inner ones too, and the number of pairs of both within
+    groups."""
+    outer, inner = (np.bincount(group[own], minlength=int(group.max()) + 1) for own in (border, ~border))
+    return border & (inner[group] > 0), int(outer @ inner)

@@ -7,6 +7,7 @@ the number of warps in a block for warps.
 
 from __future__ import annotations
 
+from tracepipe.reports.findings.block_times import first_wave
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
@@ -19,6 +20,9 @@ from tracepipe.units import duration_text
 
 MIN_WARPS = 4
 """A block with fewer warps has no classes of warps."""
+
+MIN_FIRST = 64
+"""The least number of blocks that started with a launch for only their warps to be compared."""
 
 LANES_CAUSE = (
     "the array index that these threads use: shared-memory bank conflicts, uncoalesced or misaligned access, "
@@ -70,7 +74,10 @@ def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
     count = kernel.warps_of_a_block
     if count < MIN_WARPS:
         return []
-    times = kernel.warp_times()
+    # Warps of a later block share their schedulers with what earlier blocks have left there: on an H200, of
+    # eight warps with every fourth late, every second one was, as blocks took the places of halves of others.
+    rows = first_wave(kernel)
+    times = kernel.warp_times(rows if rows.size >= MIN_FIRST else None)
     times = times[(~np.isnan(times)).sum(axis=1) >= MIN_WARPS]
     if not times.size:
         return []

@@ -101,9 +101,16 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
 def usual_waves(kernel: KernelWarps) -> Waves:
     """The waves of the launch with the median idle share, among the first launches. Entries and SMs must be
     recorded.
+
+    Slots that only other launches used count too: something else may have occupied them. Of an even number
+    the launch with less idle time is taken, so a cause that is seen holds for most of them.
     """
     seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
-    return sorted(seen, key=lambda w: w.idle_share)[len(seen) // 2]
+    usual = sorted(seen, key=lambda w: w.idle_share)[(len(seen) - 1) // 2]
+    held = max(waves.blocks_per_sm for waves in seen)
+    sms = numbered(kernel.blocks.sm[: int(kernel.block_bounds[len(seen)])])[0].size
+    blocks = usual.waves * usual.blocks_per_sm * usual.sms
+    return usual._replace(waves=blocks / (held * sms), blocks_per_sm=held, sms=sms)
 
 
 def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:

@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from tracepipe.reports.frames.arrays import AnyArray, Floats
 from tracepipe.reports.frames.libraries import np, special
-from tracepipe.reports.frames.stored import made, parts, release
 
-# Up to this number of pairs, and this number of values on one side, the U test is exact.
-_EXACT_PAIRS_MAX = 1 << 13
-_EXACT_VALUES = 8
 # With less skewness, a Pearson distribution equals a normal one within the precision of a float.
 _LEAST_SKEWNESS = 1.6e-5
 
@@ -71,67 +67,6 @@ def ranks(values: AnyArray) -> Floats:
     shared = np.repeat(starts % values.shape[-1] + (counts + 1) / 2, counts) if values.size else found
     np.put_along_axis(found, order, shared.reshape(values.shape), -1)
     return found
-
-
-class Ranks:
-    """The Mann-Whitney U test of two samples, `a` and `b`, of shapes `(n,)` and `(m,)`."""
-
-    def __init__(self, a: AnyArray, b: AnyArray) -> None:
-        both = np.empty(len(a) + len(b), np.result_type(a, b))
-        both[: len(a)], both[len(a) :] = a, b
-        both.sort()
-        release()
-        self._of_a, self._of_b = (self._among(values, both) for values in (a, b))
-        bounds = np.flatnonzero(both[1:] != both[:-1])
-        counts = np.diff(bounds, prepend=-1, append=len(both) - 1).astype(np.float64)
-        self.has_ties = len(counts) < len(both)
-        self._ties = float((counts**3 - counts).sum())
-
-    @staticmethod
-    def _among(values: AnyArray, both: AnyArray) -> Floats:
-        """The mean rank of each value among all values."""
-
-        def shared(part: slice) -> Floats:
-            first = np.searchsorted(both, values[part], "left")
-            return (first + np.searchsorted(both, values[part], "right") + 1) / 2
-
-        return made(len(values), np.float64, shared)
-
-    @property
-    def superior(self) -> float:
-        """The number of pairs in which the value of A is greater than that of B; an equal pair
-        counts half.
-        """
-        count = len(self._of_a)
-        total = sum(float(self._of_a[part].sum()) for part in parts(count))
-        return total - count * (count + 1) / 2
-
-    def greater_p(self) -> float:
-        """The chance that A is at least this much greater than B, if both have the same distribution."""
-        few = min(len(self._of_a), len(self._of_b)) <= _EXACT_VALUES
-        if few and not self.has_ties and len(self._of_a) * len(self._of_b) <= _EXACT_PAIRS_MAX:
-            return self._exact()
-        return float(normal_above(self._score(self.superior)))
-
-    def _score(self, superior: float) -> float:
-        pairs, count = len(self._of_a) * len(self._of_b), len(self._of_a) + len(self._of_b)
-        variance = pairs / 12 * (count + 1 - self._ties / (count * (count - 1)))
-        # Half a pair less is the continuity correction.
-        return float((superior - pairs / 2 - 0.5) / variance**0.5)
-
-    def _exact(self) -> float:
-        """The exact chance that the sum of the ranks is at least that of A, over all divisions of
-        the values.
-        """
-        # Doubled ranks are integers.
-        doubled = np.rint(2 * np.concatenate((self._of_a, self._of_b))).astype(np.int64)
-        count = len(self._of_a)
-        ways = np.zeros((count + 1, int(np.sort(doubled)[-count:].sum()) + 1))
-        ways[0, 0] = 1
-        for rank in doubled.tolist():
-            ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
-        own = int(doubled[:count].sum())
-        return float(ways[count, own:].sum() / ways[count].sum())
 
 
 def rank_correlation(a: AnyArray, b: AnyArray) -> tuple[float, float]:
