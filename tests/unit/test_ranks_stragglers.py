@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from numpy.typing import NDArray
 
-from tracepipe.ranks.stragglers import LINK, Straggler, slow_links, stragglers
+from tracepipe.ranks.stragglers import LINK, Straggler, longest_unjudged, slow_links, stragglers
 
 USUAL_NS = {"compute_ns": 12e6, "loading_ns": 3e5, "host_ns": 1e6, "copies_ns": 2e5}
 
@@ -22,6 +22,10 @@ def noisy(seed: int, ranks: int, steps: int, noise: float) -> dict[str, NDArray[
 
 
 def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> list[Straggler]:
+    return list(stragglers(rows_of(times, behaviours)))
+
+
+def rows_of(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = ()) -> pl.DataFrame:
     whole = {name: ns.astype(np.int64) for name, ns in times.items()}
     count, steps = whole["compute_ns"].shape
     columns: dict[str, Any] = {
@@ -34,7 +38,7 @@ def found_in(times: dict[str, NDArray[np.float64]], behaviours: Iterable[int] = 
     for name, ns in whole.items():
         us, of = ns // 1_000, name.removesuffix("_ns")
         columns |= {name: ns.sum(1), f"{of}_us": us.sum(1), f"{of}_us2": (us**2).sum(1)}
-    return list(stragglers(pl.DataFrame(columns)))
+    return pl.DataFrame(columns)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 10, 60])
@@ -46,8 +50,18 @@ def test_noise_alone_makes_no_rank_slow(ranks: int, jobs: int, steps: int, noise
     assert alarms == []
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 1_000])
-@pytest.mark.parametrize("steps", [1, 3, 10])
+@pytest.mark.parametrize(("ranks", "jobs"), [(2, 100), (31, 100), (32, 200), (64, 200), (1_000, 4)])
+@pytest.mark.parametrize("noise", [0.01, 0.1, 0.3])
+def test_noise_of_one_step_makes_no_rank_slow(ranks: int, jobs: int, noise: float) -> None:
+    """Of 1,212 jobs that are judged, and others that are not."""
+    alarms = [seed for seed in range(jobs) if found_in(noisy(seed, ranks, 1, noise))]
+    assert alarms == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps"),
+    [(32, 1), (1_000, 1), *((ranks, steps) for ranks in (2, 3, 8, 1_000) for steps in (3, 10))],
+)
 def test_a_rank_that_is_slow_is_found_among_any_number(ranks: int, steps: int) -> None:
     times = noisy(1, ranks, steps, 0.01)
     times["compute_ns"][ranks - 1] *= 1.4
@@ -55,6 +69,20 @@ def test_a_rank_that_is_slow_is_found_among_any_number(ranks: int, steps: int) -
     assert (one.ranks, one.slow, one.peers, one.costs_ns) == ((ranks - 1,), "GPU", ranks, 700)
     assert one.own_ns / one.usual_ns == pytest.approx(1.4, rel=0.03)
     assert one.excess_ns == one.own_ns - one.usual_ns
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8, 31])
+def test_of_one_step_the_longest_time_is_stated_and_no_rank_called_slow(ranks: int) -> None:
+    times = noisy(1, ranks, 1, 0.01)
+    times["compute_ns"][ranks - 1] *= 1.4
+    assert found_in(times) == []
+    longest = longest_unjudged(rows_of(times))
+    assert longest is not None
+    assert (longest.ranks, longest.slow, longest.peers) == ((ranks - 1,), "GPU", ranks)
+    assert longest.own_ns / longest.usual_ns == pytest.approx(1.4, rel=0.03)
+    # Two steps, or a difference that is not worth a look.
+    assert longest_unjudged(rows_of({name: np.repeat(ns, 2, 1) for name, ns in times.items()})) is None
+    assert longest_unjudged(rows_of(noisy(1, ranks, 1, 0.002))) is None
 
 
 def test_a_rank_that_was_slow_in_one_step_of_ten_is_no_slow_rank() -> None:

@@ -7,8 +7,10 @@ from typing import Final
 from tracepipe.errors import InputError
 from tracepipe.ranks import tables
 from tracepipe.ranks.job import Job
+from tracepipe.ranks.stragglers import longest_unjudged
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.report import Result
+from tracepipe.units import duration_text
 
 _NAMES_MAX: Final = 8
 
@@ -56,4 +58,15 @@ def _notes(job: Job) -> list[str]:
     unplaced = len(clocks.filter(pl.col("bound_ns").is_null()))
     if unplaced and len(clocks) > 1:
         notes.append(f"{unplaced} of {len(clocks)} clocks are not placed on the common one")
-    return notes
+    return [*notes, *_unjudged(job)]
+
+
+def _unjudged(job: Job) -> list[str]:
+    """What is seen of ranks with one step each, which tells nothing about who is slow."""
+    if (longest := longest_unjudged(job.ranks)) is None:
+        return []
+    return [
+        "one step of each of few ranks does not tell how much steps differ, so none is called slow; longest: "
+        f"rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
+        f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
+    ]

@@ -4,6 +4,7 @@ network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +27,7 @@ LINK: Final = "link"
 _OF_STEP, _OF_USUAL = 0.02, 0.05
 _ERRORS, _DEVIATIONS = 4.0, 8.0
 # Of fewer ranks with a step each nothing tells how much they differ without a reason.
-_FEW_RANKS, _OF_ONE_STEP = 16, 0.3
+_FEW_RANKS = 32
 _POWER_MAX: Final = 50.0
 # Of a normal distribution: its standard deviation by the median of the distances from the median.
 _DEVIATION: Final = 1.4826
@@ -60,23 +61,66 @@ def stragglers(ranks: pl.DataFrame) -> Iterator[Straggler]:
     """Ranks with a longer time of COMPARED than the others of their behaviour. `ranks` are rows of `by_rank`
     with `behaviour` and `made_wait_ns`.
     """
-    for _, peers in sorted(ranks.group_by("behaviour"), key=lambda group: group[0]):
-        if len(peers) < 2:
+    for peers in _peers(ranks):
+        if not is_judged(peers):
             continue
-        steps = peers["steps"].to_numpy().clip(1)
-        step_ns = _median(peers["step_ns"].to_numpy() / steps)
-        numbers, costs_ns = peers["rank"].to_list(), peers["made_wait_ns"].to_numpy() // steps
+        steps, step_ns = _steps(peers)
         for name in COMPARED:
             own_ns = peers[name].to_numpy() / steps
             us, us2 = (peers[name.replace("_ns", unit)].to_numpy() for unit in ("_us", "_us2"))
-            error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns)
+            error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns, step_ns)
             for at in np.flatnonzero(_is_slower(own_ns, error_ns, step_ns)).tolist():
-                times_ns = round(own_ns[at]), round(_median(own_ns))
-                yield Straggler((numbers[at],), SLOWER[name], *times_ns, len(peers), int(costs_ns[at]))
+                yield _straggler(peers, at, name)
+
+
+def is_judged(peers: pl.DataFrame) -> bool:
+    """Whether the steps of ranks that do the same work, or their number, tell how much times differ without a
+    reason.
+    """
+    return len(peers) >= _FEW_RANKS or peers["steps"].max() != 1
+
+
+def longest_unjudged(ranks: pl.DataFrame) -> Straggler | None:
+    """Of ranks that are not judged, the one with the longest time beyond that of its peers, which may be
+    chance; None where none has one that is worth a look.
+    """
+    found = []
+    for peers in _peers(ranks):
+        if is_judged(peers):
+            continue
+        steps, step_ns = _steps(peers)
+        for name in COMPARED:
+            own_ns = peers[name].to_numpy() / steps
+            at = int(own_ns.argmax())
+            if own_ns[at] - _median(own_ns) > max(_OF_STEP * step_ns, _OF_USUAL * _median(own_ns)):
+                found.append(_straggler(peers, at, name))
+    return max(found, key=lambda one: one.excess_ns, default=None)
+
+
+def _peers(ranks: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Ranks that do the same work, where there are several."""
+    for _, peers in sorted(ranks.group_by("behaviour"), key=lambda group: group[0]):
+        if len(peers) > 1:
+            yield peers
+
+
+def _steps(peers: pl.DataFrame) -> tuple[NDArray[np.int64], float]:
+    """How many steps each of some ranks has, and how long one usually is."""
+    steps = peers["steps"].to_numpy().clip(1)
+    return steps, _median(peers["step_ns"].to_numpy() / steps)
+
+
+def _straggler(peers: pl.DataFrame, at: int, name: str) -> Straggler:
+    """One of some peers, by a time of COMPARED."""
+    steps, _ = _steps(peers)
+    own_ns = peers[name].to_numpy() / steps
+    costs_ns = int(peers["made_wait_ns"].to_numpy()[at] // steps[at])
+    rank, times_ns = int(peers["rank"][at]), (round(own_ns[at]), round(_median(own_ns)))
+    return Straggler((rank,), SLOWER[name], *times_ns, len(peers), costs_ns)
 
 
 def _errors_ns(
-    squares: NDArray[np.float64], steps: NDArray[np.int64], own_ns: NDArray[np.float64]
+    squares: NDArray[np.float64], steps: NDArray[np.int64], own_ns: NDArray[np.float64], step_ns: float
 ) -> NDArray[np.float64]:
     """How far the difference of each peer from the others may be chance. Shapes `(peers,)`.
 
@@ -85,7 +129,11 @@ def _errors_ns(
     """
     free = int((steps - 1).sum())
     if not free:
-        return np.full(len(steps), _OF_ONE_STEP * _median(own_ns) if len(steps) < _FEW_RANKS else 1_000)
+        # Only peers tell how much one step differs from others, and long ones do by more than short ones.
+        least_ns, usual_ns = _OF_STEP * step_ns, _median(own_ns)
+        ratios = np.log((own_ns + least_ns) / (usual_ns + least_ns))
+        limit = min(_DEVIATIONS * _DEVIATION * _median(np.abs(ratios)), _POWER_MAX)
+        return np.full(len(steps), math.expm1(limit) * (usual_ns + least_ns))
     variance = np.maximum(squares.sum() / free, squares / np.maximum(steps - 1, 1))
     # What is compared with is as uncertain where it is one rank. A µs: squares are of whole ones.
     error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000

@@ -69,8 +69,10 @@ def waited_for(job: Job) -> Table:
     rows = []
     for (rank,), steps in found.with_row_index("at").group_by("rank"):
         share = len(steps) / len(found)
-        is_in_both = 0 < int((steps["at"] < half).sum()) < len(steps) or len(found) == 1
+        is_in_both = 0 < int((steps["at"] < half).sum()) < len(steps)
         kind = "persists" if share >= _PERSISTS and is_in_both else "moves"
+        if len(found) == 1:
+            kind = "not known"
         waited_ns = int(steps["waited_ns"].sum()) // len(steps)
         rows.append((rank, job.hosts.get(rank), len(steps), 100 * share, waited_ns, kind))
     rows.sort(key=lambda row: (-row[2], row[0]))
@@ -83,7 +85,7 @@ def waited_for(job: Job) -> Table:
     )
     note = (
         "steps: in how many of them the others waited longest because of this rank. persists: in half of "
-        "the steps or more, early and late ones."
+        "the steps or more, early and late ones; not known: of one step."
     )
     return Table(
         "waited_for", "Ranks that others waited for longest", columns, rows, note, empty=_NO_COLLECTIVES
