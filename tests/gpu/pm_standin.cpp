@@ -1,5 +1,5 @@
 // A libcupti.so.13 that samples no hardware, so that pm_sampler.cpp can be tried without a GPU. Sample K is from K to
-// K + 1 intervals after the first start, and has K * 100 + P as the value of the metric at place P. What else happens is in
+// K + 1 intervals after the first start, and has P + K / 1000 as the value of the metric at place P. What else happens is in
 // the file `behaviour` in the library's folder, a line each:
 //
 //     missing METRIC         CUPTI refuses whatever set has that metric
@@ -188,7 +188,7 @@ CUptiResult cuptiProfilerHostEvaluateToGpuValues(CUpti_Profiler_Host_EvaluateToG
     auto image = reinterpret_cast<const Image *>(asked->pCounterDataImage);
     for (size_t at = 0; at < asked->numMetrics; at++) {
         bool is_peak = strstr(asked->ppMetricNames[at], ".peak_");
-        asked->pMetricValues[at] = is_peak ? 4e12 : double(image->sample[asked->rangeIndex].number * 100 + at);
+        asked->pMetricValues[at] = is_peak ? 4e12 : double(at) + double(image->sample[asked->rangeIndex].number) / 1000;
     }
     return CUPTI_SUCCESS;
 }
@@ -283,6 +283,11 @@ CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *device, int index) {
     *device = index;
     return index < 2 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+}
+// A memory of 6400 bits and 2.5 GHz: 4 TB/s.
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE ? 2'500'000 : 6400;
+    return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     memset(uuid, 0x11 * device, sizeof *uuid);

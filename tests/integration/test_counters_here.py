@@ -60,7 +60,7 @@ def samples(records: Records, gpu: int = 0) -> Records:
 
 def number(sample: dict[str, Any]) -> int:
     """Which sample of the stand-in's it is: `SM active %` is the first metric."""
-    return int(sample["args"]["SM active %"]) // 100
+    return round(sample["args"]["SM active %"] * 1000)
 
 
 def losses(records: Records) -> Records:
@@ -81,7 +81,7 @@ def test_samples_stand_where_they_were_taken(machine: Path, tmp_path: Path) -> N
     assert taken[-1]["ts_ns"] < footer["end"]["monotonic_ns"]
     assert footer["counts"] == {"hook": len(taken)}
     assert first["args"] == {
-        counter.name: round((number(first) * 100 + place) / counter.scale, 3)
+        counter.name: round((place + number(first) / 1000) / counter.scale, 3)
         for place, counter in enumerate(COUNTERS)
     }
     assert [one["name"] for one in header["counters"]] == [counter.name for counter in COUNTERS]

@@ -24,7 +24,7 @@ from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.counter_names import GPU_COUNTERS
+from tracepipe.event.counter_names import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 
 INTERVAL_NS = 100
 KEY = 7
@@ -87,6 +87,47 @@ def test_a_value_that_cannot_be_is_a_loss_and_the_others_of_its_sample_stay() ->
     assert (math.isnan(first.values[0]), first.values[1], second) == (True, 97.2, many[1])
     reason = f"GPU 0: an impossible value of {COUNTERS[0].name}"
     assert losses == [Loss(GPU_COUNTERS, 1, 0, INTERVAL_NS, reason)]
+
+
+CLOCKS = [1979.0, 1980.0, 31.1, 1979.5, 1979.0, 1910.0, 1981.0, 1600.0, 1500.0, 345.0, 345.0, 1979.0, 31.1]
+"""MHz of samples of which the third and the sixth have not counted their SMs for the whole time. The GPU
+slows down in the others, and then idles; of the last one nobody can tell."""
+
+
+def of_clocks(*megahertz: float) -> Sent:
+    """A sampler of SMs, DRAM and the SMs' clock."""
+    sent = Sent(
+        *(Sample(at * 100, at * 100 + 100, (99.0, 5e9, mhz * 1e6)) for at, mhz in enumerate(megahertz))
+    )
+    chosen = (SM_ACTIVE, DRAM_READ, SM_CLOCK)
+    of_names = {counter.name: counter for counter in COUNTERS}
+    sent.sampled = [Sampled(of_names[name], of_names[name].metrics[0].name, None) for name in chosen]
+    return sent
+
+
+def test_a_sample_whose_sms_were_counted_for_a_part_lacks_what_they_counted() -> None:
+    sent, losses = of_clocks(*CLOCKS), list[Loss]()
+    stream = SampleStream(sent, INTERVAL_NS)  # type: ignore[arg-type]
+    sent.stop()
+    stream.take(10**6)
+    kept = list(stream.kept(10**6, recorded(0), losses))
+    partial = [at for at, one in enumerate(kept) if math.isnan(one.values[0])]
+    assert partial == [2, 5]
+    assert all(math.isnan(kept[at].values[2]) for at in partial)
+    assert {one.values[1] for one in kept} == {5e9}
+    reason = "GPU 0: its SMs were counted for a part of the sample only"
+    assert losses == [Loss(GPU_COUNTERS, 1, at * 100, at * 100 + 100, reason) for at in partial]
+
+
+def test_a_sample_waits_for_the_one_after_it() -> None:
+    sent, losses = of_clocks(1979, 31, 1979), list[Loss]()
+    stream, third = SampleStream(sent, INTERVAL_NS), sent.items.pop()  # type: ignore[arg-type]
+    stream.take(10**6)
+    assert [one.start_ns for one in stream.kept(10**6, recorded(0), losses)] == [0]
+    sent.items.append(third)
+    stream.take(10**6)
+    (second,) = stream.kept(10**6, recorded(0), losses)
+    assert (second.start_ns, math.isnan(second.values[0]), len(losses)) == (100, True, 1)
 
 
 def test_samples_that_begin_in_a_stretch_are_kept() -> None:

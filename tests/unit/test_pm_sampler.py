@@ -70,7 +70,7 @@ def chosen(choice: int, metric: int, peak: float = 0) -> bytes:
 
 def sample(number: int, first_ns: int, metrics: int) -> bytes:
     start_ns = first_ns + number * INTERVAL_NS
-    values = [float(number * 100 + place) for place in range(metrics)]
+    values = [place + number / 1000 for place in range(metrics)]
     return record(SAMPLE, struct.pack(f"<QQ{metrics}d", start_ns, start_ns + INTERVAL_NS, *values))
 
 
@@ -146,7 +146,7 @@ def test_an_overflow_is_said_and_sampling_begins_again(program: Path) -> None:
 )
 def test_each_call_that_fails_is_named(program: Path, call: str, words: str) -> None:
     result = int(call.split()[1])
-    sent, code = sampled(program, f"fail {call}", "a", until=100)
+    sent, code = sampled(program, f"fail {call}", "a", until=1000)
     name = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" if result == 35 else "CUPTI_ERROR_OF_STANDIN"
     assert sent.endswith(record(FAILED, struct.pack("<I", result) + f"{words}: {name}".encode()))
     assert code == 1

@@ -19,13 +19,18 @@ from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
-from tracepipe.capture.records.counter_names import GPU_COUNTERS
+from tracepipe.capture.records.counter_names import GPU_COUNTERS, SM_CLOCK
 from tracepipe.capture.records.loss import Loss
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
 _MUCH: Final = 1.25
 """A value may be so many times the greatest: the begin and the end of a sample are not the same instants for
 all units. Rates of a short sample were up to 1.01 times the greatest (H200)."""
+
+
+_STEADY: Final = 0.01  # how much the clocks of the samples beside one differ at most, as a share
+_LOW_STEADY, _LOW = 0.97, 0.8  # of the lower one of these clocks: a sample with less is not complete
+_OF_SMS: Final = "sm__"  # CUPTI's prefix of what SMs count
 
 
 @dataclass
@@ -77,6 +82,12 @@ class SampleStream:
         self._limits = [
             _MUCH * one.greatest * one.counter.scale if one.greatest else math.inf for one in sampler.sampled
         ]
+        self._of_sms = [one.metric.startswith(_OF_SMS) for one in sampler.sampled]
+        self._clock = next(
+            (at for at, one in enumerate(sampler.sampled) if one.counter.name == SM_CLOCK), None
+        )
+        self._clock_before = math.nan
+        """The SMs' clock in the last complete sample."""
         self.news = ""
         """A message for the user, shown once."""
         self._is_over = False
@@ -118,27 +129,52 @@ class SampleStream:
 
     def kept(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:
         """The samples that ended before an instant and began in a stretch; gaps are added to `losses`."""
-        while self._waiting and self._waiting[0].end_ns <= before_ns:
+        while self._waiting and self._waiting[0].end_ns <= before_ns and self._can_be_judged():
             item = self._waiting.popleft()
             if isinstance(item, _Gap):
                 losses += self._lost(item, stretches)
-            elif any(stretches.parts(item.start_ns, item.start_ns + 1)):
-                yield self._possible(item, losses)
+                continue
+            is_complete = self._is_complete(item)
+            if any(stretches.parts(item.start_ns, item.start_ns + 1)):
+                yield self._measured(item, is_complete, losses)
         if self._refused:
             losses.append(Loss(GPU_COUNTERS, self._refused, before_ns, before_ns, MALFORMED))
             self._refused = 0
 
-    def _possible(self, sample: Sample, losses: list[Loss]) -> Sample:
-        """The sample without values that cannot be."""
-        possible = tuple(
-            value if value <= limit else math.nan
-            for value, limit in zip(sample.values, self._limits, strict=True)
-        )
-        for one, value, kept in zip(self._sampler.sampled, sample.values, possible, strict=True):
-            if math.isnan(kept) and not math.isnan(value):
-                reason = f"GPU {self._sampler.gpu.index}: an impossible value of {one.counter.name}"
-                losses.append(Loss(GPU_COUNTERS, 1, sample.start_ns, sample.end_ns, reason))
-        return sample._replace(values=possible)
+    def _can_be_judged(self) -> bool:
+        """Whether the sample that follows the first one is known, or none follows."""
+        return self._clock is None or len(self._waiting) > 1 or self._is_over
+
+    def _is_complete(self, sample: Sample) -> bool:
+        """Whether its SMs were counted for the whole time."""
+        following = self._waiting[0] if self._waiting else None
+        if self._clock is None:
+            return True
+        clock, before = sample.values[self._clock], self._clock_before
+        if isinstance(following, Sample):
+            after = following.values[self._clock]
+            lower = min(before, after)
+            low = _LOW_STEADY if abs(before - after) <= _STEADY * lower else _LOW
+            if clock < low * lower:  # never of the first one, as its `before` is not a number
+                return False
+        self._clock_before = clock
+        return True
+
+    def _measured(self, sample: Sample, is_complete: bool, losses: list[Loss]) -> Sample:
+        """The sample without values that are no measurements."""
+        values, reasons = list(sample.values), list[str]()
+        for at, one in enumerate(self._sampler.sampled):
+            if self._of_sms[at] and not is_complete:
+                values[at] = math.nan
+            elif values[at] > self._limits[at]:
+                values[at] = math.nan
+                reasons.append(f"an impossible value of {one.counter.name}")
+        if not is_complete:
+            reasons.append("its SMs were counted for a part of the sample only")
+        for reason in reasons:
+            text = f"GPU {self._sampler.gpu.index}: {reason}"
+            losses.append(Loss(GPU_COUNTERS, 1, sample.start_ns, sample.end_ns, text))
+        return sample._replace(values=tuple(values)) if reasons else sample
 
     def _lost(self, gap: _Gap, stretches: Stretches) -> Iterator[Loss]:
         reason = f"GPU {self._sampler.gpu.index}: {gap.reason}"

@@ -9,7 +9,7 @@
 //
 // INDEX is CUDA's index of the GPU here, and UUID (32 hexadecimal digits) must be that GPU's. From each
 // choice, the first metric is taken that the GPU has and that can be sampled in one pass with those before
-// it. Samples are read from the hardware's buffer every DRAIN_MS. When standard input ends, the remaining
+// it. Samples are read from the hardware's buffer every 20 to 100 ms. When standard input ends, the remaining
 // samples are sent, and the program ends.
 //
 // Record, little-endian:
@@ -48,7 +48,8 @@
 
 namespace {
 
-constexpr int DRAIN_MS = 20;
+// Between readings of the hardware's buffer. A reading takes some 10 ms of a processor, however few samples there are.
+constexpr int LEAST_DRAIN_MS = 20, MOST_DRAIN_MS = 100;
 // The longest wait for the first sample, from which peaks are computed; without it they are not known.
 constexpr int FIRST_SAMPLE_MS = 2000;
 // The hardware's buffer is much larger than what is read at a time; a sample was about 20 KB on Hopper.
@@ -148,7 +149,8 @@ CUdevice find_device(int index, const std::string &uuid) {
 // Bytes per second, by the memory's clock, which transfers twice a cycle, and its width; 0 if the driver does not say.
 double memory_bandwidth(CUdevice device) {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    auto ask = reinterpret_cast<CUresult (*)(int *, CUdevice_attribute, CUdevice)>(driver ? dlsym(driver, "cuDeviceGetAttribute") : nullptr);
+    using Ask = CUresult (*)(int *, CUdevice_attribute, CUdevice);
+    auto ask = reinterpret_cast<Ask>(driver ? dlsym(driver, "cuDeviceGetAttribute") : nullptr);
     int kilohertz = 0, bits = 0;
     if (!ask || ask(&kilohertz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device) ||
         ask(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device))
@@ -295,8 +297,8 @@ class Sampling {
     // Waits for the first sample, at most FIRST_SAMPLE_MS, and sends which metrics are sampled.
     void begin() {
         size_t samples = 0;
-        for (int waited_ms = 0; !samples && waited_ms < FIRST_SAMPLE_MS; waited_ms += DRAIN_MS) {
-            poll(nullptr, 0, DRAIN_MS);
+        for (int waited_ms = 0; !samples && waited_ms < FIRST_SAMPLE_MS; waited_ms += LEAST_DRAIN_MS) {
+            poll(nullptr, 0, LEAST_DRAIN_MS);
             if (!decode(samples)) restart();
         }
         metrics_.put(output_, samples ? image_.data() : nullptr, image_.size());
@@ -390,8 +392,10 @@ void sample(int index, const std::string &uuid, uint64_t interval_ns, const std:
     metrics.choose(choices);
     Sampling sampling(index, interval_ns, metrics, output);
     sampling.begin();
-    // Standard input has nothing to read until it ends.
-    for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, DRAIN_MS) <= 0;) sampling.drain();
+    // Half an image at a time. Standard input has nothing to read until it ends.
+    uint64_t half_ms = interval_ns * SAMPLES_AT_ONCE / 2 / 1'000'000;
+    int drain_ms = int(std::clamp<uint64_t>(half_ms, LEAST_DRAIN_MS, MOST_DRAIN_MS));
+    for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, drain_ms) <= 0;) sampling.drain();
     sampling.stop();
     sampling.drain();
     output.put(END);
