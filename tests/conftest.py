@@ -30,10 +30,13 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+# What the quick tests try of a property for which no number of examples is given.
+settings.register_profile("quick", settings.get_profile("tracepipe"), max_examples=25)
 settings.load_profile("tracepipe")
 
 # What `pytest` alone leaves out: marks of pyproject.toml.
 LEFT_OUT = "slow or alone or ebpf or gpu or vm or browser or cluster"
+QUICK = f"not ({LEFT_OUT})"
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads how many processes there are to be
@@ -41,7 +44,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     """`pytest` alone runs the quick tests, on all processors; files and marks choose others."""
     if config.args_source is not pytest.Config.ArgsSource.TESTPATHS or config.option.markexpr:
         return
-    config.option.markexpr = f"not ({LEFT_OUT})"
+    config.option.markexpr = QUICK
     if "PYTEST_XDIST_WORKER" in os.environ:
         return  # xdist's own processes have the same arguments, and must start no others
     if config.option.numprocesses is None:
@@ -50,8 +53,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         config.option.dist = "worksteal"  # neighbours share fixtures, and no worker is idle at the end
 
 
-def pytest_configure() -> None:
-    """Let SIGINT interrupt programs that tests start: a shell's `&` has it ignored, by them too."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Try fewer examples where quick tests run alone. And let SIGINT interrupt programs that tests start: a
+    shell's `&` has it ignored, by them too.
+    """
+    if config.option.markexpr == QUICK:
+        settings.load_profile("quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

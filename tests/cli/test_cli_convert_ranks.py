@@ -14,10 +14,10 @@ import polars as pl
 import pytest
 
 from tests.cli.test_output import piped
+from tests.support.here import build_here
 from tests.support.simulated_job import SimulatedJob
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.dataset.alignment import Line
-from tracepipe.dataset.build import build
 
 WINDOW_NS = 20_000_000, 30_000_000
 
@@ -31,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file = next((folder / "runs").glob(f"*/{name}.jsonl"))
         text = file.read_text()
         file.write_text(text.replace(f'"rank":{name},', "", 1))
-    build([str(folder / "runs")], str(folder / "ds"), jobs=2)
+    build_here(str(folder / "runs"), str(folder / "ds"))
     return folder
 
 
@@ -192,7 +192,7 @@ def test_options_for_datasets_are_not_for_recordings(job: Path, option: list[str
 def copy(job: Path, tmp_path: Path) -> Path:
     """The job with its recordings elsewhere, which may change."""
     shutil.copytree(job / "runs", tmp_path / "runs")
-    build([str(tmp_path / "runs")], str(tmp_path / "ds"), jobs=2)
+    build_here(str(tmp_path / "runs"), str(tmp_path / "ds"))
     return tmp_path
 
 
@@ -248,7 +248,7 @@ def test_what_the_part_leaves_out_is_said(copy: Path) -> None:
     file = copy / "runs/node000/1.jsonl"
     text = file.read_text().splitlines(keepends=True)
     file.write_text("".join([*text[:5], "{bad\n", *text[5:]]))
-    build([str(copy / "runs")], str(copy / "ds"), jobs=2)
+    build_here(str(copy / "runs"), str(copy / "ds"))
     _, _, err = convert(copy / "ds", "--ranks", "1", "--from", "30ms", "-o", copy / "out.pftrace")
     assert "skipped: rank 1 (1.jsonl):6: is not JSON" in err
     code, _, err = convert(

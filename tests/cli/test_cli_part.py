@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
 
-from tests.support.program import PYTHONPATH
+from tests.cli.test_output import piped
 from tests.support.recordings import event, span, write
 
 # Of the header of `write`.
@@ -20,10 +19,9 @@ START_NS = 1_000
 
 
 def tracepipe(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "tracepipe", *map(str, arguments)]
-    return subprocess.run(
-        command, input=stdin, capture_output=True, env={"PYTHONPATH": PYTHONPATH, "PATH": ""}
-    )
+    argv = [*map(str, arguments)]
+    code, out, err = piped(argv, stdin)
+    return subprocess.CompletedProcess(argv, code, out.encode(), err.encode())
 
 
 def calls(count: int = 100) -> list[dict[str, Any]]:

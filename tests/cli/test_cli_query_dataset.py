@@ -19,11 +19,11 @@ import polars as pl
 import pytest
 
 from tests.cli.test_output import piped
+from tests.support.here import build_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tests.support.waiting import wait_until
 from tracepipe.dataset.alignment import Line
-from tracepipe.dataset.build import build
 from tracepipe.dataset.places import rank_folder
 from tracepipe.sql.datasets import asked
 from tracepipe.sql.processor import QueryError
@@ -37,7 +37,7 @@ def ds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset of two hosts with two ranks each."""
     folder = tmp_path_factory.mktemp("job")
     SimulatedJob(2, 2, steps=4, faults={2: "gpu"}).write(folder / "runs")
-    build([str(folder / "runs")], str(folder / "ds"), jobs=2)
+    build_here(str(folder / "runs"), str(folder / "ds"))
     return folder / "ds"
 
 

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.cli.test_output import piped
+from tests.support.here import build_here
 from tests.support.simulated_job import Fault, SimulatedJob
 from tracepipe.cli import app
-from tracepipe.dataset.build import build
 from tracepipe.dataset.places import RANKS, Dataset
 from tracepipe.ranks.engine import opened
 from tracepipe.ranks.pictures import farthest
@@ -29,7 +29,7 @@ def made(folder: Path, faults: dict[int, Fault], lost: tuple[int, ...] = (), ste
     job.write(folder / "runs")
     for rank in lost:
         (folder / "runs" / job.host_of(rank) / f"{rank}.jsonl").unlink()
-    build([str(folder / "runs")], str(folder / "ds"), jobs=1)
+    build_here(str(folder / "runs"), str(folder / "ds"))
     return folder / "ds"
 
 

@@ -16,6 +16,7 @@ import pytest
 import typer
 
 from tests.cli.test_output import piped
+from tests.support.here import read_ranks_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tracepipe import cli
@@ -98,6 +99,7 @@ def test_every_example_on_files_runs(
     name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    read_ranks_here(monkeypatch)
     for copy in ("run", "run2", "other", "other2"):
         shutil.copy(RUN, f"{copy}.jsonl")
     shutil.copy(FIXTURES / "gpu-stalls" / "input.jsonl", "stalls.jsonl")

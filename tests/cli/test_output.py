@@ -129,10 +129,11 @@ def ended(argv: list[str], patch: pytest.MonkeyPatch) -> int:
     return int(end.value.code or 0)
 
 
-def piped(argv: list[str]) -> tuple[int, str, str]:
+def piped(argv: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
     """A command line whose streams are no terminals: exit code, standard output, standard error."""
     out, err = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         patch.setattr(sys, "stdout", io.TextIOWrapper(out, "utf-8"))
         patch.setattr(sys, "stderr", io.TextIOWrapper(err, "utf-8"))
         code = ended(argv, patch)
@@ -181,11 +182,18 @@ def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.terminal.messages._QUIET_S", math.inf)
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages lack their pictures, which take a second: what is printed does not depend on them."""
+    monkeypatch.setattr("tracepipe.reports.page.html_page.inline_svg", lambda panel: "")
+
+
 def test_every_command_is_asked_here() -> None:
     group = typer.main.get_group(cli.app)
     assert set(ASKED) == set(group.list_commands(typer.Context(group)))  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("command", ASKED)
 def test_no_name_writes_but_as_letters(command: str, here: Path) -> None:
     seen = ""
@@ -200,6 +208,7 @@ def test_no_name_writes_but_as_letters(command: str, here: Path) -> None:
     assert SHOWN in seen
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("command", ASKED)
 def test_a_terminal_gets_colours_of_ours_alone(command: str, here: Path) -> None:
     seen = "".join(on_terminal(argv) for argv in ASKED[command])
@@ -255,10 +264,11 @@ PRINTING = [
 
 
 # One of each way of writing, as processes: the interpreter's own end is tried too.
-PROCESSES = [
-    "--help", "hooks list", f"summary {F} --json", f"convert {F} -f text", f"convert {F} -o -",
-    f"plot {F} -o - --what gaps", "validate bad.jsonl",
-]  # fmt: skip
+PROCESSES = ["--help", f"convert {F} -o -", "validate bad.jsonl"]
+FURTHER = ["hooks list", f"summary {F} --json", f"convert {F} -f text", f"plot {F} -o - --what gaps"]
+every_process = pytest.mark.parametrize(
+    "command", [*PROCESSES, *(pytest.param(command, marks=pytest.mark.slow) for command in FURTHER)]
+)
 
 
 def to(stream: TextIO | None, command: str) -> tuple[int, str]:
@@ -316,10 +326,8 @@ def test_what_cannot_be_written_is_an_error(command: str, bad: None) -> None:
         check_full(*to(full, command))
 
 
-@pytest.mark.parametrize(
-    ("command", "buffered"),
-    [*((command, True) for command in PROCESSES), *((command, False) for command in PROCESSES[:3])],
-)
+@pytest.mark.parametrize("buffered", [True, pytest.param(False, marks=pytest.mark.slow)])
+@every_process
 def test_a_process_says_what_it_cannot_write(command: str, buffered: bool, bad: None) -> None:
     done = shell(f"tracepipe {command} > /dev/full", buffered)
     check_full(done.returncode, done.stderr)
@@ -330,7 +338,7 @@ def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
     check_closed(*to(None, command))
 
 
-@pytest.mark.parametrize("command", PROCESSES)
+@every_process
 def test_a_process_says_that_its_output_is_closed(command: str, bad: None) -> None:
     done = shell(f"tracepipe {command} >&-", True)
     check_closed(done.returncode, done.stderr)
@@ -345,7 +353,7 @@ def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
     assert (code, "Traceback" in said, "Exception" in said) == (0, False, False)
 
 
-@pytest.mark.parametrize("command", PROCESSES)
+@every_process
 def test_a_process_whose_reader_left_says_nothing(command: str, bad: None) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -368,19 +376,25 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize(("limit", "command", "said"), SHORT)
-def test_a_machine_without_room_is_no_bug(limit: str, command: str, said: str, here: Path) -> None:
-    count = 2_000_000  # all of one line, which takes 30 times its length while it is read
+def write_large(path: Path) -> None:
+    """A recording of one line, which takes 30 times its length while it is read."""
+    count = 2_000_000
     columns = {
         "warp": ",".join(map(str, range(count))),
         "entry_ns": "0," * (count - 1) + "0",
         "exit_ns": "9," * (count - 1) + "9",
     }
-    with open("large.jsonl", "w") as large:
+    with path.open("w") as large:
         large.write('{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}\n')
         large.write('{"ts_ns":1000,"type":"gpu_warp","name":"k","launch":1,"gpu":0')
         large.writelines(f',"{name}":[{values}]' for name, values in columns.items())
         large.write("}\n")
+
+
+@pytest.mark.parametrize(("limit", "command", "said"), SHORT)
+def test_a_machine_without_room_is_no_bug(limit: str, command: str, said: str, here: Path) -> None:
+    if "large.jsonl" in command:
+        write_large(Path("large.jsonl"))
     done = shell(f"{limit}; tracepipe {command} >/dev/null", True)
     *_, what, hint = done.stderr.splitlines()
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr

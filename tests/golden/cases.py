@@ -11,9 +11,12 @@ from __future__ import annotations
 import argparse
 import io
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+
+import pytest
 
 from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
@@ -22,6 +25,14 @@ from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
+# What quick tests take of all cases: one of each format and of each kind of record, and what is defective.
+_SAMPLE = {
+    "annotations", "bad-lines", "bpftime-warp-order", "bpftrace-text", "capture-standin", "chrome-forms",
+    "clocks-drift", "counters-and-arrows", "cuda-table-threads", "cut-off", "device-memory", "flows",
+    "gpu-counters", "gpu-stalls", "header-only", "host-nesting", "layered-undated", "losses", "nsys",
+    "perfetto-flows", "proton-kernels", "python-stacks", "rocpd", "threads", "viztracer", "warps-and-threads",
+    "warps-ranges", "wprof", "xplane-cpu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,3 +87,8 @@ class Case:
 def cases() -> list[Case]:
     """Every folder of fixtures that has an input."""
     return [Case(folder) for folder in sorted(FIXTURES.iterdir()) if list(folder.glob("input.*"))]
+
+
+def with_sample(some: Iterable[Case]) -> list[Any]:
+    """The cases as parameters of a test that does much with each: all but a sample of them are slow."""
+    return [one if one.name in _SAMPLE else pytest.param(one, marks=pytest.mark.slow) for one in some]

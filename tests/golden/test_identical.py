@@ -18,7 +18,7 @@ import tracepipe.readers.tracepipe1
 from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, write_warps
 from tests.golden import hostile, test_anything, test_property
 from tests.golden.both import converted
-from tests.golden.cases import Case, cases
+from tests.golden.cases import Case, cases, with_sample
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
@@ -79,12 +79,12 @@ options = st.builds(
 
 
 @pytest.mark.parametrize("to", CONVERTERS)
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_fixtures_give_the_same_bytes(case: Case, to: str) -> None:
     converted(case.input, to, case.options(), CORES)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_fixtures_give_the_same_bytes_compressed(case: Case) -> None:
     converted(case.input, "perfetto", case.options(compress=True), CORES)
 

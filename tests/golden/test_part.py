@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import tracepipe
 from tests.golden import hostile
-from tests.golden.cases import Case, cases
+from tests.golden.cases import Case, cases, with_sample
 from tests.support.in_stretch import in_stretch, seen_of
 from tracepipe.recording.convert import check
 
@@ -50,7 +50,9 @@ def stretches(times: list[int]) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "case", [one for one in cases() if one.name not in PLACED_BY_CYCLES | OTHERS], ids=lambda case: case.name
+    "case",
+    with_sample(one for one in cases() if one.name not in PLACED_BY_CYCLES | OTHERS),
+    ids=lambda case: case.name,
 )
 def test_parts_of_every_format_draw_what_the_whole_draws(case: Case, tmp_path: Path) -> None:
     given = case.options()

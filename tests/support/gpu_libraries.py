@@ -40,7 +40,7 @@ def include_flags() -> list[str]:
 
 
 def build_library(library: Path, source: Path, *linked: Path) -> Path:
-    """A library of a source, linked to others. Skips where it cannot be built."""
+    """A library of a source or an object, linked to others. Skips where it cannot be built."""
     made = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}"]
     others = [
         "-Wl,--no-as-needed",
@@ -56,12 +56,18 @@ def run_path(linked: Path, output: Path) -> str:
     return f"-Wl,-rpath,{'$ORIGIN' if linked.parent == output.parent else linked.parent}"
 
 
+def build_object(folder: Path, engine: str) -> Path:
+    """What is compiled of an engine, which takes seconds: what it is linked to differs."""
+    flags = [*FLAGS, *include_flags(), "-fPIC", "-fvisibility=hidden"]
+    return compiled(["g++", *flags, "-c", str(NATIVE / f"{engine}.cpp")], folder / f"{engine}.o")
+
+
 def build_engine(folder: Path, engine: str) -> Path:
     """A folder with the library of an engine, all that it needs, and the program; the library's path."""
     nvidias_name, standin, driver = _STANDINS[engine]
     cuda = build_library(folder / "libcuda.so.1", SOURCES / driver)
     nvidias = build_library(folder / nvidias_name, SOURCES / standin, cuda)
-    library = build_library(folder / f"{engine}.so", NATIVE / f"{engine}.cpp", nvidias, cuda)
+    library = build_library(folder / f"{engine}.so", build_object(folder, engine), nvidias, cuda)
     linked = ["-Wl,--no-as-needed", str(library), str(nvidias), str(cuda), "-Wl,-rpath,$ORIGIN"]
     compiled(["g++", *linked], folder / "program")
     (folder / "patches").write_bytes(b"code")

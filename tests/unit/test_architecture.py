@@ -113,11 +113,18 @@ def tree(module: str) -> ast.Module:
     return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(module: str) -> list[ast.AST]:
+    """All that stands in a module; several tests go through it."""
+    return [*ast.walk(tree(module))]
+
+
 def top(module: str) -> str:
     """`tracepipe.layout.rows` → `layout`; the package itself is ""."""
     return module.partition(".")[2].partition(".")[0]
 
 
+@cache
 def room(module: str) -> str:
     """The innermost room of a module: `tracepipe.capture.gpu.build.driver` → `capture.gpu`."""
     place = module.partition(".")[2]
@@ -144,7 +151,7 @@ def imports(below: ast.AST) -> Iterator[str]:
 def calls(module: str, name: str) -> int:
     return sum(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
     )
 
 
@@ -211,7 +218,7 @@ def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
     named = {
         module
         for module in SOURCES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Constant) and str(node.value).startswith("tracepipe.api.")
     }
     # The package has the library's names, and `tracepipe.capture` is a name of a room already.
@@ -230,7 +237,7 @@ def test_one_module_prints_and_one_exits() -> None:
     exits = {
         module
         for module in SOURCES
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Attribute)
         and node.attr == "exit"
         and isinstance(node.value, ast.Name)
@@ -246,7 +253,7 @@ def test_paths_of_others_are_looked_at_in_one_module() -> None:
         f"{module}:{node.lineno}"
         for module in SOURCES
         if room(module) in rooms
-        for node in ast.walk(tree(module))
+        for node in nodes(module)
         if isinstance(node, ast.Attribute) and node.attr in ("exists", "is_dir", "is_file", "glob")
         if ast.unparse(node.value) != "seen"
     }

@@ -382,9 +382,16 @@ LINES_OF = {
 }
 
 
-@pytest.mark.parametrize(
-    ("own", "other"), [(a, b) for a, b in itertools.permutations(LINES_OF, 2) if a != "tracepipe"]
-)
+# Of each format's lines among those of one other; of all others in the slow tests.
+NEIGHBOURS = [*itertools.pairwise([*LINES_OF, *LINES_OF][:-1])]
+MIXED = [
+    pytest.param(own, other, marks=() if (own, other) in NEIGHBOURS else pytest.mark.slow)
+    for own, other in itertools.permutations(LINES_OF, 2)
+    if own != "tracepipe"
+]
+
+
+@pytest.mark.parametrize(("own", "other"), MIXED)
 def test_lines_of_another_format_are_named_and_not_lost(recording: Any, own: str, other: str) -> None:
     # Before the format's own lines and long after them, where nobody looks for a second format.
     log = ["# a log's line"] * 6_000

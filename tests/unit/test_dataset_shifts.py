@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.support.here import build_here
 from tests.support.simulated_job import SimulatedJob
-from tracepipe.dataset.build import build
 from tracepipe.dataset.shifts import shift_of
 from tracepipe.event.columns import Int64s
 
@@ -68,7 +68,7 @@ def written(folder: Path, begins: dict[int, int]) -> str:
             if record["type"] != "footer" and not (args and left_out >= 0):
                 kept.append(record)
         file.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    build([str(folder / "runs")], str(folder / "ds"), jobs=1)
+    build_here(str(folder / "runs"), str(folder / "ds"))
     return str(folder / "ds")
 
 
@@ -90,5 +90,5 @@ def test_numbers_stay_where_a_dataset_is_built_again(tmp_path: Path) -> None:
     dataset = written(tmp_path, {0: 5})
     before = collectives(dataset).sort("rank", "nth")
     assert before.group_by("rank").agg(pl.col("nth").min()).sort("rank")["nth"].to_list() == [5, 0, 0, 0]
-    build([str(tmp_path / "runs")], dataset, jobs=1)
+    build_here(str(tmp_path / "runs"), dataset)
     assert collectives(dataset).sort("rank", "nth").equals(before)

@@ -295,7 +295,14 @@ def test_the_same_run_is_the_same_file(load: Load) -> None:
     assert svg.startswith("<svg") and "var(--ink)" in svg and "#1f2430" not in svg
 
 
-@pytest.mark.parametrize("case", ["gpu-h200", "capture-standin", "warps-slots", "losses"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpu-h200", "capture-standin")),
+        "warps-slots",
+        "losses",
+    ],
+)
 def test_fixtures_are_drawn(case: str) -> None:
     run = load_run(str(ROOT / "fixtures" / case / "input.jsonl"))
     for _, panels in FIGURES.values():

@@ -15,7 +15,7 @@ import tracepipe.readers.tracepipe1
 import tracepipe.reports.frames.collected
 import tracepipe.reports.frames.spans
 import tracepipe.reports.frames.stored
-from tests.golden.cases import Case, cases
+from tests.golden.cases import Case, cases, with_sample
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import OutputError
 from tracepipe.event.columns import NONE
@@ -55,14 +55,14 @@ def frames(run: Run) -> list[Any]:
     return [run.facts.outcomes, run.facts.end_ns, *named, run.warps.rows(), run.exits.rows()]
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_what_tables_forget_is_kept(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = frames(load_run(str(case.input)))
     relieved_at_every_turn(monkeypatch)
     assert frames(load_run(str(case.input))) == whole
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_threads_that_are_nested_one_by_one_have_the_same_spans(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,7 +79,7 @@ def test_threads_that_are_nested_one_by_one_have_the_same_spans(
     assert spans(load_run(str(case.input))) == whole
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_columns_in_files_are_as_in_memory(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = frames(load_run(str(case.input)))
     columns_in_files(monkeypatch)

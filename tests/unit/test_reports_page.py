@@ -61,10 +61,16 @@ def report(run: Run, **options: Any) -> str:
     return page_of(REPORTS["report"].run(run, REPORTS["report"].options(**options)))
 
 
-@pytest.fixture
-def evil(tmp_path: Path) -> Run:
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A recording whose names are all markup."""
-    return named(EVIL, tmp_path)
+    return named(EVIL, tmp_path_factory.mktemp("evil"))
+
+
+@pytest.fixture(scope="module")
+def evil_page(evil: Run) -> str:
+    """Its page."""
+    return report(evil)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +99,8 @@ def named(name: str, tmp_path: Path) -> Run:
     return load_run(str(path))
 
 
-def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
-    for page in (report(evil), page_of(plot.run(evil, plot.Options()))):
+def test_nothing_of_a_recording_is_markup(evil: Run, evil_page: str) -> None:
+    for page in (evil_page, page_of(plot.run(evil, plot.Options()))):
         seen = Seen(page)
         assert not seen.tags & {"script", "img", "iframe", "object", "link", "b", "form", "base"}
         assert seen.handlers == []
@@ -106,10 +112,9 @@ def test_nothing_of_a_recording_is_markup(evil: Run) -> None:
 
 
 # Each takes a second, in which all pictures are drawn.
-NAMES = [
-    "--><img src=x onerror=alert(1)><!--", "\x00\x1b[2J\x9b<b>", "<b>" * 20_000, "\" onmouseover=\"alert(1)",
-]  # fmt: skip
+NAMES = ["--><img src=x onerror=alert(1)><!--", "\x00\x1b[2J\x9b<b>"]
 FURTHER = [
+    "<b>" * 20_000, "\" onmouseover=\"alert(1)",
     "</script><script>alert(1)</script>", "]]></svg><script>", "</pre></td></figure><script>",
     "\u2028\u2029\x85\u202e", "x" * 100_000, "&lt;script&gt;&#60;", "' onclick='alert(1)",
     "{{ 7 * 7 }}{% raw %}", "javascript:alert(1)", "&#x0;", "\\u003cscript\\u003e",
@@ -152,8 +157,8 @@ def test_the_page_gathers_reports_and_pictures() -> None:
     assert f'title="{run.kernels["dur_ns"].sum():,} ns"' in page
 
 
-def test_losses_stand_at_the_top(evil: Run) -> None:
-    page = report(evil)
+def test_losses_stand_at_the_top(evil_page: str) -> None:
+    page = evil_page
     lost = page.index("lost: 7 userspace events happened and were not recorded")
     assert page.index("Losses and clocks") < lost < page.index("Contents")
     assert "no events are known to be lost" not in page

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-import scipy.stats as stats
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.libraries import Library
+
+stats: Any = Library("scipy.stats")  # which takes a second to import
 
 
 @given(st.floats(-8, 30), st.floats(0, 4))
