@@ -81,17 +81,31 @@ def test_a_job_with_a_group_of_all_ranks_and_one_of_each_pair(standin: Path, tmp
     rows, remarks = built(runs, tmp_path / "ds")
     assert remarks == []
     of = {rank: Counter(part["process_group"]) for (rank,), part in rows.sort("rank").group_by("rank")}
-    (world,) = {group for groups in of.values() for group in groups if " " not in group}
-    assert of == {rank: {world: 4, f"{world} split 2 color {rank // 2}": 5} for rank in range(RANKS)}
+    (world,) = {group for groups in of.values() for group in groups if "/" not in group}
+    assert of == {rank: {world: 4, f"{world}/2.{rank // 2}": 5} for rank in range(RANKS)}
     sizes = rows.filter(pl.col("process_group") == world)["group_size"]
     assert set(sizes) == {RANKS}
     report = json.loads(tracepipe("ranks", tmp_path / "ds", "--json", "--top", "0"))
     found = {
-        (one["operation"], one["process_group"]): (one["ranks"], one["collectives"])
+        (one["operation"], one["process_group"]): (one["which"], one["collectives"])
         for one in report["collectives"]
     }
-    pairs = {("all_reduce", f"{world} split 2 color {color}"): (2, 5) for color in (0, 1)}
-    assert found == {("all_reduce", world): (4, 3), ("all_gather", world): (4, 1)} | pairs
+    assert found == {
+        ("all_reduce", world): ("0-3", 3), ("all_gather", world): ("0-3", 1),
+        ("all_reduce", f"{world}/2.0"): ("0-1", 5), ("all_reduce", f"{world}/2.1"): ("2-3", 5),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["bcc", pytest.param("bpftrace", marks=needs("bpftrace"))])
+def test_every_method_names_the_groups_alike(standin: Path, tmp_path: Path, method: str) -> None:
+    groups = []
+    for number, options in enumerate([(), ("--method", method)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        records = captured(standin, folder, 3, *options)
+        groups.append([one["args"].get("group") for one in records if "comm" in one.get("args", {})])
+    assert groups[0] == groups[1]
+    assert len(set(groups[0])) == 3  # a split that made none has no group
 
 
 def test_between_windows_communicators_are_followed(standin: Path, tmp_path: Path) -> None:
@@ -101,8 +115,8 @@ def test_between_windows_communicators_are_followed(standin: Path, tmp_path: Pat
     assert begins[0]["ts_ns"] >= next(one["ts_ns"] for one in records if one["type"] == "window")
     assert not [one for one in begins if one["name"] in ("ncclCommInitRank", "ncclCommSplit")]
     groups = {one["args"]["group"] for one in begins if one["name"] in _KERNELS}
-    (pair,) = {group for group in groups if group.endswith(" split 2 color 1")}
-    assert groups == {pair, pair.partition(" ")[0]}
+    (pair,) = {group for group in groups if group.endswith("/2.1")}
+    assert groups == {pair, pair.partition("/")[0]}
 
 
 def test_of_a_recording_that_begins_later_no_groups_are_known(standin: Path, tmp_path: Path) -> None:

@@ -267,7 +267,7 @@ def test_communicators_are_known_however_many_had_the_address() -> None:
     assert again.carried() == carry.carried()
     renderer.resume(carry.carried(), 25)
     (line,) = read(renderer.render(kept).texts)
-    assert line["args"]["group"] == f"{0xABC:016x} split 3 color 3"
+    assert line["args"]["group"] == f"{0xABC:016x}/3.3"
 
 
 def nccl_probe(name: str) -> Probe:

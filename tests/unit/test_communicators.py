@@ -44,8 +44,8 @@ def test_all_ranks_name_their_groups_alike_wherever_their_communicators_are() ->
     name = f"{0xABC:016x}"
     assert found[0] == (
         f'"group":"{name}","group_ranks":2,',
-        f'"group":"{name} split 2 color 7"',
-        f'"group":"{name} split 2 color 7 split 1 color 0"',
+        f'"group":"{name}/2.7"',
+        f'"group":"{name}/2.7/1.0"',
     )
 
 
@@ -53,7 +53,7 @@ def test_who_shrinks_knows_how_many_are_left() -> None:
     process = Rank()
     process.call("ncclCommInitRankConfig", _ALL, id=0xABC, ranks=8, rank=3)
     shrunk = process.call("ncclCommShrink", _NEW, parent=_ALL, excluded=2)
-    assert shrunk == f'"group":"{0xABC:016x} shrink 1","group_ranks":6'
+    assert shrunk == f'"group":"{0xABC:016x}/shrink 1","group_ranks":6'
 
 
 @pytest.mark.parametrize("function", ["ncclCommInitAll", "ncclCommGrow", "ncclCommInitRank"])
@@ -67,7 +67,7 @@ def test_an_address_that_is_used_again_is_of_the_new_communicator(function: str)
     assert process.call("ncclCommSplit", _NEW, parent=_ALL, color=1) == ""
     assert process.known.members(_PID, _NEW) == ""
     process.call("ncclCommInitRank", _ALL, id=0xDEF, ranks=2)
-    assert "split 1 color 1" in process.call("ncclCommSplit", _NEW, parent=_ALL, color=1)
+    assert "/1.1" in process.call("ncclCommSplit", _NEW, parent=_ALL, color=1)
 
 
 def test_another_process_has_others() -> None:

@@ -143,6 +143,7 @@ def collectives(job: Job) -> Table:
         Column("operation", "operation"),
         Column("process_group", "process group"),
         Column("ranks", "ranks", "count"),
+        Column("which", "which", spare=True),
         Column("collectives", "collectives", "count"),
         Column("transfer_ns", "transfer", "ns"),
         Column("waited_ns", "waits", "ns"),
@@ -150,6 +151,8 @@ def collectives(job: Job) -> Table:
         Column("last", "last", "id"),
         Column("last_share", "of all", "percent"),
     )
+    of_groups = job.members.group_by("operation", "process_group").agg("rank")
+    which = {(operation, group): rank_text(ranks) for operation, group, ranks in of_groups.iter_rows()}
     most: dict[tuple[str, str], tuple[int, int]] = {}
     for operation, group, rank, times, _ in job.by_last.iter_rows():
         if times > most.get((operation, group), (0, 0))[0]:
@@ -165,16 +168,17 @@ def collectives(job: Job) -> Table:
                 row["operation"],
                 row["process_group"],
                 row["ranks"],
+                which[row["operation"], row["process_group"]],
                 count,
                 *means_ns,
                 row["longest_wait_ns"],
                 *last,
             )
         )
-    rows.sort(key=lambda row: (-row[5] * row[3], row[0], row[1]))
+    rows.sort(key=lambda row: (-row[6] * row[4], row[0], row[1]))
     note = (
         "transfer: how long the rank took that came last. waits: how much longer the others took, on the "
-        "average. last: the rank that came last most often."
+        "average. last: the rank that came last most often. which: the ranks that recorded it."
     )
     if rows and not any(job.groups["process_group"]):
         note += " No recording names process groups: all ranks are taken for one group."

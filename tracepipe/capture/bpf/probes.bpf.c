@@ -506,9 +506,14 @@ static inline int enter(struct pt_regs *ctx, struct frame *frame, u32 id, u32 ti
         }
     }
     if (spec->hashed) {
-        u32 slot = spec->hashed - 1;
-        u64 at = spec->hashed_at ? words.stack + 8 * (u64)(spec->hashed_at - 1 - REGISTERS) : call.a[slot & 7];
-        call.a[slot & 7] = hash_of(at);
+        u64 at = words.stack + 8 * (u64)(spec->hashed_at - 1 - REGISTERS), hash;
+        for (int i = 0; i < 8; i++)
+            if (i == spec->hashed - 1 && !spec->hashed_at)
+                at = call.a[i];
+        hash = hash_of(at);
+        for (int i = 0; i < 8; i++)
+            if (i == spec->hashed - 1)
+                call.a[i] = hash;
     }
     if (spec->text)
         call.text = word(&words, spec->text);

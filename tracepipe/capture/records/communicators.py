@@ -6,8 +6,8 @@ another one is named by that one, by how many were split off it before, and by t
 communicator split it in the same order.
 
     ncclCommInitRank(id: 9f21c3a4d5e6f708)   9f21c3a4d5e6f708
-    ncclCommSplit(that one, color: 0)        9f21c3a4d5e6f708 split 1 color 0
-    ncclCommSplit(that one, color: 7)        9f21c3a4d5e6f708 split 2 color 7
+    ncclCommSplit(that one, color: 0)        9f21c3a4d5e6f708/1.0
+    ncclCommSplit(that one, color: 7)        9f21c3a4d5e6f708/2.7
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Communicators:
         of = self._groups.get((tgid, parent))
         if of is None:
             return None
-        name = f"{of.name} {kind} {self._made_of[tgid, parent, kind]}"
+        count = self._made_of[tgid, parent, kind]
         if excluded is not None:
-            return Group(name, None if of.ranks is None else of.ranks - excluded)
-        return Group(f"{name} color {color}")
+            return Group(f"{of.name}/shrink {count}", None if of.ranks is None else of.ranks - excluded)
+        return Group(f"{of.name}/{count}.{color}")
