@@ -112,7 +112,6 @@ def test_every_example_on_files_runs(
         SimulatedJob(1, 2, steps=13).write(Path("runs"))
     if " ds " in f"{line} " and not name.startswith("dataset"):
         assert piped(["dataset", "build", "runs", "-o", "ds", "--jobs", "1"])[0] == 0
-    line = line.replace("run.jsonl", "stalls.jsonl") if name == "stalls" else line
     for argv in calls_of(line):
         code, _, err = piped(argv)
         assert code == 0, err

@@ -8,7 +8,10 @@ themselves.
 from __future__ import annotations
 
 import heapq
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -179,3 +182,33 @@ class SyntheticKernel:
             ends[sm].append(end)
             heapq.heappush(free, (end + 300, order, sm))
         return start, place, life
+
+
+def write_recording(
+    path: Path, kernel: SyntheticKernel, seed: int, name: str = "synthetic", **header: Any
+) -> Path:
+    """A recording of a simulated kernel, a line for each launch; `header` has more of its header."""
+    made = kernel.run(seed)
+    records: list[dict[str, Any]] = [
+        {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"], **header}
+    ]
+    first_exit = np.cumsum(made.exits) - made.exits
+    for launch in made.launches.tolist():
+        rows = np.flatnonzero(made.launch == launch)
+        start = int(made.entry_ns[rows].min())
+        exits = np.concatenate([np.arange(first_exit[r], first_exit[r] + made.exits[r]) for r in rows])
+        records.append(
+            {
+                "ts_ns": start, "type": "gpu_warp", "name": name, "clock": "monotonic", "gpu": 0,
+                "launch": launch + 40, "grid": list(made.grid or ()), "block": [32 * kernel.warps, 1, 1],
+                "warp": (made.block[rows] * kernel.warps + made.warp[rows]).tolist(),
+                "sm": made.sm[rows].tolist(), "slot": [0] * rows.size,
+                "entry_ns": (made.entry_ns[rows] - start).tolist(),
+                "entry_mask": [0xFFFFFFFF] * rows.size,
+                "exit_count": made.exits[rows].tolist(),
+                "exit_ns": (made.exit_ns[exits] - made.entry_ns[made.exit_warp[exits]]).tolist(),
+                "exit_mask": made.exit_mask[exits].tolist(),
+            }
+        )  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from tests.support.recordings import write as recording
 from tests.support.synthetic_warps import SyntheticKernel
+from tests.support.synthetic_warps import write_recording as write
 from tracepipe.capture.gpu.engines.thread_lines import thread_lines
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
@@ -31,34 +31,6 @@ def report(path: Path | str, **options: Any) -> dict[str, Any]:
 
 def fixture(case: str) -> Path:
     return next(path for path in (FIXTURES / case).iterdir() if path.name.startswith("input."))
-
-
-def write(path: Path, kernel: SyntheticKernel, seed: int, name: str = "synthetic") -> Path:
-    """A recording of a simulated kernel, a line for each launch."""
-    made = kernel.run(seed)
-    records: list[dict[str, Any]] = [
-        {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
-    ]
-    first_exit = np.cumsum(made.exits) - made.exits
-    for launch in made.launches.tolist():
-        rows = np.flatnonzero(made.launch == launch)
-        start = int(made.entry_ns[rows].min())
-        exits = np.concatenate([np.arange(first_exit[r], first_exit[r] + made.exits[r]) for r in rows])
-        records.append(
-            {
-                "ts_ns": start, "type": "gpu_warp", "name": name, "clock": "monotonic", "gpu": 0,
-                "launch": launch + 40, "grid": list(made.grid or ()), "block": [32 * kernel.warps, 1, 1],
-                "warp": (made.block[rows] * kernel.warps + made.warp[rows]).tolist(),
-                "sm": made.sm[rows].tolist(), "slot": [0] * rows.size,
-                "entry_ns": (made.entry_ns[rows] - start).tolist(),
-                "entry_mask": [0xFFFFFFFF] * rows.size,
-                "exit_count": made.exits[rows].tolist(),
-                "exit_ns": (made.exit_ns[exits] - made.entry_ns[made.exit_warp[exits]]).tolist(),
-                "exit_mask": made.exit_mask[exits].tolist(),
-            }
-        )  # fmt: skip
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 def test_a_recorded_divergence_is_told_and_a_vector_addition_is_not_accused() -> None:

@@ -61,6 +61,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe diff --a run.jsonl run2.jsonl --b other.jsonl other2.jsonl",
     ),
     "warps": ("tracepipe warps run.jsonl", "tracepipe warps run.jsonl --kernel vector"),
+    "stalls": ("tracepipe stalls stalls.jsonl", "tracepipe stalls stalls.jsonl --warps run.jsonl"),
     "plot": ("tracepipe plot run.jsonl --what heatmap -o warps.png",),
     "report": ("tracepipe report run.jsonl -o run.html",),
     "export": ("tracepipe export run.jsonl --format csv -o tables",),

@@ -228,11 +228,12 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
 
 
 def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]) -> None:
-    if report.needs:
+    beside = {name: path for name in report.beside if (path := getattr(options, name))}
+    if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
         from tracepipe.reports.frames.libraries import require
 
-        require(report.name, report.needs)
-    every = [path for some in paths for path in some]
+        require(report.name, needs)
+    every = [*(path for some in paths for path in some), *beside.values()]
     if every.count(STANDARD) > 1:
         raise Misuse("Standard input can be read only once.")
     if report.name == "report" and seen.is_folder(every[0]):
@@ -282,11 +283,17 @@ def _found(
         **reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
     )
     facts: dict[tuple[int, int], Any] = {}
+    beside = [name for name in report.beside if getattr(options, name)]
+    # The recordings that options name come after the inputs; their format is that of their content.
+    paths = [*paths, *([getattr(options, name)] for name in beside)]
+    inputs = len(report.inputs)
 
     def loaded(side: int, at: int) -> Run:
         path = paths[side][at]
         with progress(f"{report.name} {Path(path).name}") as bar:
-            run = load(path, how, progress=bar)
+            run = load(
+                path, how if side < inputs else dataclasses.replace(how, source_format=""), progress=bar
+            )
         facts[side, at] = run.facts
         return run
 
@@ -298,7 +305,9 @@ def _found(
     if report.takes_several:
         result = report.run(*loads, options)
     else:
-        result = report.run(*(load_it() for (load_it,) in loads), options)
+        runs = [load_it() for (load_it,) in loads]
+        others = dict(zip(beside, runs[inputs:], strict=True))
+        result = report.run(*runs[:inputs], options, **others)
     return [facts[place] for place in sorted(facts)], result
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
-TIME, REGEX = "TIME", "REGEX"
+TIME, REGEX, OTHER_RUN = "TIME", "REGEX", "OTHER"
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
 
 
@@ -15,7 +15,7 @@ class Option:
     """An option of a report, written as `Annotated[int, Option("what it does")]` in its `options`.
 
     `choices` lists the allowed values; `metavar` is the placeholder of the value in the help: `TIME` is a
-    duration, `REGEX` a regular expression. A number is from `least` to `most`.
+    duration, `REGEX` a regular expression, `OTHER_RUN` a recording. A number is from `least` to `most`.
     """
 
     help: str
@@ -159,7 +159,8 @@ class Report:
     on the terminal. With `takes_several`, each input may be several recordings, and `run` gets for each input
     a list of functions that read one recording. `suits` returns whether the report is shown on the page of a
     recording; it is asked only of the reports of that page. `needs` lists the packages of the extra `reports`
-    that the report requires.
+    that the report requires. `beside` has the options that name another recording, each with the packages
+    that are required then: `run` gets its Run as an argument of that name.
     """
 
     name: str
@@ -170,3 +171,4 @@ class Report:
     takes_several: bool = False
     suits: Callable[[Any], bool] = lambda run: True
     needs: tuple[str, ...] = ()
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

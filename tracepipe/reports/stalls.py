@@ -16,11 +16,9 @@ from tracepipe.reports.analyses.stall_advice import advice_on
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.stalls_and_warps import FEW_SAMPLES, side_by_side
 
-# With fewer samples, chance dominates the shares: with 400, a share of 25% varies from 21% to 29% in 19 of 20
-# runs.
-_FEW_SAMPLES: Final = 400
 _INSTRUCTIONS: Final = 5
 _REASONS: Final = 4
 _NO_SAMPLES: Final = "no stall reasons were recorded: tracepipe capture --gpu-stalls -- COMMAND samples them"
@@ -32,11 +30,14 @@ class Options:
 
     kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
     top: Annotated[int, Option("Show the N kernels with the most samples; 0: all.", "N")] = 10
+    warps: Annotated[
+        str, Option("Set what the warps of this recording show beside the reasons.", OTHER_RUN)
+    ] = ""
 
 
-def run(run: Run, options: Options) -> Result:
+def run(run: Run, options: Options, warps: Run | None = None) -> Result:
     """The kernels' samples by reason and instruction. Raises TracepipeError where the pattern is invalid, or
-    matches no kernel.
+    matches no kernel. With `warps`, a recording of the same kernels, what it shows of them stands beside.
     """
     table = run.stall_table
     if not len(table):
@@ -48,6 +49,10 @@ def run(run: Run, options: Options) -> Result:
     if table.instructions:
         result.parts.append(_instructions(table, [name for name, _ in shown]))
     result.parts.append(_advice(shown))
+    if warps is not None:
+        together, notes = side_by_side(run, warps, [name for name, _ in shown])
+        result.parts += together
+        result.notes += notes
     if len(kernels) > len(shown):
         result.notes.append(f"{len(kernels) - len(shown)} more kernels are not listed: --top 0 lists all")
     result.notes += _notes(table, shown)
@@ -145,7 +150,7 @@ def _advice(shown: list[tuple[str, Counter[str]]]) -> Drawing:
     data = []
     for name, samples in shown:
         waiting = Counter({reason: count for reason, count in samples.items() if reason != SELECTED})
-        if not waiting.total() or samples.total() < _FEW_SAMPLES:
+        if not waiting.total() or samples.total() < FEW_SAMPLES:
             continue
         reason = min(waiting, key=lambda why: (-waiting[why], why))
         share = _share(waiting[reason], samples.total())
@@ -164,10 +169,10 @@ def _advice(shown: list[tuple[str, Counter[str]]]) -> Drawing:
 
 
 def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator[str]:
-    few = [kernel_title(name) for name, samples in shown if samples.total() < _FEW_SAMPLES]
+    few = [kernel_title(name) for name, samples in shown if samples.total() < FEW_SAMPLES]
     if few:
         some = ", ".join(few[:3]) + (", …" if len(few) > 3 else "")
-        yield f"fewer than {_FEW_SAMPLES} samples, too few for reliable shares: {some}"
+        yield f"fewer than {FEW_SAMPLES} samples, too few for reliable shares: {some}"
     if table.left_out:
         yield f"{table.left_out} samples are of functions or instructions beyond those kept apart"
     if table.period_cycles:
@@ -176,4 +181,10 @@ def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator
     yield "samples show why warps wait, not which warp waits when: they are not converted to times"
 
 
-REPORT = Report("stalls", Options, run, suits=lambda run: len(run.stall_table) > 0)
+REPORT = Report(
+    "stalls",
+    Options,
+    run,
+    suits=lambda run: len(run.stall_table) > 0,
+    beside={"warps": ("scipy",)},
+)

@@ -17,7 +17,8 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import made, parts
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.stalls_and_warps import side_by_side
 
 if TYPE_CHECKING:
     from tracepipe.reports.findings import Searched
@@ -38,11 +39,14 @@ class Options:
     kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
     launch: Annotated[int | None, Option("Show only the launch with this id.", "ID")] = None
     top: Annotated[int, Option("Show the N kernels with the most warps; 0: all.", "N")] = 20
+    stalls: Annotated[
+        str, Option("Set the stall reasons of this recording beside the findings.", OTHER_RUN)
+    ] = ""
 
 
-def run(run: Run, options: Options) -> Result:
-    """The kernels' warps in numbers, and the findings. Raises TracepipeError where the pattern is invalid, or
-    nothing is selected.
+def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
+    """The kernels' warps in numbers, and the findings; with `stalls`, a recording of the same kernels, what
+    their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
     from tracepipe.reports.findings import find_all
     from tracepipe.reports.findings.grouping import kernels_of
@@ -73,6 +77,10 @@ def run(run: Run, options: Options) -> Result:
         result.notes.append(
             f"{len(kernels) - len(shown)} more kernels were not analyzed: --top 0 analyzes all"
         )
+    if stalls is not None:
+        together, notes = side_by_side(stalls, run, called)
+        result.parts += together
+        result.notes += notes
     result.notes += _limits(found, seen)
     return result
 
@@ -186,14 +194,14 @@ def _shapes(seen: list[_Seen]) -> Table:
 
 
 def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves
+    from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves, mean_active_warps
 
     blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
     place: tuple[Any, ...] = (None,) * 4
     if kernel.has_exits and kernel.has_entries and kernel.has_sms:
         waves = launch_waves(kernel, 0)
-        active = float(kernel.life_ns.sum() / max(kernel.launch_ns.sum(), 1) / waves.sms)
+        active = mean_active_warps(kernel)
         held = waves.blocks_per_sm if kernel.blocks_known else None
         # Blocks that end faster than they are launched never fill the SMs, so there are no waves to count.
         count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
@@ -360,4 +368,5 @@ REPORT = Report(
     Options,
     run,
     needs=("scipy",),
+    beside={"stalls": ()},
 )

@@ -39,12 +39,15 @@ class Held(NamedTuple):
     active_warps_per_sm: float
 
 
-def achieved_table(run: Run, held: list[Held]) -> Table:
-    """A row for each kernel on a GPU whose limits are known."""
-    gpus = about_gpus(run)
+def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Table:
+    """A row for each kernel on a GPU whose limits are known. What `run` does not say of a launch is that of
+    `other`, a recording of the same kernels.
+    """
+    gpus, names = about_gpus(run), {one.kernel for one in held}
     allowed = {
         (one.name, one.gpu, one.needs.threads): one
-        for one in kernel_occupancies(run, only={one.kernel for one in held})
+        for some in filter(None, (other, run))
+        for one in kernel_occupancies(some, only=names)
     }
 
     def row(one: Held) -> tuple[Any, ...] | None:

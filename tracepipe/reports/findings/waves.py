@@ -98,6 +98,15 @@ def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
 
 
+def mean_active_warps(kernel: KernelWarps) -> float | None:
+    """The active warps of an SM that had any, the mean over a launch's duration; None where entries, exits or
+    SMs were not recorded.
+    """
+    if not (kernel.has_exits and kernel.has_entries and kernel.has_sms):
+        return None
+    return float(kernel.life_ns.sum() / max(kernel.launch_ns.sum(), 1) / launch_waves(kernel, 0).sms)
+
+
 def usual_waves(kernel: KernelWarps) -> Waves:
     """The waves of the launch with the median idle share, among the first launches. Entries and SMs must be
     recorded.
