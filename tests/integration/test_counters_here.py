@@ -80,6 +80,9 @@ def test_samples_stand_where_they_were_taken(machine: Path, tmp_path: Path) -> N
     assert len(taken) >= 200
     assert taken[-1]["ts_ns"] < footer["end"]["monotonic_ns"]
     assert footer["counts"] == {"hook": len(taken)}
+    (used,) = footer["sampling"]
+    assert used["gpu"] == 0
+    assert 0 <= used["cpu_ns"] < used["elapsed_ns"] < footer["end"]["monotonic_ns"]
     assert first["args"] == {
         counter.name: round((place + number(first) / 1000) / counter.scale, 3)
         for place, counter in enumerate(COUNTERS)

@@ -18,7 +18,7 @@ from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, Sampled
 from tracepipe.capture.gpu.engines.counters import CountersEngine, CountersRenderer
 from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
-from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler
+from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler, Used
 from tracepipe.capture.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
 from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
@@ -39,6 +39,7 @@ class Sent:
         self.items = list(items)
         self.is_over = self.is_whole = self.is_closed = False
         self.why = ""
+        self.used: Used | None = None
 
     def read(self) -> Iterator[Sample | Overflow]:
         items, self.items = self.items, []
@@ -201,7 +202,7 @@ def payload(*values: float, key: int = KEY, gpu: int = 0) -> bytes:
 
 
 def rendered(content: bytes) -> list[dict[str, Any]]:
-    renderer = CountersRenderer(NoRecords(), KEY, {0: COUNTERS[:2], 3: [COUNTERS[2]]})
+    renderer = CountersRenderer(NoRecords(), KEY, {0: COUNTERS[:2], 3: [COUNTERS[2]]}, {})
     return [json.loads(text) for text in renderer.render(content).texts]
 
 
@@ -266,7 +267,7 @@ def test_with_windows_samples_wait_until_those_are_known() -> None:
 
 
 def test_samples_are_counted_and_carried_as_what_they_are() -> None:
-    renderer = CountersRenderer(KernelsRenderer(), KEY, {0: COUNTERS[:2]})
+    renderer = CountersRenderer(KernelsRenderer(), KEY, {0: COUNTERS[:2]}, {})
     content = record(payload(1.0, 2.0))
     assert renderer.counts(content) == {"hook": 1}
     carry = renderer.carry()

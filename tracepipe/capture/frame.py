@@ -126,6 +126,8 @@ def footer_of(
         }
     if renderer is not None and renderer.gpus:
         footer["gpus"] = renderer.gpus
+    if renderer is not None and renderer.sampling:
+        footer["sampling"] = renderer.sampling
     if filtered:
         footer["filtered"] = dict(filtered)
     if evicted:

@@ -371,6 +371,10 @@ class Footer(_FooterRequired, total=False):
     gpus: Annotated[
         list[dict[str, Any]], Doc("the GPUs that had events: index, name, uuid, sm_count, limits of an SM")
     ]
+    sampling: Annotated[
+        list[dict[str, Any]],
+        Doc("the processes that sampled counters: gpu, cpu_ns of processor time in elapsed_ns"),
+    ]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
     filtered: Annotated[
         dict[str, int],

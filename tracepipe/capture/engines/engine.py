@@ -141,6 +141,11 @@ class DeviceRenderer(Decoder, Protocol):
         """The GPUs of the records so far, in the form of a header."""
         ...
 
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """What processes that sample GPUs took so far, in the form of a footer."""
+        ...
+
     def rest(self) -> Iterator[Lines]:
         """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
         MB.

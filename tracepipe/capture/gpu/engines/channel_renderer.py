@@ -51,6 +51,11 @@ class ChannelRenderer(ABC):
         """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count, limits."""
         return self._numbers.reported
 
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """What processes that sample GPUs took, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
+        return []
+
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk, without those of `rest`; chunks are rendered in the order of their
         collection.

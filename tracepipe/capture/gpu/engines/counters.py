@@ -21,7 +21,7 @@ import secrets
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.carries import ChannelCarry, SamplesCarry
@@ -30,7 +30,7 @@ from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.capture.gpu.engines.counter_metrics import Counter, listed
 from tracepipe.capture.gpu.engines.over import EngineOver, RendererOver
 from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
-from tracepipe.capture.gpu.engines.sampler import Sample, Sampler
+from tracepipe.capture.gpu.engines.sampler import Sample, Sampler, Used
 from tracepipe.capture.gpu.engines.spans import ChannelSpans
 from tracepipe.capture.gpu.engines.transport import KIND_SAMPLE, RECORD, GpuRecord, whole_bytes
 from tracepipe.capture.gpu.engines.untrusted import Malformed
@@ -61,9 +61,10 @@ class CountersEngine(EngineOver):
         self._hold_ns = 0
         self._losses: list[Loss] = []
         of_gpus = {sampler.gpu.index: [one.counter for one in sampler.sampled] for sampler in samplers}
+        self._used: dict[int, Used] = {}
         super().__init__(
             device,
-            CountersRenderer(device.renderer(), self._key, of_gpus),
+            CountersRenderer(device.renderer(), self._key, of_gpus, self._used),
             name="pm sampling",
             layers=frozenset({_EVENT}),
         )
@@ -96,6 +97,8 @@ class CountersEngine(EngineOver):
             made += [_packed(self._key, sampler.gpu.index, sample) for sample in kept]
             if is_final:
                 self._losses += stream.end(now_ns, self._stretches)
+            if used := sampler.used:
+                self._used[sampler.gpu.index] = used
             if stream.news:
                 self._renderer.news.append(stream.news)
                 stream.news = ""
@@ -135,11 +138,24 @@ def _packed(key: int, gpu: int, sample: Sample) -> bytes:
 class CountersRenderer(RendererOver):
     """Turns samples into lines; the renderer of the GPU engine does the same with other records."""
 
-    def __init__(self, device: ChannelRenderer, key: int, counters: Mapping[int, Sequence[Counter]]) -> None:
-        """`counters`: those of each GPU, in the order of a sample's values."""
+    def __init__(
+        self,
+        device: ChannelRenderer,
+        key: int,
+        counters: Mapping[int, Sequence[Counter]],
+        used: Mapping[int, Used],
+    ) -> None:
+        """`counters`: those of each GPU, in the order of a sample's values; `used`: what its sampler took so
+        far.
+        """
         super().__init__(device)
-        self._key, self._counters = key, counters
+        self._key, self._counters, self._used = key, counters, used
         self._values = {gpu: struct.Struct(f"<{len(own)}d") for gpu, own in counters.items()}
+
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """What the samplers took, in the form of a footer."""
+        return [{"gpu": gpu, **used._asdict()} for gpu, used in sorted(self._used.items())]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and how many it has."""
@@ -151,7 +167,7 @@ class CountersRenderer(RendererOver):
 
     def anew(self) -> CountersRenderer:
         """A renderer like this one that has taken nothing."""
-        return CountersRenderer(self._device.anew(), self._key, self._counters)
+        return CountersRenderer(self._device.anew(), self._key, self._counters, self._used)
 
     def carry(self) -> ChannelCarry:
         """A keeper of what renderers need from evicted records, which is nothing of samples."""

@@ -131,6 +131,11 @@ class RendererOver(ChannelRenderer):
         """The GPUs that processes reported, in the form of a header."""
         return self._device.gpus
 
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """What processes that sample GPUs took, in the form of a footer."""
+        return self._device.sampling
+
     def begin_at(self, start_ns: int | None) -> None:
         """Records rendered from now on began before `start_ns`; None ends that."""
         super().begin_at(start_ns)

@@ -35,6 +35,7 @@ _CHOSEN: Final = struct.Struct("<IId")
 _TIMES: Final = struct.Struct("<QQ")
 _RESULT: Final = struct.Struct("<I")
 _KIND_CHOSEN, _KIND_READY, _KIND_SAMPLE, _KIND_OVERFLOW, _KIND_FAILED, _KIND_END = range(1, 7)
+_TICK_NS: Final = 10**9 // os.sysconf("SC_CLK_TCK")
 _CLOCK_NS: Final = 10 * 10**9  # the greatest error of a sample's time that is on CLOCK_MONOTONIC
 
 # CUptiResult → what the user can do. 35 and 40 are CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its counterpart on
@@ -62,6 +63,13 @@ class Sample(NamedTuple):
     start_ns: int
     end_ns: int
     values: tuple[float, ...]
+
+
+class Used(NamedTuple):
+    """The processor time that the process took, in ns, and the time for which it ran until then."""
+
+    cpu_ns: int
+    elapsed_ns: int
 
 
 class Overflow(NamedTuple):
@@ -103,6 +111,9 @@ class Sampler:
         """Whether all of its output has been read."""
         self.is_whole = False
         """Whether the output has all samples."""
+        self.used: Used | None = None
+        """As of the last samples that were read; its setup is left out. None: before that."""
+        self._ready_ns = self._ready_cpu_ns = 0
         self._failure = 0
         self._is_ready = False
         self._pending = bytearray()
@@ -137,6 +148,7 @@ class Sampler:
             self._fill()
             self._take_setup()
         if self._is_ready:
+            self._ready_ns, self._ready_cpu_ns = time.monotonic_ns(), self._cpu_ns() or 0
             first = next(self._samples(peek=True), None)
             if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
                 self._refuse("CUPTI's times are not of CLOCK_MONOTONIC")
@@ -156,6 +168,8 @@ class Sampler:
     def read(self) -> Iterator[Sample | Overflow]:
         """The samples since the last call; never waits."""
         self._fill()
+        if self._pending and (cpu_ns := self._cpu_ns()) is not None:
+            self.used = Used(cpu_ns - self._ready_cpu_ns, time.monotonic_ns() - self._ready_ns)
         yield from self._samples()
 
     def stop(self) -> None:
@@ -172,6 +186,15 @@ class Sampler:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self.is_over = True
+
+    def _cpu_ns(self) -> int | None:
+        """The processor time of the process until now; None if it has ended."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK_NS
 
     def _fill(self) -> None:
         """Read what is there. At the end of the output, set `is_over` and `why`."""
