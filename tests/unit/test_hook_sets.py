@@ -222,6 +222,8 @@ def test_context_switches_are_seen_in_the_driver_in_fences_and_in_interrupts() -
         ("ncclAllReduce", ["send", "receive", "count", "datatype", "op", "comm", "stream"]),
         ("ncclCommInitRank", ["comm", "ranks", "id", "rank"]),
         ("ncclCommSplit", ["parent", "color", "key", "comm"]),
+        ("ncclAllReduceConfig", ["send", "receive", "count", "datatype", "op", "comm", "stream"]),
+        ("ncclCommInitRankConfig", ["comm", "ranks", "id", "rank"]),
         ("ncclGroupEnd", []),
         ("ncclSomethingNew", []),
     ],
