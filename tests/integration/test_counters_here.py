@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -219,6 +220,7 @@ def _children(pid: int, name: str) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().startswith(name):
-                found.append(int(child))
+            with suppress(OSError):  # it has ended
+                if Path(f"/proc/{child}/comm").read_text().startswith(name):
+                    found.append(int(child))
     return found

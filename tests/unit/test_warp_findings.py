@@ -39,8 +39,8 @@ def warps(
     block, warp, sm, entry = (np.array([row[key] for row in rows], np.int64) for key in range(4))
     exit_warp, exit_ns, exit_mask = (np.array([e[key] for e in exits], np.int64) for key in range(3))
     unsorted = WarpColumns(
-        "k", grid, launch=np.zeros(len(rows), np.int64) + launches, block=block, warp=warp, sm=sm, entry_ns=entry,
-        exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
+        "k", grid, launch=np.zeros(len(rows), np.int64) + launches, block=block, warp=warp, sm=sm,
+        entry_ns=entry, exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
     )  # fmt: skip
     return sort_warps(unsorted)
 
