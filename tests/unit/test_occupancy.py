@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 import shutil
 import subprocess
@@ -35,6 +37,7 @@ CAPABILITIES = (
     "12.1",
 )
 KIB = 1024
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def limits_of(capability: str) -> SmLimits:
@@ -276,3 +279,23 @@ def test_warps_sets_achieved_occupancy_beside_the_theoretical_one(load: Load) ->
 def test_warps_of_an_unknown_gpu_have_no_occupancy(load: Load) -> None:
     read = load(kernel(1000, "full", 128, registers=128, shared_bytes=0), warps_of("full", 1, 8, 2))
     assert "achieved_occupancy" not in warps.run(read, warps.Options()).as_json()
+
+
+@pytest.mark.parametrize("case", ["kineto-b200-overlaps", "kineto-integer-times"])
+def test_pytorchs_own_estimate_agrees(case: str) -> None:
+    """It is 0 where a block has more than 48 KiB of shared memory, and less where the grid is small."""
+    data = json.loads((FIXTURES / case / "input.json").read_text())
+    (gpu,) = data["deviceProperties"]
+    limits = limits_of(f"{gpu['computeMajor']}.{gpu['computeMinor']}")
+    compared = 0
+    for one in data["traceEvents"]:
+        args = one.get("args", {})
+        if not args.get("est. achieved occupancy %"):
+            continue
+        threads = math.prod(args["block"])
+        found = occupancy_of(Resources(threads, args["registers per thread"], args["shared memory"]), limits)
+        assert found is not None
+        filled = min(found.warps, args["warps per SM"])
+        assert 100 * filled / found.most == pytest.approx(args["est. achieved occupancy %"], abs=0.5)
+        compared += 1
+    assert compared >= 5
