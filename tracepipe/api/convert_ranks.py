@@ -100,7 +100,7 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
         if is_reference
         else f"{one.clock}, by {place.shared} collectives"
         if place.shared
-        else f"{one.clock}, by the header of a capture on its host"
+        else f"{one.clock}, by the header or footer of a capture on its host"
     )
     return Member(
         name=f"rank {one.rank} ({Path(one.source.path).name})",

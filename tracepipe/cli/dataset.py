@@ -105,8 +105,8 @@ def _clock_lines(built: Built) -> list[str]:
     through = sum(not one.shared for number, one in found.placements.items() if number != found.reference)
     if through:
         lines.append(
-            f"{through} of them by the header of a capture on the same host, after which CLOCK_REALTIME may "
-            "have been slewed by up to 500 ppm"
+            f"{through} of them by the header or footer of a capture on the same host, away from which "
+            "CLOCK_REALTIME may have been slewed by up to 500 ppm"
         )
     refused = [f"not placed: {clocks[number]}: {reason}" for number, reason in found.refused.items()]
     more = [f"… and {len(refused) - _SHOWN_MAX} more clocks"] if len(refused) > _SHOWN_MAX else []

@@ -34,18 +34,16 @@ class Aligned:
 def write_alignment(dataset: Dataset) -> Aligned:
     """Put all clocks of a dataset on one, and write how. Raises OutputError."""
     ranks = dataset.ranks()
-    names = ["clock", "start_ns", "end_ns", "realtime_offset_ns", "collectives"]
-    rows = [read_part(dataset.part(RANKS, *one), names) for one in ranks]
-    clocks = sorted({row["clock"][0] for row in rows})
+    times = ["start_ns", "end_ns", "realtime_offset_ns", "last_at_ns", "last_realtime_offset_ns"]
+    rows = [read_part(dataset.part(RANKS, *one)).row(0, named=True) for one in ranks]
+    clocks = sorted({row["clock"] for row in rows})
     numbers = {clock: number for number, clock in enumerate(clocks)}
-    total = sum(int(row["collectives"][0]) for row in rows)
+    total = sum(row["collectives"] for row in rows)
     one_of = 1
     while total > COLLECTIVES_MAX * one_of:
         one_of *= 2
     parts = list(
-        _ends(
-            dataset, [(*one, numbers[row["clock"][0]]) for one, row in zip(ranks, rows, strict=True)], one_of
-        )
+        _ends(dataset, [(*one, numbers[row["clock"]]) for one, row in zip(ranks, rows, strict=True)], one_of)
     )
     columns = (
         [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -54,7 +52,7 @@ def write_alignment(dataset: Dataset) -> Aligned:
     )
     _, collective = np.unique(columns[1], return_inverse=True)
     found = align(Meetings.of(columns[0], collective.astype(np.int64), columns[2], columns[3]), len(clocks))
-    recorded = [Recorded(*row.select(names[:4]).row(0)) for row in rows]
+    recorded = [Recorded(row["clock"], *(row[name] for name in times)) for row in rows]
     found = related(found, relations(recorded, clocks), clocks)
     with dataset.part_at(f"layer={ALIGNMENT}/part-0.parquet") as part, part.open("wb") as out:
         table = _table(clocks, found)

@@ -1,11 +1,11 @@
 """Relates the two clocks that recordings of a host are on: CLOCK_REALTIME, and one that counts since boot.
 
-The header of a capture has both at one instant. CLOCK_REALTIME may be slewed afterwards, by NTP by up to 500
-ppm, so the relation is the less sure the longer before or after the header a time is. That it was set
-meanwhile no header shows; collectives that place both clocks do.
+The header and the footer of a capture each have both at one instant. CLOCK_REALTIME may be slewed by NTP by
+up to 500 ppm, so the relation is the less sure the further from the nearer of the two a time is. A recording
+whose two instants differ by more than that is not used: the clock was set.
 
-    since boot  ├──── header ─────┤ events ├───────
-    realtime    ├──── header ─────┤ events ├───────      the header's difference, ± 500 ppm of the distance
+    since boot  ── header ────┤ events ├── footer ──
+    realtime    ── header ────┤ events ├── footer ──     the difference there, ± 500 ppm of the distance
 """
 
 from __future__ import annotations
@@ -24,14 +24,27 @@ _REALTIME: Final = ": realtime"
 
 
 class Recorded(NamedTuple):
-    """What is known of a rank's recording: its clock by name, from when to when it is on that, and how far
-    CLOCK_REALTIME was ahead of that clock at its start; None where its header does not say it.
+    """What is known of a rank's recording: its clock by name, from when to when it is on that; and how far
+    CLOCK_REALTIME was ahead of that clock at its start, and at another instant. None: it does not say it.
     """
 
     clock: str
     start_ns: int
     end_ns: int
     ahead_ns: int | None
+    last_at_ns: int | None = None
+    last_ahead_ns: int | None = None
+
+    def told(self) -> list[tuple[int, int]]:
+        """Instants, and how far CLOCK_REALTIME was ahead then; none if it was set between them."""
+        if self.ahead_ns is None:
+            return []
+        if self.last_at_ns is None or self.last_ahead_ns is None:
+            return [(self.start_ns, self.ahead_ns)]
+        slewed_ns = abs(self.last_ahead_ns - self.ahead_ns)
+        if slewed_ns > _bound_ns(self.start_ns, self.last_at_ns, self.last_at_ns):
+            return []
+        return [(self.start_ns, self.ahead_ns), (self.last_at_ns, self.last_ahead_ns)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +85,12 @@ def relations(recorded: Iterable[Recorded], clocks: list[str]) -> Iterator[Relat
         of_clock.setdefault(one.clock, []).append(one)
     for clock, some in of_clock.items():
         real = clock.rpartition(": ")[0] + _REALTIME
-        told = [(one.start_ns, one.ahead_ns) for one in some if one.ahead_ns is not None]
+        told = [instant for one in some for instant in one.told()]
         if real == clock or real not in of_clock or not told:
             continue
         for own, own_ns, sign in ((clock, some, -1), (real, of_clock[real], 1)):
             start_ns, end_ns = min(one.start_ns for one in own_ns), max(one.end_ns for one in own_ns)
-            # The header that is nearest to all of it.
+            # The instant that is nearest to all of it.
             bound_ns, ahead_ns = min(
                 (_bound_ns(at_ns + (ahead_ns if sign > 0 else 0), start_ns, end_ns), ahead_ns)
                 for at_ns, ahead_ns in told

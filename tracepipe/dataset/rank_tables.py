@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
 RANK: Final = {
     "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",
     "source_bytes": "Int64", "source_mtime_ns": "Int64", "start_ns": "Int64", "end_ns": "Int64",
-    "realtime_offset_ns": "Int64", "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
+    "realtime_offset_ns": "Int64", "last_at_ns": "Int64", "last_realtime_offset_ns": "Int64",
+    "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
     "lost": "Int64", "skipped_lines": "Int64", "notes": "List",
 }  # fmt: skip
 
@@ -81,17 +82,30 @@ def write_rank(source: Source, root: str, made: Path, options: dict[str, Any] | 
 
 def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -> pl.DataFrame:
     facts = run.facts
-    start = facts.header.get("start", {})
-    here, real = start.get(f"{facts.trace_clock}_ns"), start.get("realtime_ns")
-    ahead_ns = real - here if isinstance(here, int) and isinstance(real, int) else None
+    start = facts.header.get("start")
+    _, ahead_ns = _realtime(start, facts.trace_clock)
+    last_at_ns, last_ahead_ns = _realtime((facts.footer or {}).get("end"), facts.trace_clock)
     values = {
         "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
         "source_format": facts.source, "source_bytes": source.size_bytes, "source_mtime_ns": source.mtime_ns,
         "start_ns": facts.start_ns, "end_ns": facts.end_ns,
-        "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns, **counts,
+        "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns,
+        "last_at_ns": last_at_ns, "last_realtime_offset_ns": last_ahead_ns, **counts,
         "lost": sum(facts.losses.values()), "skipped_lines": facts.skipped, "notes": list(facts.notes),
     }  # fmt: skip
     return pl.DataFrame({name: [values[name]] for name in RANK}, schema=rank_schema())
+
+
+def _realtime(instant: object, clock: str) -> tuple[int | None, int | None]:
+    """A clock's time at the instant of a header or footer, and how far CLOCK_REALTIME was ahead of it; None
+    where it does not say both.
+    """
+    if not isinstance(instant, Mapping):
+        return None, None
+    here, real = instant.get(f"{clock}_ns"), instant.get("realtime_ns")
+    if not isinstance(here, int) or not isinstance(real, int):
+        return None, None
+    return here, real - here
 
 
 def rank_schema() -> dict[str, Any]:
