@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.dataset.communicators import communicated
+from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.analyses.cuda_calls import values_by_names
@@ -115,15 +115,13 @@ def _with_communicators(run: Run, rows: Int64s, frame: pl.DataFrame) -> tuple[pl
             f"calls of NCCL whose process groups are not known: {found.unknown:,}. Record from before their "
             "communicators are made."
         )
-    if not any(found.calls):
+    if not any(found.asked):
         return frame, remarks  # as if all ranks were in one group
-    groups = [UNKNOWN if call is None else call.group for call in found.calls]
-    sizes = [None if call is None else call.size for call in found.calls]
-    elements = [None if call is None else call.elements for call in found.calls]
-    told = pl.DataFrame(
-        {"group": groups, "size": sizes, "count": elements},
-        schema={"group": pl.String, "size": pl.Int64, "count": pl.Int64},
-    )
+    asked = [one or Asked("", UNKNOWN, None, None) for one in found.asked]
+    schema = {"group": pl.String, "size": pl.Int64, "count": pl.Int64}
+    told = pl.DataFrame([(one.group, one.size, one.elements) for one in asked], schema, orient="row")[
+        found.place
+    ]
     frame = frame.with_columns(
         process_group=pl.when(is_unnamed).then(told["group"]).otherwise("process_group"),
         group_size=pl.col("group_size").fill_null(told["size"]),

@@ -9,7 +9,7 @@ ncclAllReduce(comm) ── group 9f21… ─┐        ncclGroupStart()
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from tracepipe.reports.analyses.gpu_work import KERNEL, gpu_work
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import parts
 
 _CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")
 _BEGINS, _ENDS = "GroupStart", "GroupEnd"
@@ -33,17 +34,30 @@ class Asked(NamedTuple):
     elements: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Communicated:
-    """Of each of some kernels, the one call that it is of; None where several may be meant, or none is known.
-
-    `has_calls`: calls of NCCL launched some of them; `unknown` is how many calls were made of communicators
-    that are not known.
+    """Of each of some kernels the one call that it is of, as its place in `asked`: that of None where several
+    may be meant, or none is known. `unknown` is how many calls have a communicator that is not known.
     """
 
-    calls: list[Asked | None]
-    has_calls: bool = False
+    place: Int64s
+    asked: list[Asked | None]
     unknown: int = 0
+
+
+class _Distinct:
+    """Different values, each with a number."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def number(self, value: Hashable) -> int:
+        """The number of a value, which is new or not."""
+        found = self._numbers.setdefault(value, len(self.values))
+        if found == len(self.values):
+            self.values.append(value)
+        return found
 
 
 def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[[str], str]) -> Communicated:
@@ -52,56 +66,77 @@ def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[
     """
     found = rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)
     if not len(found):
-        return Communicated([None] * len(rows))
-    asked, unknown = _asked(run, found, named)
+        return Communicated(np.zeros(len(rows), np.int64), [None])
+    requests = _Requests(named)
+    asked = requests.of(run, found)
     layer = run.layer("userspace")
     is_call = np.zeros(len(layer), np.bool_)
-    is_call[np.array(sorted(asked), np.int64)] = True
+    is_call[found[asked >= 0]] = True
     of_kernel = _launches(run, rows)
     launched = np.flatnonzero(of_kernel != NONE)
-    around = np.full(len(rows), NOBODY, np.int64)
-    around[launched] = nearest_of_some(layer.parent, is_call, of_kernel[launched])
-    calls = [
-        _one(asked.get(call, []), operation)
-        for call, operation in zip(around.tolist(), operations, strict=True)
-    ]
-    return Communicated(calls, bool((around != NOBODY).any()), unknown)
+    around = nearest_of_some(layer.parent, is_call, of_kernel[launched])
+    inside = around != NOBODY
+    place, distinct = np.zeros(len(rows), np.int64), _Distinct()
+    distinct.number(None)
+    known: dict[tuple[int, str], int] = {}
+    numbers = asked[np.searchsorted(found, around[inside])].tolist()
+    for kernel, number in zip(launched[inside].tolist(), numbers, strict=True):
+        key = number, operations[kernel]
+        if key not in known:
+            known[key] = distinct.number(_one(requests.distinct.values[number], key[1]))
+        place[kernel] = known[key]
+    return Communicated(place, distinct.values, requests.unknown)
 
 
-def _asked(run: Run, rows: Int64s, named: Callable[[str], str]) -> tuple[dict[int, list[Asked]], int]:
-    """What each call that may launch kernels was asked for: a collective, or the end of a group of them; and
-    how many collectives have a communicator that is not known.
+class _Requests:
+    """What calls that may launch kernels were asked for: a collective, or the end of a group of them. Each is
+    a number of a tuple in `distinct`.
     """
-    frame = run.rows("userspace", rows, "name", "tid")
-    args = run.layer("userspace").args[rows]
-    texts = [run.args.texts_of(key, args) for key in ("comm", "group", "group_ranks", "count")]
-    found: dict[int, list[Asked]] = {}
-    groups: dict[Any, list[list[Asked]]] = {}
-    unknown = 0
-    for row, name, tid, comm, group, size, count in zip(
-        rows.tolist(), frame["name"].to_list(), frame["tid"].to_list(), *texts, strict=True
-    ):
-        function, of_thread = name[name.index("nccl") + 4 :], groups.setdefault(tid, [])
+
+    def __init__(self, named: Callable[[str], str]) -> None:
+        self.distinct = _Distinct()
+        self.unknown = 0
+        self._named = named
+        self._groups: dict[int | None, list[list[Asked]]] = {}
+
+    def of(self, run: Run, rows: Int64s) -> Int64s:
+        """The numbers of calls of NCCL, by their start; -1 of others. Shapes `(n,)`."""
+        numbers, layer = np.full(len(rows), -1, np.int64), run.layer("userspace")
+        for part in parts(len(rows)):
+            some = rows[part]
+            frame = run.part("userspace", some, "name", "tid")
+            calls = zip(
+                frame["name"].to_list(), frame["tid"].to_list(), layer.args[some].tolist(), strict=True
+            )
+            for at, (name, tid, args) in enumerate(calls, part.start):
+                asked = self._asked(name, tid, run.args.args(args) if args != NONE else {})
+                if asked is not None:
+                    numbers[at] = self.distinct.number(asked)
+        return numbers
+
+    def _asked(self, name: str, tid: int | None, args: Mapping[str, Any]) -> tuple[Asked, ...] | None:
+        function, of_thread = name[name.index("nccl") + 4 :], self._groups.setdefault(tid, [])
         if function == _BEGINS:
             of_thread.append([])
         elif function == _ENDS:
             # The end of the outermost one launches.
             inner = of_thread.pop() if of_thread else []
-            if of_thread:
-                of_thread[-1] += inner
-            else:
-                found[row] = inner
-        elif comm is not None and (operation := named(function)):
-            one = Asked(operation, group or "", _number(size), _number(count))
-            unknown += not one.group
-            found[row] = [one]
+            if not of_thread:
+                return tuple(inner)
+            of_thread[-1] += inner
+        elif "comm" in args and (operation := self._named(function)):
+            group, size, count = (args.get(key) for key in ("group", "group_ranks", "count"))
+            group = group if isinstance(group, str) else ""
+            one = Asked(operation, group, _number(size), _number(count))
+            self.unknown += not group
             if of_thread:
                 of_thread[-1].append(one)
-    return found, unknown
+            return (one,)
+        return None
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < 1 << 62 else None
 
 
 def _launches(run: Run, rows: Int64s) -> Int64s:
@@ -114,9 +149,9 @@ def _launches(run: Run, rows: Int64s) -> Int64s:
     return found
 
 
-def _one(asked: list[Asked], operation: str) -> Asked | None:
+def _one(asked: tuple[Asked, ...], operation: str) -> Asked | None:
     """The one that a kernel is of: all have its group, or those with its operation have."""
-    for some in (asked, [one for one in asked if one.operation == operation]):
+    for some in (asked, tuple(one for one in asked if one.operation == operation)):
         groups = {one.group for one in some}
         if len(groups) == 1 and "" not in groups:
             return some[0] if len(some) == 1 else some[0]._replace(elements=None)

@@ -181,7 +181,10 @@ def collectives(job: Job) -> Table:
         "average. last: the rank that came last most often. which: the ranks that recorded it."
     )
     if rows and not any(job.groups["process_group"]):
-        note += " No recording names process groups: all ranks are taken for one group."
+        note += (
+            " No recording names process groups: all ranks are taken for one group. capture --hook nccl, and "
+            "PyTorch's profiler, name them."
+        )
     return Table("collectives", "Collectives", columns, rows, note, empty=_NO_COLLECTIVES)
 
 
