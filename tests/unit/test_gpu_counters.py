@@ -27,6 +27,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counter_names import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 
 INTERVAL_NS = 100
+LATE_NS = 10**9
 KEY = 7
 
 
@@ -118,6 +119,32 @@ def test_a_sample_whose_sms_were_counted_for_a_part_lacks_what_they_counted() ->
     assert {one.values[1] for one in kept} == {5e9}
     reason = "GPU 0: its SMs were counted for a part of the sample only"
     assert losses == [Loss(GPU_COUNTERS, 1, at * 100, at * 100 + 100, reason) for at in partial]
+
+
+def test_samples_that_come_after_later_ones_fill_the_gap() -> None:
+    kept, losses = taken(whole(*map(sample, (0, 1, 4, 5, 2, 7, 3, 6))), recorded(0))
+    assert (kept, losses) == (list(range(8)), [])
+
+
+def test_samples_after_a_gap_wait_for_those_that_are_missing() -> None:
+    sent, losses = Sent(*map(sample, (0, 3, 4))), list[Loss]()
+    stream = SampleStream(sent, INTERVAL_NS)  # type: ignore[arg-type]
+
+    def kept_at(now_ns: int) -> list[int]:
+        stream.take(now_ns)
+        return [one.start_ns // INTERVAL_NS for one in stream.kept(now_ns, recorded(0), losses)]
+
+    assert kept_at(1000) == [0]
+    sent.items = [sample(1)]
+    assert kept_at(2000) == [1]
+    sent.items = [sample(5)]
+    assert (kept_at(LATE_NS), losses) == ([], [])
+    assert kept_at(LATE_NS + 5 * INTERVAL_NS) == [3, 4, 5]
+    reason = "GPU 0: the hardware returned no sample"
+    assert losses == [Loss(GPU_COUNTERS, 1, 2 * INTERVAL_NS, 3 * INTERVAL_NS, reason)]
+    sent.items = [sample(2)]  # too late
+    assert kept_at(2 * LATE_NS) == []
+    assert losses[1:] == [Loss(GPU_COUNTERS, 1, 2 * LATE_NS, 2 * LATE_NS, MALFORMED)]
 
 
 def test_a_sample_waits_for_the_one_after_it() -> None:

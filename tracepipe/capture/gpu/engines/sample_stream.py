@@ -1,14 +1,16 @@
 """Finds gaps in one GPU's samples, and leaves out samples outside of windows.
 
-    sampler ──▶ checked ──▶ waits until windows ──▶ in a window: kept; a gap there: a loss
-                            are known              outside: left out
+    sampler ──▶ checked ──▶ in order ──▶ waits until windows ──▶ in a window: kept; a gap there: a loss
+                                         are known              outside: left out
 
 The hardware silently overwrites samples that are not read from its buffer in time. Each sample begins where
-the one before it ends, so a gap shows in the times.
+the one before it ends, so a gap shows in the times. Under load and at 200 µs, samples came up to half a
+second after later ones (H200, CUPTI 13.0): those after a gap wait until it is filled, a second at most.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from tracepipe.capture.records.counter_names import GPU_COUNTERS, SM_CLOCK
 from tracepipe.capture.records.loss import Loss
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
+_LATE_NS: Final = 10**9  # the longest wait for a sample that comes after later ones
 _MUCH: Final = 1.25
 """A value may be so many times the greatest: the begin and the end of a sample are not the same instants for
 all units. Rates of a short sample were up to 1.01 times the greatest (H200)."""
@@ -74,9 +77,11 @@ class SampleStream:
     def __init__(self, sampler: Sampler, interval_ns: int) -> None:
         """`sampler` has begun."""
         self._sampler, self._interval_ns = sampler, interval_ns
+        self._after_gap: list[Sample] = []
+        """In order of time."""
         self._waiting: deque[Sample | _Gap] = deque()
         self._until_ns: int | None = None
-        """The end of the last sample."""
+        """The end of the last sample before the first gap."""
         self._reason = ""
         self._refused = 0
         self._limits = [
@@ -101,6 +106,8 @@ class SampleStream:
                 self._take(item)
             else:
                 self._refused += 1
+        while self._after_gap and (self._sampler.is_over or self._after_gap[0].end_ns < now_ns - _LATE_NS):
+            self._give_up()
         if self._sampler.is_over and not self._is_over:
             self._is_over = True
             if not self._sampler.is_whole:
@@ -112,14 +119,33 @@ class SampleStream:
         return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
 
     def _take(self, sample: Sample) -> None:
-        until_ns = self._until_ns
-        if until_ns is not None and sample.start_ns - until_ns > self._interval_ns // 2:
-            self._waiting.append(
-                _Gap(until_ns, sample.start_ns, self._reason or "the hardware returned no sample")
-            )
-        self._reason = ""
-        self._waiting.append(sample)
-        self._until_ns = sample.end_ns
+        bisect.insort(self._after_gap, sample)
+        self._accept()
+        if not self._after_gap:
+            self._reason = ""
+
+    def _accept(self) -> None:
+        """Accept the samples before the first gap. One that begins long before the end of another is none."""
+        taken = 0
+        for sample in self._after_gap:
+            ahead_ns = 0 if self._until_ns is None else sample.start_ns - self._until_ns
+            if ahead_ns > self._interval_ns // 2:
+                break
+            taken += 1
+            if ahead_ns < -self._interval_ns // 2:
+                self._refused += 1
+            else:
+                self._waiting.append(sample)
+                self._until_ns = sample.end_ns
+        del self._after_gap[:taken]
+
+    def _give_up(self) -> None:
+        """Make the first gap a loss, and accept the samples up to the next one."""
+        if self._until_ns is not None:
+            reason = self._reason or "the hardware returned no sample"
+            self._waiting.append(_Gap(self._until_ns, self._after_gap[0].start_ns, reason))
+        self._reason, self._until_ns = "", None
+        self._accept()
 
     def end(self, now_ns: int, stretches: Stretches) -> Iterator[Loss]:
         """End the stream: what a sampler that failed did not send is a loss."""
