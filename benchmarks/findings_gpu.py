@@ -8,8 +8,8 @@ the rate of false alarms of a recording is that of a kernel then. Parts are `fma
 `global`, `tensor` and `planted`. `--held-out` has other shapes and causes, which no figure was chosen with.
 
 The first table says in how many uniform kernels each kind was found; each finding stands below it. Grids are
-whole waves, but clusters may not fill all SMs: `wave` is true of such. The second table says of each planted
-cause whether it was found, and what else was.
+whole waves, but clusters may not fill all SMs. A last wave is true of such, so the last column counts it
+apart. The second table says of each planted cause whether it was found, and what else was.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tracepipe.reports.frames.run import load_run  # noqa: E402
 Cause = tuple[str, str, int | str]
 WORKS = ("fma", "special", "shared", "global", "tensor")
 PLANTED = "planted"
+OF_CLUSTERS = "wave of clusters"
 # What each planted cause must be found as: the kind, and a number of the finding with its value.
 CAUSES: dict[str, Cause] = {
     "period_x": ("imbalance", "modulus", 7),
@@ -118,12 +119,18 @@ def is_of(finding: Finding, cause: Cause) -> bool:
     return finding.kind == kind and finding.numbers.get(number) == value
 
 
+def kind_of(finding: Finding) -> str:
+    """The column of the first table that counts the finding."""
+    return OF_CLUSTERS if finding.numbers.get("blocks_per_cluster") else finding.kind
+
+
 def uniform_rows(by_part: dict[str, list[Kernel]]) -> Iterator[tuple[str, ...]]:
     """A row for each kind of work, and one for all: the share of kernels in which each kind was found."""
     for name, kernels_of_it in (*by_part.items(), ("all", list(chain(*by_part.values())))):
-        counts = Counter(kind for kernel in kernels_of_it for kind in {f.kind for f in kernel.findings})
+        counts = Counter(kind for kernel in kernels_of_it for kind in set(map(kind_of, kernel.findings)))
         count = len(kernels_of_it)
-        yield (name, str(count), *(f"{counts[kind] / max(count, 1):.1%}" for kind in FINDERS))
+        shares = (f"{counts[kind] / max(count, 1):.1%}" for kind in (*FINDERS, OF_CLUSTERS))
+        yield (name, str(count), *shares)
 
 
 def table(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
@@ -138,7 +145,7 @@ def show(folder: Path, parts: list[str], causes: Mapping[str, Cause]) -> None:
     by_part = {part: list(kernels(folder, part)) for part in parts}
     planted = by_part.pop(PLANTED, [])
     if by_part:
-        table(("uniform", "kernels", *FINDERS), uniform_rows(by_part))
+        table(("uniform", "kernels", *FINDERS, OF_CLUSTERS), uniform_rows(by_part))
     for kernel in chain(*by_part.values()):
         for finding in kernel.findings:
             print(f"{kernel}: {finding.kind}: {finding.sentence}")

@@ -260,6 +260,24 @@ def test_half_of_the_blocks_can_be_a_period() -> None:
     assert [finding.numbers[key] for key in ("side", "modulus", "residues")] == ["blockIdx.y", 2, [1]]
 
 
+def test_a_last_wave_of_clusters_names_them_and_the_sms_that_stay_unused() -> None:
+    blocks: Any = [(b, 0, b % 2, b // 4 * 1_100, [(b // 4 * 1_100 + 1_000, FULL)]) for b in range(6)]
+
+    def sentence(**options: Any) -> str:
+        (finding,) = found(warps(blocks, **options), "wave")
+        return finding.sentence
+
+    assert "run 2 at a time on each of 2 SMs" in sentence(sm_count=2)
+    unknown = sentence(sm_count=3)
+    assert "each of 2 of 3 SMs" in unknown
+    assert (
+        "SMs stay unused where clusters of blocks do not fit, or where something else holds them" in unknown
+    )
+    clusters = sentence(sm_count=3, cluster_of=lambda _: 2)
+    assert "6 blocks in clusters of 2 run 2 at a time on each of 2 of 3 SMs" in clusters
+    assert "Usual cause: clusters of blocks, which fit only where" in clusters
+
+
 def test_late_blocks_that_end_before_others_are_no_finding() -> None:
     # Each SM serves four blocks one after the other; those of the first turn are late.
     options: Any = {"blocks": 128, "launches": 6, "oldest_first": 0.6, "late_launch": 4}

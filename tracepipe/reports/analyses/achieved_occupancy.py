@@ -6,7 +6,8 @@ from math import prod
 from typing import Any, Final, NamedTuple
 
 from tracepipe.event.sm_limits import sm_limits
-from tracepipe.reports.analyses.kernel_occupancy import about_gpus, kernel_occupancies
+from tracepipe.reports.analyses.kernel_occupancy import kernel_occupancies
+from tracepipe.reports.frames.gpus import about_gpus
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 

@@ -12,6 +12,7 @@ from tracepipe.event.columns import NONE
 from tracepipe.event.sm_limits import sm_limits
 from tracepipe.reports.analyses.theoretical_occupancy import Occupancy, Resources, occupancy_of
 from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.gpus import about_gpus
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
@@ -56,16 +57,6 @@ class KernelOccupancy(NamedTuple):
     def limited_by(self) -> str | None:
         """What limits it, None where an SM can be full."""
         return ", ".join(self.occupancy.limits) or None
-
-
-def about_gpus(run: Run) -> dict[int, Mapping[str, Any]]:
-    """The GPUs of a recording by number, in the form of a header."""
-    gpus: dict[int, dict[str, Any]] = {}
-    for record in (run.facts.header, run.facts.footer or {}):
-        for gpu in record.get("gpus", []):
-            if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
-                gpus.setdefault(gpu["index"], {}).update(gpu)
-    return {**gpus}
 
 
 def occupancy_table(run: Run, top: int) -> Table:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,6 +23,7 @@ from tracepipe.reports.findings.kernel_warps import (
 from tracepipe.reports.findings.timed_threads import kernels_of_threads
 from tracepipe.reports.findings.warp_order import sort_warps
 from tracepipe.reports.frames.arrays import Int32s, Ints
+from tracepipe.reports.frames.gpus import about_gpus
 from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -101,17 +105,37 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
     rows = taken(rows, order)
     del order
     columns = _columns(table, rows)
-    exits = _ExitRows(table, of_warp, len(kernels))
+    exits, gpus = _ExitRows(table, of_warp, len(kernels)), about_gpus(run)
 
     def warps_of(number: int, first: int, last: int) -> KernelWarps:
-        some = {name: column[first:last] for name, column in columns.items()}
-        return _of_records(kernels[number], some, *exits.of(number, rows[first:last]))
+        kernel, some = kernels[number], {name: column[first:last] for name, column in columns.items()}
+        sm_count = gpus.get(kernel["gpu"] or 0, {}).get("sm_count")
+        found = _of_records(kernel, some, *exits.of(number, rows[first:last]))
+        return replace(
+            found,
+            sm_count=sm_count if type(sm_count) is int else None,
+            cluster_of=partial(_blocks_of_cluster, run, kernel),
+        )
 
     for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
         # Warps without an exit do not count, unless no warp has one.
         left = sum(int(np.count_nonzero(columns["exits"][first:last][part])) for part in parts(last - first))
         number = int(of_warp[rows[first]])
         yield _Source(left or last - first, kernels[number]["name"], partial(warps_of, number, first, last))
+
+
+def _blocks_of_cluster(run: Run, kernel: dict[str, Any], launch: int) -> int:
+    """How many blocks a cluster of a launch of this kernel has; 1 where that was not recorded."""
+    layer = run.layer("gpu_kernel")
+    if layer.launch is None:
+        return 1
+    rows = np.flatnonzero(layer.launch == launch)
+    for row in run.part("gpu_kernel", rows, "name", "gpu", "pid", "args").iter_rows(named=True):
+        if all(row[of] == kernel[of] for of in ("name", "gpu", "pid")) and row["args"]:
+            sizes = json.loads(row["args"]).get("cluster")
+            if isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes):
+                return math.prod(sizes)
+    return 1
 
 
 def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -37,6 +37,10 @@ class BlockTimes:
     end_ns: Ints
     skew_ns: Ints
     """From the exit of the first warp to that of the last."""
+
+
+def _not_recorded(_: int) -> int:
+    return 1
 
 
 class LaunchIds(NamedTuple):
@@ -76,6 +80,10 @@ class WarpColumns:
     """The launches' ids in the recording; None where the ids are 0, 1, …"""
     gpu: int = 0
     block_size: tuple[int, int, int] | None = None
+    sm_count: int | None = None
+    """How many SMs the GPU has."""
+    cluster_of: Callable[[int], int] = _not_recorded
+    """How many blocks a cluster has, of the launch with an id in the recording."""
 
 
 @dataclass(frozen=True)

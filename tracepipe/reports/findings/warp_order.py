@@ -44,6 +44,8 @@ def sort_warps(warps: WarpColumns) -> KernelWarps:
         warps.launch_ids,
         warps.gpu,
         warps.block_size,
+        warps.sm_count,
+        warps.cluster_of,
         int(launch.size - order.size),
     )
 

@@ -44,6 +44,11 @@ WAVE_CAUSE = (
     "a grid that is not a multiple of the blocks that fit on the GPU at a time; take smaller blocks, a grid "
     "of whole waves, or a fixed grid whose blocks loop over the work"
 )
+CLUSTER_CAUSE = (
+    "clusters of blocks, which fit only where a group of SMs (GPC) has place for all blocks of one, so that "
+    "SMs stay unused; take smaller clusters or blocks, or a grid of whole waves of the SMs that are used"
+)
+UNUSED_CAUSE = "; SMs stay unused where clusters of blocks do not fit, or where something else holds them"
 ORDER_CAUSE = (
     "a resource that lets only one warp run at a time: registers or shared memory that hold too few warps, a "
     "lock, atomics on one address, or a pipeline that all warps share"
@@ -149,9 +154,13 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
     ):
         return []
     last = waves.waves - (whole - 1)
+    unused = max((kernel.sm_count or 0) - waves.sms, 0)
+    cluster = kernel.cluster_of(kernel.launch_id(int(kernel.launches[0]))) if unused else 1
     share = waves.tail_ns / max(waves.duration_ns, 1)
+    clustered = f" in clusters of {cluster}" if cluster > 1 else ""
     evidence = (
-        f"{blocks:,} blocks run {waves.blocks_per_sm} at a time on each of {waves.sms} SMs, in "
+        f"{blocks:,} blocks{clustered} run {waves.blocks_per_sm} at a time on each of "
+        f"{f'{waves.sms} of {kernel.sm_count}' if unused else waves.sms} SMs, in "
         f"{waves.waves:.2f} waves: the last one fills {percent(last)} of the slots and takes "
         f"{duration_text(waves.tail_ns)}, {percent(share)} of the kernel's duration; this leaves "
         f"{percent(waves.idle_share)} of the slots' time idle"
@@ -162,12 +171,15 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
         "blocks": blocks,
         "blocks_per_sm": waves.blocks_per_sm,
         "sms": waves.sms,
+        "sms_of_gpu": kernel.sm_count,
+        "blocks_per_cluster": cluster if cluster > 1 else None,
         "last_wave_fill": last,
         "tail_ns": waves.tail_ns,
         "tail_share": share,
         "idle_slot_share": waves.idle_share,
     }
-    return [Finding("wave", kernel.kernel, evidence, WAVE_CAUSE, None, numbers, waves.idle_share)]
+    cause = CLUSTER_CAUSE if cluster > 1 else WAVE_CAUSE + UNUSED_CAUSE * (unused > 0)
+    return [Finding("wave", kernel.kernel, evidence, cause, None, numbers, waves.idle_share)]
 
 
 def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
