@@ -13,13 +13,13 @@ from tracepipe.reports.findings.block_times import (
     BlockLateness,
     block_values,
     medians_by,
-    share_saved,
     started_together,
 )
 from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.reports.findings.ranks import LateClass, late_class_in_rows
 from tracepipe.reports.findings.sampling import MAX_BLOCKS, sample
+from tracepipe.reports.findings.waves import share_saved
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np

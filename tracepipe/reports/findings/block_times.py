@@ -79,31 +79,39 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False)
     return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row, numbered(last)[1])
 
 
-def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
-    """The most that a fix of the delay of these rows of `KernelWarps.blocks` could save, as a share of a
-    launch: the time that it takes from all blocks, and the time by which it delays the end."""
-    taken_ns = delay_ns * rows.size / max(float(block_values(kernel).sum()), 1.0)
-    delayed_ns = end_delayed_ns(kernel, rows, np.full(rows.size, delay_ns))
-    return taken_ns + delayed_ns / max(float(np.median(kernel.launch_ns)), 1.0)
+def time_taken(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
+    """The share of all blocks' time that the delay of these rows of `KernelWarps.blocks` takes."""
+    return delay_ns * rows.size / max(float(block_values(kernel).sum()), 1.0)
+
+
+def beyond_others_ns(kernel: KernelWarps, rows: Ints) -> Floats:
+    """How much longer each of these rows of `KernelWarps.blocks` took than any other block that started with
+    it, in whatever turn: an SM may serve its blocks in another order once, and end as late."""
+    values, wave = block_values(kernel), started_together(kernel)
+    most = np.zeros(int(wave.max()) + 1)
+    others = np.ones(values.size, np.bool_)
+    others[rows] = False
+    np.maximum.at(most, wave[others], values[others])
+    beyond: Floats = values[rows] - most[wave[rows]]
+    return beyond
 
 
 def end_delayed_ns(kernel: KernelWarps, rows: Ints, excess_ns: Floats) -> float:
     """The most by which the launches of these rows of `KernelWarps.blocks` would end earlier, in the median,
-    if the blocks did not take `excess_ns` longer: they would end earlier, and so would the blocks that
-    started after one of them on the same SM."""
-    blocks = kernel.blocks
+    if the blocks did not take `excess_ns` longer: they would end earlier, and so would blocks that started
+    since, as they may have waited for a slot. Shapes of `rows` and `excess_ns`: `(n,)`."""
+    blocks, bounds = kernel.blocks, kernel.block_bounds
+    launch = np.repeat(np.arange(kernel.launches.size), np.diff(bounds))
     earlier = np.zeros(blocks.block.size, np.int64)
     earlier[rows] = np.maximum(excess_ns, 0).astype(np.int64)
-    if kernel.has_sms and kernel.has_entries:
-        place = numbered(blocks.launch.astype(np.int64) * (int(blocks.sm.max()) + 1) + blocks.sm)[1]
-        most = np.zeros(int(place.max()) + 1, np.int64)
-        first_end = np.full(most.size, np.iinfo(np.int64).max)
-        np.maximum.at(most, place[rows], earlier[rows])
-        np.minimum.at(first_end, place[rows], blocks.end_ns[rows])
-        earlier += np.where(blocks.entry_ns >= first_end[place], most[place], 0)
-    first = kernel.block_bounds[:-1]
+    if kernel.has_entries:
+        most = np.maximum.reduceat(earlier, bounds[:-1])
+        due_ns = np.full(most.size, np.iinfo(np.int64).max)
+        np.minimum.at(due_ns, launch[rows], (blocks.end_ns - earlier)[rows])
+        earlier += np.where(blocks.entry_ns >= due_ns[launch], most[launch], 0)
+    first = bounds[:-1]
     delayed = np.maximum.reduceat(blocks.end_ns, first) - np.maximum.reduceat(blocks.end_ns - earlier, first)
-    return float(np.median(delayed[np.isin(kernel.launches, blocks.launch[rows])]))
+    return float(np.median(delayed[np.unique(launch[rows])]))
 
 
 def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:

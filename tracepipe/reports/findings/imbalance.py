@@ -12,14 +12,13 @@ from tracepipe.reports.findings.block_times import (
     lacks_blocks,
     lateness,
     medians_by,
-    share_saved,
     without_medians,
 )
 from tracepipe.reports.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.reports.findings.ranks import ranks_in_rows, score_rows
 from tracepipe.reports.findings.sampling import MAX_BLOCKS, evenly, sample
-from tracepipe.reports.findings.waves import usual_waves
+from tracepipe.reports.findings.waves import share_saved, usual_waves
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import numbered

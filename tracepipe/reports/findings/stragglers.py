@@ -15,16 +15,17 @@ from tracepipe.reports.findings.block_times import (
     MIN_GROUP,
     BlockLateness,
     at_border,
+    beyond_others_ns,
     end_delayed_ns,
     lacks_blocks,
     lateness,
     medians_by,
-    share_saved,
 )
 from tracepipe.reports.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.reports.findings.ranks import chance_in_rows, ranks_in_rows
 from tracepipe.reports.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
+from tracepipe.reports.findings.waves import share_saved
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
@@ -146,7 +147,8 @@ def _finding(
     blocks, rows = which
     excess = float(np.median(late.rows_ns[rows]))
     share = excess / max(float(np.median(kernel.launch_ns)), 1.0)
-    delayed = end_delayed_ns(kernel, rows, late.rows_ns[rows])
+    beyond = beyond_others_ns(kernel, rows) if kernel.has_entries else late.rows_ns[rows]
+    delayed = end_delayed_ns(kernel, rows, beyond)
     border = int(at_border(blocks, kernel.grid).sum())
     sms = np.unique(kernel.blocks.sm[rows]) if kernel.has_sms else np.array([], np.int64)
     one = blocks.size == 1

@@ -12,6 +12,7 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
+from tracepipe.reports.findings.block_times import time_taken
 from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import KernelWarps
 from tracepipe.reports.frames import statistics
@@ -125,6 +126,14 @@ def usual_waves(kernel: KernelWarps) -> Waves:
     sms = numbered(kernel.blocks.sm[: int(kernel.block_bounds[len(seen)])])[0].size
     blocks = usual.waves * usual.blocks_per_sm * usual.sms
     return usual._replace(waves=blocks / (held * sms), blocks_per_sm=held, sms=sms)
+
+
+def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
+    """The most that a fix of the delay of these rows of `KernelWarps.blocks` could save, as a share of a
+    launch: the time that it takes from all blocks, and the slots that are empty at the end, as with evenly
+    distributed work none is."""
+    idle_share = usual_waves(kernel).idle_share if kernel.has_sms and kernel.has_entries else 0.0
+    return time_taken(kernel, delay_ns, rows) + idle_share
 
 
 def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
