@@ -70,7 +70,7 @@ class StallSampler {
   private:
     static constexpr long ROUND_MS = 10;
     static constexpr auto PATIENCE = std::chrono::seconds(1);
-    static constexpr uint64_t PCS_EVERY_NS = 1'000'000'000;
+    static constexpr uint64_t PCS_EVERY_NS = 1'000'000'000, IDLE_NS = 25'000'000;
     static constexpr uint32_t PERIOD_LOG2 = 18;
     static constexpr size_t HARDWARE_BYTES = 32 << 20;
     static constexpr size_t PCS_AT_ONCE = 4096, PCS_MAX = 1 << 16, CONTEXTS_MAX = 64, REASONS_MAX = 256;
@@ -325,7 +325,10 @@ class StallSampler {
             }
         }
     }
+    // CUPTI has samples a little less often than it is asked for them (11 ms, of an H200): a round without samples
+    // only makes the stretch of the next one longer.
     void send_bin(Context &context, uint64_t now_ns) {
+        if (context.bin.empty() && !context.was_idle && now_ns - context.until_ns < IDLE_NS) return;
         if (!context.bin.empty() || !context.was_idle) put_bin(context, context.bin, context.until_ns, now_ns);
         context.was_idle = context.bin.empty();
         context.bin.clear();
