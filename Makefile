@@ -15,20 +15,20 @@ demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
 	@scripts/demo.sh
 
-# Captures wait more than they compute, so what computes runs while they do, and lets them go first. Of captures, two
+# Captures wait more than they compute, so what computes runs while they do, and lets them go first. Of captures, three
 # files run at a time; those that are marked `alone`, and those of GPUs, have the machine to themselves.
 test: .venv/.test native
 	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) captures computed
 	$(BIN)/python -m pytest -m "alone or gpu" tests/integration tests/gpu
 
 captures: .venv/.test native
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone" tests/integration
 
 computed: .venv/.test native
 	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
-	nice $(BIN)/python benchmarks/identical.py 250000
-	nice $(BIN)/python -m tests.native.sanitize
-	nice $(BIN)/python -m tests.fuzz.run
+	nice $(BIN)/python benchmarks/identical.py 100000
+	nice $(BIN)/python -m tests.native.sanitize --seconds 60
+	nice $(BIN)/python -m tests.fuzz.run --seconds 30
 
 check: .venv/.test native
 	$(BIN)/ruff format --check .

@@ -72,8 +72,11 @@ def hangup() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    """Leave ten thousand tests and their modules out of every search for garbage: they stay to the end."""
+    """Leave ten thousand tests and their modules out of every search for garbage: they stay to the end. And
+    search seldom: it took a twelfth of the time.
+    """
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -218,7 +218,7 @@ def test_thirty_thousand_events_of_a_program(unique: bool, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_many_launches(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write_warps(path, 20_000)
+    write_warps(path, 8_000)
     for to in ("perfetto", "chrome", "text"):
         converted(path, to, None, CORES)
     for warp_tracks, exits in (("logical", True), ("sm", False)):
@@ -228,16 +228,16 @@ def test_many_launches(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_many_launches_of_one_warp(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    write_lone_warps(path, 3_000)
+    write_lone_warps(path, 1_000)
     for to in ("perfetto", "chrome", "text"):
         _, account = converted(path, to, None, CORES)
-        assert account.counts["gpu_warp"] == 3_000
+        assert account.counts["gpu_warp"] == 1_000
     converted(path, "perfetto", ConversionOptions(layout=LayoutOptions("sm", False)), CORES)
 
 
 @pytest.mark.slow
 def test_many_threads(tmp_path: Path) -> None:
     path = tmp_path / "run.txt"
-    write_threads(path, 20_000)
+    write_threads(path, 8_000)
     for to in ("perfetto", "text", "threads"):
         converted(path, to, None, CORES)

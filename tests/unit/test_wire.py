@@ -294,7 +294,7 @@ events = st.lists(
 
 @pytest.mark.slow
 @by_both_cores
-@settings(max_examples=40)  # each fills the tables anew
+@settings(max_examples=20)  # each fills the tables anew
 @given(events, st.integers(1, 9), st.integers(0, 4))
 def test_names_and_arguments_survive_full_tables(
     drawn: list[tuple[int, int, str, dict[str, Any], bool]], batch_events: int, room: int

@@ -12,6 +12,7 @@ from typing import Any
 
 from tracepipe.capture import CaptureRequest, CaptureSummary, capture
 from tracepipe.capture.bpf import bpf
+from tracepipe.capture.find import procaddress
 from tracepipe.capture.plan import layers_here
 from tracepipe.errors import TracepipeError
 
@@ -38,6 +39,7 @@ def captured(path: str, layers: tuple[str, ...], **options: Any) -> CaptureSumma
         )
 
 
+procaddress._TIMEOUT_S = 60  # this processor is emulated, and others use the one that does it
 bpf.link_kprobes = counting("multi", bpf.link_kprobes)
 bpf.link_one_kprobe = counting("single", bpf.link_one_kprobe)
 first = captured("run.jsonl", layers_here(of_command=False))

@@ -61,6 +61,7 @@ def build(package: str) -> Image:
     _unpack([kernel, headers, *_depends(headers)], folder / "kernel")
     packages = CACHE / "packages.cpio"
     if _unpack(_closure(PROGRAMS), CACHE / "root") or not packages.exists():
+        _compile(CACHE / "root", CACHE / "root/usr/lib")
         partial = packages.with_suffix(".partial")
         with partial.open("wb") as archive:
             write_archive(archive, CACHE / "root")
@@ -91,7 +92,18 @@ def _own_files(folder: Path, release: str) -> Path:
     module = folder / "module"
     _make("-C", str(ROOT / "fixtures/nvidia-module"), f"KERNEL={headers}", f"BUILD={module}")
     shutil.copy(module / "nvidia.ko", own / "tracepipe")
+    _compile(CACHE / "root", own / "tracepipe")
     return own
+
+
+def _compile(root: Path, folder: Path) -> None:
+    """Compile the modules of Python in a folder, by the guest's own: an emulated processor takes minutes."""
+    (loader,) = (root / "lib").glob("*-linux-gnu/ld-linux-*")
+    libraries = f"{loader.parent}:{root / 'usr/lib' / loader.parent.name}"
+    command = [str(loader), "--library-path", libraries, str(root / "usr/bin/python3"), "-S"]
+    # The archive has no times of files, by which a compiled one would be found to be old.
+    command += ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONHOME": str(root / "usr")})
 
 
 def _make(*arguments: str) -> None:
