@@ -21,8 +21,9 @@ test: .venv/.test native
 	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) captures computed
 	$(BIN)/python -m pytest -m "alone or gpu" tests/integration tests/gpu
 
+# The files begin in the order of tests/conftest.py, not of how many tests they have.
 captures: .venv/.test native
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not alone" tests/integration
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" tests/integration
 
 computed: .venv/.test native
 	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
