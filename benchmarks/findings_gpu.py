@@ -35,6 +35,7 @@ from tracepipe.reports.findings.grouping import kernels_of  # noqa: E402
 from tracepipe.reports.frames.run import load_run  # noqa: E402
 
 Cause = tuple[str, str, int | str]
+LANES_MASK = "late_lanes_mask"
 WORKS = ("fma", "special", "shared", "global", "tensor")
 PLANTED = "planted"
 OF_CLUSTERS = "wave of clusters"
@@ -44,9 +45,9 @@ CAUSES: dict[str, Cause] = {
     "period_y": ("imbalance", "modulus", 4),
     "period_z": ("imbalance", "modulus", 3),
     "heavy": ("imbalance", "across", "blocks"),
-    "late_lanes": ("divergence", "late_lanes_mask", 0x00200020),
-    "early_lanes": ("divergence", "late_lanes_mask", 0xFFDFFFDF),
-    "upper_lanes": ("divergence", "late_lanes_mask", 0xFF000000),
+    "late_lanes": ("divergence", LANES_MASK, 0x00200020),
+    "early_lanes": ("divergence", LANES_MASK, 0xFFDFFFDF),
+    "upper_lanes": ("divergence", LANES_MASK, 0xFF000000),
     "late_warps": ("stride", "modulus", 4),
     "growing": ("imbalance", "across", "block index"),
     "border": ("straggler", "of", "border"),
@@ -57,9 +58,9 @@ HELD_OUT: dict[str, Cause] = CAUSES | {
     "period_x": ("imbalance", "modulus", 5),
     "period_y": ("imbalance", "modulus", 3),
     "period_z": ("imbalance", "modulus", 2),
-    "late_lanes": ("divergence", "late_lanes_mask", 0x20202020),
-    "early_lanes": ("divergence", "late_lanes_mask", 0xDFDFDFDF),
-    "upper_lanes": ("divergence", "late_lanes_mask", 0xFFFF0000),
+    "late_lanes": ("divergence", LANES_MASK, 0x20202020),
+    "early_lanes": ("divergence", LANES_MASK, 0xDFDFDFDF),
+    "upper_lanes": ("divergence", LANES_MASK, 0xFFFF0000),
     "late_warps": ("stride", "modulus", 2),
 }
 # Of the kernel's name: `kernel<0, 3>`, `kernel<(int)0, (int)3>(…)`.
@@ -114,9 +115,12 @@ def kernels(folder: Path, part: str) -> Iterator[Kernel]:
 
 
 def is_of(finding: Finding, cause: Cause) -> bool:
-    """Whether the finding has the kind and the number of the cause."""
+    """Whether the finding has the kind and the number of the cause. Lanes may be those that exit first: the
+    GPU may run the longer side of a branch before the other.
+    """
     kind, number, value = cause
-    return finding.kind == kind and finding.numbers.get(number) == value
+    values = (value, value ^ 0xFFFFFFFF) if isinstance(value, int) and number == LANES_MASK else (value,)
+    return finding.kind == kind and finding.numbers.get(number) in values
 
 
 def kind_of(finding: Finding) -> str:

@@ -59,7 +59,7 @@ def test_divergence_is_told_by_the_widest_gap_between_exits() -> None:
     assert finding.numbers["delay_p50_ns"] == 900
     assert finding.p_value is None
     assert (
-        "In 8 of 8 warps the lanes exit at different times: lanes 8–31 (mask 0xffffff00) last, 900 ns"
+        "In 8 of 8 warps the lanes exit at different times: lanes 0–7 (mask 0x000000ff) first, 900 ns"
         in finding.sentence
     )
 

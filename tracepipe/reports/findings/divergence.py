@@ -29,6 +29,8 @@ MIN_RECURRING = 3
 MOST_WARPS_SHARE = 0.01
 """Where more than this share of the warps diverges by their masks, the grid's first or last warp is no
 exception."""
+MOST_OF_KERNEL = 0.5
+"""The least share of the warps whose lanes exit apart by masks, if they idle for less than MIN_SAVED."""
 MIN_WARPS_SHARE = 0.01
 """The least share of the warps that must be split where noise is possible: a smaller share is not a property
 of the kernel."""
@@ -111,9 +113,11 @@ def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
     if place:
         is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns))
     else:
-        # A few lanes hold up a warp as much as many do, and waste less of its lanes' time.
+        # A few lanes hold up a warp as much as many do, and waste less of its lanes' time. What most warps
+        # do is a property of the kernel, however few lanes it concerns.
         share = max(idle_share, delay / max(kernel.warp_scale_ns, 1.0))
-        is_worth = share >= MIN_SHARE and idle_share >= MIN_SAVED
+        is_of_most = apart.size >= MOST_OF_KERNEL * kernel.launch.size
+        is_worth = share >= MIN_SHARE and (idle_share >= MIN_SAVED or is_of_most)
     if not is_worth or delay < kernel.least_ns:
         return None
     parted = Parted(apart, apart.size, delays, idle_share, *_late(masks))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tracepipe.reports.findings.finding import Finding, confidence, listed, percent
+from tracepipe.reports.findings.finding import MIN_SAVED, Finding, confidence, listed, percent
 from tracepipe.reports.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.reports.findings.stride import LANES_CAUSE
 from tracepipe.reports.frames.arrays import Floats, Ints
@@ -51,10 +51,14 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
     stride = stride_of(lanes, seen) if kernel.lanes_timed else None
     delay = float(np.median(parted.delays))
     share = delay / max(kernel.warp_scale_ns, 1.0)
-    late = f"lane{'s' * (len(lanes) != 1)} {listed(lanes)} ({_which(kernel, parted, lanes, stride, seen)})"
+    # Where most lanes exit last, the few that exit first are named.
+    is_early = not kernel.lanes_timed and len(lanes) > len(seen) / 2
+    named = [lane for lane in seen if lane not in lanes] if is_early else lanes
+    order, than = ("first", "before") if is_early else ("last", "after")
+    which = f"lane{'s' * (len(named) != 1)} {listed(named)} ({_which(kernel, parted, named, stride, seen)})"
     evidence = (
-        f"{_where(kernel, parted, place)} the lanes exit at different times: {late} last{_most(parted)}, "
-        f"{duration_text(delay)} after the others{_in_turn(parted)}{_worth(kernel, share)}"
+        f"{_where(kernel, parted, place)} the lanes exit at different times: {which} {order}{_most(parted)}, "
+        f"{duration_text(delay)} {than} the others{_in_turn(parted)}{_worth(kernel, share)}"
         f"{_rest(kernel, parted)}"
     )
     numbers = {
@@ -71,8 +75,9 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
         "lane_step_ns": parted.step_ns,
         "idle_lane_share": parted.idle_share if kernel.has_entries else None,
     }
-    cause = LANES_CAUSE if stride else _cause(lanes, seen)
-    saves = None if place else parted.idle_share
+    cause = LANES_CAUSE if stride else _cause(named, seen)
+    # Of fewer idle lanes only the time between the exits is stated, not what it could save.
+    saves = None if place or parted.idle_share < MIN_SAVED else parted.idle_share
     return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers, saves)
 
 
@@ -112,7 +117,7 @@ def _where(kernel: KernelWarps, parted: Parted, place: str) -> str:
 def _which(
     kernel: KernelWarps, parted: Parted, lanes: list[int], stride: tuple[int, int] | None, seen: list[int]
 ) -> str:
-    words = [f"mask {parted.mask:#010x}"]
+    words = [f"mask {sum(1 << lane for lane in lanes):#010x}"]
     if stride:
         words.append(f"t mod {stride[0]} = {stride[1]}")
     if len(seen) < LANES and kernel.lanes_timed:

@@ -7,7 +7,7 @@ the number of warps in a block for warps.
 
 from __future__ import annotations
 
-from tracepipe.reports.findings.block_times import first_wave
+from tracepipe.reports.findings.block_times import block_life_ns, first_wave
 from tracepipe.reports.findings.finding import MIN_SHARE, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.reports.findings.lane_order import without_order
@@ -128,5 +128,7 @@ def _finding(
         "delay_share": delay / max(scale, 1.0),
         "rows": int(delays.size),
     }
-    saves = delay / max(scale, 1.0)
+    # A block lasts as long as its late warps.
+    of_block = block_life_ns(kernel) if unit != 1 else 0.0
+    saves = delay / max(scale, of_block, 1.0)
     return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers, saves)]

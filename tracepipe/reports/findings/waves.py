@@ -12,7 +12,7 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracepipe.reports.findings.block_times import time_taken
+from tracepipe.reports.findings.block_times import block_life_ns, time_taken
 from tracepipe.reports.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.reports.findings.kernel_warps import KernelWarps
 from tracepipe.reports.frames import statistics
@@ -226,6 +226,5 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
         "rank_correlation": correlation,
         "blocks": rows,
     }
-    of_block = float(np.median(kernel.blocks.end_ns - kernel.blocks.entry_ns)) if kernel.has_entries else 0.0
-    saves = span / max(of_block, 1.0)
+    saves = span / max(block_life_ns(kernel), 1.0)
     return [Finding("wave", kernel.kernel, evidence, ORDER_CAUSE, p_value, numbers, saves)]
