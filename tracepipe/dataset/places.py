@@ -19,7 +19,7 @@ from tracepipe.recording.files import made_folder
 from tracepipe.recording.naming import writing
 from tracepipe.reports.frames.libraries import pl
 
-FORMAT: Final = "tracepipe-dataset/1"
+FORMAT: Final = "tracepipe-dataset/2"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
 RANKS: Final = "ranks"
 """The layer with a row for each rank: a rank without it is not there."""
@@ -63,7 +63,7 @@ class Dataset:
         found = about.get("format") if isinstance(about, dict) else None
         if found != FORMAT:
             raise InputError(
-                f"has the format {found!r}, and {FORMAT} is read here", "Build it again.", path=path
+                f"has the format {found!r}, and {FORMAT} is read here", "Delete the folder, and build it again.", path=path
             )
         return cls(folder)
 
