@@ -63,7 +63,9 @@ class Dataset:
         found = about.get("format") if isinstance(about, dict) else None
         if found != FORMAT:
             raise InputError(
-                f"has the format {found!r}, and {FORMAT} is read here", "Delete the folder, and build it again.", path=path
+                f"has the format {found!r}, and {FORMAT} is read here",
+                "Delete the folder, and build it again.",
+                path=path,
             )
         return cls(folder)
 
