@@ -34,6 +34,7 @@ class Told:
     clocks = ("globaltimer:0",)
     sees: Mapping[str, Path] = MappingProxyType({})
     counters: tuple[Mapping[str, Any], ...] = ()
+    sampling: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
