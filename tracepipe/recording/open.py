@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 
 import orjson
 
@@ -56,19 +56,28 @@ def clock_records(stream: BinaryIO) -> Iterator[Record]:
                 yield record
 
 
+# Fewer take less than a megabyte while they are fitted.
+_MANY_PAIRS: Final = 1_000
+
+
 class _Pairs:
     """The clock pairs of a recording, which can be iterated several times: those of the header, then those of
-    the file, where there is a `stream` to search.
+    the file, where there is a `stream` to search. `given` counts them over all iterations.
     """
 
     def __init__(self, of_header: list[Record], stream: InputStream | None) -> None:
         self._of_header, self._stream = of_header, stream
+        self.given = 0
 
     def __iter__(self) -> Iterator[Record]:
-        yield from self._of_header
+        for pair in self._of_header:
+            self.given += 1
+            yield pair
         if self._stream is not None:
             with self._stream.again() as again:
-                yield from clock_records(cast(BinaryIO, again))
+                for pair in clock_records(cast(BinaryIO, again)):
+                    self.given += 1
+                    yield pair
 
 
 def _header_pairs(header: Header, problems: list[Problem]) -> Iterator[Record]:
@@ -120,13 +129,14 @@ def open_recording(
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         pairs = _Pairs(of_header, stream if needs_others else None)
         clocks = Clocks(header, pairs, assumed)
-        _give_back()
+        if pairs.given > _MANY_PAIRS:
+            _give_back()
         yield OpenRecording(recording, clocks, stream, source.name)
 
 
 def _give_back() -> None:
     """Return freed memory to the system. Many clock pairs take some MB while they are fitted, which the C
-    library would keep in pieces.
+    library would keep in pieces. That goes through all that the process has freed.
     """
     # musl has no such function, and keeps no memory.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
