@@ -85,6 +85,19 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leave_out_libraries() -> Iterator[None]:
+    """Leave what a file of tests imports out of these searches too: merging and pictures ask for one each."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter find all of it at its end: libraries complain of what is left."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("browser") and find_chromium() is None:
         pytest.skip("no Chromium (apt install chromium)")
