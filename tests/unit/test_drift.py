@@ -101,6 +101,18 @@ def test_the_truth_is_within_the_bound(
     assert off_ns(clock, anchor, span_ns) <= anchor.bound_ns
 
 
+@pytest.mark.parametrize("rate_ppm", [-60.0, 60.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_few_calls_in_hours_show_a_drift_of_either_sign(rate_ppm: float, seed: int) -> None:
+    span_ns, rng = 7_200 * SECOND_NS, np.random.default_rng(seed)
+    clock = Drifting(5_000, rate_ppm, [], span_ns + SECOND_NS)
+    ours_ns = BEGIN_NS + np.sort(rng.integers(0, span_ns, 64))
+    found = both(clock, ours_ns, rng.integers(0, 900, (2, 64)), is_inside=False, has_lengths=False)
+    anchor = placed(clock, found, span_ns)
+    assert anchor.bound_ns is not None
+    assert off_ns(clock, anchor, span_ns) <= anchor.bound_ns < 5 * 10**6
+
+
 def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[Seen], int]:
     """A clock, and calls of an hour, which the other tool sees from the inside."""
     span_ns = 3_600 * SECOND_NS

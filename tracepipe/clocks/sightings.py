@@ -175,11 +175,13 @@ def _drifted_ns(common: _Common, limits: Sequence[int]) -> Int64s:
     """How much further the one is ahead at each time because of its rate. This is the median rate between the
     halves of the parts, as some parts are wrong.
     """
-    middles_ns = np.array(
-        [_middle(common.ahead_ns[start:stop])[0] for start, stop in pairwise(limits)], np.float64
-    )
     ns = (common.ns - common.ns[0]).astype(np.float64)
-    parts_ns = ns[[(start + stop) // 2 for start, stop in pairwise(limits)]]
+    # With an even number of events, the median lies between two of them in both columns: one of the two would
+    # be the earlier event where the clock gains, and the later one where it loses.
+    middles_ns, parts_ns = (
+        np.array([np.median(column[start:stop]) for start, stop in pairwise(limits)])
+        for column in (common.ahead_ns - common.ahead_ns[0], ns)
+    )
     half = len(middles_ns) // 2
     passed_ns = parts_ns[half:] - parts_ns[: len(parts_ns) - half]
     gained_ns = middles_ns[half:] - middles_ns[: len(middles_ns) - half]
