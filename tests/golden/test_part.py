@@ -208,7 +208,15 @@ def recorded(lines: Lines) -> Iterator[Path]:
         yield path
 
 
+TWO_WINDOWS = [
+    {"ts_ns": START_NS + at, "type": "window", "window": number, "phase": phase}
+    | ({"cause": "profiler"} if phase == "B" else {})
+    for at, number, phase in ((300, 1, "B"), (500, 1, "E"), (600, 2, "B"), (800, 2, "E"))
+]
+
+
 @settings(max_examples=40)
+@example(TWO_WINDOWS, 0, 800)
 @given(recordings(), st.integers(-50, SPAN_NS), st.integers(1, SPAN_NS))
 def test_a_part_draws_what_the_whole_draws(lines: Lines, after_ns: int, length_ns: int) -> None:
     start_ns = START_NS + after_ns

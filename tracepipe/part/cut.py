@@ -161,12 +161,15 @@ class _Writing:
 
     def write(self, reading: Reading, stretch: Stretch) -> None:
         """Write the rows, the window, and the names of the rows' threads."""
-        # The recording's own windows may cross this one: it is then written with its end alone, as an
-        # instant.
         end_ns = max(stretch.start_ns, min(stretch.end_ns, self._chosen.last_ns))
-        begin_ns = end_ns if self._chosen.has_windows else stretch.start_ns
-        self._write_edge("B", begin_ns)
+        # The recording's own windows may cross this one: it is then written with its end alone, as an
+        # instant after theirs.
+        is_instant = self._chosen.has_windows
+        if not is_instant:
+            self._write_edge("B", stretch.start_ns)
         self._write_rows_of(reading)
+        if is_instant:
+            self._write_edge("B", end_ns)
         # Calls that are open at the end are drawn up to it.
         self._write_edge("E", end_ns)
         for record in self._chosen.names.records(self._threads):
