@@ -9,7 +9,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 # `captures` and `computed` are parts of `test`, which runs both at a time.
-.PHONY: demo test captures computed check format native sanitize fuzz bench docs clean
+.PHONY: demo test captures computed check format native sanitize fuzz explore bench docs clean
 
 demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
@@ -52,6 +52,10 @@ sanitize: .venv/.test
 # Mutated recordings through every reader, converter, report and command.
 fuzz: .venv/.test native
 	$(BIN)/python -m tests.fuzz.run
+
+# Other examples of the properties than those that each run of the tests tries.
+explore: .venv/.test native
+	$(BIN)/python -m pytest -n auto -m "hypothesis and not alone" --hypothesis-profile explore tests/unit tests/cli tests/golden
 
 bench: .venv/.test native
 	$(BIN)/python benchmarks/convert.py

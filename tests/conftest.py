@@ -25,13 +25,17 @@ sys.dont_write_bytecode = False
 
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
 # runs is the same for all examples of a test.
+# A change is judged by the same examples as the one before it: what nobody has touched does not fail. `make
+# explore` tries others.
 settings.register_profile(
     "tracepipe",
+    derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 # What the quick tests try of a property for which no number of examples is given.
 settings.register_profile("quick", settings.get_profile("tracepipe"), max_examples=25)
+settings.register_profile("explore", settings.get_profile("tracepipe"), derandomize=False)
 settings.load_profile("tracepipe")
 
 # What `pytest` alone leaves out: marks of pyproject.toml.
