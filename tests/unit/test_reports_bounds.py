@@ -364,10 +364,10 @@ LISTING = {
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Recordings of 10,000 and of 25,000 calls, no two of one name."""
+    """Recordings of 15,000 and of 45,000 calls, no two of one name. A peak differs by 1 MB from run to run."""
     folder = tmp_path_factory.mktemp("named")
-    calls = [call(at, f"function number {at}") for at in range(25_000)]
-    few, many = (write(folder / f"{count}.jsonl", *calls[:count]) for count in (10_000, 25_000))
+    calls = [call(at, f"function number {at}") for at in range(45_000)]
+    few, many = (write(folder / f"{count}.jsonl", *calls[:count]) for count in (15_000, 45_000))
     return few, many
 
 
@@ -376,7 +376,7 @@ def test_what_lists_all_is_not_in_memory(command: str, named: tuple[Path, Path])
     report, *options = command.split()
     inputs = len(REPORTS[report].inputs)
     few, many = (peak_bytes(report, *[str(path)] * inputs, *options) for path in named)
-    assert (many - few) / 15_000 < LISTING[command]
+    assert (many - few) / 30_000 < LISTING[command]
 
 
 # Bytes at most of what is listed of each: a cause of a gap, a place and a site of an allocation, a range.
