@@ -364,7 +364,7 @@ LISTING = {
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Recordings of 15,000 and of 45,000 calls, no two of one name. A peak differs by 1 MB from run to run."""
+    """Recordings of 15,000 and of 45,000 calls, no two of one name. Peaks of two runs differ by 1 MB."""
     folder = tmp_path_factory.mktemp("named")
     calls = [call(at, f"function number {at}") for at in range(45_000)]
     few, many = (write(folder / f"{count}.jsonl", *calls[:count]) for count in (15_000, 45_000))
