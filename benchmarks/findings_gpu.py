@@ -28,6 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.gpu import built  # noqa: E402
 from tracepipe.capture.gpu.build.toolchain import this_toolchain  # noqa: E402
 from tracepipe.reports.findings import FINDERS, find_all  # noqa: E402
 from tracepipe.reports.findings.finding import Finding  # noqa: E402
@@ -77,16 +78,6 @@ class Kernel(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {'×'.join(map(str, self.grid))} of {self.warps} warps"
-
-
-def build(program: Path, *, is_held_out: bool) -> Path:
-    """The program for this machine's GPU. Raises CaptureUnavailable and CalledProcessError."""
-    tools = this_toolchain()
-    nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
-    options = [f"-arch={tools.architectures()[0]}", *(("-DHELD_OUT",) if is_held_out else ())]
-    source = str(Path(__file__).with_suffix(".cu"))
-    subprocess.run([*nvcc, *options, "-o", str(program), source], check=True)
-    return program
 
 
 def record(program: Path, part: str, folder: Path) -> None:
@@ -181,7 +172,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.keep or Path(temporary)
         folder.mkdir(exist_ok=True)
-        program = build(Path(temporary) / "findings_gpu", is_held_out=given.held_out)
+        source, options = Path(__file__).with_suffix(".cu"), ["-DHELD_OUT"] if given.held_out else []
+        program = built(this_toolchain(), source, Path(temporary) / "findings_gpu", *options)
         for part in parts:
             record(program, part, folder)
         show(folder, parts, causes)

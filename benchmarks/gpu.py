@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,16 +86,34 @@ class Seen:
                 self.pairs.setdefault(gpu, []).append(pair)
 
 
+def built(tools: Toolchain, source: Path, program: Path, *options: str) -> Path:
+    """The program of a CUDA source, for this GPU. Raises CaptureUnavailable and CalledProcessError."""
+    nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
+    target = f"-arch={tools.architectures()[0]}"
+    subprocess.run([*nvcc, target, *options, "-o", str(program), str(source)], check=True)
+    return program
+
+
+def spread_text(some: Sequence[float]) -> str:
+    """The median of ratios, with the least and the most."""
+    return f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})"
+
+
+def of_steps(about: str | None, steps: Collection[str], blocks: int) -> argparse.Namespace:
+    """The options of a benchmark of steps, which take turns: `blocks` and `only`."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=blocks, help="of turns, one of each row")
+    parser.add_argument("--only", choices=steps, action="append", help="this step; again for more")
+    return parser.parse_args()
+
+
 class Bench:
     """The programs and the native code, built once, and the time that is left."""
 
     def __init__(self, tools: Toolchain, folder: Path, *, quick: bool) -> None:
         self.quick, self.gpus = quick, len(tools.driver.gpus)
         self.ends_s = time.monotonic() + BUDGET_S
-        self.program = folder / "gpu"
-        source, target = Path(__file__).with_suffix(".cu"), f"-arch={tools.architectures()[0]}"
-        nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler", target]
-        subprocess.run([*nvcc, "-o", str(self.program), str(source)], check=True)
+        self.program = built(tools, Path(__file__).with_suffix(".cu"), folder / "gpu")
         self.kernels_library = kernels.build_library(tools)
         self.library = tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
         self.patches = tools.build_patches("patches", NATIVE / "patches.cu")

@@ -42,7 +42,7 @@ from typing import Any, NoReturn, Protocol
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import Bench, bench_here  # noqa: E402
+from benchmarks.gpu import Bench, bench_here, spread_text  # noqa: E402
 from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE  # noqa: E402
 from tracepipe.capture.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
 
@@ -242,14 +242,10 @@ class Figures:
         print(f"\nnatively, {len(next(iter(self.native_us.values())))} sets: {native}")
         print(f"  {'x native':<26}" + "".join(f"{work:>24}" for work in WORKS) + f"{'back ms':>16}")
         for row in ROWS[1:]:
-            cells = [_spread(self.ratios[row.name, work]) for work in WORKS]
+            cells = [spread_text(self.ratios[row.name, work]) for work in WORKS]
             back = self.back.get(row.name)
             last = f"{statistics.median(back):.0f}, {max(back):.0f}" if back else "-"
             print(f"  {row.name:<26}" + "".join(f"{cell:>24}" for cell in cells) + f"{last:>16}")
-
-
-def _spread(some: Sequence[float]) -> str:
-    return f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})"
 
 
 @contextmanager

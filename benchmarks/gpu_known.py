@@ -24,23 +24,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import tools_here  # noqa: E402
-from tracepipe.capture.gpu.build.toolchain import Toolchain  # noqa: E402
+from benchmarks.gpu import built, tools_here  # noqa: E402
 
 COPIED = 4 << 30
 Records = list[dict[str, Any]]
 # Of which group of reasons the samples say the same.
 REASONS = {"chase": ("long_scoreboard", "short_scoreboard", "lg_throttle"), "barrier": ("barrier",)}
-
-
-def build(tools: Toolchain, folder: Path) -> Path:
-    """The program for this machine's GPU. Raises CaptureUnavailable and CalledProcessError."""
-    program = folder / "gpu_known"
-    nvcc = [str(tools.nvcc().path), "-O2", "-std=c++17", "-allow-unsupported-compiler"]
-    source = str(Path(__file__).with_suffix(".cu"))
-    target = f"-arch={tools.architectures()[0]}"
-    subprocess.run([*nvcc, target, "-o", str(program), source], check=True)
-    return program
 
 
 def recorded(program: Path, work: Sequence[str], *options: str) -> tuple[Records, str]:
@@ -141,7 +130,7 @@ def main() -> None:
     """Print what was compared, or why nothing was."""
     tools = tools_here()
     with tempfile.TemporaryDirectory() as folder:
-        program = build(tools, Path(folder))
+        program = built(tools, Path(__file__).with_suffix(".cu"), Path(folder) / "gpu_known")
         show_copies(program)
         show_pulses(program)
         for work in REASONS:

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import tracepipe  # noqa: E402
-from benchmarks.gpu import tools_here  # noqa: E402
+from benchmarks.gpu import of_steps, spread_text, tools_here  # noqa: E402
 from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
 from tracepipe.capture.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
 from tracepipe.capture.gpu.build.toolchain import Toolchain  # noqa: E402
@@ -172,8 +172,7 @@ def measure(
                     failed[row.name] = error.message
     print(f"  native {statistics.median(native_ms):.3f} ms, {blocks} blocks of {count} steps")
     for name, some in ratios.items():
-        spread = f"{statistics.median(some):.3f} ({min(some):.3f} to {max(some):.3f})" if some else ""
-        print(f"  {name:<28}{failed.get(name) or spread}", flush=True)
+        print(f"  {name:<28}{failed.get(name) or (spread_text(some) if some else '')}", flush=True)
     if launches and not failed:
         pairs = zip(ratios[_STACKS.name], ratios[_NO_STACKS.name], strict=True)
         launch_us = statistics.median(native_ms) * 1e3 / launches
@@ -183,12 +182,7 @@ def measure(
 
 def main() -> None:
     """Print the tables, or why there are none."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of turns, one of each row")
-    parser.add_argument("--only", choices=TURNS, action="append", help="this step; again for more")
-    options = parser.parse_args()
+    options = of_steps(__doc__, TURNS, BLOCKS)
     tools = tools_here()
     gpus = len(tools.driver.gpus)
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,6 @@ than in its turns without a window.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -34,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import tracepipe  # noqa: E402
-from benchmarks.gpu import tools_here  # noqa: E402
+from benchmarks.gpu import of_steps, spread_text, tools_here  # noqa: E402
 from benchmarks.gpu_layers import Steps  # noqa: E402
 
 TURNS = {
@@ -49,7 +48,7 @@ TURNS = {
 """Steps in a turn, which take some tenths of a second together."""
 BLOCKS = 7
 WINDOW_S = 0.3  # the longest until a signal has begun or ended a window
-NATIVE, AGAIN, PAUSED, SAMPLED = "native", "native, again", "stalls, no window", "stalls"
+AGAIN, PAUSED, SAMPLED = "native, again", "stalls, no window", "stalls"
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -67,9 +66,8 @@ class Ratios:
 
     def show(self) -> None:
         for row, ratios in self._of.items():
-            spread = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
             cores = f"  {statistics.median(self._cores[row]):.2f} cores" if row in self._cores else ""
-            print(f"  {row:<20}{spread}{cores}", flush=True)
+            print(f"  {row:<20}{spread_text(ratios)}{cores}", flush=True)
 
 
 def cpu_s(pid: int) -> float:
@@ -179,12 +177,7 @@ def measure(name: str, count: int, blocks: int) -> None:
 
 def main() -> None:
     """Print the tables, or why there are none."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of turns, one of each row")
-    parser.add_argument("--only", choices=TURNS, action="append", help="this step; again for more")
-    options = parser.parse_args()
+    options = of_steps(__doc__, TURNS, BLOCKS)
     tools_here()
     for name in options.only or TURNS:
         try:

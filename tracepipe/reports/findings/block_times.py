@@ -58,7 +58,7 @@ def block_values(kernel: KernelWarps) -> Floats:
 
 def block_life_ns(kernel: KernelWarps) -> float:
     """The median time of a block, from its first entry to its last exit; 0 where entries are not known."""
-    return float(np.median(kernel.blocks.end_ns - kernel.blocks.entry_ns)) if kernel.has_entries else 0.0
+    return float(np.median(block_values(kernel))) if kernel.has_entries else 0.0
 
 
 def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False) -> BlockLateness:

@@ -129,12 +129,17 @@ Choice choice_of(const std::string &text) {
     return made;
 }
 
+// A function of the driver; null if there is none.
+template <typename Function> Function of_driver(const char *name) {
+    static void *const driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<Function>(driver ? dlsym(driver, name) : nullptr);
+}
+
 // The GPU with this index, if it has this UUID: with other settings, CUDA counts GPUs in another order.
 CUdevice find_device(int index, const std::string &uuid) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    auto init = reinterpret_cast<CUresult (*)(unsigned)>(driver ? dlsym(driver, "cuInit") : nullptr);
-    auto get = reinterpret_cast<CUresult (*)(CUdevice *, int)>(driver ? dlsym(driver, "cuDeviceGet") : nullptr);
-    auto ask = reinterpret_cast<CUresult (*)(CUuuid *, CUdevice)>(driver ? dlsym(driver, "cuDeviceGetUuid") : nullptr);
+    auto init = of_driver<CUresult (*)(unsigned)>("cuInit");
+    auto get = of_driver<CUresult (*)(CUdevice *, int)>("cuDeviceGet");
+    auto ask = of_driver<CUresult (*)(CUuuid *, CUdevice)>("cuDeviceGetUuid");
     if (!init || !get || !ask) throw Failure{0, "libcuda.so.1 cannot be loaded"};
     CUdevice device;
     CUuuid found;
@@ -148,9 +153,7 @@ CUdevice find_device(int index, const std::string &uuid) {
 
 // Bytes per second, by the memory's clock, which transfers twice a cycle, and its width; 0 if the driver does not say.
 double memory_bandwidth(CUdevice device) {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    using Ask = CUresult (*)(int *, CUdevice_attribute, CUdevice);
-    auto ask = reinterpret_cast<Ask>(driver ? dlsym(driver, "cuDeviceGetAttribute") : nullptr);
+    auto ask = of_driver<CUresult (*)(int *, CUdevice_attribute, CUdevice)>("cuDeviceGetAttribute");
     int kilohertz = 0, bits = 0;
     if (!ask || ask(&kilohertz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device) ||
         ask(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device))
