@@ -188,7 +188,7 @@ def test_both_commands_take_the_other_recording(tmp_path: Path) -> None:
         answers[command] = data["together"]
     assert answers["stalls"] == answers["warps"]
     text = CliRunner().invoke(app, ["stalls", *given["stalls"]]).stdout
-    assert "What belongs together" in text
+    assert "How they are related" in text
     assert "gemm<float>: 30% of the samples are barrier" in text
     assert CliRunner().invoke(app, ["stalls", str(stalls), "--warps", str(tmp_path / "no")]).exit_code == 1
     assert CliRunner().invoke(app, ["stalls", "-", "--warps", "-"]).exit_code == 2

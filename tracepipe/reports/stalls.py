@@ -31,7 +31,7 @@ class Options:
     kernel: Annotated[str, Option("Show kernels whose name this regular expression finds.", "REGEX")] = ""
     top: Annotated[int, Option("Show the N kernels with the most samples; 0: all.", "N")] = 10
     warps: Annotated[
-        str, Option("Set what the warps of this recording show beside the reasons.", OTHER_RUN)
+        str, Option("Compare the reasons with what the warps of this recording show.", OTHER_RUN)
     ] = ""
 
 

@@ -95,7 +95,7 @@ def side_by_side(stalls: Run, warps: Run, names: Iterable[str]) -> tuple[list[Ta
         "Of two recordings: samples and their main reason; active warps of an SM in the mean, and as many as "
         "the launch allows; the median skew of the warps of a block; and the kinds of findings."
     )
-    table = Table("beside", "Stall reasons beside what warps show", _COLUMNS, rows, note)
+    table = Table("beside", "Stall reasons and what warps show", _COLUMNS, rows, note)
     return [table, _together(kernels)], [*_notes(kernels, left_out)]
 
 
@@ -209,7 +209,7 @@ def _together(kernels: list[_Kernel]) -> Drawing:
     ]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
-        yield "What belongs together"
+        yield "How they are related"
         if not data:
             yield "Nothing: no stall reason and finding of one kernel explain each other."
         for one in data:

@@ -40,7 +40,7 @@ class Options:
     launch: Annotated[int | None, Option("Show only the launch with this id.", "ID")] = None
     top: Annotated[int, Option("Show the N kernels with the most warps; 0: all.", "N")] = 20
     stalls: Annotated[
-        str, Option("Set the stall reasons of this recording beside the findings.", OTHER_RUN)
+        str, Option("Compare the findings with the stall reasons of this recording.", OTHER_RUN)
     ] = ""
 
 
