@@ -14,8 +14,10 @@ from tracepipe import seen
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.record import record
 from tracepipe.cli.gpu_options import OnGpus, with_gpus
+from tracepipe.cli.groups import with_groups
 from tracepipe.cli.last_options import OnlyLast, with_last
 from tracepipe.cli.options import (
+    COMMAND_LAST,
     Command,
     CommandOutput,
     MethodOption,
@@ -25,7 +27,14 @@ from tracepipe.cli.options import (
     Whose,
     named,
     request_of,
-    with_groups,
+)
+from tracepipe.cli.output_options import (
+    COMPRESSED,
+    TO_STANDARD,
+    Force,
+    json_option,
+    local_option,
+    output_option,
 )
 from tracepipe.cli.values import Misuse
 from tracepipe.cli.windows import InWindows
@@ -36,27 +45,23 @@ from tracepipe.terminal.messages import status
 from tracepipe.terminal.output import has_colours, put, put_json, say
 
 app = typer.Typer()
-_COMMAND_LAST = {"allow_interspersed_args": False}
 
 
-@app.command(context_settings=_COMMAND_LAST)
+@app.command(context_settings=COMMAND_LAST)
 @with_groups
 def capture(
     *,
     command: Command = None,
     output: Annotated[
         str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the recording to this file, compressed if its name ends with .zst or .gz; - is "
-            "standard output. A FOLDER/ gets a file in it. Filled in are %h (host), %r (rank), %w (number of "
-            "ranks), %p (process), %e (program) and %t (time). Default: PROGRAM.jsonl, numbered if it "
-            "exists.",
+        output_option(
+            f"Write the recording to this file, {COMPRESSED}; {TO_STANDARD} A FOLDER/ gets a file in it. "
+            "Filled in are %h (host), %r (rank), %w (number of ranks), %p (process), %e (program) and %t "
+            "(time). Default: PROGRAM.jsonl, numbered if it exists."
         ),
     ] = "",
     command_output: CommandOutput = "",
+    force: Force = False,
     which: Which,
     whose: Whose,
     in_windows: InWindows,
@@ -65,14 +70,11 @@ def capture(
     method: MethodOption = "auto",
     gpus: OnGpus,
     ring_bytes: RingBytes = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
     then_open: Annotated[
         bool,
         typer.Option("--open", help="Convert the recording when it ends, and open it in the Perfetto UI."),
     ] = False,
-    local: Annotated[
-        bool, typer.Option("--local", help="With --open: use a UI found on this machine, without a network.")
-    ] = False,
+    local: Annotated[bool, local_option("With --open: use")] = False,
 ) -> None:
     """Run a command, or watch what runs, and record what it, the driver, the kernel and the GPUs do."""
     request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes, has_gpus=True)
@@ -105,7 +107,7 @@ def capture(
 
 @app.command()
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[bool, json_option("the findings")] = False,
 ) -> None:
     """Test what capture needs on this machine: what works, what does not and why, and how to fix it."""
     from tracepipe import doctor as examination

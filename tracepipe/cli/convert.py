@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,24 +14,22 @@ from tracepipe import seen
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.api.options import ConvertOptions, RankOptions
-from tracepipe.cli.input_options import (
-    READING,
-    SOURCE_HELP,
-    AssumeOffset,
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.input_options import RECORDING, ReadFields, ReadingTimes, Recording, SourceOption
+from tracepipe.cli.output_options import (
+    AS_RECORDING,
+    OUTPUT,
+    TO_STANDARD,
     Force,
-    Reading,
-    Source,
-    SourceOption,
-    Strict,
-    UndatedOption,
-    reading,
+    local_option,
+    output_option,
 )
-from tracepipe.cli.values import Misuse, file_offsets
+from tracepipe.cli.values import SECONDS, Misuse, file_offsets
 from tracepipe.cli.values import ranks as rank_numbers
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
-from tracepipe.readers import READERS, UNDATED
+from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, say
@@ -41,7 +40,7 @@ Format = choices("Format", CONVERTERS)
 WarpTracks = choices("WarpTracks", WARP_TRACKS)
 
 
-class _Drawn(Reading):
+class _Drawn(ReadFields):
     """The fields that the options for recordings and for datasets have."""
 
     compress: bool
@@ -49,12 +48,59 @@ class _Drawn(Reading):
     thread_exits: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _OfDataset:
+    """What is converted of a dataset."""
+
+    ranks: Annotated[
+        str,
+        typer.Option(
+            "--ranks",
+            metavar="N,N-N",
+            help="Of a dataset: convert the recordings of these ranks. Default: all.",
+        ),
+    ] = ""
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Of a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
+            f"the clock of the dataset. {SECONDS} Of a recording: as --source.",
+            autocompletion=lambda: list(READERS),
+        ),
+    ] = ""
+    end: Annotated[
+        str,
+        typer.Option("--to", metavar="TIME", help="Of a dataset: end before this time, in the same forms."),
+    ] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """How warps are drawn."""
+
+    warp_tracks: Annotated[
+        WarpTracks,  # type: ignore[valid-type]
+        typer.Option(
+            "--warp-tracks",
+            help="Draw a track for each hardware slot (slot) or each warp of the grid (logical), a count "
+            "for each SM (sm), or no warps (off).",
+        ),
+    ] = "auto"
+    thread_exits: Annotated[
+        bool, typer.Option("--thread-exits", help="Draw the exits of a warp's threads as instants.")
+    ] = False
+
+
 @app.command()
+@with_groups
 def convert(
+    *,
     files: Annotated[
         list[str],
         typer.Argument(
-            help="A recording: a path, or - for standard input. Several become one timeline. Or a dataset.",
+            help=f"{RECORDING} Several become one timeline. Or a dataset.",
             metavar="FILE...",
         ),
     ],
@@ -64,69 +110,26 @@ def convert(
             "--format",
             "-f",
             help="Write this format. Default: the one that the output is named after, or perfetto.",
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write to this file; - is standard output. Default: named after the recording.",
-        ),
-    ] = "",
+    output: Annotated[str, output_option(f"Write to this file; {TO_STANDARD} {AS_RECORDING}")] = "",
     archive: Annotated[
         str,
         typer.Option(
             "--archive",
             metavar="FILE",
             help="Write a ZIP with a Perfetto trace of each recording, all on one clock.",
+            rich_help_panel=OUTPUT,
         ),
     ] = "",
-    ranks: Annotated[
-        str,
-        typer.Option(
-            "--ranks",
-            metavar="N,N-N",
-            help="Of a dataset: convert the recordings of these ranks. Default: all.",
-        ),
-    ] = "",
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="TIME",
-            help="Of a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
-            "the clock of the dataset. A number without a unit is in seconds. Of a recording: as --source.",
-            autocompletion=lambda: list(READERS),
-        ),
-    ] = "",
-    end: Annotated[
-        str,
-        typer.Option("--to", metavar="TIME", help="Of a dataset: end before this time, in the same forms."),
-    ] = "",
-    source: Annotated[
-        Source | None,
-        typer.Option("--source", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
-    ] = None,
-    force: Force = False,
-    strict: Strict = False,
     compress: Annotated[
-        bool, typer.Option("--compress", help="Compress the packets (perfetto only).")
+        bool,
+        typer.Option("--compress", help="Compress the packets (perfetto only).", rich_help_panel=OUTPUT),
     ] = False,
-    warp_tracks: Annotated[
-        WarpTracks,  # type: ignore[valid-type]
-        typer.Option(
-            "--warp-tracks",
-            help="Draw a track for each hardware slot (slot) or each warp of the grid (logical), a count "
-            "for each SM (sm), or no warps (off).",
-        ),
-    ] = "auto",
-    thread_exits: Annotated[
-        bool, typer.Option("--thread-exits", help="Draw the exits of a warp's threads as instants.")
-    ] = False,
-    assume_offset: AssumeOffset = None,
-    undated: UndatedOption = UNDATED[0],
+    force: Force = False,
+    part: _OfDataset,
+    drawing: _Drawing,
     offset: Annotated[
         list[str] | None,
         typer.Option(
@@ -135,6 +138,7 @@ def convert(
             help="With several recordings: add this many nanoseconds to the times of one. Repeat for more.",
         ),
     ] = None,
+    how: ReadingTimes,
 ) -> None:
     """Turn a recording, several of the same time, or ranks of a dataset, into a timeline."""
     asked = text_of(to) if to else ""
@@ -151,18 +155,19 @@ def convert(
         raise Misuse(f"{kind} has no compressed form.", "Pipe it through gzip.", option="--compress")
     is_dataset = len(files) == 1 and _is_dataset(files[0])
     if not is_dataset:
-        source = source or _source_in(start, ranks, end)
+        how = replace(how, source=how.source or _source_in(part))
     drawn: _Drawn = {
-        **reading(source, strict, assume_offset, undated),
+        **how.fields(),
         "compress": compress,
-        "warp_tracks": text_of(warp_tracks),
-        "thread_exits": thread_exits,
+        "warp_tracks": text_of(drawing.warp_tracks),
+        "thread_exits": drawing.thread_exits,
     }
     if is_dataset:
         if offset or not output:
             named = "--offset is for recordings." if offset else "The timeline of a dataset has no name."
             raise Misuse(named, "Leave it out." if offset else "Name it with -o.")
-        target, options = output, RankOptions(**drawn, ranks=rank_numbers(ranks), start=start, end=end)
+        numbers = rank_numbers(part.ranks)
+        target, options = output, RankOptions(**drawn, ranks=numbers, start=part.start, end=part.end)
         _convert_ranks(files[0], kind, output, options, force=force)
     else:
         options_of_files = ConvertOptions(**drawn, offset=file_offsets(offset or []))
@@ -179,13 +184,13 @@ def _is_dataset(path: str) -> bool:
     return Dataset.is_at(path)
 
 
-def _source_in(start: str, ranks: str, end: str) -> str:
+def _source_in(part: _OfDataset) -> str:
     """The input format that `--from` names, of a recording. Raises Misuse for what is for datasets."""
-    if ranks or end or (start and start not in READERS):
-        given = "--ranks" if ranks else "--to" if end else f"--from {start}"
+    if part.ranks or part.end or (part.start and part.start not in READERS):
+        given = "--ranks" if part.ranks else "--to" if part.end else f"--from {part.start}"
         hint = f"tracepipe cut makes a part of a recording. Formats are {', '.join(READERS)}."
         raise Misuse(f"{given} is for a dataset, which this is not.", hint)
-    return start
+    return part.start
 
 
 def _convert_ranks(folder: str, kind: str, output: str, options: RankOptions, *, force: bool) -> None:
@@ -248,9 +253,7 @@ def convert_file(
 
 @app.command()
 def validate(
-    file: Annotated[
-        str, typer.Argument(help="A recording: a path, or - for standard input.", metavar="FILE")
-    ],
+    file: Recording,
     source: SourceOption = None,
 ) -> None:
     """Check every line of a recording, and name the line and field of each error."""
@@ -270,9 +273,7 @@ def validate(
 @app.command("open")
 def open_command(
     file: Annotated[Path, typer.Argument(help="A converted trace.", metavar="FILE")],
-    local: Annotated[
-        bool, typer.Option("--local", help="Serve a UI found on this machine, without a network.")
-    ] = False,
+    local: Annotated[bool, local_option("Serve")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
     """Open a converted trace in the Perfetto UI. It is served from this machine to this machine only."""

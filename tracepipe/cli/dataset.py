@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
-from tracepipe.readers import UNDATED
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.input_options import Reading
+from tracepipe.cli.output_options import json_option, output_option
+from tracepipe.cli.values import whole
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import put_json, say
 from tracepipe.units import duration_text
@@ -28,7 +30,9 @@ _SHOWN_MAX = 10
 
 
 @dataset.command()
+@with_groups
 def build(
+    *,
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -36,30 +40,21 @@ def build(
             metavar="INPUT...",
         ),
     ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FOLDER",
-            help="The dataset: a new folder, or one to which ranks are added.",
-        ),
-    ],
     jobs: Annotated[
         int | None,
         typer.Option(
             "--jobs",
             "-j",
-            min=1,
+            parser=whole(1),
             metavar="N",
             help="Read N recordings at a time. Default: one per processor.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was built as JSON.")] = False,
-    source: SourceOption = None,
-    strict: Strict = False,
-    assume_offset: AssumeOffset = None,
-    undated: UndatedOption = UNDATED[0],
+    output: Annotated[
+        str, output_option("The dataset: a new folder, or one to which ranks are added.", "FOLDER")
+    ],
+    as_json: Annotated[bool, json_option("what was built")] = False,
+    how: Reading,
 ) -> None:
     """Add the recordings of ranks to a dataset, and put the clocks of their hosts on one.
 
@@ -67,7 +62,7 @@ def build(
     """
     from tracepipe.dataset.build import build as build_dataset
 
-    given: dict[str, Any] = {**reading(source, strict, assume_offset, undated)}
+    given: dict[str, Any] = {**how.fields()}
     given["assumed"] = given.pop("assume_offset")
     with progress("dataset build") as bar:
         built = build_dataset(inputs, output, jobs=jobs, options=given, progress=bar)

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from tracepipe.cli.completion import complete_sets
-from tracepipe.cli.options import Libraries, MethodOption, Until, Which, Whose, request_of, with_groups
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.options import COMMAND_LAST, Libraries, MethodOption, Until, Which, Whose, request_of
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES, CALL_SETS
 from tracepipe.terminal.output import put, say
@@ -103,7 +104,7 @@ def _list_kernels(pattern: str, paths: list[str]) -> None:
         raise TracepipeError(f"There is no GPU kernel{fits} in {', '.join(paths)}.", hint)
 
 
-@hooks_app.command("test", context_settings={"allow_interspersed_args": False})
+@hooks_app.command("test", context_settings=COMMAND_LAST)
 @with_groups
 def test_command(
     *,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, TypedDict
 
 import typer
+from typer.models import OptionInfo
 
 from tracepipe.cli.values import offsets
 from tracepipe.readers import READERS, UNDATED
@@ -15,38 +17,28 @@ Undated = choices("Undated", UNDATED)
 
 READING = "Reading"
 """The panel of the options for reading a recording."""
-SOURCE_HELP = f"Read the input as this format: {', '.join(READERS)}. Default: recognised by its content."
+RECORDING = "A recording: a path, or - for standard input."
+"""The help of an argument that names one."""
 
+
+def _source_option(name: str) -> OptionInfo:
+    option: OptionInfo = typer.Option(
+        name,
+        metavar="FORMAT",
+        help=f"Read the input as this format: {', '.join(READERS)}. Default: recognised by its content.",
+        rich_help_panel=READING,
+    )
+    return option
+
+
+Recording = Annotated[str, typer.Argument(help=RECORDING, metavar="FILE")]
 SourceOption = Annotated[
     Source | None,  # type: ignore[valid-type]
-    typer.Option("--from", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
+    _source_option("--from"),
 ]
-Strict = Annotated[
-    bool,
-    typer.Option(
-        "--strict",
-        help="Fail at the first line that cannot be used, which is skipped otherwise.",
-        rich_help_panel=READING,
-    ),
-]
-AssumeOffset = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--assume-offset",
-        metavar="CLOCK=NS",
-        help="Place a clock that has no clock pairs, by nanoseconds to add or by a clock of the host that it "
-        "equals: globaltimer:0=realtime. Repeat for more.",
-        rich_help_panel=READING,
-    ),
-]
-UndatedOption = Annotated[
-    Undated,  # type: ignore[valid-type]
-    typer.Option("--undated", help=UNDATED_HELP, rich_help_panel=READING),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")]
 
 
-class Reading(TypedDict):
+class ReadFields(TypedDict):
     """The fields of `ReadOptions`, which the options of `convert` have too."""
 
     source_format: str
@@ -55,11 +47,49 @@ class Reading(TypedDict):
     undated: str
 
 
-def reading(source: object, strict: bool, assume_offset: list[str] | None, undated: object) -> Reading:
-    """The fields of the library's options for reading. Raises Misuse."""
-    return {
-        "source_format": text_of(source) if source else "",
-        "strict": strict,
-        "assume_offset": offsets(assume_offset or []),
-        "undated": text_of(undated),
-    }
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a recording is read."""
+
+    source: SourceOption = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail at the first line that cannot be used, which is skipped otherwise.",
+            rich_help_panel=READING,
+        ),
+    ] = False
+    assume_offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume-offset",
+            metavar="CLOCK=NS",
+            help="Place a clock that has no clock pairs, by nanoseconds to add or by a clock of the host "
+            "that it equals: globaltimer:0=realtime. Repeat for more.",
+            rich_help_panel=READING,
+        ),
+    ] = None
+    undated: Annotated[
+        Undated,  # type: ignore[valid-type]
+        typer.Option("--undated", help=UNDATED_HELP, rich_help_panel=READING),
+    ] = UNDATED[0]
+
+    def fields(self) -> ReadFields:
+        """The fields of the library's options for reading. Raises Misuse."""
+        return {
+            "source_format": text_of(self.source) if self.source else "",
+            "strict": self.strict,
+            "assume_offset": offsets(self.assume_offset or []),
+            "undated": text_of(self.undated),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingTimes(Reading):
+    """The same, of a command whose `--from` is a time."""
+
+    source: Annotated[
+        Source | None,  # type: ignore[valid-type]
+        _source_option("--source"),
+    ] = None

@@ -9,8 +9,7 @@ import typer
 
 from tracepipe.capture.flight.conditions import Conditions
 from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
-from tracepipe.cli.options import SECONDS
-from tracepipe.cli.values import misuse_of, read
+from tracepipe.cli.values import SECONDS, misuse_of, read
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns, size_bytes
 

@@ -15,7 +15,9 @@ import typer
 
 from tracepipe.api.output_names import OutputNames, title_of
 from tracepipe.api.record import record
+from tracepipe.cli.groups import with_groups
 from tracepipe.cli.options import (
+    COMMAND_LAST,
     MethodOption,
     RingBytes,
     Until,
@@ -23,9 +25,9 @@ from tracepipe.cli.options import (
     Whose,
     named,
     request_of,
-    with_groups,
 )
-from tracepipe.cli.values import Misuse, read, whole
+from tracepipe.cli.output_options import Force, output_option
+from tracepipe.cli.values import SECONDS, Misuse, read, whole
 from tracepipe.event.model import MONOTONIC
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.live_table import SORTS
@@ -39,11 +41,10 @@ if TYPE_CHECKING:
 
 _View = Callable[..., AbstractContextManager[None]]
 app = typer.Typer()
-_COMMAND_LAST = {"allow_interspersed_args": False}
 Sort = choices("Sort", SORTS)
 
 
-@app.command(context_settings=_COMMAND_LAST)
+@app.command(context_settings=COMMAND_LAST)
 @with_groups
 def live(
     *,
@@ -55,9 +56,8 @@ def live(
             metavar="-- COMMAND | -",
         ),
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="Also write the recording to this file.")
-    ] = "",
+    output: Annotated[str, output_option("Also write the recording to this file.")] = "",
+    force: Force = False,
     sort: Annotated[Sort, typer.Option("--sort", help="Order the functions by this.")] = "total",  # type: ignore[valid-type]
     top: Annotated[
         int | None,
@@ -73,7 +73,7 @@ def live(
         typer.Option(
             "--interval",
             metavar="TIME",
-            help="Show the view again after this time: 250ms, 1s. A number without a unit is in seconds. "
+            help=f"Show the view again after this time: 250ms, 1s. {SECONDS} "
             "Default: 250ms on a terminal; elsewhere there is only the last view.",
         ),
     ] = "",
@@ -82,7 +82,6 @@ def live(
     until: Until,
     method: MethodOption = "auto",
     ring_bytes: RingBytes = "",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the output if it exists.")] = False,
 ) -> None:
     """Run a command, or watch what runs, and show counts, rates, latencies and losses meanwhile."""
     interval_ns = read(interval, duration_ns, "--interval", least=1)

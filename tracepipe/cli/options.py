@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
@@ -22,7 +20,8 @@ from tracepipe.capture.request import (
     ring_size,
 )
 from tracepipe.cli.completion import complete_layers, complete_sets
-from tracepipe.cli.values import Misuse, misuse_of, read, whole
+from tracepipe.cli.output_options import OUTPUT
+from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.hooks.hook import PROBED_LAYERS
@@ -32,8 +31,10 @@ from tracepipe.units import duration_ns, size_bytes
 Method = choices("Method", ["auto", *ENGINES])
 Calls = choices("Calls", list(CALL_RULES))
 
+COMMAND_LAST = {"allow_interspersed_args": False}
+"""The settings of a command that runs another: what follows the first argument is not for it."""
+
 WHO, WHAT, WHEN = "Whose events", "Which events", "When"
-SECONDS = "A number without a unit is in seconds."
 _DURATION = f"Stop after this time: 10s, 500ms, 2m. With windows, each is this long. {SECONDS}"
 
 Command = Annotated[
@@ -56,6 +57,7 @@ CommandOutput = Annotated[
         metavar="FILE",
         help="Write the command's standard output to this file. With -o -, it goes to standard error "
         "otherwise.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 MethodOption = Annotated[
@@ -222,38 +224,6 @@ class UntilFull(Until):
             rich_help_panel=WHEN,
         ),
     ] = ""
-
-
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for Typer: each parameter whose type is a dataclass is replaced with the dataclass's
-    fields, which are options. All parameters are keywords.
-    """
-    groups: dict[str, type[Any]] = {}
-    options: list[inspect.Parameter] = []
-    # Not get_type_hints: in Python 3.10 it adds an Optional to parameters whose default is None.
-    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        if isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation):
-            groups[name] = parameter.annotation
-            kinds = get_type_hints(groups[name], include_extras=True)
-            options += [
-                _option(field.name, field.default, kinds[field.name]) for field in fields(groups[name])
-            ]
-        else:
-            options.append(_option(name, parameter.default, parameter.annotation))
-
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
-
-    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    return run
-
-
-def _option(name: str, default: object, kind: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def request_of(

@@ -7,18 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.cli.input_options import (
-    READING,
-    SOURCE_HELP,
-    AssumeOffset,
-    Force,
-    Source,
-    Strict,
-    UndatedOption,
-    reading,
-)
-from tracepipe.cli.values import Misuse
-from tracepipe.readers import READERS, UNDATED
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.input_options import ReadingTimes, Recording
+from tracepipe.cli.output_options import COMPRESSED, TO_STANDARD, Force, output_option
+from tracepipe.cli.values import SECONDS, Misuse
+from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import say
@@ -27,19 +20,10 @@ app = typer.Typer()
 
 
 @app.command()
+@with_groups
 def cut(
-    file: Annotated[
-        str, typer.Argument(help="A recording: a path, or - for standard input.", metavar="FILE")
-    ],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write this event file, compressed if its name ends with .zst or .gz; - is standard output.",
-        ),
-    ],
+    *,
+    file: Recording,
     start: Annotated[
         str,
         typer.Option(
@@ -47,7 +31,7 @@ def cut(
             "--start",
             metavar="TIME",
             help="Keep the time from here on: 1.5ms or 2s after the start of the run, or @NS on the "
-            "trace's clock. A number without a unit is in seconds. Default: the start.",
+            f"trace's clock. {SECONDS} Default: the start.",
         ),
     ] = "",
     end: Annotated[
@@ -59,14 +43,9 @@ def cut(
             help="Keep the time before this, in the same forms. Default: the end.",
         ),
     ] = "",
-    source: Annotated[
-        Source | None,
-        typer.Option("--source", metavar="FORMAT", help=SOURCE_HELP, rich_help_panel=READING),
-    ] = None,
+    output: Annotated[str, output_option(f"Write this event file, {COMPRESSED}; {TO_STANDARD}")],
     force: Force = False,
-    strict: Strict = False,
-    assume_offset: AssumeOffset = None,
-    undated: UndatedOption = UNDATED[0],
+    how: ReadingTimes,
 ) -> None:
     """Write a stretch of a recording's time as a separate recording."""
     from tracepipe.api.cut import cut as cut_recording
@@ -82,7 +61,7 @@ def cut(
             account = cut_recording(
                 file,
                 output,
-                ReadOptions(**reading(source, strict, assume_offset, undated)),
+                ReadOptions(**how.fields()),
                 start=start,
                 end=end,
                 force=force,

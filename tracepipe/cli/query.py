@@ -13,10 +13,11 @@ import typer
 
 from tracepipe import seen
 from tracepipe.api.options import ConvertOptions
-from tracepipe.cli.input_options import AssumeOffset, Force, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.input_options import Reading
+from tracepipe.cli.output_options import OUTPUT, TO_STANDARD, Force, json_option, output_option
 from tracepipe.cli.values import Misuse
 from tracepipe.errors import InputError
-from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, replacing
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import say
@@ -32,7 +33,9 @@ _TRACES = (".pftrace", ".perfetto-trace", ".zip")
 
 
 @app.command()
+@with_groups
 def query(
+    *,
     file: Annotated[
         str,
         typer.Argument(
@@ -46,17 +49,6 @@ def query(
     sql_file: Annotated[
         str, typer.Option("--file", "-f", metavar="FILE", help="Read the statements from this file.")
     ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the rows as JSON: short for --format json.")
-    ] = False,
-    form: Annotated[Form, typer.Option("--format", help="Write the rows in this format.")] = "table",  # type: ignore[valid-type]
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the rows to this file; - is standard output."
-        ),
-    ] = STANDARD,
-    force: Force = False,
     trace_processor: Annotated[
         str,
         typer.Option(
@@ -66,16 +58,20 @@ def query(
             "tracepipe\\[query].",
         ),
     ] = "",
-    source: SourceOption = None,
-    strict: Strict = False,
-    assume_offset: AssumeOffset = None,
-    undated: UndatedOption = UNDATED[0],
+    as_json: Annotated[bool, json_option("the rows", ": short for --format json")] = False,
+    form: Annotated[
+        Form,  # type: ignore[valid-type]
+        typer.Option("--format", help="Write the rows in this format.", rich_help_panel=OUTPUT),
+    ] = "table",
+    output: Annotated[str, output_option(f"Write the rows to this file; {TO_STANDARD}")] = STANDARD,
+    force: Force = False,
+    how: Reading,
 ) -> None:
     """Ask in SQL about a recording, with Perfetto's tables and functions, or about a dataset."""
     from tracepipe.sql.processor import QueryError
 
     kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
-    options = ConvertOptions(**reading(source, strict, assume_offset, undated))
+    options = ConvertOptions(**how.fields())
     to = partial(replacing, output, force=force, sources=[file], on_terminal=kind in _FOR_PEOPLE)
     try:
         if seen.is_folder(file):

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tracepipe.cli.input_options import Force
+from tracepipe.cli.groups import with_groups
+from tracepipe.cli.output_options import Force, Shown, output_option
 from tracepipe.cli.report_text import ending_of, put_lines
-from tracepipe.cli.values import Misuse
+from tracepipe.cli.values import Misuse, whole
 from tracepipe.recording.files import STANDARD, replacing
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.terminal.output import put_json, say
@@ -21,11 +22,12 @@ app = typer.Typer()
 TOP = 10
 
 Engine = choices("Engine", ("duckdb", "spark"))
-_OUTPUT = "Output"
 
 
 @app.command()
+@with_groups
 def ranks(
+    *,
     dataset: Annotated[
         str, typer.Argument(help="A dataset: the folder that `dataset build` made.", metavar="DATASET")
     ],
@@ -33,13 +35,14 @@ def ranks(
         int | None,
         typer.Option(
             "--step",
-            min=0,
+            parser=whole(),
             metavar="N",
             help="Show the critical path of step N. Default: the step of median length.",
         ),
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=0, metavar="N", help="List at most N rows in each table; 0: all.")
+        int,
+        typer.Option("--top", parser=whole(), metavar="N", help="List at most N rows in each table; 0: all."),
     ] = TOP,
     engine: Annotated[
         Engine,  # type: ignore[valid-type]
@@ -55,31 +58,10 @@ def ranks(
     ] = "",
     output: Annotated[
         str,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write a page with tables and pictures (.html), or the pictures (.png, .svg).",
-            rich_help_panel=_OUTPUT,
-        ),
+        output_option("Also write a page with tables and pictures (.html), or the pictures (.png, .svg)."),
     ] = "",
     force: Force = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json",
-            help="Print the tables as JSON, with units in the names of the keys.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    full_names: Annotated[
-        bool,
-        typer.Option(
-            "--full-names",
-            help="Print names in full; lines may become longer than the terminal is wide.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
+    shown: Shown,
 ) -> None:
     """Find the slow ranks of a job: who is slow, at what, and what it costs the others.
 
@@ -91,10 +73,10 @@ def ranks(
     result = reported(dataset, output, top=top, step=step, engine=text_of(engine), master=master, force=force)
     if output == STANDARD:
         return
-    if as_json:
+    if shown.as_json:
         put_json({"report": "ranks", "dataset": dataset} | result.lazily())
     else:
-        put_lines([], result, full_names)
+        put_lines([], result, shown.full_names)
     if output:
         say(f"wrote {output}")
 

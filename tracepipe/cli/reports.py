@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -14,10 +14,11 @@ import typer
 from typer.core import TyperCommand
 
 from tracepipe import seen
-from tracepipe.cli.input_options import AssumeOffset, SourceOption, Strict, UndatedOption, reading
+from tracepipe.cli.groups import keyword, with_groups
+from tracepipe.cli.input_options import RECORDING, Reading
+from tracepipe.cli.output_options import AS_RECORDING, TO_STANDARD, Force, Shown, output_option
 from tracepipe.cli.report_text import ending_of, put_lines
 from tracepipe.cli.values import Misuse, number, read, whole
-from tracepipe.readers import UNDATED
 from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import REGEX, TIME, FileOutput, FolderOutput, Option, Report, Result
@@ -30,42 +31,18 @@ if TYPE_CHECKING:
 
 _SEVERAL = "several_"
 """The prefix of parameters that take all values up to the next option."""
-_INPUT = "A recording: a path, or - for standard input."
-_OUTPUT = "Output"
-_COMMON: dict[str, tuple[Any, Any]] = {
-    "as_json": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--json",
-                help="Print the tables as JSON, with units in the names of the keys.",
-                rich_help_panel=_OUTPUT,
-            ),
-        ],
-        False,
-    ),
-    "full_names": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--full-names",
-                help="Print names in full; lines may become longer than the terminal is wide.",
-                rich_help_panel=_OUTPUT,
-            ),
-        ],
-        False,
-    ),
-    "source": (SourceOption, None),
-    "strict": (Strict, False),
-    "assume_offset": (AssumeOffset, None),
-    "undated": (UndatedOption, UNDATED[0]),
-}
-_FORCE = (
-    Annotated[
-        bool, typer.Option("--force", help="Overwrite the output if it exists.", rich_help_panel=_OUTPUT)
-    ],
-    False,
-)
+_REQUIRED = inspect.Parameter.empty
+_GROUPS: dict[str, tuple[Any, Any]] = {"shown": (Shown, _REQUIRED), "how": (Reading, _REQUIRED)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all reports are asked for; `output` and `force` are of those that write files."""
+
+    shown: Shown
+    how: Reading
+    output: str = ""
+    force: bool = False
 
 
 def _command(report: Report) -> Callable[..., None]:
@@ -74,31 +51,22 @@ def _command(report: Report) -> Callable[..., None]:
     def command(**given: Any) -> None:
         paths = [given.pop(f"input_{at}") for at in range(len(report.inputs))]
         paths = _sides(report, paths, given) if report.takes_several else [[path] for path in paths]
-        common = {name: given.pop(name) for name in (*_COMMON, *_output(report))}
-        _run(report, paths, report.options(**{k: _plain(v) for k, v in given.items()}), common)
+        asked = _Asked(**{name: given.pop(name) for name in (*_GROUPS, *_output(report))})
+        _run(report, paths, report.options(**{k: _plain(v) for k, v in given.items()}), asked)
 
-    parameters = _inputs(report) | _options(report) | _output(report) | _COMMON
-    command.__annotations__ = {name: kind for name, (kind, _) in parameters.items()} | {"return": None}
+    parameters = _inputs(report) | _options(report) | _output(report) | _GROUPS
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if default is ... else default,
-                annotation=kind,
-            )
-            for name, (kind, default) in parameters.items()
-        ]
+        [keyword(name, default, kind) for name, (kind, default) in parameters.items()]
     )
-    return command
+    return with_groups(command)
 
 
 def _inputs(report: Report) -> dict[str, tuple[Any, Any]]:
     """The parameters that name recordings."""
     several = report.takes_several
-    kind, default = (str | None, None) if several else (str, ...)
+    kind, default = (str | None, None) if several else (str, _REQUIRED)
     found: dict[str, tuple[Any, Any]] = {
-        f"input_{at}": (Annotated[kind, typer.Argument(help=_INPUT, metavar=name)], default)
+        f"input_{at}": (Annotated[kind, typer.Argument(help=RECORDING, metavar=name)], default)
         for at, name in enumerate(report.inputs)
     }
     for name in report.inputs if several else ():
@@ -163,7 +131,7 @@ def _options(report: Report) -> dict[str, tuple[Any, Any]]:
     """A report's own options for Typer: name → annotation and default."""
     hints = get_type_hints(report.options, include_extras=True)
     found: dict[str, tuple[Any, Any]] = {}
-    for field in dataclasses.fields(report.options):
+    for field in fields(report.options):
         kind, option = get_args(hints[field.name])
         assert isinstance(option, Option)
         if option.choices:
@@ -216,18 +184,12 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
     what = "Write to this folder."
     if isinstance(report.output, FileOutput):
         kinds = ", ".join(report.output.endings)
-        what = f"Write to this file, whose name ends with {kinds}; - is standard output."
-    named = typer.Option(
-        "--output",
-        "-o",
-        help=f"{what} Default: named after the recording.",
-        metavar="PATH",
-        rich_help_panel=_OUTPUT,
-    )
-    return {"output": (Annotated[str, named], ""), "force": _FORCE}
+        what = f"Write to this file, whose name ends with {kinds}; {TO_STANDARD}"
+    named = output_option(f"{what} {AS_RECORDING}", "PATH")
+    return {"output": (Annotated[str, named], ""), "force": (Force, False)}
 
 
-def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]) -> None:
+def _run(report: Report, paths: list[list[str]], options: Any, asked: _Asked) -> None:
     beside = {name: path for name in report.beside if (path := getattr(options, name))}
     if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
         from tracepipe.reports.frames.libraries import require
@@ -237,51 +199,47 @@ def _run(report: Report, paths: list[list[str]], options: Any, common: Mapping[s
     if every.count(STANDARD) > 1:
         raise Misuse("Standard input can be read only once.")
     if report.name == "report" and seen.is_folder(every[0]):
-        _report_ranks(every[0], options, common)
+        _report_ranks(every[0], options, asked)
         return
     if report.output is None:
-        _print(report, *_found(report, paths, options, common), common)
+        _print(report, *_found(report, paths, options, asked), asked)
         return
     if isinstance(report.output, FolderOutput):
-        target = common["output"] or default_output(every[0], report.output.ending(options))
-        with replacing_folder(target, force=common["force"]) as folder:
-            facts, result = _found(report, paths, options, common)
+        target = asked.output or default_output(every[0], report.output.ending(options))
+        with replacing_folder(target, force=asked.force) as folder:
+            facts, result = _found(report, paths, options, asked)
             for name, write in result.files.items():
                 with (folder / name).open("wb") as out:
                     write(out)
     else:
-        target = common["output"] or default_output(every[0], report.output.endings[0])
+        target = asked.output or default_output(every[0], report.output.endings[0])
         ending = ending_of(target, report.output.endings)
-        with replacing(target, force=common["force"], sources=every[:1]) as out:
-            facts, result = _found(report, paths, options, common)
+        with replacing(target, force=asked.force, sources=every[:1]) as out:
+            facts, result = _found(report, paths, options, asked)
             result.files[ending](out)
-    _print_written(report, facts, result, target, common)
+    _print_written(report, facts, result, target, asked)
 
 
-def _report_ranks(dataset: str, options: Any, common: Mapping[str, Any]) -> None:
+def _report_ranks(dataset: str, options: Any, asked: _Asked) -> None:
     """Write the page of a job: of many ranks one page about all."""
     from tracepipe.cli.ranks import TOP, reported
 
-    target = common["output"] or default_output(dataset.rstrip("/") or dataset, ".html")
+    target = asked.output or default_output(dataset.rstrip("/") or dataset, ".html")
     top = options.top if options.top is not None else TOP
-    result = reported(dataset, target, top=top, force=common["force"])
+    result = reported(dataset, target, top=top, force=asked.force)
     if target == STANDARD:
         return
-    if common["as_json"]:
+    if asked.shown.as_json:
         put_json({"report": "ranks", "dataset": dataset, "output": target} | result.lazily())
     say(f"wrote {target}")
 
 
-def _found(
-    report: Report, paths: list[list[str]], options: Any, common: Mapping[str, Any]
-) -> tuple[list[Any], Result]:
+def _found(report: Report, paths: list[list[str]], options: Any, asked: _Asked) -> tuple[list[Any], Result]:
     """The facts of the recordings, in order, and the report's result."""
     from tracepipe.api.load import load
     from tracepipe.api.options import ReadOptions
 
-    how = ReadOptions(
-        **reading(common["source"], common["strict"], common["assume_offset"], common["undated"])
-    )
+    how = ReadOptions(**asked.how.fields())
     facts: dict[tuple[int, int], Any] = {}
     beside = [name for name in report.beside if getattr(options, name)]
     # The recordings that options name come after the inputs; their format is that of their content.
@@ -291,9 +249,7 @@ def _found(
     def loaded(side: int, at: int) -> Run:
         path = paths[side][at]
         with progress(f"{report.name} {Path(path).name}") as bar:
-            run = load(
-                path, how if side < inputs else dataclasses.replace(how, source_format=""), progress=bar
-            )
+            run = load(path, how if side < inputs else replace(how, source_format=""), progress=bar)
         facts[side, at] = run.facts
         return run
 
@@ -311,22 +267,18 @@ def _found(
     return [facts[place] for place in sorted(facts)], result
 
 
-def _print_written(
-    report: Report, facts: list[Any], result: Result, target: str, common: Mapping[str, Any]
-) -> None:
+def _print_written(report: Report, facts: list[Any], result: Result, target: str, asked: _Asked) -> None:
     """Print the notes of a report that wrote a file."""
     if target == STANDARD:
         for note in result.notes:
             say(note)
         return
-    _print(report, facts, result, common, target)
+    _print(report, facts, result, asked, target)
     say(f"wrote {target}")
 
 
-def _print(
-    report: Report, facts: list[Any], result: Result, common: Mapping[str, Any], output: str = ""
-) -> None:
-    if common["as_json"]:
+def _print(report: Report, facts: list[Any], result: Result, asked: _Asked, output: str = "") -> None:
+    if asked.shown.as_json:
         from tracepipe.reports.writing.facts_text import as_json as facts_json
 
         recordings = [facts_json(one) for one in facts]
@@ -336,7 +288,7 @@ def _print(
         data |= ({"output": output} if output else {}) | result.lazily()
         put_json(data)
         return
-    put_lines(facts, result, common["full_names"])
+    put_lines(facts, result, asked.shown.full_names)
 
 
 def app_of(name: str) -> typer.Typer:

@@ -13,6 +13,8 @@ from tracepipe.launchers import RANK_MAX
 
 INT_MAX: Final = (1 << 31) - 1
 """The greatest value of an option, as it is compared with columns of small integers."""
+SECONDS: Final = "A number without a unit is in seconds."
+"""What the help of an option for a time says."""
 _RANKS: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 

@@ -9,8 +9,8 @@ import typer
 
 from tracepipe.capture.request import API, CaptureRequest, Windows
 from tracepipe.capture.triggers import TRIGGER_FORMS, check_windows
-from tracepipe.cli.options import SECONDS, WHEN
-from tracepipe.cli.values import Misuse, misuse_of, read, whole
+from tracepipe.cli.options import WHEN
+from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.units import duration_ns
 
