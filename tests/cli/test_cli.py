@@ -144,7 +144,7 @@ def test_the_version_is_printed(run: Run) -> None:
     assert run("--version") == (0, f"tracepipe {__version__} ({native.state()})\n", "")
 
 
-def test_the_version_says_when_python_runs_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_states_when_python_runs_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEPIPE_PURE", "1")
     assert run("--version")[1] == f"tracepipe {__version__} (pure Python: TRACEPIPE_PURE=1)\n"
 
@@ -214,7 +214,7 @@ def test_a_recording_becomes_chromes_json(run: Run, here: Path) -> None:
     assert {"cuInit", "k"} <= names
 
 
-def test_text_goes_to_the_terminal_unless_told_where(run: Run, here: Path) -> None:
+def test_text_goes_to_the_terminal_unless_an_output_is_named(run: Run, here: Path) -> None:
     code, out, err = run("convert", "run.jsonl", "-f", "text")
     assert code == 0
     assert "cuInit" in out
@@ -284,7 +284,7 @@ def test_warp_tracks_and_thread_exits_are_handed_on(run: Run, here: Path) -> Non
     assert "mask=0xffffffff" in run("convert", "run.jsonl", "-f", "text", "--thread-exits")[1]
 
 
-def test_the_name_of_the_output_says_its_format(run: Run, here: Path) -> None:
+def test_the_name_of_the_output_decides_its_format(run: Run, here: Path) -> None:
     Path("run.jsonl").write_text(GOOD)
     assert run("convert", "run.jsonl", "-o", "x.json")[0] == 0
     assert "traceEvents" in json.loads(Path("x.json").read_text())
@@ -410,7 +410,7 @@ def test_a_machine_that_cannot_capture_is_exit_3(
     assert not Path("new.jsonl").exists()
 
 
-def test_what_cannot_be_opened_afterwards_is_said_before_the_capture(
+def test_what_cannot_be_opened_afterwards_is_reported_before_the_capture(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def captured(*_: Any, **__: Any) -> None:
@@ -468,7 +468,7 @@ def test_validate_reads_other_formats_and_standard_input(run: Run, here: Path) -
 # Pipes --------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_not_an_error(here: Path) -> None:
     events = (json.dumps(CALL | {"ts_ns": 2_000 + 1_000 * n}) for n in range(20_000))
     Path("run.jsonl").write_text("\n".join([json.dumps(HEADER | {"clocks": ["monotonic"]}), *events]) + "\n")
     done = process("set -o pipefail; tracepipe convert run.jsonl -f text | head -1")
@@ -481,7 +481,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(here: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", ["convert -f text", "convert -f chrome -o -", "convert -o -", "validate"])
-def test_a_reader_that_is_gone_is_no_error(argv: str, here: Path) -> None:
+def test_a_reader_that_is_gone_is_not_an_error(argv: str, here: Path) -> None:
     Path("run.jsonl").write_text(GOOD + "{\n")  # validate has something to print
     reading, writing = os.pipe()
     os.close(reading)

@@ -58,7 +58,7 @@ def test_a_command_is_asked_for_as_it_is_typed(run: Run, asked: list[CaptureRequ
     ]
 
 
-def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> None:
+def test_every_option_has_its_effect_on_the_request(run: Run, asked: list[CaptureRequest]) -> None:
     options = (
         "--layers all --calls launches --hook nccl --hook kprobe:nv* --only cu* --exclude *Get* "
         "--library /l.so --pid 4 --pid 5 --no-children --min-duration 10us --sample 3 --duration 1.5s "
@@ -84,7 +84,7 @@ def test_every_option_says_its_part(run: Run, asked: list[CaptureRequest]) -> No
     ]
 
 
-def test_options_for_gpus_say_their_part(run: Run, asked: list[CaptureRequest]) -> None:
+def test_options_for_gpus_have_their_effect_on_the_request(run: Run, asked: list[CaptureRequest]) -> None:
     options = "--gpu warps --kernel attn.* --launches 3- --blocks 0-131 --gpu-memory 64M --gpu-warps 500"
     assert run("capture", *options.split(), "--", "true")[0] == 0
     assert asked == [
@@ -134,7 +134,7 @@ def test_a_recording_is_called_after_what_it_is_of(
     assert err.startswith(f"{name}: 4 userspace in 2.50 s, by bcc 0.26.0\n")
 
 
-def test_losses_and_filters_are_said(run: Run, asked: list[CaptureRequest]) -> None:
+def test_losses_and_filters_are_reported(run: Run, asked: list[CaptureRequest]) -> None:
     _, _, err = run("capture", "-o", "x.jsonl", "--", "true")
     assert err.splitlines()[1:] == [
         "note: the recording ended by duration",
@@ -206,7 +206,7 @@ def test_no_option_takes_the_divider_as_its_value(
     assert not asked
 
 
-def test_hooks_alone_are_no_layers(run: Run, asked: list[CaptureRequest]) -> None:
+def test_hooks_alone_need_no_layers(run: Run, asked: list[CaptureRequest]) -> None:
     run("capture", "--layers", "none", "--hook", "nccl", "-o", "x.jsonl", "--", "true")
     assert asked[0].layers == ()
 
@@ -225,7 +225,9 @@ def test_a_wrong_hook_is_reported_with_near_names(run: Run, asked: list[CaptureR
     assert not asked
 
 
-def test_doctor_says_what_works_and_exits_by_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_what_works_and_its_exit_code_agrees(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = [Diagnosis("layers", layer, WORKS, "", "") for layer in ("userspace", "syscall")]
     found.append(Diagnosis("layers", "scheduler", FAILS, "no tracefs", "mount it"))
     monkeypatch.setattr("tracepipe.doctor.examine", lambda **_: found)

@@ -137,7 +137,7 @@ def test_one_rank_is_on_the_clock_of_all(job: Path, tmp_path: Path) -> None:
     assert found == kernels(job, 4)
 
 
-def test_without_ranks_it_is_all_of_them(job: Path, tmp_path: Path) -> None:
+def test_without_ranks_all_of_them_are_converted(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "all.zip"
     assert convert(job / "ds", "--from", "20ms", "--to", "25ms", "--archive", out)[0] == 0
     with zipfile.ZipFile(out) as archive:
@@ -167,7 +167,9 @@ def test_without_ranks_it_is_all_of_them(job: Path, tmp_path: Path) -> None:
         (["--format", "tracepipe", "--ranks", "1"], 1, "tracepipe is made from a single recording"),
     ],
 )
-def test_what_cannot_be_is_said(job: Path, options: list[str], code: int, said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_converted_is_reported(
+    job: Path, options: list[str], code: int, said: str, tmp_path: Path
+) -> None:
     out = ["-o", tmp_path / ("out.jsonl" if "tracepipe" in options else "out.pftrace")]
     found = convert(job / "ds", *options, *out)
     assert (found[0], found[1]) == (code, "")
@@ -244,7 +246,7 @@ def test_where_no_collectives_ran_the_bound_is_not_stated(copy: Path) -> None:
     assert all(" ns while collectives ran, and up to " in line for line in placed)
 
 
-def test_what_the_part_leaves_out_is_said(copy: Path) -> None:
+def test_what_the_part_leaves_out_is_reported(copy: Path) -> None:
     file = copy / "runs/node000/1.jsonl"
     text = file.read_text().splitlines(keepends=True)
     file.write_text("".join([*text[:5], "{bad\n", *text[5:]]))

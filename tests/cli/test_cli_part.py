@@ -81,13 +81,13 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
         (["--from", "nsys"], 2, "nsys is not a time"),
     ],
 )
-def test_times_that_are_none(times: list[str], code: int, said: str, run: Path, tmp_path: Path) -> None:
+def test_times_that_are_missing(times: list[str], code: int, said: str, run: Path, tmp_path: Path) -> None:
     done = tracepipe("cut", run, *times, "-o", tmp_path / "part.jsonl")
     assert (done.returncode, said in done.stderr.decode()) == (code, True), done.stderr
     assert not (tmp_path / "part.jsonl").exists()
 
 
-def test_a_part_says_where_it_is_and_what_it_holds(run: Path, tmp_path: Path) -> None:
+def test_a_part_states_where_it_is_and_what_it_holds(run: Path, tmp_path: Path) -> None:
     part = tmp_path / "part.jsonl"
     done = tracepipe("cut", run, "--from", "10us", "--to", "12us", "-o", part)
     assert done.stderr.decode().splitlines() == [f"{run}: tracepipe, 2 userspace", f"wrote {part}"]
@@ -100,7 +100,7 @@ def test_a_part_says_where_it_is_and_what_it_holds(run: Path, tmp_path: Path) ->
     assert tracepipe("validate", part).returncode == 0
 
 
-def test_a_part_behind_the_end_is_empty_and_says_so(run: Path, tmp_path: Path) -> None:
+def test_a_part_behind_the_end_is_empty_and_has_a_note(run: Path, tmp_path: Path) -> None:
     part = tmp_path / "part.jsonl"
     done = tracepipe("cut", run, "--from", "5s", "-o", part)
     assert b"note: the recording ends before the part begins" in done.stderr

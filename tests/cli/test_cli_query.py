@@ -98,12 +98,12 @@ def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
         (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is not a program"),
     ],
 )
-def test_what_cannot_be_asked(arguments: list[str], code: int, said: str, run: Path) -> None:
+def test_questions_that_cannot_be_asked(arguments: list[str], code: int, said: str, run: Path) -> None:
     done = asked(run, *arguments)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
 
 
-def test_a_machine_without_a_trace_processor_says_how_to_get_one(run: Path, tmp_path: Path) -> None:
+def test_a_missing_trace_processor_is_reported_with_how_to_get_one(run: Path, tmp_path: Path) -> None:
     done = asked(run, "select 1", TRACEPIPE_UI=str(tmp_path), PATH="", HOME=str(tmp_path))
     assert (done.returncode, "pip install 'tracepipe[query]'" in done.stderr) == (3, True), done.stderr
 
@@ -129,7 +129,7 @@ def test_the_wait_for_kernels_is_that_of_the_recording(trace: Path) -> None:
     assert [row[0] for row in ask(trace, sql).rows] == ["vectorAdd"] * 3
 
 
-def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pftrace"
     path.write_bytes(b"no trace at all")
     with pytest.raises(InputError, match="refuses the trace"):
@@ -185,7 +185,7 @@ def test_a_program_is_asked_as_the_wasm_is(shell: Path, run: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", ["/parse", "/query"])
-def test_a_program_that_ends_meanwhile_is_said(path: str, shell: Path, run: Path) -> None:
+def test_a_program_that_ends_meanwhile_is_reported(path: str, shell: Path, run: Path) -> None:
     done = asked(run, NAMES, "--trace-processor", shell, ENDS_AT=path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "shell ended before it had answered" in done.stderr
@@ -200,7 +200,7 @@ def test_a_program_that_ends_meanwhile_is_said(path: str, shell: Path, run: Path
         ("junk", "Exec format error"),
     ],
 )
-def test_a_program_that_is_no_trace_processor_is_said(
+def test_a_program_that_is_not_a_trace_processor_is_reported(
     content: str, why: str, run: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"

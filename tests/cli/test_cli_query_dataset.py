@@ -247,7 +247,7 @@ def test_an_answer_is_made_as_it_is_read(ds: Path) -> None:
         list(asked(str(ds), "select error('x')").__enter__().parts)
 
 
-def test_what_is_said_where_there_is_no_library_or_no_dataset(
+def test_a_missing_library_or_dataset_is_reported(
     ds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = query(tmp_path, "select 1")

@@ -137,7 +137,7 @@ def test_a_step_is_chosen(dataset: Path) -> None:
     assert "Critical path of step 4" in done.stdout
 
 
-def test_collectives_tell_transfer_from_waiting(tables: dict[str, Any]) -> None:
+def test_collectives_distinguish_transfer_from_waiting(tables: dict[str, Any]) -> None:
     transfers = {
         one["process_group"]: one["transfer_ns"]
         for one in tables["collectives"]
@@ -167,7 +167,9 @@ def test_a_job_without_collectives_is_compared_too(tmp_path: Path, dataset: Path
         (["--master", "spark://head:7077"], 2, "--master is the address of a Spark cluster"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(dataset: Path, options: list[str], code: int, message: str) -> None:
+def test_a_question_that_cannot_be_asked_is_refused(
+    dataset: Path, options: list[str], code: int, message: str
+) -> None:
     ended, _, err = piped(["ranks", str(dataset), *options])
     assert ended == code
     assert message in err
@@ -208,7 +210,7 @@ def test_pictures_are_written_alone_too(dataset: Path, ending: str, tmp_path: Pa
     assert picture.read_bytes()[:4] in (b"\x89PNG", b"<svg")
 
 
-def test_a_file_that_says_not_what_it_is_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_an_output_without_a_known_ending_is_refused(dataset: Path, tmp_path: Path) -> None:
     code, _, err = piped(["ranks", str(dataset), "-o", str(tmp_path / "job.pdf")])
     assert code == 1
     assert "job.pdf has no known ending" in err

@@ -93,7 +93,7 @@ def test_reports_that_write_are_known_here() -> None:
 
 
 @pytest.mark.parametrize("report", WRITING)
-def test_a_report_writes_where_it_is_told(run: Run, tmp_path: Path, report: str) -> None:
+def test_a_report_writes_to_the_output_that_is_named(run: Run, tmp_path: Path, report: str) -> None:
     target = tmp_path / WRITING[report]
     code, out, err = run(report, SAMPLE, "-o", str(target))
     assert (code, err) == (0, f"wrote {target}\n")
@@ -311,7 +311,7 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
     assert max(len(line) for line in out.splitlines() if line.startswith(("CUDA", "driver"))) == 60
 
 
-def test_without_the_libraries_two_lines_say_what_to_install(
+def test_without_the_libraries_two_lines_state_what_to_install(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tracepipe.reports.frames.libraries import pl

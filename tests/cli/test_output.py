@@ -223,7 +223,7 @@ def test_names_in_csv_are_as_they_are_and_so_for_no_terminal(here: Path) -> None
     assert "the output is not for a terminal" in seen and NAMED not in seen
 
 
-def test_what_is_no_library_of_ours_is_guarded_too(here: Path) -> None:
+def test_other_libraries_are_guarded_too(here: Path) -> None:
     def warn(*_: Any, **__: Any) -> None:
         sys.stderr.write(warnings.formatwarning(BAD, UserWarning, "file", 1))
         print(BAD)
@@ -328,7 +328,7 @@ def test_what_cannot_be_written_is_an_error(command: str, bad: None) -> None:
 
 @pytest.mark.parametrize("buffered", [True, pytest.param(False, marks=pytest.mark.slow)])
 @every_process
-def test_a_process_says_what_it_cannot_write(command: str, buffered: bool, bad: None) -> None:
+def test_a_process_reports_what_it_cannot_write(command: str, buffered: bool, bad: None) -> None:
     done = shell(f"tracepipe {command} > /dev/full", buffered)
     check_full(done.returncode, done.stderr)
 
@@ -339,13 +339,13 @@ def test_a_closed_standard_output_is_an_error(command: str, bad: None) -> None:
 
 
 @every_process
-def test_a_process_says_that_its_output_is_closed(command: str, bad: None) -> None:
+def test_a_process_reports_that_its_output_is_closed(command: str, bad: None) -> None:
     done = shell(f"tracepipe {command} >&-", True)
     check_closed(done.returncode, done.stderr)
 
 
 @pytest.mark.parametrize("command", PRINTING)
-def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
+def test_a_reader_that_left_is_not_an_error(command: str, bad: None) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as left:
@@ -354,7 +354,7 @@ def test_a_reader_that_left_is_no_error(command: str, bad: None) -> None:
 
 
 @every_process
-def test_a_process_whose_reader_left_says_nothing(command: str, bad: None) -> None:
+def test_a_process_whose_reader_left_prints_no_error(command: str, bad: None) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = shell(f"tracepipe {command} 2>err >&{writing}", True, pass_fds=[writing])
@@ -397,7 +397,9 @@ def write_large(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "command", "said"), SHORT)
-def test_a_machine_without_room_is_no_bug(limit: str, command: str, said: str, here: Path) -> None:
+def test_a_machine_without_room_is_not_reported_as_a_bug(
+    limit: str, command: str, said: str, here: Path
+) -> None:
     if "large.jsonl" in command:
         write_large(Path("large.jsonl"))
     done = shell(f"{limit}; tracepipe {command} >/dev/null", True)
@@ -420,7 +422,7 @@ def test_a_bug_keeps_its_traceback(here: Path) -> None:
             cli.main()
 
 
-def test_what_writes_elsewhere_needs_no_standard_output(bad: None) -> None:
+def test_a_command_that_writes_a_file_needs_no_standard_output(bad: None) -> None:
     done = shell(f"tracepipe convert {F} -o x.pftrace >&-", True)
     assert (done.returncode, Path("x.pftrace").stat().st_size > 100) == (0, True)
     assert done.stderr.splitlines()[-1].startswith("wrote x.pftrace")

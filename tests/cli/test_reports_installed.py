@@ -103,7 +103,7 @@ def test_most_reports_need_polars_alone(report: str, of_polars: dict[str, Ended]
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_report_that_needs_more_says_so_before_it_reads(
+def test_a_missing_library_is_reported_before_the_recording_is_read(
     argv: list[str], missing: str, tmp_path: Path
 ) -> None:
     code, out, messages, imported = ran(EXTRA, *argv, folder=tmp_path)

@@ -89,7 +89,7 @@ def test_launches_of_two_tools_are_at_the_times_of_one_timeline(pair: tuple[byte
     assert len(processes) == 1
 
 
-def test_the_manifest_says_what_placed_each(pair: tuple[bytes, Account]) -> None:
+def test_the_manifest_states_what_placed_each(pair: tuple[bytes, Account]) -> None:
     said = manifest_of(pair[0])
     assert said["version"] == 1
     assert said["trace_time"] == {"clock": "MONOTONIC", "file": NAMES[0]}
@@ -118,7 +118,7 @@ def test_hosts_are_machines_whose_clocks_show_the_same(tmp_path: Path) -> None:
     assert rows == [{"ts": 2_000, "dur": 10, "pid": 1}, {"ts": 2_020, "dur": 10, "pid": 10_000_001}]
 
 
-def test_a_clock_of_its_own_is_that_of_all(tmp_path: Path) -> None:
+def test_recordings_on_an_unknown_clock_share_it(tmp_path: Path) -> None:
     header = HEADER | {"clock": "tsc", "clocks": ["tsc"], "start": {}}
     paths = [written(tmp_path / f"{at}.jsonl", [header, span(9_000 - at, 9_100, "f")]) for at in (0, 500)]
     made, _ = converted(paths, "archive", offsets={"500.jsonl": 100})

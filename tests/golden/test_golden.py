@@ -22,7 +22,7 @@ def test_text_is_as_expected(case: Case) -> None:
 
 @every_case
 @pytest.mark.usefixtures("core")
-def test_text_says_what_was_laid_out(case: Case) -> None:
+def test_text_shows_what_was_laid_out(case: Case) -> None:
     text, _ = case.convert("text")
     head, _, rest = text.decode().partition("\n")
     tree, _, totals = rest.rstrip("\n").rpartition("\n")

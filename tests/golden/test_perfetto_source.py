@@ -78,7 +78,7 @@ def test_a_trace_that_is_packed_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["capture-h200", "kineto-b200-overlaps", "nsys-h100"])
-def test_reports_of_gpus_say_the_same_of_what_was_written(name: str, tmp_path: Path) -> None:
+def test_reports_of_gpus_give_the_same_of_a_written_trace(name: str, tmp_path: Path) -> None:
     case = Case(FIXTURES / name)
     (tmp_path / "trace.pftrace").write_bytes(case.convert("perfetto")[0])
     before, after = (load_run(str(path)).kernels for path in (case.input, tmp_path / "trace.pftrace"))

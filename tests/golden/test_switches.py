@@ -107,7 +107,7 @@ def test_a_thread_runs_sleeps_is_woken_and_runs_elsewhere(tmp_path: Path) -> Non
     assert wakeups == [(25, 7, 99), (32, 7, 99)]
 
 
-def test_nothing_is_said_of_threads_that_were_not_recorded(tmp_path: Path) -> None:
+def test_threads_that_were_not_recorded_are_not_mentioned(tmp_path: Path) -> None:
     """Another thread had the processor in between, and woke this one."""
     records = [
         event(0, "running", "B", 7, 0),
@@ -121,7 +121,7 @@ def test_nothing_is_said_of_threads_that_were_not_recorded(tmp_path: Path) -> No
     assert [row[:2] for row in sched] == [(0, 10), (30, 10)]
 
 
-def test_what_a_recording_does_not_say(tmp_path: Path) -> None:
+def test_facts_that_a_recording_does_not_state(tmp_path: Path) -> None:
     """An end without its begin, a state that nobody knows, a wakeup without who did it, a run without end."""
     records = [
         event(0, "running", "E", 7, prev_state="runnable"),

@@ -56,7 +56,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.parametrize("name", ["kernels", "warps"])
-def test_launches_say_where_a_program_makes_them(bench: Bench, tmp_path: Path, name: str) -> None:
+def test_launches_state_where_a_program_makes_them(bench: Bench, tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(PROGRAM)
     recorded = Recorded(engine(bench, name), [sys.executable, str(tmp_path / "train.py")])

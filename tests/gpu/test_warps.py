@@ -51,7 +51,7 @@ def test_a_kernel_starts_after_the_call_that_launched_it(bench: Bench) -> None:
     assert all(kernel["ts_ns"] + shift_ns > calls[kernel["launch"]] - 10_000 for kernel in kernels)
 
 
-def test_calls_have_their_arguments_and_tell_what_they_did(bench: Bench) -> None:
+def test_calls_have_their_arguments_and_effects(bench: Bench) -> None:
     _, recorded = bench.case("vector_add")
     begun = [call for call in recorded.of("userspace") if call["phase"] == "B"]
     calls = {call["launch"]: call for call in begun if "launch" in call}

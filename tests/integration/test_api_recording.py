@@ -131,7 +131,7 @@ def test_a_limit_ends_the_recording_before_the_block(tmp_path: Path) -> None:
     assert sum(run.summary.counts.values()) == 20
 
 
-def test_a_flight_recorder_is_written_when_the_program_says_so(tmp_path: Path) -> None:
+def test_a_flight_recorder_is_written_when_the_program_asks_for_it(tmp_path: Path) -> None:
     output = tmp_path / "run.jsonl"
     with tracepipe.capture(output=output, options=replace(QUICK, last="60s")) as run:
         time.sleep(0.01)
@@ -273,7 +273,7 @@ def test_what_cannot_be_captured_is_raised_before_the_block(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["there.jsonl"]
 
 
-def test_without_root_the_hint_says_how(tmp_path: Path) -> None:
+def test_without_root_the_hint_states_what_to_do(tmp_path: Path) -> None:
     program = (
         "import os, sys, tracepipe\n"
         "tracepipe.capture  # what root's folders have is loaded before\n"

@@ -190,9 +190,7 @@ def test_a_program_without_cuda_keeps_its_other_layers(
     assert "userspace" not in summary.counts
 
 
-def test_a_machine_without_the_driver_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vec_add: str
-) -> None:
+def test_a_missing_driver_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vec_add: str) -> None:
     trace, summary, messages = run(tmp_path, [vec_add], layers=("userspace", "kernel"))
     reason = trace.header["layers"]["missing"]["kernel"]
     assert f"no kernel layer: {reason}" in messages
@@ -253,7 +251,7 @@ def test_the_shipped_bytecode_records_the_same(
     assert len(list(shipped.slices("userspace"))) == calls_printed(capfd.readouterr().out) / 2
 
 
-def test_auto_says_what_it_took_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_reports_what_it_took_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, summary, messages = run(tmp_path, ["true"], layers=("syscall",), method="auto")
     assert messages == ["method bcc: compiles its probes here, at full rate"]
 

@@ -183,7 +183,7 @@ REFUSED: Final = [
 
 
 @pytest.mark.parametrize(("behaviour", "words"), REFUSED)
-def test_what_cannot_be_sampled_is_said_before_the_command_runs(
+def test_what_cannot_be_sampled_is_reported_before_the_command_runs(
     machine: Path, tmp_path: Path, behaviour: str, words: str
 ) -> None:
     touched = tmp_path / "touched"

@@ -286,7 +286,7 @@ def test_a_full_disk_does_not_end_the_program(
 
 
 @pytest.mark.parametrize(("suffix", "size"), FULL)
-def test_a_disk_that_is_full_when_the_program_has_ended_is_said_too(
+def test_a_disk_that_is_full_when_the_program_has_ended_is_reported_too(
     suffix: str, size: str, vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
 ) -> None:
     capture = Capture(vec_add, tmp_path, f"small/run.jsonl{suffix}")
@@ -431,7 +431,7 @@ def test_a_process_that_was_there_before_is_not_touched(
 # The library ---------------------------------------------------------------------------------------------
 
 
-def test_a_library_that_is_replaced_meanwhile_is_said(capture: Capture, vec_add: str) -> None:
+def test_a_library_that_is_replaced_meanwhile_is_reported(capture: Capture, vec_add: str) -> None:
     folder = capture.folder / "copy"
     shutil.copytree(Path(vec_add).parent, folder)
     library, program = folder / "libcuda.so.1", folder / "vec_add"

@@ -62,7 +62,7 @@ def shown(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(line.get(key) for key in keys) for line in lines if line["type"] == "annotation"]
 
 
-def test_all_that_a_program_says_is_recorded(program: Path, tmp_path: Path) -> None:
+def test_all_annotations_of_a_program_are_recorded(program: Path, tmp_path: Path) -> None:
     lines, done = captured(tmp_path, program, "all")
     fixture = (ROOT / "fixtures/annotations/input.jsonl").read_text().splitlines()
     assert shown(lines) == shown([json.loads(line) for line in fixture])

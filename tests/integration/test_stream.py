@@ -42,9 +42,7 @@ def done(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("written_to", ["standard error", "a file"])
-def test_what_the_command_prints_is_no_line_of_the_recording(
-    written_to: str, vec_add: str, tmp_path: Path
-) -> None:
+def test_the_commands_output_is_not_in_the_recording(written_to: str, vec_add: str, tmp_path: Path) -> None:
     options = ["--command-output", "said"] if written_to == "a file" else []
     recorded = done([*CAPTURE, "-o", "-", *options, "--", vec_add, "-n", "10"], tmp_path)
     assert recorded.returncode == 0, recorded.stderr

@@ -323,7 +323,7 @@ def test_where_memory_runs_out_the_capture_ends_and_the_program_continues(
     assert not (folder / "run.jsonl").exists()
 
 
-def test_too_little_memory_is_said_before_the_program_starts(
+def test_too_little_memory_is_reported_before_the_program_starts(
     folder: Path, memory_group: Callable[[int], Path]
 ) -> None:
     group = memory_group(120 << 20)

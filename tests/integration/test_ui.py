@@ -174,7 +174,9 @@ def test_a_real_capture_leads_from_the_call_to_the_warps(
     assert list(dict.fromkeys(found)) == wanted
 
 
-def test_a_file_that_is_no_trace_is_refused_visibly(tmp_path: Path, picture: Callable[[str], Path]) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_visibly(
+    tmp_path: Path, picture: Callable[[str], Path]
+) -> None:
     trace = tmp_path / "noise.pftrace"
     trace.write_bytes(b"no trace of anything " * 100)
     seen = show(trace, picture("refused"))

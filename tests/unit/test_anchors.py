@@ -183,7 +183,7 @@ def test_the_truth_is_within_the_bound_whichever_tool_sees_a_call_from_the_insid
     assert abs(found.offset_ns + ahead_ns) <= found.bound_ns
 
 
-def test_a_call_of_no_known_length_may_be_noted_late() -> None:
+def test_a_call_of_unknown_length_may_be_noted_late() -> None:
     times = {key: 1_000_000 + 5_000 * key for key in range(20)}
     both = [seen("a", "launches", times, NONE), seen("b", "launches", times, 3_000)]
     assert anchors([OURS, source("x", "trace", {})], {}, both)[1].bound_ns == NOTED_NS
@@ -234,7 +234,7 @@ def test_an_anchor_that_is_better_stays() -> None:
     assert refined(other, "launches", 5_000).offset_ns == -5_000
 
 
-def test_what_does_not_agree_says_nothing() -> None:
+def test_clocks_that_do_not_agree_are_not_related() -> None:
     one = source("x", "trace", {})
     with pytest.raises(ClockError):
         refined(one, "launches", 0, jitter_ns=LAUNCH_SPREAD_NS + 1)
@@ -257,7 +257,7 @@ def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
     assert found[0].how == "20 collectives that rank0 recorded too"
 
 
-def test_a_key_that_comes_twice_says_nothing_and_few_are_kept() -> None:
+def test_a_key_that_comes_twice_is_not_used_and_few_keys_are_kept() -> None:
     sightings = Sightings()
     sightings.add(np.array([3, 1, 2, 1]), np.array([30, 10, 20, 11]), np.array([5, 4, 3, 2]))
     assert [column.tolist() for column in sightings.once()] == [[2, 3], [20, 30], [3, 5]]

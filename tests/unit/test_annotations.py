@@ -81,7 +81,7 @@ def test_a_lost_push_leaves_those_around_it_as_they_are() -> None:
     assert told(*events, *ends) == ["B outer", "B innermost", "E innermost", "E outer"]
 
 
-def test_a_lost_pop_is_made_up_for_by_the_next_record_that_tells() -> None:
+def test_a_lost_pop_is_made_up_for_by_the_next_record_that_shows_it() -> None:
     pushes = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "inner", 1)]
     assert told(*pushes, ended(KIND_POP, 0))[2:] == ["E inner", "E outer"]
     assert told(*pushes, begun(KIND_PUSH, "next", 1))[2:] == ["E inner", "B next"]

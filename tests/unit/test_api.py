@@ -43,7 +43,7 @@ def test_every_name_is_there_and_documented(name: str) -> None:
             assert inspect.getdoc(value), f"{name}.{member}"
 
 
-def test_there_are_no_other_names() -> None:
+def test_the_list_of_names_is_complete() -> None:
     assert sorted(dir(tracepipe)) == sorted([*tracepipe.__all__, "__version__"])
     assert tracepipe.__all__ == sorted(tracepipe.__all__)
     rooms = {path.stem for path in (ROOT / "tracepipe").iterdir() if path.suffix in ("", ".py")}

@@ -230,7 +230,7 @@ def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., No
 
 
 @pytest.mark.parametrize("begun", [(), ("tell(Began())",)])
-def test_a_recorder_that_dies_is_no_silence(begun: tuple[str, ...], recorder: Callable[..., None]) -> None:
+def test_a_recorder_that_dies_is_reported(begun: tuple[str, ...], recorder: Callable[..., None]) -> None:
     recorder(*begun, "sys.exit(7)")
     with (
         pytest.raises(tracepipe.TracepipeError, match="ended with 7"),

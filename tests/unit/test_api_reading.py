@@ -84,7 +84,7 @@ def test_converting_is_what_the_command_does(run: Path, command: Callable[..., t
         assert Path(made).read_bytes() == ours
 
 
-def test_a_conversion_says_what_was_read(run: Path) -> None:
+def test_a_conversion_reports_what_was_read(run: Path) -> None:
     account = tracepipe.convert(
         "run.jsonl", "x", options=tracepipe.ConvertOptions(warp_tracks="sm", thread_exits=True)
     )
@@ -293,7 +293,7 @@ def test_events_are_those_of_the_lines() -> None:
 
 
 @pytest.mark.parametrize("case", ["capture-h200", "losses", "bpftime-divergence"])
-def test_frames_hold_what_the_events_tell(case: str) -> None:
+def test_frames_hold_what_the_events_state(case: str) -> None:
     (path,) = (ROOT / "fixtures" / case).glob("input.*")
     loaded, events = tracepipe.load(path), tracepipe.open(path)
     warps = [(one.name, one.warp, one.ts_ns, one.end_ns) for one in events if isinstance(one, tracepipe.Warp)]

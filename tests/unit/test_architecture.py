@@ -286,7 +286,7 @@ def test_native_sources_state_their_licence() -> None:
     assert lacking == []
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_states_what_it_is() -> None:
     assert [module for module in SOURCES if not ast.get_docstring(tree(module))] == []
 
 

@@ -134,7 +134,7 @@ def test_what_has_room_on_a_disk_leaves_memory() -> None:
     ("number", "hint"),
     [(errno.EFBIG, "ulimit -f unlimited"), (errno.ENOSPC, "Set TMPDIR to a folder with free space.")],
 )
-def test_what_cannot_be_kept_is_said(number: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_reported(number: int, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 

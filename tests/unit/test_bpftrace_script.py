@@ -237,7 +237,7 @@ def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
     assert found == [("syscall", 1, 0x70, 0x70), ("userspace", 2, 0x60, 0x90)]
 
 
-def test_what_was_lost_in_the_end_is_counted_too() -> None:
+def test_losses_at_the_end_are_counted_too() -> None:
     read = lines(function())
     read.feed(b"c0 60 5 0 0 4\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 7]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
     read.take()
@@ -258,7 +258,7 @@ def test_idle_threads_of_two_processors_have_sequences_of_their_own() -> None:
     "line",
     [b"c9 60 5 0 0 4", b"c0 60 5 0 0", b"c0 xx 5 0 0 4", b"what is this", b"x 1 2", b"@z[1]: 2", b"\xff\xfe"],
 )
-def test_a_bad_line_is_counted_and_harms_no_other(line: bytes) -> None:
+def test_a_bad_line_is_counted_and_the_others_are_read(line: bytes) -> None:
     read = lines(function())
     read.feed(line + b"\nc0 60 5 0 0 4\n")
     assert len(records(read.take())) == 1

@@ -65,7 +65,7 @@ def test_the_truth_lies_between_begins_and_ends(ahead_ns: int, is_first_inside: 
 
 @pytest.mark.parametrize("period_ns", [10_000, 51_000, 60_000, 300_000, 1_000_000])
 @pytest.mark.parametrize("ahead_ns", [0, 1_000, 60_000, 990_000])
-def test_a_loop_at_a_regular_pace_says_nothing(period_ns: int, ahead_ns: int) -> None:
+def test_a_loop_at_a_regular_pace_relates_no_clocks(period_ns: int, ahead_ns: int) -> None:
     calls = regular(period_ns)
     inside = from_inside(calls, ahead_ns, 1_000, Random(2))
     assert between(recorded(inside), recorded(calls), 0) is None
@@ -94,7 +94,7 @@ def programs(draw: st.DrawFn) -> list[Span]:
     st.sampled_from([0.0, 0.1, 0.4]),
     st.integers(0, 1 << 16),
 )
-def test_the_bound_holds_or_nothing_is_said(
+def test_the_bound_holds_or_nothing_is_stated(
     outside: list[Span], ahead_ns: int, jitter_ns: int, lost: float, seed: int
 ) -> None:
     random = Random(seed)
@@ -114,7 +114,7 @@ def test_calls_are_looked_for_where_the_anchor_says() -> None:
     assert between(recorded(far), recorded(calls), 4_999_940_000) is None
 
 
-def test_few_calls_and_those_of_others_say_nothing() -> None:
+def test_few_calls_and_those_of_other_threads_relate_no_clocks() -> None:
     calls = irregular(Random(5), 12)
     assert between(recorded(calls), recorded(calls), 0) == (0, 0, 12)
     assert between(recorded(calls[:7]), recorded(calls[:7]), 0) is None

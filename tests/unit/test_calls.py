@@ -56,13 +56,13 @@ def test_what_allocates_copies_or_gives_names_is_never_left_out_as_a_question() 
         assert CALL_RULES["launches"].takes(hook.pattern) >= (hook.effect == "name"), hook.pattern
 
 
-def test_a_function_that_was_named_is_recorded_also_if_it_only_asks() -> None:
+def test_a_query_only_function_that_was_named_is_recorded() -> None:
     assert calls_of("default", ("cudaGetDevice",)) == "all"
     assert calls_of("default", ()) == "default"
     assert calls_of("launches", ("cu*",)) == "launches"
 
 
-def test_a_rule_that_there_is_not_is_an_error() -> None:
+def test_an_unknown_rule_is_an_error() -> None:
     with pytest.raises(TracepipeError, match="Unknown choice of calls: 'none'") as refusal:
         call_rule("none")
     assert refusal.value.hint == "Choose from: all, default, launches."

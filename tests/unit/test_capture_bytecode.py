@@ -67,7 +67,7 @@ def test_a_field_that_the_kernel_does_not_have_is_named() -> None:
         filled_in(instruction(0x61, 1, 6, 0x4000 + 64 * 4), [], {}, {0: (8, 0)})
 
 
-def test_a_store_is_no_field() -> None:
+def test_a_store_is_not_taken_for_a_field() -> None:
     store = instruction(0x63, 1, 6, 0x4000)
     assert filled_in(store, [], {}, {}) == store
 
@@ -125,7 +125,7 @@ def unpacked(spec: bytes) -> tuple[bytes, bytes, tuple[int, ...]]:
     return low, high, tuple(rest)
 
 
-def test_a_spec_says_what_is_read_from_where() -> None:
+def test_a_spec_states_what_is_read_from_where() -> None:
     made = probe(
         Argument("a", 0, "u64"),
         Argument("b", 2, "u32"),
@@ -139,7 +139,7 @@ def test_a_spec_says_what_is_read_from_where() -> None:
     assert not any(condition)
 
 
-def test_a_spec_says_where_a_structure_is_that_is_hashed() -> None:
+def test_a_spec_states_where_a_structure_is_that_is_hashed() -> None:
     by_value = probe(Argument("a", 0, "u32"), Argument("id", 6, "hash128"), Argument("b", 1, "u32"))
     pointed = probe(Argument("a", 0, "u64"), Argument("id", 4, "hash128*"))
     assert unpacked(spec_of(by_value, Filters()))[2][-3:] == (2, 7, 0)

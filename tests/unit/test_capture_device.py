@@ -126,7 +126,7 @@ def captured(request: CaptureRequest) -> tuple[list[dict[str, Any]], Any, list[s
     return records, summary, messages
 
 
-def test_what_it_tells_is_in_the_file_without_any_privilege(
+def test_the_engines_events_are_in_the_file_without_any_privilege(
     told: Told, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = ["sh", "-c", "echo $TOLD"]
@@ -172,7 +172,7 @@ def test_lines_that_wait_are_written_at_the_end(told: Told) -> None:
     assert summary.counts["userspace"] == 3
 
 
-def test_what_is_known_before_the_end_is_said_then(told: Told) -> None:
+def test_what_is_known_before_the_end_is_reported_then(told: Told) -> None:
     told.news, told.notes = ["one thing"], ["one thing", "another"]
     said: list[tuple[str, int]] = []
     request = CaptureRequest(["true"], ("userspace",), gpu="kernels")
@@ -251,6 +251,6 @@ def test_warps_of_a_running_process_cannot_be_recorded() -> None:
         captured(CaptureRequest(pids=(1,), gpu="warps"))
 
 
-def test_an_engine_that_there_is_none_of() -> None:
+def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(TracepipeError, match="no GPU engine magic"):
         captured(CaptureRequest(["true"], gpu="magic"))

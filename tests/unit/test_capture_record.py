@@ -242,7 +242,7 @@ def test_a_forked_process_has_the_names_of_its_parents_kernels() -> None:
     assert [event["args"].get("kernel") for event in launched] == ["add", "add", None]
 
 
-def test_an_ioctl_is_taken_apart() -> None:
+def test_an_ioctl_is_decoded() -> None:
     begin, end = rendered(
         raw(record.SYSCALL_ENTER, NUMBER["ioctl"], 5, 0xC020462A),
         raw(record.SYSCALL_EXIT, NUMBER["ioctl"], (1 << 64) - 25),
@@ -358,7 +358,7 @@ def test_why_a_thread_left(state: int, why: str) -> None:
 
 
 @pytest.mark.parametrize("state", [0x10, 0x20])
-def test_nothing_is_kept_of_a_thread_that_ended(state: int) -> None:
+def test_nothing_of_a_thread_that_ended_is_kept(state: int) -> None:
     renderer = RecordRenderer(PROBES, SYSCALLS["x86_64"], VALUES, 500, {12: "worker"})
 
     def kept() -> int:
@@ -386,7 +386,7 @@ def test_nothing_is_kept_of_a_thread_that_ended(state: int) -> None:
     assert kept() == after_one <= before + 1  # how that state is written
 
 
-def test_a_switch_that_the_kernel_did_not_report_is_said_and_is_no_loss() -> None:
+def test_a_switch_that_the_kernel_did_not_report_is_noted_and_is_not_a_loss() -> None:
     left, again = rendered(
         raw(record.SWITCH_OUT, 0, 1, ts_ns=500), raw(record.SWITCH_OUT, 0, 1, 1, ts_ns=900)
     )
@@ -448,7 +448,7 @@ def test_in_a_pid_namespace_the_ids_are_those_of_the_namespace() -> None:
     assert lines[0]["comm"] == "shown"
 
 
-def test_a_migration_says_from_where_to_where() -> None:
+def test_a_migration_names_both_processors() -> None:
     (moved,) = rendered(raw(record.MIGRATE, 0, 1, 5))
     assert (moved["name"], moved["phase"], moved["args"]) == ("migrate", "I", {"from_cpu": 1, "to_cpu": 5})
 
@@ -566,6 +566,6 @@ def test_the_kernel_side_counts_losses_in_the_same_order() -> None:
     assert len(DROP_LAYERS) - 1 == UNSEEN
 
 
-def test_the_kernels_own_calls_are_no_calls_of_the_target() -> None:
+def test_the_kernels_own_calls_are_not_calls_of_the_target() -> None:
     assert not {335, 336} & SYSCALLS["x86_64"].keys()
     assert all(0 <= number < 512 for table in SYSCALLS.values() for number in table)

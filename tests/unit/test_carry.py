@@ -49,7 +49,7 @@ def name_of(content: str) -> tuple[int, int]:
     return low, high
 
 
-def test_a_call_that_is_under_way_begins_with_what_is_kept_and_says_when_it_did() -> None:
+def test_a_call_in_progress_begins_with_what_is_kept_and_states_when_it_began() -> None:
     enter = raw(record.CALL_ENTER, "cuMemcpyHtoD_v2", 0x7000, 0x8000, 4096, ts_ns=100)
     begun, kept = resumed(enter, raw(record.CALL_RETURN, "cuMemcpyHtoD_v2", 0, ts_ns=900))
     assert begun == [
@@ -126,7 +126,7 @@ def test_what_was_never_seen_to_begin_begins_with_what_is_kept() -> None:
     assert [(line["phase"], line["ts_ns"]) for line in lines] == [("B", 500), ("E", 900)]
 
 
-def test_nothing_is_carried_of_a_thread_that_ended() -> None:
+def test_nothing_of_a_thread_that_ended_is_carried() -> None:
     carry = RecordCarry(PROBES)
     carry.take(raw(record.THREAD_NEW, 0, *name_of("worker")) + raw(record.CALL_ENTER, "cuInit"))
     assert all(carry.carried())
@@ -134,7 +134,7 @@ def test_nothing_is_carried_of_a_thread_that_ended() -> None:
     assert carry.carried() == (b"", b"")
 
 
-def test_of_a_thread_that_ended_nothing_is_kept() -> None:
+def test_nothing_of_an_ended_thread_is_kept() -> None:
     """Without the scheduler layer: a capture may last for days, in which millions of threads end."""
     renderer, carry = new_renderer(), RecordCarry(PROBES)
 

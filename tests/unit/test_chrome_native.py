@@ -228,7 +228,7 @@ def test_a_reader_finds_what_is_drawn(drawn: Drawn) -> None:
     ] == [(event["ph"], event["id"]) for event in events if event["ph"] in "st"]
 
 
-def test_begins_ends_and_instants_of_one_time_are_apart_by_so_much_and_no_more() -> None:
+def test_begins_ends_and_instants_of_one_time_are_apart_by_one_step_each() -> None:
     group = Track(1, None, "group", "GPU 0")
     track = Track(2, group, "slices", "stream 7")
     ops = OpColumns()

@@ -180,7 +180,7 @@ def test_no_pairs_are_an_error_that_says_what_to_do() -> None:
     assert caught.value.hint == "Place it with --assume-offset globaltimer:0=NS."
 
 
-def test_of_two_close_pairs_what_both_allow_stays() -> None:
+def test_two_close_pairs_leave_what_both_allow() -> None:
     # 10 µs apart with ± 1 µs each: the line through both could be off by 20%. The offset is 900 ± 500 by one,
     # 0 ± 1000 by the other.
     close = [ClockPair(0, 0, 1_000), ClockPair(10_000, 10_900, 500)]
@@ -569,7 +569,7 @@ def test_a_recording_on_one_clock_has_it_as_its_trace_clock() -> None:
     ]
 
 
-def test_an_assumed_offset_is_added_and_said_to_be_one() -> None:
+def test_an_assumed_offset_is_added_and_reported_as_assumed() -> None:
     stamping = Stamping(header(), assumed={GPU: -400})
     assert times_of(stamping.stamp([event(1_000, clock=GPU)])) == [600]
     (said,) = stamping.clocks.statements()
@@ -653,7 +653,7 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     assert stamping.clocks.statements()[0]["bound_ns"] > 100_000
 
 
-def test_a_statement_gives_no_drift_where_the_pairs_do_not_tell() -> None:
+def test_a_statement_gives_no_drift_where_the_pairs_do_not_show_one() -> None:
     stamping = Stamping(header(), PAIRS[:1])
     stamping.stamp([event(1_050 * SECOND_NS, clock=GPU)])
     (said,) = stamping.clocks.statements()

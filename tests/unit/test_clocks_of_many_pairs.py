@@ -90,7 +90,7 @@ def test_a_time_is_within_its_bound_whatever_pairs_were_kept(
         assert error_ns <= clock_map.bound_at(source_ns)
 
 
-def test_those_that_are_kept_are_spread_and_have_both_ends() -> None:
+def test_pairs_that_are_kept_are_spread_and_include_both_ends() -> None:
     clock = Rates.of(10.1, [0.0], SECOND_NS)
     pairs = [clock.pair(at * STEP_NS, 800, 800) for at in range(1_000)]
     kept_ns = mapped([record(pair) for pair in pairs]).source_ns
@@ -123,7 +123,7 @@ def test_a_clock_that_was_set_is_not_placed_with_confidence_there() -> None:
         assert off_ns(clock_map, pair) <= clock_map.bound_at(pair.source_ns) + pair.uncertainty_ns + 2
 
 
-def test_what_many_pairs_rule_out_is_used_though_they_go() -> None:
+def test_bounds_of_many_pairs_are_used_after_they_are_dropped() -> None:
     # Of bursts of pairs a ms apart each allows 2 µs, all of one together 400 ns.
     clock = Rates.of(10.1, [0.0], SECOND_NS)
     trips = [(200 + 225 * (at % 8), 1_775 - 225 * (at % 8)) for at in range(8)]

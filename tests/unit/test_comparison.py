@@ -87,7 +87,7 @@ def claimed(values: Any, count_a: int) -> Any:
 
 
 @pytest.mark.parametrize("count", [4, 5])
-def test_noisy_hosts_alone_are_reported_no_more_often_than_is_said(count: int) -> None:
+def test_noisy_hosts_alone_are_reported_no_more_often_than_is_stated(count: int) -> None:
     alarms = sum(bool(claimed(hosts(np.random.default_rng(s), 2 * count), count).any()) for s in range(100))
     # Of 100 at 5 %: more than 12 happen in two of a thousand.
     assert alarms <= 12

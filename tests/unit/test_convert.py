@@ -107,14 +107,14 @@ def test_bad_clock_records_place_nothing_and_are_counted_once(recording: Any) ->
     assert [problem.line for problem in report.problems] == [2]
 
 
-def test_a_clock_record_is_one_by_its_type_and_not_by_its_text(recording: Any) -> None:
+def test_a_clock_record_is_recognised_by_its_type_and_not_by_its_text(recording: Any) -> None:
     lookalike = call(1_200, args={"type": "clock", "note": '"type":"clock"'})
     report, _ = converted(recording(HEADER, lookalike, on_gpu(500_100)))
     assert report.unplaced == {GPU: 1}
     assert report.counts["kernel"] == 1
 
 
-def test_events_without_a_place_in_time_are_said_in_the_trace(recording: Any) -> None:
+def test_events_without_a_place_in_time_are_reported_in_the_trace(recording: Any) -> None:
     report, text = converted(recording(HEADER, on_gpu(5), on_gpu(6), call(1_500)))
     assert report.unplaced == {GPU: 2}
     assert "0 not placed in time clock=globaltimer:0 events=2 reason=no clock pairs" in text
@@ -225,7 +225,7 @@ def test_damage_keeps_what_came_before_and_is_drawn(
     assert any(words in line for line in said)
 
 
-def test_progress_tells_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
+def test_progress_shows_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_mixed(path, 60_000)
     seen: list[tuple[int, int]] = []
@@ -314,7 +314,7 @@ def test_the_report_states_all_irregularities(recording: Any) -> None:
     ]
 
 
-def test_the_report_says_how_many_bad_lines_it_does_not_show(recording: Any) -> None:
+def test_the_report_states_how_many_bad_lines_it_does_not_show(recording: Any) -> None:
     report, _ = converted(recording(HEADER, *["nonsense"] * 25))
     assert "… and 5 more: 25 lines skipped in all" in list(account_lines(report))
 
@@ -325,7 +325,7 @@ def test_the_report_of_an_empty_recording(recording: Any) -> None:
     assert list(account_lines(report)) == [f"{path}: tracepipe, no events"]
 
 
-def test_the_report_says_that_an_offset_was_assumed(recording: Any) -> None:
+def test_the_report_states_that_an_offset_was_assumed(recording: Any) -> None:
     report, _ = converted(recording(HEADER, on_gpu(5)), assumed={GPU: 5})
     assert "clock globaltimer:0: placed by an assumed offset, error unknown" in list(account_lines(report))
 

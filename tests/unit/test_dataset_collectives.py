@@ -86,7 +86,7 @@ def test_a_group_launches_at_its_end(tmp_path: Path) -> None:
     assert list(rows.iter_rows()) == [("b", 2, 256), ("a", 4, 256), ("a", 4, None)]
 
 
-def test_what_is_not_known_is_said_and_not_compared(tmp_path: Path) -> None:
+def test_what_is_not_known_is_reported_and_not_compared(tmp_path: Path) -> None:
     run = Recording()
     run.call("ncclGroupStart")
     run.call("ncclAllReduce", **known("a"))

@@ -36,7 +36,7 @@ def test_what_the_recording_states_comes_before_its_name() -> None:
     assert stated == ("real", 5, 8, "real: realtime")
 
 
-def test_a_recording_of_torchrun_is_of_no_rank() -> None:
+def test_a_recording_of_torchrun_itself_has_no_rank() -> None:
     with pytest.raises(InputError, match="has all ranks that torchrun started") as refused:
         identity("17.jsonl", command=["torchrun", "--nproc-per-node", "8", "train.py"])
     assert "--no-python" in refused.value.hint

@@ -40,7 +40,7 @@ def test_a_rank_that_began_later_is_shifted_by_what_it_lacks(missing: int, seed:
     assert shift_of(every, seen(every, seed + 200)[missing:]) == -missing
 
 
-def test_what_cannot_be_told_is_left_as_it_is() -> None:
+def test_recordings_whose_shift_is_unclear_are_not_shifted() -> None:
     every = ends(300, 1)
     assert shift_of(seen(every, 2)[3:33], every) == 0, "few collectives"
     assert {shift_of(ends(300, seed), every) for seed in range(3, 103)} == {0}, "not the same collectives"

@@ -106,7 +106,7 @@ def found(facts: Machine = GOOD, **broken: Exception) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in examine(facts, FakeTrials(dict(broken)))}
 
 
-def test_where_all_is_well() -> None:
+def test_a_machine_where_everything_works() -> None:
     findings = examine(GOOD, FakeTrials())
     assert {finding.state for finding in findings} == {"works"}
     assert [finding.fix for finding in findings if finding.fix] == []
@@ -236,7 +236,7 @@ def test_kprobes_one_by_one() -> None:
     assert "one by one" in rows["kernel"].detail
 
 
-def test_no_libraries_are_no_failure() -> None:
+def test_missing_libraries_are_not_a_failure() -> None:
     rows = found(**{"libcuda.so.1": OSError(), "libcudart.so": OSError()})
     assert (rows["libcuda"].state, rows["libcudart"].state) == ("absent", "absent")
     assert "--library" in rows["libcuda"].fix
@@ -344,7 +344,7 @@ def test_json_is_for_programs() -> None:
     assert as_json(examine(GOOD, FakeTrials()))["can_capture"] is True
 
 
-def test_what_takes_long_is_said_while_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_trials_are_reported_while_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow:
         def check(self) -> str:
             return "1.0"

@@ -38,7 +38,7 @@ def without(**parts: list[object]) -> Toolchain:
     return replace(GOOD, parts=replace(GOOD.parts, **parts))  # type: ignore[arg-type]
 
 
-def test_where_all_is_well() -> None:
+def test_a_machine_where_everything_works() -> None:
     found = rows(GOOD)
     assert {row.state for row in found.values()} == {"works"}
     assert found["GPUs"].detail == "0: NVIDIA H200, sm_90"

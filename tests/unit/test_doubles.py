@@ -49,19 +49,19 @@ def calls(tables: Tables, *starts_ns: int, name: str = "f", **more: Any) -> Trac
     return columns(tables, *(span(ns, ns + 10, name, **more) for ns in starts_ns))
 
 
-def test_the_nearest_are_one(tables: Tables) -> None:
+def test_the_nearest_calls_are_doubles(tables: Tables) -> None:
     # The second recording began later, and has one that the first has not.
     first, second = calls(tables, 100, 200, 300, 400), calls(tables, 205, 306, 404, APART_NS * 3)
     assert decided(tables, first, second) == [[100, 200, 300, 400], [APART_NS * 3]]
 
 
-def test_what_begins_far_from_all_others_is_no_double(tables: Tables) -> None:
+def test_a_call_that_begins_far_from_all_others_is_not_a_double(tables: Tables) -> None:
     first, second = calls(tables, 100), calls(tables, 101 + APART_NS)
     assert decided(tables, first, second) == [[100], [101 + APART_NS]]
 
 
 @pytest.mark.parametrize("more", [{"name": "g"}, {"tid": 2}, {"pid": 2}])
-def test_another_name_or_thread_is_no_double(tables: Tables, more: dict[str, Any]) -> None:
+def test_a_call_of_another_name_or_thread_is_not_a_double(tables: Tables, more: dict[str, Any]) -> None:
     assert decided(tables, calls(tables, 100), calls(tables, 100, **more)) == [[100], [100]]
 
 
@@ -82,7 +82,7 @@ def test_a_begin_stays_as_its_end_does_and_two_begins_are_two(tables: Tables) ->
     assert decided(tables, begun, again) == [[100, 120], [101, 119]]
 
 
-def test_both_have_their_say(tables: Tables) -> None:
+def test_a_double_has_the_arguments_of_both(tables: Tables) -> None:
     one = columns(tables, span(100, 110, "f", args={"size": 1, "result": 0}))
     other = columns(tables, span(103, 108, "f", launch=7, args={"size": 2, "stream": 3}))
     both = doubles(tables, 0, 1)

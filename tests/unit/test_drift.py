@@ -122,7 +122,7 @@ def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[Seen
     return clock, both(clock, ours_ns, noise, is_inside=True), span_ns
 
 
-def test_a_drift_is_removed_and_said() -> None:
+def test_a_drift_is_removed_and_reported() -> None:
     clock, found, span_ns = of_an_hour(20)
     anchor = placed(clock, found, span_ns)
     said = anchor.stated("monotonic")
@@ -140,13 +140,13 @@ def test_one_offset_is_enough_where_no_drift_is_seen() -> None:
     assert anchor.bound_ns is not None and anchor.bound_ns < 5_000
 
 
-def test_what_no_clock_does_is_another_run() -> None:
+def test_a_rate_that_no_clock_has_is_another_run() -> None:
     clock, found, span_ns = of_an_hour(3_000)
     with pytest.raises(ClockError):
         placed(clock, found, span_ns)
 
 
-def test_few_calls_say_nothing_of_a_drift() -> None:
+def test_few_calls_show_no_drift() -> None:
     clock, found, span_ns = of_an_hour(0.01, 60)
     assert placed(clock, found, span_ns).drift is None
 

@@ -153,14 +153,14 @@ def test_the_names_of_a_users_set_are_those_of_all_recordings() -> None:
 
 
 @pytest.mark.parametrize("kind", [4, 9])
-def test_a_copy_whose_way_nobody_says_is_a_copy(kind: int) -> None:
+def test_a_copy_of_unknown_direction_is_named_copy(kind: int) -> None:
     event = Thread().call("cudaMemcpy", 1, 2, 4096, kind)
     assert event is not None
     assert event["name"] == "copy"
     assert "direction" not in event["args"]
 
 
-def test_an_allocation_is_told_by_the_driver_alone_if_the_runtime_made_it() -> None:
+def test_an_allocation_of_the_runtime_is_recorded_by_its_driver_call_alone() -> None:
     thread = Thread()
     thread.enter("cudaMalloc", 4000)
     thread.call("cuMemAlloc_v2", 4096, out=5)
@@ -168,7 +168,7 @@ def test_an_allocation_is_told_by_the_driver_alone_if_the_runtime_made_it() -> N
     assert [event["args"]["call"] for event in thread.events] == ["cuMemAlloc_v2"]
 
 
-def test_the_runtime_tells_it_where_the_drivers_call_failed_or_is_not_seen() -> None:
+def test_an_allocation_is_recorded_by_the_runtimes_call_where_the_drivers_failed_or_is_not_seen() -> None:
     thread = Thread()
     thread.enter("cudaMalloc", 4000)
     thread.call("cuMemAlloc_v2", 4096, result=FAILED)
@@ -195,7 +195,7 @@ def test_a_call_on_another_thread_hides_nothing() -> None:
     assert thread.leave("cudaMalloc", out=6) is not None
 
 
-def test_entries_that_are_told_with_their_returns_hide_what_is_around_them_as_well() -> None:
+def test_entries_that_come_with_their_returns_hide_what_is_around_them_too() -> None:
     effects = Effects()
     inner, outer = shipped_probe("cuMemcpyHtoD_v2"), shipped_probe("cudaMemcpy")
     effects.enter(TID, inner, 20, (1, 2, 4096, 0))
@@ -204,7 +204,7 @@ def test_entries_that_are_told_with_their_returns_hide_what_is_around_them_as_we
     assert effects.leave(TID, outer, 40, 0, 0) is None
 
 
-def test_a_copy_without_a_way_of_its_own_has_that_of_the_copy_around_it() -> None:
+def test_a_copy_without_a_direction_has_that_of_the_copy_around_it() -> None:
     thread = Thread()
     thread.enter("cudaMemcpyAsync", 1, 2, 4096, 2, 7)
     event = thread.call("cuMemcpyAsync", 1, 2, 4096, 7)
@@ -266,7 +266,7 @@ def test_a_call_inside_that_lost_its_return_does_not_hide_the_one_around_it() ->
     assert thread.leave("cuMemAlloc_v2", out=5) is None
 
 
-def test_calls_that_never_return_take_no_more_than_so_much_memory() -> None:
+def test_calls_that_never_return_take_a_bounded_amount_of_memory() -> None:
     thread = Thread()
     thread.enter("cudaMalloc", 4000)
     for _ in range(OPEN_CALLS_MAX):
@@ -275,7 +275,7 @@ def test_calls_that_never_return_take_no_more_than_so_much_memory() -> None:
     assert thread.leave("cuMemFree_v2") is not None
 
 
-def test_threads_that_never_return_take_no_more_than_so_much_memory() -> None:
+def test_threads_that_never_return_take_a_bounded_amount_of_memory() -> None:
     effects, probe = Effects(), shipped_probe("cuMemAlloc_v2")
     for tid in range(THREADS_MAX + 1):
         effects.enter(tid, probe, 10, (4096, 0, 0, 0))

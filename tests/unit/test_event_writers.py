@@ -155,7 +155,7 @@ def test_a_loss_is_bpftraces_record_and_ends_what_was_open(layered: Any) -> None
 
 
 @pytest.mark.parametrize("to", ["layered", "cuda-events"])
-def test_what_began_before_the_start_and_what_has_no_form_is_said(to: str, tmp_path: Path) -> None:
+def test_events_from_before_the_start_and_without_a_form_are_reported(to: str, tmp_path: Path) -> None:
     _, notes = converted(
         to,
         tmp_path,

@@ -76,7 +76,7 @@ def test_content_decides_how_an_input_is_unpacked(packed: bytes, name: str, tmp_
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd, zstd_of_unknown_size])
 @pytest.mark.parametrize("cut_bytes", [1, 9, 3_000])
-def test_a_cut_file_gives_what_came_before_and_says_so(pack: Any, cut_bytes: int, tmp_path: Path) -> None:
+def test_a_cut_file_gives_what_came_before_and_is_reported(pack: Any, cut_bytes: int, tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(pack(TEXT)[:-cut_bytes])
     read, damage = read_all(path)
@@ -289,14 +289,14 @@ def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: 
 
 @pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
-def test_a_directory_is_no_output(force: bool, opened: Any, tmp_path: Path) -> None:
+def test_a_directory_is_refused_as_output(force: bool, opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
         opened(str(tmp_path), force=force).__enter__()
 
 
 @pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_no_file_stays(force: bool, opened: Any, tmp_path: Path) -> None:
+def test_an_output_that_is_not_a_file_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     place = tmp_path / "out"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(place))
@@ -372,7 +372,7 @@ def test_a_pipe_that_fills_the_temporary_folder_is_an_input_error(
     assert str(small_disk) in caught.value.hint
 
 
-def test_an_error_of_another_file_is_not_said_to_be_the_outputs(tmp_path: Path) -> None:
+def test_an_error_of_another_file_is_not_attributed_to_the_output(tmp_path: Path) -> None:
     other = FileNotFoundError(errno.ENOENT, "No such file", "/elsewhere")
     with pytest.raises(FileNotFoundError), replacing(str(tmp_path / "out"), force=False):
         raise other

@@ -31,7 +31,7 @@ def test_nothing_is_found_in_a_uniform_kernel(part: str) -> None:
     assert [findings for findings in kernels.values() if findings] == []
 
 
-def test_sms_far_from_memory_are_no_finding_and_clusters_that_leave_sms_unused_are_one() -> None:
+def test_sms_far_from_memory_are_not_a_finding_and_clusters_that_leave_sms_unused_are_one() -> None:
     kernels = found("global")
     clusters = kernels.pop(("kernel<3, 0>", (264, 1, 1)))
     assert [findings for findings in kernels.values() if findings] == []

@@ -142,7 +142,7 @@ def test_a_trace_without_work_of_a_gpu_asks_for_nothing(tmp_path: Path) -> None:
         b"[" * 3000 + b"{" + b'"a":[' * 900,
     ],
 )
-def test_a_tail_that_says_no_such_thing_is_passed_over(tail: bytes, tmp_path: Path) -> None:
+def test_a_tail_that_states_nothing_of_that_is_passed_over(tail: bytes, tmp_path: Path) -> None:
     assert asked(b"\x0a\x02xx" + FIRST_SCREEN.encode() + tail, tmp_path) == {}
     assert asked(b"\x0a\x02xx" + tail, tmp_path) == {}
 

@@ -286,7 +286,7 @@ def test_what_is_asked_for_twice_while_it_is_written_is_written_once_more(clock:
     assert [one.reason for one in recorder.inner.recordings] == ["SIGUSR2", "again"]
 
 
-def test_whoever_asks_hears_of_the_recording_that_was_begun_then(clock: Clock) -> None:
+def test_a_request_gets_the_recording_that_was_begun_after_it(clock: Clock) -> None:
     recorder = Recorder(clock, failing=1)
     recorder.at(1, whole(1))
     for _ in range(2):  # the first fails

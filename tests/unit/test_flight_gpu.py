@@ -74,7 +74,7 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     assert lines[-1]["evicted"]["gpu_warp"]
 
 
-def test_that_no_kernel_fits_is_said_where_none_does(tmp_path: Path, warps_library: Path) -> None:
+def test_that_no_kernel_fits_is_reported_where_none_does(tmp_path: Path, warps_library: Path) -> None:
     for pattern, is_said in (("scale", False), ("conv", True)):
         engine = WarpsEngine(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
         folder, said = tmp_path / pattern, list[str]()

@@ -108,7 +108,7 @@ def test_a_program_notices_nothing(
 @pytest.mark.parametrize(
     "what", ["read", *(pytest.param(what, marks=pytest.mark.slow) for what in ("condition", "threads"))]
 )
-def test_a_program_goes_on_when_who_stopped_it_is_gone(
+def test_a_stopped_program_continues_when_the_process_that_stopped_it_ends(
     run: Callable[..., Running], built: Path, tmp_path: Path, what: str
 ) -> None:
     """In the midst, without a chance to put anything right."""
@@ -128,7 +128,7 @@ enter({running.pid}, Path({str(built / "library.so")!r}), "entry", {str(tmp_path
     assert (tmp_path / "file").read_text() == "called\n"
 
 
-def test_the_code_is_what_its_source_says(tmp_path: Path) -> None:
+def test_the_code_is_what_its_source_states(tmp_path: Path) -> None:
     if not (shutil.which("as") and shutil.which("objcopy")):
         pytest.skip("there is no assembler")
     source, made, code = NATIVE.parent / "attach/loader.S", tmp_path / "loader.o", tmp_path / "loader"
@@ -156,7 +156,7 @@ def test_a_library_that_cannot_be_loaded_leaves_the_program_as_it_was(
         ("program", "nowhere.so", "does not see .*/nowhere.so"),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_is_touched(
+def test_a_process_that_cannot_be_entered_is_refused_before_it_is_touched(
     run: Callable[..., Running], built: Path, tmp_path: Path, program: str, library: str, said: str
 ) -> None:
     running = run("read", program)

@@ -34,7 +34,7 @@ def bench() -> gpu.Bench:
     return made
 
 
-def test_without_a_gpu_it_says_so() -> None:
+def test_a_missing_gpu_is_stated() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=hidden)
     assert (done.returncode, done.stdout) == (3, "")
@@ -55,7 +55,7 @@ def test_records_of_both_engines_are_counted() -> None:
     assert seen.pairs == {1: [{"source_ns": 500, "host_lo_ns": 10, "host_hi_ns": 20}]}
 
 
-def test_a_program_is_run_with_a_recording_and_what_it_says_is_taken(bench: gpu.Bench) -> None:
+def test_a_program_is_run_with_a_recording_and_its_figures_are_read(bench: gpu.Bench) -> None:
     asks = "import os; print('us', 2.5); print('set', 'CUDA_INJECTION64_PATH' in os.environ)"
     for engine, is_set in (("native", "False"), ("empty", "True"), ("warps", "True"), ("kernels", "True")):
         assert bench.run([sys.executable, "-c", asks], engine).said == {"us": "2.5", "set": is_set}
@@ -114,7 +114,7 @@ def test_the_clocks_drift_and_bound_are_stated(
 # what is left after a recording
 
 
-def test_the_benchmark_of_what_is_left_says_that_there_is_no_gpu() -> None:
+def test_the_benchmark_of_what_is_left_reports_that_there_is_no_gpu() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, gpu_after.__file__]
     done = subprocess.run(command, capture_output=True, text=True, env=hidden)
@@ -171,7 +171,7 @@ def test_back_is_when_launches_are_and_stay_as_they_are_at_the_end() -> None:
 # what each layer costs
 
 
-def test_the_benchmark_of_layers_says_that_there_is_no_gpu() -> None:
+def test_the_benchmark_of_layers_reports_that_there_is_no_gpu() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, gpu_layers.__file__], capture_output=True, text=True, env=hidden)
     assert (done.returncode, done.stdout) == (3, "")

@@ -82,7 +82,7 @@ def patches(
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_gives_its_entry_alone_and_lets_a_program_be_that_is_not_captured(
+def test_a_library_exports_its_entry_alone_and_leaves_a_program_alone_that_is_not_captured(
     tools: Toolchain, name: str
 ) -> None:
     library = LIBRARIES[name](tools)

@@ -187,7 +187,7 @@ def test_a_user_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert cache_folder(user) == tmp_path / ".cache/tracepipe"
 
 
-def test_what_is_built_is_for_whom_the_command_runs_as(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_are_for_the_user_as_which_the_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
@@ -235,7 +235,7 @@ def test_what_the_caller_leaves_instead_of_a_build_is_not_kept(
 
 
 @as_root
-def test_a_build_that_the_caller_put_there_is_not_taken(cache: Cache, caller: Owner) -> None:
+def test_a_build_that_the_caller_put_there_is_not_used(cache: Cache, caller: Owner) -> None:
     theirs = Cache(caller)
     path = theirs.make("x.so", compiled())
     assert path.stat().st_uid == 0

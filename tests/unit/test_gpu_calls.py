@@ -192,7 +192,7 @@ def test_texts_end_where_they_end_and_bad_ones_harm_nobody(lines: list[dict[str,
     assert {args["module"] for args in named} == {0x3000}
 
 
-def test_a_function_that_nobody_knows_has_no_arguments(lines: list[dict[str, Any]]) -> None:
+def test_an_unknown_function_has_no_arguments(lines: list[dict[str, Any]]) -> None:
     assert _args(lines, "cuFunctionOfTheFuture") == [{}]
     assert _args(lines, "cuFunctionOfTheFuture", "E") == [{"result": 0, "result_name": "CUDA_SUCCESS"}]
 
@@ -335,6 +335,6 @@ def test_the_command_finds_the_table_and_it_goes_with_the_recording(tmp_path: Pa
     assert not table.exists()
 
 
-def test_a_table_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CaptureUnavailable, match="cannot be written"):
         write_table("", tmp_path / "missing")

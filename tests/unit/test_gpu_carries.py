@@ -64,18 +64,18 @@ def test_kernels_and_calls_keep_their_names_processes_and_gpus() -> None:
     assert lines[1]["launch"] == 1 << 32 | 9
 
 
-def test_that_another_profiler_took_over_is_said_of_later_recordings_too() -> None:
+def test_that_another_profiler_took_over_is_stated_in_later_recordings_too() -> None:
     (loss,), _ = resumed(KernelsRenderer(), record(KIND_TAKEN, TAKEN.pack(1000, 2000)))
     assert (loss["type"], loss["ts_ns"], loss["dur_ns"]) == ("loss", START_NS, 0)
 
 
-def test_what_a_process_says_again_is_kept_once() -> None:
+def test_a_repeated_message_of_a_process_is_kept_once() -> None:
     carry = KernelsRenderer().carry()
     carry.take(name(1, "add(int)") * 1000)
     assert carry.carried().known == name(1, "add(int)")
 
 
-def test_there_is_an_end_to_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carries, "KEPT_BYTES", 1000)
     carry = KernelsRenderer().carry()
     carry.take(b"".join(name(number, "k" * 100) for number in range(100)))
@@ -119,7 +119,7 @@ def test_a_range_around_one_whose_record_was_lost_is_in_its_place() -> None:
     assert [(line["phase"], line["name"]) for line in lines] == [("E", "inner")]
 
 
-def test_what_a_program_calls_its_threads_is_said_of_later_recordings_too() -> None:
+def test_the_programs_names_of_threads_are_in_later_recordings_too() -> None:
     begin, _ = resumed(AnnotationsRenderer(NoRecords()), label(LABEL_THREAD, 44, "loader"))
     assert [(line["tid"], line["comm"]) for line in begin] == [(44, "loader")]
 

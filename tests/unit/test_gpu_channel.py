@@ -258,7 +258,7 @@ def test_its_size_cannot_be_changed(process: Process) -> None:
 
 
 @pytest.mark.parametrize("produced", [1 << 63, (1 << 64) - 1, RING + 16])
-def test_a_counter_that_cannot_be_ends_the_reading_and_is_counted(
+def test_an_impossible_counter_ends_the_reading_and_is_counted(
     channel: Channel, process: Process, produced: int
 ) -> None:
     process.put(0, b"record")
@@ -287,7 +287,7 @@ def test_what_the_reader_took_is_its_own(channel: Channel, process: Process) -> 
 
 
 @pytest.mark.parametrize("dropped", [(1 << 64) - 1, (1 << 41) + 1, 4])
-def test_a_count_of_drops_that_cannot_be_is_no_loss(channel: Channel, process: Process, dropped: int) -> None:
+def test_an_impossible_count_of_drops_is_not_a_loss(channel: Channel, process: Process, dropped: int) -> None:
     process.set(DROPPED_AT + 8 * 20, 5)
     assert losses(channel) == {FULL: 5}
     process.set(DROPPED_AT + 8 * 20, dropped)

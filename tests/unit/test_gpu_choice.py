@@ -95,13 +95,13 @@ def test_names_that_only_begin_so_are_programs(programs: Callable[..., str], nam
     assert launcher_of([programs(name)]) == ""
 
 
-def test_a_link_is_what_it_leads_to(programs: Callable[..., str], tmp_path: Path) -> None:
+def test_a_link_is_taken_for_its_target(programs: Callable[..., str], tmp_path: Path) -> None:
     programs("real/python3.12")
     (tmp_path / "trainer").symlink_to(tmp_path / "real/python3.12")
     assert launcher_of(["trainer"]) == "trainer"
 
 
-def test_a_command_that_is_no_program_is_an_error(programs: Callable[..., str]) -> None:
+def test_a_command_that_is_not_a_program_is_an_error(programs: Callable[..., str]) -> None:
     with pytest.raises(TracepipeError, match="no program nothing"):
         launcher_of(["nothing"])
 
@@ -117,7 +117,7 @@ def request(*command: str, **options: Any) -> CaptureRequest:
     return CaptureRequest(list(command), gpu="auto", **options)
 
 
-def test_without_a_gpu_nothing_is_said(programs: Callable[..., str]) -> None:
+def test_without_a_gpu_nothing_is_reported(programs: Callable[..., str]) -> None:
     assert chosen(request("vec_add"), has_device=False) == Choice("off")
     assert chosen(request("python3"), has_device=False, CUDA_INJECTION64_PATH="/x.so") == Choice("off")
     assert chosen(CaptureRequest(pids=(4,), gpu="auto")) == Choice("off")
@@ -227,7 +227,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, programs: Callable[..., str], tmp_p
     return Machine(monkeypatch, tmp_path)
 
 
-def test_the_engine_is_started_with_a_budget_and_said(machine: Machine) -> None:
+def test_the_engine_is_started_with_a_budget_and_reported(machine: Machine) -> None:
     became, device = machine.start(request("vec_add"))
     assert device == "warps"
     assert machine.started == [became]
@@ -265,7 +265,7 @@ def test_kernels_have_no_budget(machine: Machine) -> None:
     assert machine.messages == ["gpu kernels: python3 may start a long run; --gpu warps records every warp"]
 
 
-def test_marks_that_the_engine_does_not_record_are_said(
+def test_marks_that_the_engine_does_not_record_are_reported(
     machine: Machine, programs: Callable[..., str]
 ) -> None:
     # As nvcc names the variable of the header to CUDA's runtime.
@@ -289,7 +289,7 @@ def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine
     assert not warp_options(request("vec_add", layers=("gpu_warp",))).thread_exits
 
 
-def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
+def test_a_budget_that_the_user_sets_is_kept(machine: Machine) -> None:
     became, _ = machine.start(request("vec_add", gpu_warps=7))
     assert became.gpu_warps == 7
     assert machine.messages == [
@@ -297,13 +297,13 @@ def test_a_budget_of_ones_own_holds(machine: Machine) -> None:
     ]
 
 
-def test_warps_that_are_named_have_no_budget_and_need_no_words(machine: Machine) -> None:
+def test_warps_that_are_asked_for_have_no_budget_and_no_message(machine: Machine) -> None:
     asked = CaptureRequest(["vec_add"], gpu="warps")
     assert machine.start(asked) == (asked, "warps")
     assert machine.messages == []
 
 
-def test_without_the_device_no_process_is_started_and_nothing_said(machine: Machine) -> None:
+def test_without_the_device_no_process_is_started_and_nothing_is_reported(machine: Machine) -> None:
     machine.node.unlink()
     assert machine.start(request("vec_add")) == (CaptureRequest(["vec_add"], gpu="off"), None)
     assert (machine.children, machine.messages) == (0, [])
@@ -324,7 +324,7 @@ def test_a_driver_without_gpus_is_silent_and_one_that_fails_is_not(machine: Mach
     ]
 
 
-def test_the_users_injection_is_left_alone_and_said(
+def test_the_users_injection_is_left_alone_and_reported(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_INJECTION64_PATH", "/x.so")

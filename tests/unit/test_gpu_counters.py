@@ -79,7 +79,7 @@ def whole(*items: Sample | Overflow) -> Sent:
     return sent
 
 
-def test_a_value_that_cannot_be_is_a_loss_and_the_others_of_its_sample_stay() -> None:
+def test_an_impossible_value_is_a_loss_and_the_others_of_its_sample_stay() -> None:
     many = Sample(0, INTERVAL_NS, (5123.4, 97.2)), Sample(INTERVAL_NS, 2 * INTERVAL_NS, (101.2, 0.0))
     sent = whole(*many)
     sent.sampled = [Sampled(counter, counter.metrics[0].name, 100.0) for counter in COUNTERS[:2]]

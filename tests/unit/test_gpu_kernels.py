@@ -229,7 +229,7 @@ def test_names_are_their_process_own_and_may_come_in_an_earlier_chunk() -> None:
     assert [event["name"] for event in lost] == ["kernel whose name was lost"]
 
 
-def test_kernels_of_graphs_and_clusters_say_so() -> None:
+def test_kernels_have_their_graph_and_cluster() -> None:
     (event,) = lines(record(KIND_KERNEL, kernel(1000, 9, graph=5, cluster=2)))
     assert event["args"]["graph"] == 5
     assert event["args"]["graph_node"] == 3
@@ -362,7 +362,7 @@ def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> Non
         assert getattr(kernel_records, kind) == int(number)
 
 
-def test_a_recording_tells_the_command_where_to_write(tmp_path: Path) -> None:
+def test_a_command_gets_the_place_of_its_recording(tmp_path: Path) -> None:
     recording = KernelsEngine(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
     try:
         environment = recording.environment()

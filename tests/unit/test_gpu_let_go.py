@@ -70,7 +70,7 @@ def test_the_last_records_come_and_cupti_is_asked_for_nothing_more(recorded: Rec
     assert recorded.of("loss") == []
 
 
-def test_a_capture_that_is_gone_is_as_one_that_stops(recorded: Recorded) -> None:
+def test_a_capture_that_was_killed_is_treated_as_stopped(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.wait_for(3)
     recorded.lose_reader()
@@ -106,7 +106,7 @@ def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Reco
     assert recorded.end() == 0
 
 
-def test_it_is_said_too_where_the_program_ends(recorded: Recorded) -> None:
+def test_the_loss_is_reported_too_where_the_program_ends(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.wait_for(3)
     recorded.do("take")

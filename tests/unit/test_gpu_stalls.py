@@ -116,7 +116,7 @@ def test_samples_are_added_up_by_function_and_reason_and_by_instruction(start: S
     assert {record["period_cycles"] for record in recorded.of("gpu_stall")} == {1 << 18}
 
 
-def test_a_stretch_without_samples_is_said_once(start: Start) -> None:
+def test_a_stretch_without_samples_is_reported_once(start: Start) -> None:
     recorded = start()
     recorded.do("context 1")
     sample(recorded, REDUCE, 16, BARRIER, 5)
@@ -356,7 +356,7 @@ HEAD_OF_GOOD = HEAD.pack(5, 9, 0, 18)
         (KIND_STALL_LOSS, LOSS.pack(9, 5, 1)),
     ],
 )
-def test_what_no_library_of_ours_writes_is_a_loss(record: tuple[int, bytes]) -> None:
+def test_a_record_that_no_library_of_ours_writes_is_a_loss(record: tuple[int, bytes]) -> None:
     (loss,) = rendered(record)
     assert (loss["type"], loss["reason"]) == ("loss", MALFORMED)
 

@@ -134,7 +134,7 @@ def test_debians_package_lies_in_usr(tmp_path: Path) -> None:
     assert [part.version for part in parts.cupti] == [(11, 8)]
 
 
-def test_a_library_without_its_header_is_no_part(tmp_path: Path) -> None:
+def test_a_library_without_its_header_is_not_a_part(tmp_path: Path) -> None:
     site = packages_13(tmp_path / "site")
     (site / "nvidia/cu13/include/cupti.h").unlink()
     assert look(tmp_path, site).cupti == []
@@ -145,7 +145,7 @@ def test_nvcc_of_the_path_is_found(tmp_path: Path) -> None:
     assert look(tmp_path, PATH=str(there.parent)).nvcc[0].version == (12, 9)
 
 
-def test_an_nvcc_that_does_not_run_says_why_and_comes_last(tmp_path: Path) -> None:
+def test_an_nvcc_that_does_not_run_is_reported_with_the_reason_and_comes_last(tmp_path: Path) -> None:
     put(tmp_path / "usr/local/cuda/bin/nvcc", "#!/bin/sh\necho no licence >&2; exit 1\n", runs=True)
     tools = Toolchain(H200, look(tmp_path), ME)
     with pytest.raises(CaptureUnavailable, match=r"nvcc does not show its version: no licence\.$"):
@@ -241,7 +241,7 @@ def test_a_missing_gpu_is_reported_with_the_drivers_reason() -> None:
 # The driver's answer
 
 
-def test_the_driver_tells_its_version_and_gpus() -> None:
+def test_the_driver_gives_its_version_and_gpus() -> None:
     numbers = [9, 0, 132, 2048, 32, 65536, 233472, 1024]
     gpus = [["H200", "4717ba2800112233445566778899aabb", *numbers], ["H200", "ff" * 16, *numbers]]
     answer = {"cuda": 13000, "gpus": [*gpus, ["B200", "", 10, 0, 0, 0, 0, 0, 0, 0]], "error": ""}
@@ -311,11 +311,13 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         (0, b'{"cuda":13000,"gpus":[],"error":"cuInit: CUDA_ERROR_NO_DEVICE"}', b"", "CUDA_ERROR_NO_DEVICE"),
     ],
 )
-def test_a_driver_that_fails_says_how(returncode: int, answer: bytes, errors: bytes, said: str) -> None:
+def test_the_error_of_a_failing_driver_is_reported(
+    returncode: int, answer: bytes, errors: bytes, said: str
+) -> None:
     assert said in driver_of(returncode, answer, errors).error
 
 
-def test_gpus_that_are_hidden_on_purpose_are_no_fault() -> None:
+def test_gpus_that_are_hidden_on_purpose_are_not_a_fault() -> None:
     assert Driver((13, 0), error="cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH").is_broken
     assert not Driver((13, 0), error="cuInit: CUDA_ERROR_NO_DEVICE").is_broken
     assert not Driver((13, 0)).is_broken
@@ -391,7 +393,7 @@ def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path:
             tools.build_patches("p", source, [wish])
 
 
-def test_an_nvcc_that_lists_no_architectures_says_why(
+def test_an_nvcc_that_lists_no_architectures_is_reported_with_the_reason(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools = patches_chain(tmp_path)
@@ -407,7 +409,7 @@ def test_an_nvcc_that_lists_no_architectures_says_why(
 
 
 @pytest.mark.parametrize("why", ["No space left on device", "Disk quota exceeded"])
-def test_a_compiler_without_room_says_where(
+def test_a_compiler_on_a_full_disk_is_reported_with_the_folder(
     why: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -232,7 +232,7 @@ def test_a_name_without_an_end_is_cut() -> None:
     assert {len(str(line["name"])) for line in _lines(KernelsRenderer(), name + kernel)} == {NAME_BYTES}
 
 
-def test_a_loss_is_no_greater_than_a_file_can_state() -> None:
+def test_a_loss_is_at_most_what_a_file_can_state() -> None:
     losses = {"gpu_warp": COUNT_LIMIT - 1}
     add_loss(losses, "gpu_warp", COUNT_LIMIT)
     assert losses == {"gpu_warp": COUNT_LIMIT}

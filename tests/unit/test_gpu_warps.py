@@ -116,7 +116,7 @@ def test_calls_end_when_the_last_of_their_lanes_has_returned_or_left(producer: P
     assert (loss["layer"], loss["count"]) == ("gpu_range", 1), "a return without a call"
 
 
-def test_kernels_that_shared_a_region_are_told_apart(producer: Path) -> None:
+def test_kernels_that_shared_a_region_are_distinguished(producer: Path) -> None:
     lines = _lines(WarpRenderer({}), _produced(producer, "shared"))
     kernels = [line for line in lines if line["type"] == "gpu_kernel"]
     warps = {line["launch"]: line for line in lines if line["type"] == "gpu_warp" and line["launch"] != 11}
@@ -189,7 +189,7 @@ def test_gpus_are_distinguished_by_uuid_whatever_a_process_calls_them() -> None:
     assert {gpu["index"]: gpu["sm_count"] for gpu in renderer.gpus}[1] == 132
 
 
-def test_lost_warps_are_counted_and_said() -> None:
+def test_lost_warps_are_counted_and_reported() -> None:
     renderer = WarpRenderer({})
     (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500), 77))
     assert (loss["type"], loss["layer"], loss["count"], loss["ts_ns"]) == ("loss", "gpu_warp", 500, 77)
@@ -259,7 +259,7 @@ def test_coordinates_of_threads_are_those_of_their_masks() -> None:
         assert [line for some in thread_lines(batch | hostile) for line in some] == []
 
 
-def test_an_engine_that_writes_threads_says_so(tmp_path: Path) -> None:
+def test_an_engine_that_writes_threads_has_their_layer(tmp_path: Path) -> None:
     asked = WarpOptions(thread_exits=True), WarpOptions()
     engines = [WarpsEngine(tmp_path / "a", tmp_path / "b", options) for options in asked]
     assert [engine.layers & {"gpu_thread", "gpu_warp"} for engine in engines] == [
@@ -295,7 +295,7 @@ def _met(name: str, fits: bool = False) -> bytes:
     return _pack(layout.KIND_MET, NAME.pack(fits) + name.encode())
 
 
-def test_that_no_kernel_was_selected_is_said_with_those_that_were_launched() -> None:
+def test_that_no_kernel_was_selected_is_reported_with_those_that_were_launched() -> None:
     renderer = WarpRenderer({}, wanted="attn.*")
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; no kernel was launched"]
     renderer.render(b"".join(_met(f"void k{number}<int>(int*)") for number in range(5)))

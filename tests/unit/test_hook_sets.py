@@ -55,7 +55,7 @@ def test_these_sets_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_set_says_what_it_is_and_where_its_names_come_from(name: str) -> None:
+def test_a_set_states_what_it_is_and_where_its_names_come_from(name: str) -> None:
     hooks = _set(name)
     assert 20 < len(hooks.about) < 120
     assert "https://" in hooks.source

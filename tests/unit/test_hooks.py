@@ -266,7 +266,7 @@ def test_mistakes_in_a_file(tmp_path: Path, old: str, new: str, message: str, hi
     assert hint in caught.value.hint
 
 
-def test_files_that_are_no_set(tmp_path: Path) -> None:
+def test_files_that_are_not_sets(tmp_path: Path) -> None:
     for content, message in (
         (b"\xff\xfe", "not a text in UTF-8"),
         (b'about = "nothing"', "there is no hook"),

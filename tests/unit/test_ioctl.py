@@ -42,11 +42,11 @@ def test_commands_of_nvidias_driver_have_its_names(command: int, request_name: s
         0x1125,  # and with a type
     ],
 )
-def test_other_commands_have_none(command: int) -> None:
+def test_other_commands_have_no_name(command: int) -> None:
     assert "request" not in decode_command(command)
 
 
-def test_a_bare_number_is_taken_apart_as_well() -> None:
+def test_a_bare_command_number_is_decoded() -> None:
     assert decode_command(0x30000001) == {
         "cmd": 0x30000001,
         "dir": "none",
@@ -57,7 +57,7 @@ def test_a_bare_number_is_taken_apart_as_well() -> None:
     }
 
 
-def test_upper_bits_of_the_register_are_no_part_of_a_command() -> None:
+def test_upper_bits_of_the_register_are_not_part_of_a_command() -> None:
     assert decode_command(0xFFFFFFFF00000025) == decode_command(0x25)
 
 

@@ -52,7 +52,7 @@ def test_a_recording_goes_into_a_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_recording_is_no_directory(force: bool, tmp_path: Path) -> None:
+def test_a_directory_is_not_a_recording(force: bool, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
         keeping(str(tmp_path), force=force).__enter__()
     assert not Path(f"{tmp_path}.part").exists()
@@ -108,7 +108,7 @@ def test_with_all_folders_deleted_it_is_among_the_temporary_files(
     assert (temporary / "run-2.jsonl").read_bytes() == 2 * LINES
 
 
-def test_with_no_place_left_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_no_place_left_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -158,7 +158,7 @@ def test_what_took_the_name_meanwhile_keeps_it(make: Callable[[Path], None], tmp
     assert (tmp_path / "run-3.jsonl").read_bytes() == 2 * LINES
 
 
-def test_what_ended_a_capture_is_raised_and_the_other_name_said(tmp_path: Path) -> None:
+def test_what_ended_a_capture_is_raised_and_the_other_name_reported(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     said: list[str] = []
     with pytest.raises(KeyError), keeping(str(target), force=False, notify=said.append) as out:
@@ -219,7 +219,7 @@ def test_records_of_a_killed_capture_are_not_thrown_away(tmp_path: Path) -> None
     "make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["dir", "fifo", "link"]
 )
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_no_file_of_a_capture_is_left_alone(
+def test_files_that_are_not_of_a_capture_are_left_alone(
     make: Callable[[Path], None], force: bool, tmp_path: Path
 ) -> None:
     part = tmp_path / "run.jsonl.part"

@@ -103,7 +103,9 @@ def test_a_folder_is_searched_for_cubins(built: Path, tmp_path: Path) -> None:
         list_kernels("", [str(tmp_path / "empty")])
 
 
-def test_ptx_and_what_cannot_be_decompressed_is_said(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ptx_and_what_cannot_be_decompressed_is_reported(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notes: list[str] = []
     path = str(built / "size.fatbin")
     data = bytearray((built / "size.fatbin").read_bytes())

@@ -26,7 +26,7 @@ def set_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_launcher_says_rank_and_size(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_gives_rank_and_size(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rank, size = LAUNCHERS[launcher]
     monkeypatch.setenv(rank, "17")
     assert place_of(COMMAND, ()) == Place(17, None)
@@ -41,7 +41,9 @@ def test_the_launcher_that_is_nearest_to_the_rank_counts(monkeypatch: pytest.Mon
     assert place_of(COMMAND, ()) == Place(13, 16)
 
 
-def test_a_size_comes_from_whoever_says_the_same_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ranks_comes_from_the_launcher_that_gives_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name, value in {"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_NTASKS": "4"}.items():
         monkeypatch.setenv(name, value)
     assert place_of(COMMAND, ()) == Place(3, 4)
@@ -50,20 +52,20 @@ def test_a_size_comes_from_whoever_says_the_same_rank(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("size", ["3", "0", "-4", "four", str(RANK_MAX + 2), "9" * 30])
-def test_a_size_that_cannot_be_is_not_known(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_size_is_not_known(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", size)
     assert place_of(COMMAND, ()) == Place(3, None)
 
 
 @pytest.mark.parametrize("rank", ["../1", "-1", "1.0", "٣", str(RANK_MAX + 1), "9" * 5000])
-def test_a_rank_that_is_no_number_is_refused(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_not_a_number_is_refused(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", rank)
     with pytest.raises(TracepipeError, match=r"^RANK is '.*', which is not a rank\.$"):
         place_of(COMMAND, ())
 
 
-def test_the_rank_on_one_machine_is_none_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_on_one_machine_is_not_one_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     with pytest.raises(TracepipeError, match=r"not known: none of RANK, .*SLURM_PROCID is set\."):
         place_of(COMMAND, ())

@@ -125,7 +125,7 @@ def test_threads_are_apart_and_the_main_thread_is_first() -> None:
     assert lines == [*CALLS, "2+3 f", "thread process 3", "CUDA API", "1+5 f"]
 
 
-def test_events_without_ids_are_drawn_and_say_so() -> None:
+def test_events_without_ids_are_drawn_and_marked() -> None:
     event = call("I", 1)
     del event["pid"], event["tid"]
     assert drawn(event, call("I", 2) | {"tid": 8}) == [
@@ -376,7 +376,7 @@ def test_the_window_holds_no_more_than_twice_its_events() -> None:
 # Names --------------------------------------------------------------------------------------------------
 
 
-def test_a_process_is_called_after_its_command_until_it_tells_its_name() -> None:
+def test_a_process_is_called_after_its_command_until_its_name_is_known() -> None:
     header = new_header(command=["/usr/bin/env", "x"])
     assert drawn(call("I", 1), header=header)[:2] == ["process env 1", "thread env 1"]
     lines = drawn(call("I", 1), call("I", 2, comm="vec_add"), header=header)
@@ -431,7 +431,7 @@ def test_a_free_twice_is_subtracted_once() -> None:
     assert counted(*events) == ["1 100", "2 0", "3 0"]
 
 
-def test_a_total_that_the_recording_tells_wins() -> None:
+def test_a_total_that_the_recording_states_wins() -> None:
     assert counted(
         memory("alloc", 1, size=100, total_allocated=5_100),
         memory("free", 2, size=100, total_allocated=5_000),

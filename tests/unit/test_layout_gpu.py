@@ -169,7 +169,7 @@ def test_a_kernel_before_its_launch_is_pointed_out() -> None:
 
 
 @pytest.mark.parametrize(("bound_ns", "wrong"), [(19, 1), (20, 0), (500, 0)])
-def test_what_the_clocks_bound_explains_is_no_wrong_cause(bound_ns: int, wrong: int) -> None:
+def test_what_the_clocks_bound_explains_is_not_a_wrong_cause(bound_ns: int, wrong: int) -> None:
     records = [kernel("X", 20, dur_ns=5, launch=5, bound_ns=bound_ns), launch_call(40, 5)]
     assert laid_out(records)[1].outcomes.causality == wrong
     warp = batch(20, [0], [5], sm=[0], slot=[0], launch=5, bound_ns=bound_ns)

@@ -101,7 +101,7 @@ def test_the_processes_that_stand_first_have_counters(tmp_path: Path) -> None:
         assert tp.rows(order)[0]["order_id"] < 50
 
 
-def test_so_many_processes_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_processes_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracepipe.layout.loads, "PROCESSES_MAX", 2)
     records = [one for pid in (7, 8, 9) for one in runs(pid, pid + 1_000, pid, pid=pid)]
     assert {row[0] for row in asked(written(records, tmp_path))} == {7, 8}

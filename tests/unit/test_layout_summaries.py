@@ -81,7 +81,7 @@ def test_what_begins_while_another_is_shown_is_on_its_stream_alone(tmp_path: Pat
     assert [row[1] for row in shown(records, tmp_path)] == ["a", "b", "c"]
 
 
-def test_copies_and_calls_are_none_of_it(tmp_path: Path) -> None:
+def test_copies_and_calls_are_not_summed_up(tmp_path: Path) -> None:
     copy = kernel(100, 50, "HtoD") | {"type": "transfer"}
     call = {"ts_ns": 5, "type": "userspace", "name": "f", "phase": "X", "dur_ns": 1, "pid": 7, "tid": 7}
     assert shown([call, copy], tmp_path) == []

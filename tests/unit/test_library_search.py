@@ -221,7 +221,7 @@ def test_a_file_that_was_deleted_or_replaced_since(mapping: Path, replaced: bool
         assert elf.dynamic().needed
 
 
-def test_a_mapped_file_that_is_no_library(tmp_path: Path) -> None:
+def test_a_mapped_file_that_is_not_a_library(tmp_path: Path) -> None:
     path = tmp_path / "libodd.so.1"
     path.write_bytes(bytes(mmap.PAGESIZE))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC):

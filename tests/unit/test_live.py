@@ -206,7 +206,7 @@ def test_a_thread_id_that_is_used_again_is_another_thread() -> None:
     assert found["read"].open_count == 0
 
 
-def test_records_that_are_no_events_count_for_nothing() -> None:
+def test_records_that_are_not_events_are_not_counted() -> None:
     totals = totals_of(record(TEXT, 1, F), record(MORE, 1, F), record(THREAD_NAME, 1), record(THREAD_IDS, 2))
     snapshot = totals.snapshot(3)
     assert (snapshot.counts, snapshot.functions, snapshot.threads) == ({}, [], [])
@@ -298,7 +298,7 @@ def test_threads_that_ran_before_the_recording() -> None:
     assert (thread.running_ns, thread.name) == (500, "7/7")
 
 
-def test_switches_that_were_not_reported_are_no_losses() -> None:
+def test_switches_that_were_not_reported_are_not_losses() -> None:
     totals = totals_of(record(OUT, 100, 0, SLEEPING, 1), record(IN, 200), record(IN, 400, 0, 0, 1))
     snapshot = totals.snapshot(500)
     assert not snapshot.losses
@@ -329,7 +329,7 @@ def test_many_short_threads_are_summed_up() -> None:
 # ── durations ──
 
 
-def test_buckets_hold_what_they_say() -> None:
+def test_buckets_hold_what_they_state() -> None:
     for duration_ns in [*range(3000), 2**20, 2**33 - 1, 3 * 10**9, 10**15]:
         low_ns, high_ns = bounds_ns(bucket_of(duration_ns))
         assert low_ns <= duration_ns < high_ns
@@ -448,7 +448,7 @@ def test_the_table() -> None:
     assert shown[8].split() == ["worker", "11", "12", "1.00", "s", "50", "5", "900", "ms", "1.00", "µs"]
 
 
-def test_the_table_says_what_was_moved() -> None:
+def test_the_table_states_what_was_moved() -> None:
     allocated, copied = {"alloc": Moved(3, 3 << 20)}, {"HtoD": Moved(2, 2048), "DtoH": Moved(1, 1024)}
     on_gpu = {"HtoD (GPU)": Moved(2, 2048)}
     for snapshot, line in (
@@ -489,7 +489,7 @@ def test_rates_are_those_since_the_last_view() -> None:
     assert texts(View("x", before=before))[1].startswith("userspace 18,000 (1.00k/s)")
 
 
-def test_top_says_what_it_leaves_out() -> None:
+def test_top_states_what_it_leaves_out() -> None:
     shown = texts(View("x", top=1))
     assert "and 2 more functions" in shown
     assert not any("cuLaunchKernel" in line for line in shown)

@@ -111,7 +111,7 @@ def test_totals_of_lines_are_those_of_their_records(seed: int) -> None:
     }
 
 
-def test_both_say_what_calls_did_to_memory() -> None:
+def test_both_cores_report_what_calls_did_to_memory() -> None:
     symbols = ("cudaMalloc", "cuMemAlloc_v2", "cudaMemcpy", "cuMemcpyHtoD_v2", "cudaMemset2D", "cuMemFree_v2")
     probes, number = (
         [shipped_probe(symbol) for symbol in symbols],

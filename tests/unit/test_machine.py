@@ -70,7 +70,7 @@ def test_a_container(tmp_path: Path) -> None:
     assert this_machine(tmp_path).container == "docker"
 
 
-def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_system_that_gives_no_facts(tmp_path: Path) -> None:
     facts = this_machine(tmp_path)
     assert (facts.capabilities, facts.seccomp, facts.is_initial_pid_namespace) == (None, None, None)
     assert (facts.lockdown, facts.tracefs, facts.container, facts.nvidia) == ("", "", "", "")

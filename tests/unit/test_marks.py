@@ -45,7 +45,7 @@ def test_each_mark_has_a_buffer_that_the_capture_finds(ptxas: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["", "two words", "load-a", "é", "of_14_letters_"])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_a_wrong_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is no mark's name"):
         Mark(name, False)
 

@@ -56,7 +56,7 @@ def test_a_record_gives_its_time_and_its_shape_apart() -> None:
     assert records_of(batch, tables)[0] == record
 
 
-def test_what_is_no_event_has_no_shape() -> None:
+def test_records_that_are_not_events_have_no_shape() -> None:
     tables = Tables()
     loss, footer = {"type": "loss", "count": 1}, {"type": "footer", "counts": {}, "losses": {}}
     batch = source_batch([loss, loss | {"ts_ns": 4}, footer], tables)
@@ -82,11 +82,11 @@ def test_what_is_no_event_has_no_shape() -> None:
         ({"type": "gpu_thread"}, None),
     ],
 )
-def test_a_shape_says_with_what_its_events_nest(fields: dict[str, Any], row: Any) -> None:
+def test_a_shape_states_what_its_events_nest_with(fields: dict[str, Any], row: Any) -> None:
     assert shape_of({"name": "f", "phase": "E", "pid": 1, "tid": 2} | fields).row == row
 
 
-def test_where_a_thread_stands_is_no_part_of_its_shape() -> None:
+def test_the_place_of_a_thread_is_not_part_of_its_shape() -> None:
     thread = {"type": "gpu_thread", "name": "k", "phase": "I", "ts_ns": 1}
     records = [
         thread | {"block": [1, 2, 3], "thread": [4, 5, 6]},

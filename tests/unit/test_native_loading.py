@@ -105,7 +105,7 @@ def test_a_core_of_other_sources_is_refused(place: Place, tmp_path: Path) -> Non
 
 
 @compiles
-def test_a_library_that_is_no_core_is_refused(place: Place, tmp_path: Path) -> None:
+def test_a_library_that_is_not_a_core_is_refused(place: Place, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "other.c").write_text("int nothing(void) { return 0; }\n")
     place(build.build(tmp_path / "other"))

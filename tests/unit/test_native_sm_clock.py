@@ -105,7 +105,7 @@ def test_columns_of_other_numbers_are_refused(library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("base_ns", [-1, 1 << 62, 1 << 64, (1 << 64) + 5])
-def test_a_base_out_of_the_limits_makes_nothing_finer(library: ctypes.CDLL, base_ns: int) -> None:
+def test_a_base_out_of_the_limits_refines_no_times(library: ctypes.CDLL, base_ns: int) -> None:
     _, columns = read(LikelyGpu(5).batch(600))
     for make in (sm_clock.SmClocks, lambda: native.NativeSmClocks(library)):
         assert make().refine(0, columns) is not None

@@ -414,7 +414,7 @@ def test_a_kernel_goes_on_where_its_launch_began() -> None:
     assert flows(bench.taken()) == [(-2, 0), (2, 0), (0, 0), (-4, 0)]
 
 
-def test_a_kernel_before_its_call_is_said_once() -> None:
+def test_a_kernel_before_its_call_is_reported_once() -> None:
     bench = Bench()
     calls, stream = bench.row(), bench.row(on_stream=True)
     bench.add(stream, ("B", 5, {"launch": 9, "bound": 2}), ("B", 6, {"launch": 8, "bound": 20}))

@@ -93,7 +93,7 @@ def test_cases_worked_out_by_hand(
     assert found.percent == 100 * warps / limits_of(capability).warps
 
 
-def test_what_cannot_have_run_has_none() -> None:
+def test_kernels_that_cannot_have_run_have_no_occupancy() -> None:
     assert occupancy_of(Resources(1024, 255, 0), limits_of("9.0")) is None
     assert occupancy_of(Resources(32, 32, 1 << 20), limits_of("9.0")) is None
     assert occupancy_of(Resources(0, 32, 0), limits_of("9.0")) is None

@@ -73,7 +73,7 @@ def ask(
     return response, body
 
 
-def test_the_link_tells_the_ui_where_the_trace_is(server: TraceServer) -> None:
+def test_the_link_gives_the_ui_the_place_of_the_trace(server: TraceServer) -> None:
     base, _, fragment = server.link.partition("#!/?")
     told = urllib.parse.parse_qs(fragment)
     assert base == "https://ui.perfetto.dev/"
@@ -119,7 +119,7 @@ def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
     assert server.fetched.wait(60)
 
 
-def test_a_range_is_answered_with_the_whole(server: TraceServer) -> None:
+def test_a_request_for_a_range_is_answered_with_the_whole(server: TraceServer) -> None:
     response, body = ask(server, server.trace_path, Range="bytes=0-9")
     assert response.status == 200
     assert response.headers["Accept-Ranges"] == "none"
@@ -216,7 +216,7 @@ def test_no_target_reaches_a_file_that_is_not_served(
     assert capfd.readouterr().err == ""
 
 
-def test_what_is_no_request_of_a_browser_is_refused_with_its_status(
+def test_a_request_that_is_not_a_browsers_is_refused_with_its_status(
     server: TraceServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = server.trace_path
@@ -273,7 +273,7 @@ def test_clients_that_stand_still_do_not_keep_others_out(
     assert capfd.readouterr().err == ""
 
 
-def test_a_file_that_grows_is_sent_as_long_as_was_said(server: TraceServer) -> None:
+def test_a_file_that_grows_is_sent_up_to_the_announced_length(server: TraceServer) -> None:
     with socket.create_connection((serve.LOOPBACK, server.port), timeout=60) as client:
         with server.trace.open("r+b") as file:
             file.truncate(64 << 20)
@@ -302,7 +302,7 @@ def opened(trace: Path, told: list[str], *, local: bool = False) -> tuple[thread
     return thread, linked
 
 
-def test_over_ssh_it_tells_the_tunnel_and_ends_once_fetched(
+def test_over_ssh_it_prints_the_tunnel_and_ends_once_the_trace_is_fetched(
     trace: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")

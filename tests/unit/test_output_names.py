@@ -67,7 +67,7 @@ def test_without_a_launcher_there_is_no_rank(here: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("part", ["%x", "%T", "%{", "%"])
-def test_what_stands_for_nothing_is_named(part: str, here: Path) -> None:
+def test_an_unknown_part_of_a_name_is_reported(part: str, here: Path) -> None:
     with pytest.raises(TracepipeError) as refused:
         names().recording(f"traces/{part}")
     assert refused.value.message == f"{part} in traces/{part} is not known."

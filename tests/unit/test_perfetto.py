@@ -97,7 +97,7 @@ def test_the_first_packet_relates_the_clocks() -> None:
     }
 
 
-def test_a_clock_that_is_no_host_clock_is_not_said_to_be_monotonic() -> None:
+def test_a_clock_that_is_not_of_the_host_is_not_called_monotonic() -> None:
     snapshot = written(clock="globaltimer:0", start={"trace_ns": 9, "realtime_ns": 1})[0].clock_snapshot
     assert snapshot.primary_trace_clock == pb.BUILTIN_CLOCK_BOOTTIME
     assert [(clock.clock_id, clock.timestamp) for clock in snapshot.clocks] == [

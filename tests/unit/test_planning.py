@@ -50,7 +50,7 @@ def test_what_calls_did_needs_the_calls_that_did_it(
     assert not names & not_there
 
 
-def test_a_script_is_no_library(tmp_path: Path, standin: Path) -> None:
+def test_a_script_is_not_a_library(tmp_path: Path, standin: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\nexec true\n")
     script.chmod(0o755)

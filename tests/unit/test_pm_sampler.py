@@ -110,7 +110,7 @@ def test_a_gap_shows_in_the_times(program: Path) -> None:
     assert code == 0
 
 
-def test_an_overflow_is_said_and_sampling_begins_again(program: Path) -> None:
+def test_an_overflow_is_reported_and_sampling_begins_again(program: Path) -> None:
     sent, code = sampled(program, "overflow 40 20", "a", until=45)
     kinds = [kind for kind, _ in records(sent)]
     before = kinds.index(OVERFLOW) - kinds.index(SAMPLE)

@@ -22,7 +22,7 @@ from tracepipe.printable import json_pieces, json_text, printable
         ("not UTF-8: \udcff", "not UTF-8: \\udcff"),
     ],
 )
-def test_what_has_no_shape_is_shown_as_its_escape(text: str, shown: str) -> None:
+def test_characters_without_a_shape_are_shown_as_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(shown) == shown
 
@@ -37,7 +37,7 @@ def test_what_has_no_shape_is_shown_as_its_escape(text: str, shown: str) -> None
     ],
 )
 @pytest.mark.parametrize("indent", [False, True])
-def test_json_says_the_same_with_escapes(value: object, indent: bool) -> None:
+def test_json_means_the_same_with_escapes(value: object, indent: bool) -> None:
     text = json_text(value, indent)
     assert all(line.isprintable() for line in text.split("\n"))
     assert json.loads(text) == json.loads(json.dumps(value))

@@ -105,7 +105,7 @@ def test_a_library_that_cannot_be_asked_is_a_note(
     assert reason in note
 
 
-def test_what_is_no_library_is_a_note(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_noted(tmp_path: Path) -> None:
     notes: list[str] = []
     for text in ("no library", None):
         path = tmp_path / "libcuda.so.1"
@@ -132,7 +132,7 @@ def test_answers_that_make_no_sense_are_left_out(answer: Any) -> None:
     assert procaddress._named([["cuInit", 0, 64]], {"cuInit"}, size_bytes=4096) == [("cuInit", 64)]
 
 
-def test_as_whom_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_as_which_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(tmp_path)
     monkeypatch.setattr(procaddress.os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_UID", "65534")

@@ -45,7 +45,7 @@ def test_it_goes_to_the_rank_that_came_last_in_the_middle() -> None:
     assert found[1].host == "h1"
 
 
-def test_it_goes_on_from_collective_to_collective() -> None:
+def test_the_path_continues_from_collective_to_collective() -> None:
     found = path_of(
         {0: 100, 1: 100, 2: 90},
         (0, "a", 0, 30, 40), (1, "a", 0, 10, 40),

@@ -21,7 +21,9 @@ def dataset(tmp_path: Path) -> str:
     return str(Dataset.made(str(tmp_path / "ds")).folder)
 
 
-def test_without_pyspark_it_says_what_to_install(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_is_reported_with_what_to_install(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("pyspark", "pyspark.sql"):
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = piped(["ranks", dataset, "--engine", "spark"])
@@ -31,7 +33,7 @@ def test_without_pyspark_it_says_what_to_install(dataset: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("home", "where"), [("", "PATH"), ("/none", "JAVA_HOME, which is /none")])
-def test_without_java_it_says_where_it_looked(
+def test_missing_java_is_reported_with_the_places_that_were_searched(
     home: str, where: str, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -65,7 +67,7 @@ def test_one_master_of_several_is_enough(gone: int) -> None:
 @pytest.mark.parametrize(
     "master", ["spark://", "spark://head", "spark://head:x", "spark://:1", "spark://h:0"]
 )
-def test_what_is_no_address_is_refused(master: str) -> None:
+def test_a_wrong_address_is_refused(master: str) -> None:
     with pytest.raises(TracepipeError, match=f"Not the address of a Spark master: {master}"):
         spark.check_answers(master)
 

@@ -85,7 +85,7 @@ def test_of_one_step_the_longest_time_is_stated_and_no_rank_called_slow(ranks: i
     assert longest_unjudged(rows_of(noisy(1, ranks, 1, 0.002))) is None
 
 
-def test_a_rank_that_was_slow_in_one_step_of_ten_is_no_slow_rank() -> None:
+def test_a_rank_that_was_slow_in_one_step_of_ten_is_not_called_slow() -> None:
     times = noisy(1, 8, 10, 0.01)
     times["compute_ns"][3, 5] *= 5
     assert found_in(times) == []
@@ -143,7 +143,7 @@ def test_of_two_slow_links_all_that_may_be_meant_are_named_together() -> None:
     assert one.ranks == (1, 2, 13, 14)
 
 
-def test_two_slow_links_of_one_row_are_told_apart_from_the_rest() -> None:
+def test_two_slow_links_of_one_row_are_distinguished_from_the_rest() -> None:
     (one,) = links(grid("row0", "column1", "column2"), GRID)
     assert one.ranks == (1, 2)
 
@@ -152,12 +152,12 @@ def test_a_slow_group_whose_ranks_are_in_fast_ones_has_no_slow_link() -> None:
     assert links(grid("row0"), GRID) == []
 
 
-def test_a_group_that_has_none_alike_is_not_judged() -> None:
+def test_a_group_without_others_like_it_is_not_judged() -> None:
     assert links({"all": 9_000}, {"all": (0, 1, 2)}) == []
     assert links({}, {}) == []
 
 
-def test_ranks_in_one_slow_group_alone_cannot_be_told_apart() -> None:
+def test_ranks_in_one_slow_group_alone_cannot_be_distinguished() -> None:
     members = {group: ranks for group, ranks in GRID.items() if group.startswith("row")}
     (one,) = links({"row0": 1_000, "row1": 1_000, "row2": 3_000, "row3": 1_000}, members)
     assert one.ranks == (8, 9, 10, 11)

@@ -183,7 +183,7 @@ def test_occurrences_are_those_of_one_index() -> None:
     assert [r["args"]["occurrence"] for r in records] == [0, 0, 0, 0, 0, 1]
 
 
-def test_occurrences_stop_at_their_limit_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_occurrences_stop_at_their_limit_and_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpftime, "OCCURRENCES_LIMIT", 1)
     line = b"Thread (%d, 0, 0) timestamp: 5\n"
     _, records, problems = read(line % 0 + line % 1 + line % 0)
@@ -243,7 +243,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "field", "message"), BROKEN)
-def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) -> None:
+def test_only_the_broken_line_is_lost(line: bytes, field: str, message: str) -> None:
     _, records, problems = read(GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n")
     assert [record["ts_ns"] for record in records] == [809635273301344, 809635273301456]
     assert [(p.line, p.field, p.skipped) for p in problems] == [(2, field, True)]
@@ -260,7 +260,7 @@ def test_a_time_that_ends_with_the_input_may_lack_digits() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\n \n", b"hello\n"])
-def test_an_input_without_a_tools_line_says_so(data: bytes) -> None:
+def test_an_input_without_a_tools_line_is_reported(data: bytes) -> None:
     _, records, problems = read(data)
     assert records == []
     assert problems == [Problem(0, "", "has no line of a bpftime tool", skipped=False)]

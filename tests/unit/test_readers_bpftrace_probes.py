@@ -93,7 +93,7 @@ def test_every_form_of_a_dated_line_is_read() -> None:
     )
 
 
-def test_names_without_times_keep_their_order_and_that_is_said_once() -> None:
+def test_names_without_times_keep_their_order_and_that_is_reported_once() -> None:
     data = (FIXTURES / "bpftrace-bare" / "input.txt").read_bytes()
     assert recognise(data).name == "bpftrace"
     records, problems = read(data)
@@ -106,7 +106,7 @@ def test_names_without_times_keep_their_order_and_that_is_said_once() -> None:
     assert "bpftrace -l" in problems[0].message
 
 
-def test_a_program_that_only_prints_is_no_error() -> None:
+def test_a_program_that_only_prints_is_not_an_error() -> None:
     data = b"Attaching 1 probe...\n" + b"Scheduled!\n" * 3 + b"Hit\na\nb\n"
     assert recognise(data).name == "bpftrace"
     records, problems = read(data)
@@ -132,7 +132,7 @@ def test_lines_may_be_wrapped_as_json() -> None:
         (b'{"ts":1,"type":"kernel","name":"f"}\n', "is not bpftrace's: --from layered reads it"),
     ],
 )
-def test_a_bad_line_costs_itself_only(line: bytes, message: str) -> None:
+def test_only_the_bad_line_is_lost(line: bytes, message: str) -> None:
     records, problems = read(FIRST + line + LAST)
     assert [record["ts_ns"] for record in records] == [5000, 9000]
     assert [(p.line, p.skipped) for p in problems] == [(2, True)]
@@ -166,7 +166,7 @@ def test_no_input_raises(parts: list[bytes]) -> None:
     assert len(records) + sum(problem.skipped for problem in problems) <= data.count(b"\n") + 1
 
 
-def test_what_bpftrace_says_at_its_start_does_not_tell_the_format_of_what_is_to_come() -> None:
+def test_the_first_line_of_bpftrace_does_not_decide_the_format() -> None:
     head = b"Attaching 3 probes...\n"
     assert not is_known(head + b"Tracing CUDA\n")
     assert recognise(head).name == "bpftrace"

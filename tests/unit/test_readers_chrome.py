@@ -163,7 +163,7 @@ def test_a_kernel_at_zero_does_not_stretch_the_trace() -> None:
         ("soon", {"impossible_duration": "soon"}),
     ],
 )
-def test_a_duration_that_cannot_be_is_kept_marked_and_reported(dur: Any, args: dict[str, Any]) -> None:
+def test_an_impossible_duration_is_kept_marked_and_reported(dur: Any, args: dict[str, Any]) -> None:
     records, problems = read([EVENT | {"dur": dur}])
     assert (records[0]["dur_ns"], records[0]["args"]) == (0, args)
     assert [(problem.skipped, problem.message[:10]) for problem in problems] == [(False, "1 slices h")]
@@ -185,7 +185,7 @@ def test_a_duration_that_cannot_be_is_kept_marked_and_reported(dur: Any, args: d
         (b"17", "is not an event (at byte 41)"),
     ],
 )
-def test_what_is_broken_costs_itself_only(broken: bytes, message: str) -> None:
+def test_only_what_is_broken_is_lost(broken: bytes, message: str) -> None:
     for end in (b"]", b""):
         records, problems = read(b"[" + ONE + b",\n" + broken + b",\n" + TWO + b"\n" + end)
         assert [record["name"] for record in records] == ["one", "two"]
@@ -194,7 +194,7 @@ def test_what_is_broken_costs_itself_only(broken: bytes, message: str) -> None:
         assert where in ([(2, message)], [(2, message.replace("is not JSON", "does not end"))])
 
 
-def test_a_trace_that_was_cut_off_says_so() -> None:
+def test_a_trace_that_was_cut_off_is_reported() -> None:
     records, problems = read(b"[" + ONE + b",\n" + TWO[:-9])
     assert [record["name"] for record in records] == ["one"]
     assert problems == [Problem(2, "", "was cut off in the middle of the event (at byte 41)")]
@@ -268,7 +268,7 @@ def test_flows_have_one_number_at_all_ends() -> None:
     assert records[3]["flow"] != records[0]["flow"]
 
 
-def test_ids_that_are_no_numbers_are_names() -> None:
+def test_ids_that_are_not_numbers_are_names() -> None:
     records, _ = read([EVENT | {"pid": "Spans", "tid": -1}, EVENT | {"pid": "7", "tid": 8}])
     names = {(one["pid"], one.get("tid")): one["name"] for one in records if one["type"] == "name"}
     slices = [(one["pid"], one["tid"]) for one in records if one["type"] == "hook"]
@@ -347,7 +347,7 @@ def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) ->
     assert stated == {"index": 0, "name": name, "sm_count": 104} | (about_sm if is_nvidia else {})
 
 
-def test_a_collective_keeps_what_is_said_of_it() -> None:
+def test_a_collective_keeps_its_details() -> None:
     said = {
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 5,
         "In msg nelems": 64, "Out msg nelems": 64, "dtype": "BFloat16", "Group size": 2,
@@ -357,7 +357,7 @@ def test_a_collective_keeps_what_is_said_of_it() -> None:
 
 
 @pytest.mark.parametrize("device", ["²", "9" * 5000])
-def test_a_device_that_is_no_index_is_none(device: str) -> None:
+def test_a_device_that_is_not_an_index_is_not_a_gpu(device: str) -> None:
     (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": device, "stream": 7}})
     assert (record["type"], record["args"]["device"]) == ("hook", device)
 
@@ -366,7 +366,7 @@ def test_a_device_that_is_no_index_is_none(device: str) -> None:
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_IDS_MAX", 3), ("_TEXT_MAX", 20)])
-def test_processes_beyond_those_that_can_be_told_apart_are_said(
+def test_processes_beyond_those_that_can_be_distinguished_are_reported(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chrome_numbers, limit, value)

@@ -86,7 +86,7 @@ def test_calls_of_two_threads_keep_their_lengths() -> None:
     assert lengths == [2 * MS] * 6
 
 
-def test_a_copys_size_that_may_be_its_kind_is_imported_and_said_once() -> None:
+def test_a_copys_size_that_may_be_its_kind_is_imported_and_reported_once() -> None:
     rows = b"".join(
         by_ms(1, "cudaMemcpy", f"size={n} bytes, kind=1") + by_ms(2, "cudaMemcpy", "returned=0 (success)")
         for n in (4, 0, 5)
@@ -189,7 +189,7 @@ def test_one_call_that_never_returned_has_begun() -> None:
     assert shape(records) == [("cudaStreamSynchronize", "B", 5 * MS)]
 
 
-def test_a_call_that_overlaps_another_of_its_process_is_whole_and_said() -> None:
+def test_a_call_that_overlaps_another_of_its_process_is_kept_whole_and_reported() -> None:
     rows = [
         by_ms(1, "cudaMalloc", "size=9 bytes"),
         by_ms(2, "cudaFree", "ptr=0x1"),
@@ -210,7 +210,7 @@ def test_a_call_that_overlaps_another_of_its_process_is_whole_and_said() -> None
     assert [(p.line, p.skipped) for p in problems if p.field == "PID"] == [(2, False)]
 
 
-def test_the_threads_name_tells_which_of_two_equal_calls_ended() -> None:
+def test_the_threads_name_decides_which_of_two_equal_calls_ended() -> None:
     rows = [
         by_ms(1, "cudaFree", "ptr=0x1", comm="one"),
         by_ms(2, "cudaFree", "ptr=0x2", comm="two"),
@@ -280,7 +280,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("row", "field"), BROKEN)
-def test_a_broken_row_costs_itself_only(row: bytes, field: str) -> None:
+def test_only_the_broken_row_is_lost(row: bytes, field: str) -> None:
     _, records, problems = read(call(1) + row + call(4))
     assert [r["ts_ns"] // MS for r in records] == [1, 2, 4, 5]
     assert [(p.line, p.field) for p in problems if p.skipped] == [(3, field)]
@@ -289,7 +289,7 @@ def test_a_broken_row_costs_itself_only(row: bytes, field: str) -> None:
 @pytest.mark.parametrize(
     "row", [b"24:00:00 app 7 cudaFree [EXIT] returned=Success\n", tagged("", "f", "EXIT")]
 )
-def test_a_broken_time_costs_its_row_only(row: bytes) -> None:
+def test_only_the_row_of_a_broken_time_is_lost(row: bytes) -> None:
     good = tagged("10:00:00", "cudaFree", "ENTER", "ptr=0x1")
     _, records, problems = read(good + row + good.replace(b"[ENTER]", b" [EXIT]"))
     assert [r["phase"] for r in records] == ["B", "E"]
@@ -309,7 +309,7 @@ def test_text_between_the_rows_is_passed_over(text: str) -> None:
     assert (len(records), [p.message for p in problems]) == (4, [WHOLE_MS])
 
 
-def test_an_end_in_the_middle_of_a_row_is_said() -> None:
+def test_an_end_in_the_middle_of_a_row_is_reported() -> None:
     rows = call(1) + by_ms(3, "cudaFree", "ptr=0x7f00")
     for bytes_short, field, skipped in ((3, "DETAILS", False), (14, "DETAILS", False), (40, "", True)):
         _, _, problems = read(rows[:-bytes_short])
@@ -318,7 +318,7 @@ def test_an_end_in_the_middle_of_a_row_is_said() -> None:
     assert [(p.line, p.field) for p in read(row[:-3])[2][1:]] == [(2, "returned")]
 
 
-def test_a_second_table_and_a_time_that_goes_far_back_are_said() -> None:
+def test_a_second_table_and_a_time_that_goes_far_back_are_reported() -> None:
     title = b"TIME(ms)     PROCESS          PID          EVENT                DETAILS\n"
     _, records, problems = read(title + call(9000) + call(8500) + call(5000) + title + call(1))
     assert len(records) == 8

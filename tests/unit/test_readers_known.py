@@ -9,7 +9,7 @@ from tracepipe.readers.known import Known
 
 
 @pytest.mark.parametrize("limit", ["_ENTRIES_MAX", "_BYTES_MAX"])
-def test_it_holds_so_many_entries_and_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_a_bounded_number_of_entries_and_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, limit, 20)
     some = Known[int, str]()
     size_bytes = 1 if limit == "_ENTRIES_MAX" else 10

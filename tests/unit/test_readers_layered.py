@@ -56,7 +56,7 @@ def test_readme_sample_reads_whole() -> None:
     ]
 
 
-def test_launch_sample_takes_the_101_us_that_its_text_says() -> None:
+def test_launch_sample_takes_the_101_us_that_its_text_states() -> None:
     records, problems = read_fixture("layered-launch")
     assert problems == []
     begin, end = (r for r in records if r["name"] == "cuLaunchKernel")
@@ -265,7 +265,7 @@ def test_a_copy_that_is_logged_at_both_ends_has_a_known_place() -> None:
     ]
 
 
-def test_a_span_from_before_the_start_is_cut_there_and_said() -> None:
+def test_a_span_from_before_the_start_is_cut_there_and_reported() -> None:
     records, problems = read(b'{"ts":0.001,"type":"scheduler","name":"f","duration_us":3.2}\n')
     assert (records[0]["ts_ns"], records[0]["dur_ns"]) == (0, 1_000)
     assert records[0]["args"] == {"duration_us": 3.2}
@@ -279,7 +279,7 @@ def test_a_span_from_before_the_start_is_cut_there_and_said() -> None:
     ]
 
 
-def test_a_transfers_ambiguity_is_said_once() -> None:
+def test_a_transfers_ambiguity_is_reported_once() -> None:
     line = b'{"ts":1.4,"type":"transfer","direction":"D2H","duration_ms":0.1}\n'
     records, problems = read(line * 3)
     assert [(r["phase"], r["ts_ns"], r["dur_ns"]) for r in records] == [("X", 1_300_000, 100_000)] * 3
@@ -332,7 +332,7 @@ def test_a_decoded_ioctl_with_a_time_is_an_instant() -> None:
         ({"type": "ioctl", "cmd": 0xC0044601, "dir": 3}, None),
     ],
 )
-def test_the_command_of_an_ioctl_is_taken_apart(fields: dict[str, Any], request_: str | None) -> None:
+def test_the_command_of_an_ioctl_is_decoded(fields: dict[str, Any], request_: str | None) -> None:
     args = one(**fields)["args"]
     assert (args["type"], args.get("request")) == ("F", request_)
     assert args["dir"] == fields.get("dir", "read_write")
@@ -342,7 +342,7 @@ def test_the_command_of_an_ioctl_is_taken_apart(fields: dict[str, Any], request_
 
 
 @pytest.mark.parametrize("fields", [{"ioctl_cmd": -1}, {"ioctl_cmd": "RM"}, {"cmd": 0xC020462A}])
-def test_what_is_no_command_of_an_ioctl_is_kept_as_it_is(fields: dict[str, Any]) -> None:
+def test_a_number_that_is_not_an_ioctls_command_is_kept_as_it_is(fields: dict[str, Any]) -> None:
     assert one(**fields)["args"] == fields
 
 
@@ -363,7 +363,7 @@ def test_lines_without_a_time_are_placed_between_their_neighbours() -> None:
     assert [(p.line, p.field, p.skipped) for p in problems] == [(1, "ts", False), (5, "total", False)]
 
 
-def test_without_being_asked_for_they_are_skipped_and_the_option_is_named() -> None:
+def test_lines_without_a_time_are_skipped_by_default_and_the_option_is_named() -> None:
     _, problems = read_fixture("layered-undated")
     assert [p.line for p in problems if p.skipped] == [1, 3, 4, 5, 8]
     assert "--undated between" in problems[0].message
@@ -432,7 +432,7 @@ def test_a_hook_has_a_layer_of_its_own() -> None:
     assert (record["type"], record["layer"], record["args"]) == ("hook", "libpool.so", {"size": 5})
 
 
-def test_a_type_that_is_not_known_is_a_layer_of_its_own_and_is_said_once() -> None:
+def test_an_unknown_type_is_a_layer_of_its_own_and_is_reported_once() -> None:
     lines = [
         {"ts": 1, "type": "nvlink", "name": "send", "phase": "B", "pid": 7, "tid": 8, "lane": 3},
         {"ts": 2, "type": "nvlink", "name": "send", "phase": "E", "pid": 7, "tid": 8},
@@ -449,7 +449,7 @@ def test_a_type_that_is_not_known_is_a_layer_of_its_own_and_is_said_once() -> No
     assert problems == [Problem(1, "type", message, skipped=False)]
 
 
-def test_a_line_of_memory_may_say_its_size_twice_and_its_call_itself() -> None:
+def test_a_line_of_memory_may_state_its_size_twice_and_its_call_itself() -> None:
     line = b'{"ts":1,"type":"memory","op":"alloc","size":8,"size_bytes":8,"call":"cuMemAlloc_v2"}\n'
     ((record,), problems) = read(line)
     args = {"op": "alloc", "size": 8, "size_bytes": 8, "call": "cuMemAlloc_v2"}
@@ -480,7 +480,7 @@ def test_a_time_finer_than_a_nanosecond_is_kept_as_written() -> None:
     assert (record["ts_ns"], record["args"]) == (1_000_000, {"source_ts_ms": 1.0000004})
 
 
-def test_the_scripts_own_text_is_no_problem() -> None:
+def test_the_scripts_own_text_is_not_a_problem() -> None:
     text = b"""Attaching 3 probes...
 Tracing \xe2\x80\x94 hit Ctrl-C
 %b
@@ -498,7 +498,7 @@ USERSPACE (libcuda.so):
     assert (len(records), problems) == (2, [])
 
 
-def test_what_a_program_prints_between_the_events_is_counted() -> None:
+def test_output_of_the_program_between_the_events_is_counted() -> None:
     text = b"\n".join([GOOD, b"Scheduled!", b"[123] kprobe:nv_x", b"Scheduled!", b"Done!", GOOD_AFTER, b""])
     recording = layered.read(io.BytesIO(text))
     recording.batches = naming_others(recording.batches, READERS["layered"])
@@ -598,7 +598,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "field", "message"), BROKEN)
-def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) -> None:
+def test_only_the_broken_line_is_lost(line: bytes, field: str, message: str) -> None:
     records, problems = read(GOOD + b"\n" + line + b"\n" + GOOD_AFTER + b"\n")
     assert [record["ts_ns"] for record in records] == [1_000_000, 2_000_000]
     assert [(p.line, p.field, p.skipped) for p in problems] == [(2, field, True)]
@@ -606,7 +606,7 @@ def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) 
     assert len(problems[0].message) < 250
 
 
-def test_a_second_recording_behind_the_first_is_said_once() -> None:
+def test_a_second_recording_behind_the_first_is_reported_once() -> None:
     first = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 900, 5000, 4001, 5001)]
     second = [b'{"ts":%d,"type":"kernel","name":"f"}' % ms for ms in (1, 800, 1, 2)]
     records, problems = read(b"\n".join(first + second) + b"\n")
@@ -640,7 +640,7 @@ USERSPACE (libcuda.so):
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n  \n", b"Attaching 3 probes...\n", STATISTICS])
-def test_an_input_without_json_says_so(data: bytes) -> None:
+def test_an_input_without_json_is_reported(data: bytes) -> None:
     assert read(data) == ([], [Problem(0, "", "has no JSON line", skipped=False)])
 
 
@@ -781,7 +781,7 @@ def test_other_content_is_not_claimed(head: bytes) -> None:
     assert not layered.sniff(head)
 
 
-def test_a_machine_without_memory_is_no_bad_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_memory_is_not_reported_as_a_bad_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(text: bytes) -> None:
         raise orjson.JSONDecodeError("Not enough memory to allocate buffer for parsing", "", 0)
 

@@ -89,7 +89,7 @@ def test_times_before_an_unknown_start_count_from_the_first(export: Any) -> None
     assert said(problems) == []
 
 
-def test_a_time_that_cannot_be_is_a_bad_row(export: Any) -> None:
+def test_an_impossible_time_is_a_bad_row(export: Any) -> None:
     session = {"TARGET_INFO_SESSION_START_TIME": [{"systemClockNs": 100}]}
     _, records, problems = read(export(KERNEL=[kernel(-101, 5, 1), kernel(1 << 62, 1 << 62, 2)], **session))
     assert records == []
@@ -272,7 +272,7 @@ def test_another_database_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
-def test_half_a_database_says_so(export: Any) -> None:
+def test_half_a_database_is_reported(export: Any) -> None:
     path = export(KERNEL=[kernel(at, at + 1, at) for at in range(200)])
     path.write_bytes(path.read_bytes()[:700])
     with pytest.raises(InputError, match="cannot be read: "):
@@ -299,7 +299,7 @@ def test_values_of_the_wrong_types_are_bad_rows(export: Any) -> None:
     assert "CUPTI_ACTIVITY_KIND_KERNEL row 1: its time is not an integer" in said(problems)
 
 
-def test_a_view_is_no_table(export: Any) -> None:
+def test_a_view_is_not_read_as_a_table(export: Any) -> None:
     path = changed(
         export(KERNEL=[kernel(1, 2, 3)]),
         "CREATE VIEW CUPTI_ACTIVITY_KIND_RUNTIME AS"
@@ -321,7 +321,7 @@ def test_a_computed_column_is_not_there(tmp_path: Path) -> None:
     assert "stream" not in record
 
 
-def test_a_text_of_megabytes_costs_its_table_alone(export: Any) -> None:
+def test_of_a_text_of_megabytes_only_its_table_is_lost(export: Any) -> None:
     if not hasattr(sqlite3.Connection, "setlimit"):
         pytest.skip("Python 3.10 cannot limit the length of texts")
     path = export(NVTX_EVENTS=[nvtx(1, None, 34, "x" * (2 << 20))], KERNEL=[kernel(1, 2, 3)])
@@ -359,7 +359,7 @@ def test_damage_in_a_table_ends_that_table(export: Any) -> None:
     assert any("KERNEL: cannot be read on: " in one for one in said(problems))
 
 
-def test_words_that_are_no_text_are_an_error_too(export: Any) -> None:
+def test_words_that_are_not_text_are_an_error_too(export: Any) -> None:
     path = export(KERNEL=[kernel(1, 2, 3)])
     data = path.read_bytes()
     path.write_bytes(data.replace(b"CREATE TABLE", b"CREATE \xc9ABLE", 1))
@@ -367,7 +367,7 @@ def test_words_that_are_no_text_are_an_error_too(export: Any) -> None:
         read(path)
 
 
-def test_any_damage_is_an_error_or_said(tmp_path: Path) -> None:
+def test_any_damage_is_an_error_or_reported(tmp_path: Path) -> None:
     rng = Random(7)
     whole = make(tmp_path / "run.sqlite", made.tables()).read_bytes()
     path = tmp_path / "broken.sqlite"

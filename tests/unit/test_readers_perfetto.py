@@ -546,7 +546,7 @@ def test_kinds_of_packets_beyond_those_that_are_counted_are_one(monkeypatch: pyt
     assert problem.message.endswith("2 of field 800, 2 of further kinds, 1 of field 801")
 
 
-def test_packed_packets_are_read_and_broken_ones_said() -> None:
+def test_packed_packets_are_read_and_broken_ones_reported() -> None:
     trace = made()
     trace.event(1, INSTANT, "x")
     packed = delimited(1, delimited(50, zlib.compress(trace.bytes)))
@@ -636,7 +636,7 @@ def test_large_packets_may_be_packed_and_packed_into() -> None:
 
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("at", [3, 30, 1000])
-def test_a_large_packet_that_is_broken_costs_what_follows_in_it(at: int) -> None:
+def test_of_a_large_broken_packet_the_rest_is_lost(at: int) -> None:
     trace, broken = made(), pb.Trace()
     trace.event(1, INSTANT, "x")
     names = broken.packet.add(trusted_packet_sequence_id=1).interned_data
@@ -658,7 +658,7 @@ def test_a_large_packet_that_is_broken_costs_what_follows_in_it(at: int) -> None
         (delimited(11, tag(4, 2) + varint(5)), "a field is cut off"),
     ],
 )
-def test_a_broken_packet_costs_itself_alone(fields: bytes, what: str) -> None:
+def test_only_the_broken_packet_is_lost(fields: bytes, what: str) -> None:
     trace = made()
     trace.event(1, INSTANT, "x")
     _, records, problems = read(trace.bytes + delimited(1, fields) + trace.bytes)
@@ -677,7 +677,7 @@ def test_fields_of_a_wrong_type_are_none() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_damage_of_any_kind_is_said_or_passed_over(seed: int) -> None:
+def test_damage_of_any_kind_is_reported_or_passed_over(seed: int) -> None:
     rng = Random(seed)
     trace = made()
     interned(trace).event_names.add(iid=1, name="f")

@@ -97,7 +97,7 @@ def test_compact_switches_and_wakings_are_the_same_as_whole_ones() -> None:
     assert records[0]["comm"] == "python"
 
 
-def test_who_wakes_is_said_and_a_wakeup_alone_only_where_no_waking_is() -> None:
+def test_wakings_name_the_waker_and_wakeups_are_used_only_without_them() -> None:
     for has_waking in (True, False):
         trace = with_thread()
         ftrace = bundle(trace)
@@ -128,7 +128,7 @@ def test_times_of_ftrace_are_of_its_clock() -> None:
     assert "1 bundles of ftrace are on a clock that is not related" in problems[0].message
 
 
-def test_large_bundles_and_trees_say_what_small_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bundles_and_trees_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = TraceMade()
     tree = trace.packet().process_tree
     for number in range(1, 40):
@@ -166,7 +166,7 @@ def test_states_of_threads_are_runs_and_wakeups() -> None:
     assert problems[0].message == ("1 states of threads change nothing in a timeline: they are left out")
 
 
-def test_what_cannot_be_of_the_scheduler_is_counted() -> None:
+def test_impossible_records_of_the_scheduler_are_counted() -> None:
     trace = with_thread()
     ftrace = bundle(trace)
     switch(ftrace, 10, 0, 0, -4)
@@ -273,7 +273,7 @@ def test_streams_of_tracepipe_s_own_traces_are_streams_again() -> None:
     assert other["type"] == "hook"
 
 
-def test_a_track_of_that_name_in_another_s_trace_is_none() -> None:
+def test_a_track_of_that_name_in_another_tools_trace_is_a_plain_track() -> None:
     trace = TraceMade()
     trace.track(3, "GPU 1")
     trace.track(4, "stream 7", 3)

@@ -87,7 +87,7 @@ def test_objects_of_streams_that_follow_each_other_are_all_read() -> None:
     assert problems == []
 
 
-def test_another_trace_behind_one_that_says_more_is_stated() -> None:
+def test_another_trace_behind_a_more_detailed_one_is_stated() -> None:
     text = json.dumps({"baseTimeNanoseconds": 5, "traceEvents": [KERNEL]}).encode()
     records, problems = read_all(chrome.read(io.BytesIO(text + text)))
     assert len(records) == 1
@@ -131,7 +131,7 @@ def test_a_block_of_another_launch_is_another_life_of_its_warps(again: dict[str,
     assert lives == [(100, 20, 1), (5000, 20, 1)]
 
 
-def test_what_is_asynchronous_belongs_to_the_block_in_front_of_it() -> None:
+def test_asynchronous_work_belongs_to_the_block_before_it() -> None:
     async_ = SCOPE | {"cat": "async", "tid": "warp 0 (line 1)", "args": STACK, "ts": 0.3}
     flow = async_ | {"cat": "flow", "dur": 0, "flow_out": True, "bind_id": 1}
     _, records, problems = inside(SCOPE, async_, flow)
@@ -158,13 +158,13 @@ def test_without_a_frequency_times_are_the_globaltimers() -> None:
         ({"name": None}, "name: is missing, or is not a string"),
     ],
 )
-def test_what_is_broken_costs_itself_only(broken: dict[str, Any], message: str) -> None:
+def test_only_what_is_broken_is_lost(broken: dict[str, Any], message: str) -> None:
     _, records, problems = inside(SCOPE, SCOPE | broken, SCOPE | {"name": "store", "ts": 0.2})
     assert records[0]["ranges"] == ["load", "store"]
     assert [(one.line, one.message.partition(" (at")[0]) for one in problems if one.skipped] == [(2, message)]
 
 
-def test_what_is_no_json_is_a_bad_line() -> None:
+def test_a_line_that_is_not_json_is_a_bad_line() -> None:
     _, records, problems = inside(SCOPE, '{"ph":"X","dur":nothing}', SCOPE | {"name": "store", "ts": 0.2})
     assert records[0]["ranges"] == ["load", "store"]
     assert [one.line for one in problems if one.skipped] == [2]

@@ -31,7 +31,7 @@ def database(tmp_path: Path) -> Path:
     return make(tmp_path / "run.db", inline())
 
 
-def test_both_forms_of_tables_say_the_same(tmp_path: Path, database: Path) -> None:
+def test_both_forms_of_tables_give_the_same(tmp_path: Path, database: Path) -> None:
     other = make(tmp_path / "later.db", apart())
     assert read(other) == read(database)
 
@@ -86,7 +86,7 @@ def test_without_an_index_no_arguments_are_looked_for(database: Path) -> None:
     assert any("arguments of calls are not read" in problem.message for problem in problems)
 
 
-def test_markers_have_the_name_that_they_say(database: Path) -> None:
+def test_markers_have_the_name_that_they_state(database: Path) -> None:
     _, records, _ = read(database)
     assert [(record["name"], record["phase"]) for record in records if record["type"] == "annotation"] == [
         ("step", "B"), ("forward", "B"), ("forward", "E"), ("here", "I"), ("crosses", "X"), ("step", "E"),

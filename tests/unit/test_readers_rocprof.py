@@ -127,7 +127,7 @@ def test_a_file_that_was_cut_off_keeps_what_it_has(kept: int) -> None:
     assert len(records) < len(read(data)[0])
 
 
-def test_values_that_are_no_records_are_counted() -> None:
+def test_values_that_are_not_records_are_counted() -> None:
     content = whole()
     (process,) = content["rocprofiler-sdk-tool"]
     wrong: list[Any] = [None, 7, "x", [], {}, {"start_timestamp": None}, {"start_timestamp": 1 << 70}]
@@ -183,7 +183,7 @@ def test_what_is_passed_over_is_passed_over_whole(value: Any) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", '{"a"', '{"a":', '{"a":1', '{"a":1,', "[1 2]", "[1,]", "{1:2}", "nul", '"x', "[" * 9999]
 )
-def test_broken_text_says_where(text: str) -> None:
+def test_broken_text_is_reported_with_its_place(text: str) -> None:
     with pytest.raises(WalkError, match="at character"):
         walked(JsonWalk(io.BytesIO(text.encode()))) if len(text) < 99 else JsonWalk(
             io.BytesIO(text.encode())

@@ -148,7 +148,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("line", "field", "message"), BROKEN)
-def test_a_broken_line_costs_itself_only(line: bytes, field: str, message: str) -> None:
+def test_only_the_broken_line_is_lost(line: bytes, field: str, message: str) -> None:
     records, problems = read(GOOD, line, GOOD_AFTER, b"")
     assert [record["ts_ns"] for record in records] == [1, 2]
     assert [(p.line, p.field, p.skipped) for p in problems] == [(3, field, True)]
@@ -187,7 +187,7 @@ def test_events_behind_a_footer_are_read() -> None:
     assert problems == []
 
 
-def test_a_second_header_is_said_and_what_follows_is_read() -> None:
+def test_a_second_header_is_reported_and_what_follows_is_read() -> None:
     records, problems = read(GOOD, FOOTER, HEADER, GOOD_AFTER)
     assert [record["type"] for record in records] == ["syscall", "footer", "syscall"]
     assert problems == [
@@ -208,7 +208,7 @@ def test_a_last_line_without_its_end_was_cut_off() -> None:
     assert problems == [Problem(3, "", "was cut off in the middle of the line")]
 
 
-def test_a_whole_last_line_with_a_fault_is_not_called_cut_off() -> None:
+def test_a_whole_last_line_with_a_fault_is_not_reported_as_cut_off() -> None:
     _, problems = read(GOOD, event(ts_ns=-1))
     assert problems == [Problem(3, "ts_ns", "must be at least 0, not -1")]
 
@@ -220,7 +220,7 @@ def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
     assert (len(records), problems) == (2, [])
 
 
-def test_blank_lines_count_and_say_nothing() -> None:
+def test_blank_lines_count_as_lines_and_give_no_events() -> None:
     records, problems = read(b"", b"  ", GOOD, b"", b"[]", b"")
     assert len(records) == 1
     assert [p.line for p in problems] == [6]
@@ -262,7 +262,7 @@ def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, messag
     assert caught.value.hint
 
 
-def test_what_only_describes_the_capture_costs_itself_alone() -> None:
+def test_of_bad_records_about_the_capture_only_themselves_are_lost() -> None:
     header = {
         "host": None,
         "start": {"monotonic_ns": -1},
@@ -282,7 +282,7 @@ def test_what_only_describes_the_capture_costs_itself_alone() -> None:
     assert [record["ts_ns"] for record in records_of(batch, recording.tables)] == [1]
 
 
-def test_a_bad_header_alone_says_so_too() -> None:
+def test_a_bad_header_alone_is_reported_too() -> None:
     (batch,) = tracepipe1.read(io.BytesIO(orjson.dumps(new_header() | {"tool": []}))).batches
     assert [p.at("run.jsonl") for p in batch.problems] == ["run.jsonl:1: tool: must be a string, not []"]
 
@@ -345,13 +345,13 @@ def test_lines_that_come_again_share_one_shape_and_their_arguments() -> None:
 
 
 @pytest.mark.parametrize("key", [b"tid", b"t\\u0069d"])
-def test_a_launch_of_zero_is_no_flow(key: bytes) -> None:
+def test_a_launch_of_zero_has_no_flow(key: bytes) -> None:
     line = b'{"ts_ns":1,"type":"userspace","name":"f","phase":"B","launch":0,"flow":7,"pid":1,"%s":1}' % key
     (batch,) = tracepipe1.read(io.BytesIO(HEADER + b"\n" + line)).batches
     assert batch.events.launch.tolist() == [0]
 
 
-def test_time_duration_launch_and_arguments_are_no_part_of_a_shape() -> None:
+def test_time_duration_launch_and_arguments_are_not_part_of_a_shape() -> None:
     line = b'{"ts_ns":%d,"type":"gpu_kernel","name":"k","phase":"X","dur_ns":%d,"gpu":0,"launch":%d'
     line += b',"args":{"n":%d}}'
     numbers = [
@@ -396,7 +396,7 @@ def test_arguments_at_the_end_of_a_line_are_its_arguments(args: list[dict[str, o
         (b'{"a":' + b"[" * 210 + b"]" * 210 + b"}", "", "nests deeper"),
     ],
 )
-def test_what_only_looks_like_arguments_at_the_end_costs_its_line_only(
+def test_text_that_only_looks_like_arguments_loses_its_line_only(
     args: bytes, field: str, message: str
 ) -> None:
     good = ARGUMENTS_LAST % (1, b'{"size":1}'), ARGUMENTS_LAST % (2, b'{"size":2}')
@@ -432,7 +432,7 @@ def test_fields_after_the_arguments_count_as_anywhere() -> None:
         ((TIME_FIRST % 7).replace(b'"tid":1', b'"tid":1,"ts_ns":"x"'), "ts_ns", "must be an integer"),
     ],
 )
-def test_a_bad_line_with_its_time_first_costs_itself_only(line: bytes, field: str, message: str) -> None:
+def test_only_the_bad_line_is_lost_where_its_time_comes_first(line: bytes, field: str, message: str) -> None:
     records, problems = read(TIME_FIRST % 1, TIME_FIRST % 2, line, TIME_FIRST % 3, b"")
     assert [record["ts_ns"] for record in records] == [1, 2, 3]
     assert [(p.line, p.field) for p in problems] == [(4, field)]
@@ -467,7 +467,7 @@ def test_of_a_field_that_comes_twice_the_second_counts(name: str) -> None:
         b',"phase":"I","name":"f","type":"kernel"}\r',
     ],
 )
-def test_a_line_says_the_same_however_it_is_written(rest: bytes) -> None:
+def test_a_line_means_the_same_however_it_is_written(rest: bytes) -> None:
     plain = b'{"ts_ns":%d,"type":"kernel","name":"f","phase":"I"}'
     lines = [plain % 1, b'{"ts_ns":2' + rest, plain % 3, b'{"ts_ns":4' + rest, b' {"ts_ns" :5' + rest]
     recording = tracepipe1.read(io.BytesIO(HEADER + b"\n" + b"\n".join(lines) + b"\n"))

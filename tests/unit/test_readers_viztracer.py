@@ -95,7 +95,7 @@ def test_a_full_buffer_without_events_is_stated() -> None:
 
 
 @pytest.mark.parametrize("said", [17, None, ["overflow"], {"sync_marker": "soon", "baseTimeNanoseconds": -1}])
-def test_members_that_are_none_of_viztracers_say_nothing(said: Any) -> None:
+def test_members_that_are_not_viztracers_are_passed_over(said: Any) -> None:
     text = json.dumps({"viztracer_metadata": said, "traceEvents": [CALL]})
     recording = chrome.read(io.BytesIO(text.encode()))
     records, problems = read_all(recording)

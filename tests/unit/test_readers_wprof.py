@@ -126,18 +126,18 @@ def test_long_names_of_threads_are_cut() -> None:
         ({"id": 1, "frames": [5]}, "frames", "is not a list of strings"),
     ],
 )
-def test_what_is_broken_costs_itself_only(broken: Any, field: str, message: str) -> None:
+def test_only_what_is_broken_is_lost(broken: Any, field: str, message: str) -> None:
     records, problems = read(HEADER, CALL, broken, KERNEL)
     assert [record["name"] for record in records] == ["cudaLaunchKernel", "k"]
     assert [(one.line, one.field, one.message[: len(message)]) for one in problems] == [(3, field, message)]
 
 
-def test_a_line_that_was_cut_off_says_so() -> None:
+def test_a_line_that_was_cut_off_is_reported_as_such() -> None:
     _, problems = read_all(wprof.read(io.BytesIO(text_of(HEADER, CALL)[:-9])))
     assert problems == [Problem(2, "", "was cut off in the middle of the line")]
 
 
-def test_a_waker_without_a_thread_is_none() -> None:
+def test_a_waker_without_a_thread_is_not_named() -> None:
     waking = {"ts": 1.0, "t": "waking", "waker": {"pid": 7}, "wakee": TASK, "cpu": 1}
     (record,), problems = read(HEADER, waking)
     assert (record["name"], record["args"]) == ("wakeup", {"by_tid": 0})

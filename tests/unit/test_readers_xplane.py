@@ -58,7 +58,7 @@ def test_a_kernel_is_on_its_stream_with_its_launch_and_size() -> None:
         ("MemoryFree", "MemFree_details", "memory", "free", {"size": 64}),
     ],
 )
-def test_details_say_what_is_no_kernel(
+def test_details_state_what_is_not_a_kernel(
     name: str, details: str, type_: str, called: str, args: dict[str, Any]
 ) -> None:
     words = " ".join(f"{'num_bytes' if key == 'size' else key}:{value}" for key, value in args.items())
@@ -67,7 +67,7 @@ def test_details_say_what_is_no_kernel(
     assert record["args"] == args
 
 
-def test_details_that_are_no_sizes_stay_text() -> None:
+def test_details_that_are_not_sizes_stay_text() -> None:
     (record,) = events(gpu(event(1, 0, 1000, stat(1, "grid:1,²,3 regs:²")), stats=["kernel_details"]))
     assert (record.get("grid"), record["args"]) == (None, {"grid": "1,²,3", "registers": "²"})
 
@@ -98,7 +98,7 @@ def test_times_count_from_the_start_of_the_profile() -> None:
 
 
 @pytest.mark.parametrize("start_ns", [(1 << 64) - 1, (1 << 63) - 1])
-def test_a_start_that_no_trace_can_hold_is_none(start_ns: int) -> None:
+def test_a_start_that_no_trace_can_hold_is_not_used(start_ns: int) -> None:
     task = plane("Task Environment", stats=["profile_start_time"], said=[unsigned_stat(1, start_ns)])
     header, records, problems = read(space(host(event(1, 5000, 0), events=["f"]), task))
     assert header["clock"] == "trace"
@@ -119,7 +119,7 @@ def test_without_a_start_times_are_on_a_clock_of_their_own() -> None:
     assert read(space(host(event(1, 0, 0), events=["f"])))[0]["clock"] == "trace"
 
 
-def test_what_a_host_thread_did_is_told_apart() -> None:
+def test_the_states_of_a_host_thread_are_distinguished() -> None:
     names = ["cuLaunchKernel", "$net.py:3 forward", "step", "cuMalloc"]
     some = (event(at + 1, at * 1000, 10, *([stat(1, 5 + at)] if at in (0, 3) else [])) for at in range(4))
     records = events(host(*some, events=names, stats=["correlation_id"]))
@@ -183,7 +183,7 @@ def test_what_has_no_name_is_called_by_its_number() -> None:
         (event(1, 0, -5_000_000), "is at a time that a trace cannot have"),
     ],
 )
-def test_a_broken_event_costs_itself_only(broken: bytes, message: str) -> None:
+def test_only_the_broken_event_is_lost(broken: bytes, message: str) -> None:
     _, records, problems = read(space(host(event(1, 0, 0), broken, event(1, 9000, 0), events=["f"])))
     assert len([one for one in records if one["type"] != "name"]) == 2
     assert [one.message.startswith("/host:CPU: the event at byte") for one in problems] == [True]
@@ -221,7 +221,7 @@ def test_a_file_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(len(batch.events) for batch in opened.recording.batches) > 0
 
 
-def test_a_disk_that_cannot_be_read_is_said() -> None:
+def test_a_disk_that_cannot_be_read_is_reported() -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
             raise OSError(errno.EIO, "Input/output error")

@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_happened_and_what_to_do(name: str) -> None:
+def test_an_error_states_what_happened_and_what_to_do(name: str) -> None:
     operation, number, where, happened, fix = CASES[name]
     refusal = explain(operation, OSError(number, "said so"), where)
     assert happened in refusal.message

@@ -108,7 +108,9 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("report", OF_MIXED)
-def test_a_report_takes_so_many_bytes_for_each_event(report: str, mixed: tuple[Path, Path]) -> None:
+def test_a_report_takes_a_bounded_number_of_bytes_for_each_event(
+    report: str, mixed: tuple[Path, Path]
+) -> None:
     few, many = (peak_bytes(report, str(path)) for path in mixed)
     assert (many - few) / 200_000 < OF_MIXED[report]
 

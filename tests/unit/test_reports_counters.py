@@ -71,7 +71,7 @@ def test_each_gpu_has_its_own_samples(load: Load) -> None:
     assert {name: row["tensor_active_percent"] for name, row in found.items()} == {"a": 0.0, "b": 10.0}
 
 
-def test_values_that_are_missing_are_no_zeros(load: Load) -> None:
+def test_values_that_are_missing_are_not_zeros(load: Load) -> None:
     samples = [sample(1, tensor=50), sample(2), sample(3, tensor=1e300), sample(4, tensor="many")]
     found = means(load, *samples, kernel(100, 500, "a"))
     assert found["a"] == {"name": "a", "launches": 1, "samples": 4, "tensor_active_percent": 50.0}
@@ -91,7 +91,7 @@ def test_the_kernels_that_were_sampled_most_are_shown(load: Load) -> None:
     assert (len(table.rows), left_out) == (1, 1)
 
 
-def test_a_summary_without_samples_does_not_speak_of_them(load: Load) -> None:
+def test_a_summary_without_samples_does_not_mention_them(load: Load) -> None:
     assert "counters" not in run(load(kernel(0, 1000, "a")), Options()).as_json()
     with_samples = [sample(number, tensor=1) for number in range(5)]
     assert "counters" in run(load(*with_samples, kernel(0, 500, "a")), Options()).as_json()

@@ -114,7 +114,9 @@ def test_what_recordings_of_one_side_differ_by_is_not_reported(compare: Compare)
 
 
 @pytest.mark.parametrize(("count", "least"), [(2, "0.33"), (3, "0.1")])
-def test_too_few_recordings_claim_nothing_and_say_so(compare: Compare, count: int, least: str) -> None:
+def test_too_few_recordings_are_reported_and_nothing_is_claimed(
+    compare: Compare, count: int, least: str
+) -> None:
     result = compare(runs("f", NOISY[:count]), runs("f", [2_010, 2_000, 2_020][:count]))
     assert result.title.startswith(
         f"Too few recordings to claim a change: the smallest p with {count} and {count} of them is {least}. "
@@ -141,7 +143,7 @@ def test_faster_and_slower_are_weighed(compare: Compare) -> None:
     assert "1 more lengths that changed are not listed: --top 0 lists all" in one.notes
 
 
-def test_what_makes_up_next_to_nothing_is_hardly_faster(compare: Compare) -> None:
+def test_a_part_that_takes_next_to_no_time_is_hardly_faster(compare: Compare) -> None:
     long = [calls("cudaDeviceSynchronize", [10**6 + at for at in range(10)], every_ns=2 * 10**6)] * 4
     result = compare(both(long, runs("f", NOISY[:4])), both(long, runs("f", [600, 610, 620, 605])))
     assert result.title.startswith("Hardly: the part that is faster is under 1% of the time of its layer.")

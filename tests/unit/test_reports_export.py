@@ -184,7 +184,7 @@ def test_a_part_has_fewer_rows_where_texts_are_long(load: Load) -> None:
         assert 200 < TABLES[name].rows_at_once(run) < 600, name
 
 
-def test_a_bug_while_a_table_is_made_is_no_full_disk() -> None:
+def test_a_bug_while_a_table_is_made_is_not_reported_as_a_full_disk() -> None:
     def frames() -> Iterator[pl.DataFrame]:
         yield pl.DataFrame({"a": [1]})
         raise ZeroDivisionError

@@ -275,7 +275,7 @@ def test_names_are_drawn_as_they_are(load: Load, ending: str) -> None:
     )
 
 
-def test_a_picture_of_nothing_says_so(load: Load) -> None:
+def test_an_empty_picture_has_a_note(load: Load) -> None:
     out = io.BytesIO()
     result = plot.run(load(), plot.Options())
     assert len(result.notes) == 6 and all(note.startswith("No ") for note in result.notes)

@@ -110,7 +110,7 @@ def test_a_gap_is_where_no_kernel_copy_or_warp_is(load: Load) -> None:
     assert gap["cause"] == "unknown"
 
 
-def test_hooked_functions_are_told_from_user_code(load: Load) -> None:
+def test_hooked_functions_are_distinguished_from_user_code(load: Load) -> None:
     hooks = (
         # Around a call, in a call, and two layers that overlap in user code.
         span(2_120, 2_840, "step", "hook") | {"layer": "app"},
@@ -131,7 +131,7 @@ def test_hooked_functions_are_told_from_user_code(load: Load) -> None:
     assert all("hooked_functions_ns" not in row for row in plain["threads"])
 
 
-def test_missing_layers_are_said_and_user_code_is_not_claimed(load: Load) -> None:
+def test_missing_layers_are_reported_and_user_code_is_not_claimed(load: Load) -> None:
     result = run(
         load(
             span(1_500, 1_600, "cuLaunchKernel", launch=1),
@@ -212,7 +212,7 @@ def test_context_switch_points(load: Load) -> None:
     assert counted["cuCtxSetCurrent"] == (1, 0)
 
 
-def test_a_gap_within_the_bound_of_the_clock_and_lost_events_are_said(load: Load) -> None:
+def test_a_gap_within_the_bound_of_the_clock_and_lost_events_are_reported(load: Load) -> None:
     clock = {"clock": "globaltimer:0"}
     result = run(
         load(

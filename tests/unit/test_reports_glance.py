@@ -80,7 +80,7 @@ def test_a_gpu_is_idle_for_want_of_work_or_with_some_queued(load: Load, asked_ns
     assert sentences[0].endswith(says)
 
 
-def test_a_busy_gpu_is_no_fault_of_the_cpu(load: Load) -> None:
+def test_a_busy_gpu_is_not_attributed_to_the_cpu(load: Load) -> None:
     launches = [called(1_100, 1_110, 1), called(1_120, 1_130, 2)]
     sentences, _ = said(load, *launches, kernel(2_000, 2_900, "a", 1), kernel(2_950, 3_000, "b", 2))
     assert sentences == ["GPU 0: busy 95.0% of 1.00 µs, idle 5.0%."]
@@ -218,7 +218,7 @@ def test_without_lines_the_range_that_costs_most_is_named(load: Load) -> None:
     assert sentences[-1] == "The range forward keeps the GPU busy for 300 ns."
 
 
-def test_without_a_gpu_nothing_is_said_of_one(load: Load) -> None:
+def test_without_a_gpu_none_is_mentioned(load: Load) -> None:
     sentences, found = said(load, span(1_100, 1_140, "ioctl", "syscall"))
     assert sentences == []
     assert not {"gpu_time", "kernels", "launch_delay", "peak_memory"} & found.keys()

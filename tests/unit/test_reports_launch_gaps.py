@@ -107,7 +107,7 @@ def test_where_calls_were_left_out_nothing_is_sure(tmp_path: Path) -> None:
     assert found["notes"][1] == "calls were left out (only): it is not known when the GPU surely had no work"
 
 
-def test_losses_of_calls_are_said(load: Load) -> None:
+def test_losses_of_calls_are_reported(load: Load) -> None:
     loss = {"type": "loss", "layer": "userspace", "count": 7, "ts_ns": 1_500}
     found = run(load(span(1_010, 1_020, LAUNCH), loss), Options()).as_json()
     assert found["notes"][1].startswith("7 events of calls were lost")

@@ -108,7 +108,7 @@ def test_another_thread_does_not_count(load: Load) -> None:
     assert parts(result, "cuInit") == {"call": (200, None), "itself": (150, None), "off-CPU": (50, 50)}
 
 
-def test_threads_of_a_recording_longer_than_a_search_can_hold_are_told_apart(load: Load) -> None:
+def test_threads_of_a_recording_longer_than_a_search_can_hold_are_distinguished(load: Load) -> None:
     late_ns = 1 << 60
     records = []
     for tid in range(1, 12):
@@ -153,18 +153,18 @@ def test_a_launch_id_that_comes_again_is_another_launch(load: Load) -> None:
     assert parts(result, "cudaLaunchKernel")["GPU"] == (3, None)
 
 
-def test_kernels_that_no_call_names_are_said(load: Load) -> None:
+def test_kernels_that_no_call_names_are_reported(load: Load) -> None:
     result = run(load(span(1_100, 1_110, "f"), span(1_200, 1_210, "k", "gpu_kernel", launch=9)), Options())
     assert "no call has the launch id of a kernel: 1 kernels are attributed to no call" in result.notes
 
 
-def test_calls_without_an_end_are_left_out_and_said(load: Load) -> None:
+def test_calls_without_an_end_are_left_out_and_reported(load: Load) -> None:
     result = run(load(event("B", 1_100, "cuInit"), span(1_200, 1_210, "f", tid=2)), Options())
     assert [row["call"] for row in result.as_json()["shares"]] == ["f"]
     assert "1 calls have no known length: they are left out" in result.notes
 
 
-def test_one_call_is_taken_apart(load: Load) -> None:
+def test_one_call_is_shown_in_its_parts(load: Load) -> None:
     result = run(
         load(
             span(1_050, 1_060, "before"),

@@ -130,7 +130,7 @@ def test_autograd_s_thread_is_known_by_its_name_alone(load: Load) -> None:
     assert times(run(load(*lines), Options())) == {"autograd (line not known)": (10, 1)}
 
 
-def test_what_is_missing_is_said(load: Load) -> None:
+def test_missing_stacks_and_calls_are_reported(load: Load) -> None:
     bare = span(2_000, 2_010, "gemm", "gpu_kernel", gpu=0, stream=7)
     result = run(load(bare, stack(1, (TRAIN, 1)) | {"omitted": 3}), Options())
     assert times(result) == {"(launch call not recorded)": (10, 1)}

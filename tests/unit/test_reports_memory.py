@@ -166,12 +166,12 @@ def test_call_sites_are_the_outermost_call_and_the_one_inside(load: Load) -> Non
         ),
     ],
 )
-def test_never_freed_says_until_when(load: Load, records: list[dict[str, Any]], until: str) -> None:
+def test_never_freed_states_until_when(load: Load, records: list[dict[str, Any]], until: str) -> None:
     result = run(load(did("alloc", 1_100, 0x10, 1), *records), Options())
     assert rows(result, "never_freed", "until") == [(until,)]
 
 
-def test_calls_tell_where_there_are_no_events_of_memory(load: Load) -> None:
+def test_calls_are_used_where_there_are_no_events_of_memory(load: Load) -> None:
     result = run(
         load(
             event("B", 1_100, "cudaMalloc", args={"size_bytes": 64}),
@@ -265,7 +265,7 @@ def test_contexts_that_are_ended_again_and_again_are_counted(load: Load) -> None
     assert "30 more calls ended a context while allocations were live" in notes
 
 
-def test_sizes_that_add_up_beyond_64_bits_and_addresses_that_are_none(load: Load) -> None:
+def test_sizes_that_add_up_beyond_64_bits_and_null_addresses(load: Load) -> None:
     sizes = [
         did("alloc", 1_100 + at, address, 1 << 62) for at, address in enumerate(("0xzz", "-1", hex(1 << 70)))
     ]
@@ -276,7 +276,7 @@ def test_sizes_that_add_up_beyond_64_bits_and_addresses_that_are_none(load: Load
     ]  # fmt: skip
 
 
-def test_top_limits_rows_and_says_so(load: Load) -> None:
+def test_top_limits_rows_and_the_rest_is_counted(load: Load) -> None:
     result = run(load(*(did("alloc", 1_100 + at, at + 1, at) for at in range(1, 6))), Options(top=2))
     assert rows(result, "never_freed", "size_bytes") == [(5,), (4,)]
     assert "3 more allocations that were never freed are not listed: --top 0 lists all" in result.notes

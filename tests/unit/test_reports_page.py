@@ -165,7 +165,7 @@ def test_losses_stand_at_the_top(evil_page: str) -> None:
     assert page.index("all times are on one clock, monotonic") < page.index("Contents")
 
 
-def test_what_was_not_recorded_is_said(tmp_path: Path) -> None:
+def test_what_was_not_recorded_is_stated(tmp_path: Path) -> None:
     page = report(loader(tmp_path)(PAIR, span(1_100, 1_200, "cuInit")))
     text = "".join(Seen(page).text)
     for nothing in (

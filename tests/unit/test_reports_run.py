@@ -90,7 +90,7 @@ def test_calls_of_a_scheduler_nest_among_those_of_the_driver(load: Load) -> None
     assert rows(run.scheduler, "name", "dur_ns") == [("running", 7)]
 
 
-def test_calls_that_are_told_by_their_ends_alone_nest(load: Load) -> None:
+def test_calls_that_are_known_by_their_ends_alone_nest(load: Load) -> None:
     run = load(
         event("E", 1_150, "inner", dur_ns=30),
         event("E", 1_160, "innermost", dur_ns=5),

@@ -110,7 +110,7 @@ def test_calls_without_an_end_are_counted_and_not_timed(load: Load) -> None:
     assert (row["name"], row["count"], row["total_ns"], row["p99_ns"]) == ("cuInit", 1, None, None)
 
 
-def test_memory_events_say_what_was_moved(load: Load) -> None:
+def test_memory_events_state_what_was_moved(load: Load) -> None:
     result = run(
         load(
             span(1_050, 1_060, "cuMemAlloc_v2", args={"size_bytes": 99}),
@@ -194,7 +194,7 @@ def test_without_cuda_calls_the_slowest_are_of_what_was_recorded(load: Load) -> 
     assert [row["name"] for row in rows] == ["futex"]
 
 
-def test_a_recording_of_nothing_says_so_in_words(load: Load) -> None:
+def test_a_recording_of_nothing_is_reported_in_words(load: Load) -> None:
     loaded = load()
     result = run(loaded, Options())
     assert result.as_json() == {"layers": [], "activities": [], "notes": []}
@@ -204,7 +204,7 @@ def test_a_recording_of_nothing_says_so_in_words(load: Load) -> None:
     assert not any("count" in line for line in lines)
 
 
-def test_without_memory_events_the_calls_that_succeeded_tell(load: Load) -> None:
+def test_without_memory_events_the_calls_that_succeeded_are_used(load: Load) -> None:
     result = run(
         load(
             event("B", 1_100, "cudaMalloc", args={"size_bytes": 64}),
@@ -275,7 +275,7 @@ def test_functions_are_listed_by_what_is_asked_for(load: Load, sort: str, first:
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_all_functions_are_in_the_same_order_as_the_first_so_many(load: Load, sort: str) -> None:
+def test_all_functions_are_in_the_same_order_as_the_first_few(load: Load, sort: str) -> None:
     unknown = event("B", 5_000, "open")
     hooked = [span(at, at + 5, "f", "hook") | {"layer": of} for at, of in ((1, "b"), (9, "a"))]
     calls = [span(at * 100, at * 100 + 7 + at % 3, f"f{(7 * at) % 30}") for at in range(60)]
@@ -356,7 +356,7 @@ def test_a_group_has_a_line_of_its_own_and_wide_letters_take_two_places() -> Non
     assert cell_len(narrow) == 30
 
 
-def test_groups_of_tracks_that_are_no_processes_are_not_listed(load: Load) -> None:
+def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> None:
     result = run(
         load(
             span(1_100, 1_200, "f", "hook", pid=7, tid=7) | {"layer": "python"},

@@ -137,7 +137,7 @@ def test_running_warps_are_a_level(load: Load) -> None:
     assert row == "warps ≤2     " + "▅" * 20 + "█" * 10 + "▅" * 10
 
 
-def test_the_most_at_one_time_is_no_mean_of_a_cell(load: Load) -> None:
+def test_the_most_at_one_time_is_not_the_mean_of_a_cell(load: Load) -> None:
     # The third is there for a tenth of a cell, and the fourth begins where it ends.
     warps = {
         "ts_ns": 1_000, "type": "gpu_warp", "name": "k", "gpu": 0, "warp": [0, 1, 2, 3],
@@ -157,7 +157,7 @@ def test_json_has_the_spans_from_the_start_of_the_run(load: Load) -> None:
     assert data["groups"][1]["rows"][0]["instants_ns"] == [150]
 
 
-def test_an_empty_recording_says_so(load: Load) -> None:
+def test_an_empty_recording_is_reported(load: Load) -> None:
     assert run(load(), Options()).notes == ["no events in this window"]
 
 

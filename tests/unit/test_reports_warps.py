@@ -33,7 +33,7 @@ def fixture(case: str) -> Path:
     return next(path for path in (FIXTURES / case).iterdir() if path.name.startswith("input."))
 
 
-def test_a_recorded_divergence_is_told_and_a_vector_addition_is_not_accused() -> None:
+def test_a_recorded_divergence_is_reported_and_none_is_in_a_vector_addition() -> None:
     found = report(fixture("gpu-h200"))
     (finding,) = found["findings"]
     assert (finding["kind"], finding["kernel"]) == ("divergence", "threeReturns")

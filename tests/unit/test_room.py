@@ -45,7 +45,7 @@ def test_what_is_given_back_can_be_written_by_others(disk: Path) -> None:
         assert ours.seek(131_071) and ours.read(2) == b"\0x"
 
 
-def test_what_promises_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserving_does_nothing_where_the_system_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/null").open("wb") as device:
         room.reserve(device.fileno(), 0, 100)
         room.give_back(device.fileno(), 0, 100)

@@ -49,7 +49,7 @@ def test_of_several_gpus_all_are_taken_or_none(uuid: str) -> None:
         SamplingLock([others[0], others[2]]).close()
 
 
-def test_a_killed_holder_holds_nothing_any_more(uuid: str) -> None:
+def test_a_killed_process_releases_the_lock(uuid: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _HOLDS, uuid], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:

@@ -137,7 +137,7 @@ def test_too_many_open_files_end_the_recording_and_not_the_command(unread: Any) 
 @pytest.mark.parametrize(
     "error", [MemoryError(), OSError(errno.ENOMEM, "x"), RuntimeError("can't start new thread")], ids=repr
 )
-def test_a_shortage_before_the_command_starts_does_not_start_it(error: BaseException, run: Any) -> None:
+def test_a_command_is_not_started_where_something_is_short(error: BaseException, run: Any) -> None:
     said, done, sink = run(CaptureUnavailable, attach=fails(error))
     assert said == ["sh was not started"]
     assert not done.exists()

@@ -121,7 +121,7 @@ def test_a_value_with_a_name_is_written_by_name_and_another_as_the_number():
     ]
 
 
-def test_an_ioctls_command_is_taken_apart_under_its_own_name():
+def test_an_ioctls_command_is_decoded_under_its_own_name():
     signature = Signature((Argument("command", 1, "ioctl"),))
     written = _written(signature, [0xC020462A])
     assert written["command"] == 0xC020462A

@@ -152,7 +152,7 @@ def test_what_earlier_batches_show_of_the_rate_serves_the_next() -> None:
 
 
 @pytest.mark.parametrize("lag_ns", [-30.0, 25.0])
-def test_an_exit_that_reads_its_clocks_in_another_order_is_no_contradiction(lag_ns: float) -> None:
+def test_an_exit_that_reads_its_clocks_in_another_order_is_not_a_contradiction(lag_ns: float) -> None:
     gpu = Gpu(32, lag_ns=lag_ns)
     batch = gpu.run(3_000)
     errors = gpu.errors_ns(batch, refined(SmClocks(), batch))
@@ -221,7 +221,7 @@ def test_an_sm_without_a_line_leaves_the_others_theirs() -> None:
 
 @pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("missing", ["sm", "entry_clk", "exit_clk"])
-def test_without_cycles_nothing_is_made_finer(missing: str) -> None:
+def test_without_cycles_no_times_are_refined(missing: str) -> None:
     batch = Gpu(32).run(100)
     assert stamped(batch)["entry_ns"] != batch["entry_ns"]
     del batch[missing]
@@ -229,7 +229,7 @@ def test_without_cycles_nothing_is_made_finer(missing: str) -> None:
 
 
 @pytest.mark.usefixtures("core")
-def test_the_largest_count_of_cycles_makes_nothing_finer() -> None:
+def test_the_largest_count_of_cycles_refines_no_times() -> None:
     batch = Gpu(32).run(100)
     batch["entry_clk"][50] = COLUMN_LIMIT
     assert_as_read(batch)
@@ -261,7 +261,7 @@ def test_too_few_readings_do_not_show_the_step() -> None:
     assert refine(clocks, gpu.run(400)) is not None
 
 
-def test_a_batch_without_warps_is_not_made_finer() -> None:
+def test_a_batch_without_warps_is_not_refined() -> None:
     clocks, batch = SmClocks(), Gpu(32).run(100)
     none = {name: [] if isinstance(value, list) else value for name, value in batch.items()}
     assert refine(clocks, none) is None
@@ -271,7 +271,7 @@ def test_a_batch_without_warps_is_not_made_finer() -> None:
 
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize("value", [-LIMIT - 1, LIMIT, (1 << 63) - 1, -(1 << 63)])
-def test_a_number_out_of_the_limits_makes_nothing_finer(column: str, value: int) -> None:
+def test_a_number_out_of_the_limits_refines_no_times(column: str, value: int) -> None:
     gpu, clocks = Gpu(1024), SmClocks()
     batch = gpu.run(400) | {"exit_count": [1] * 400}
     broken = batch | {column: [*batch[column][:200], value, *batch[column][201:]]}
@@ -333,7 +333,7 @@ def test_a_recording_has_the_finer_times_and_the_readings() -> None:
 
 
 @pytest.mark.usefixtures("core")
-def test_a_gpu_clock_that_stands_alone_is_made_finer_too() -> None:
+def test_a_gpu_clock_that_stands_alone_is_refined_too() -> None:
     gpu = Gpu(32)
     batch = gpu.run(2_000)
     record = stamped(batch)

@@ -75,7 +75,9 @@ def test_runs_end_by_their_bytes_too(core: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @BOTH
-def test_so_many_rows_and_texts_are_given_at_a_time(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bounded_number_of_rows_and_texts_is_given_at_a_time(
+    core: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (sorted_rows, native_sorted_rows):
         for name, value in (("GIVEN_ROWS", 10), ("GIVEN_FIRSTS", 4), ("GIVEN_BYTES", 100)):
             monkeypatch.setattr(module, name, value)

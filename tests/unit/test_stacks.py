@@ -159,7 +159,7 @@ def test_a_bad_line_is_named_and_skipped(record: dict[str, Any], said: str, tmp_
         assert [one.stack and one.stack[0].function for one in events] == ["step"]
 
 
-def test_stacks_are_no_events(tmp_path: Path) -> None:
+def test_stacks_are_not_events(tmp_path: Path) -> None:
     footer = {"type": "footer", "counts": {"userspace": 1}, "losses": {}}
     call = event("I", 2_000, "f", stack=1)
     path = write(tmp_path / "run.jsonl", stack(1, frame("step")), call, footer)
@@ -260,7 +260,7 @@ def test_the_oldest_launch_is_forgotten(tmp_path: Path, monkeypatch: pytest.Monk
     assert of_work == [False, True, True]
 
 
-def test_what_is_no_event_has_no_stack_where_no_shape_is_known() -> None:
+def test_records_that_are_not_events_have_no_stack_where_no_shape_is_known() -> None:
     columns = event_columns([(0, SPECIAL, NONE, 0, 0, None, 3)])
     LaunchStacks(Tables()).give(columns)
     assert columns.stack is not None and columns.stack.tolist() == [3]

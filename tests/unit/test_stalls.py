@@ -111,7 +111,7 @@ def test_kernels_can_be_chosen() -> None:
         report(kernel="(")
 
 
-def test_a_recording_without_samples_says_how_to_have_them() -> None:
+def test_a_recording_without_samples_is_reported_with_how_to_have_them() -> None:
     one = REPORTS["stalls"]
     result = one.run(load_run("fixtures/device-memory/input.jsonl"), one.options())
     assert result.parts == []
@@ -119,7 +119,7 @@ def test_a_recording_without_samples_says_how_to_have_them() -> None:
     assert not one.suits(load_run("fixtures/device-memory/input.jsonl"))
 
 
-def test_more_functions_than_are_told_apart_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_beyond_those_that_are_distinguished_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.reports.frames.stalls._FUNCTIONS_MAX", 1)
     monkeypatch.setattr("tracepipe.reports.frames.stalls._INSTRUCTIONS_MAX", 1)
     table = StallTable()

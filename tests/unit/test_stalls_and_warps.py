@@ -162,7 +162,7 @@ def test_kernels_are_matched_by_name_and_by_their_launch_where_it_is_known(tmp_p
     assert any("none of these kernels in common" in note for note in none["notes"])
 
 
-def test_recordings_that_lack_one_of_the_two_say_so(tmp_path: Path) -> None:
+def test_recordings_that_lack_one_of_the_two_have_a_note(tmp_path: Path) -> None:
     stalls = sampled(tmp_path / "s.jsonl", {"barrier": 900})
     assert any("capture --gpu warps" in note for note in beside(stalls, stalls)["notes"])
     warps = write_recording(tmp_path / "w.jsonl", SyntheticKernel(blocks=64), 1, SHORT)

@@ -61,7 +61,7 @@ def test_nccl_calls_are_copies_of_the_driver(standin: Path) -> None:
     assert count(output, "calls") == 27 + 3
 
 
-def test_a_paced_run_makes_what_it_was_told_and_no_faster(standin: Path) -> None:
+def test_a_paced_run_makes_as_many_events_as_asked_for_and_no_faster(standin: Path) -> None:
     command = [str(standin / "vec_add"), "--threads", "2", "--spin", "5000", "--rate", "100000"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert re.findall(r"thread (\d): (\d+) calls", done.stdout) == [("0", "5000"), ("1", "5000")]

@@ -69,7 +69,7 @@ def test_arguments_that_are_given_out_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 63) - 1, 10**40, "lone \ud800"])
-def test_arguments_that_json_of_64_bits_cannot_say_are_kept_as_they_are(value: Any) -> None:
+def test_arguments_that_json_of_64_bits_cannot_hold_are_kept_as_they_are(value: Any) -> None:
     tables = new_tables()
     number = tables.args_number({"a": value})
     assert tables.is_odd(number)

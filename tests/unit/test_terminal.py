@@ -45,11 +45,11 @@ def half_done(title: str) -> None:
         update(1_500_000, 3_000_000)
 
 
-def test_what_is_short_leaves_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_work_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown_by(lambda: half_done("convert run.jsonl"), monkeypatch) == ""
 
 
-def test_what_is_no_terminal_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with progress("convert run.jsonl") as update:
         assert update is None

@@ -89,7 +89,7 @@ def test_a_trace_longer_than_one_request_grows_the_heap() -> None:
         assert tp.problems() == []
 
 
-def test_a_module_that_aborts_says_so() -> None:
+def test_a_module_that_aborts_is_reported() -> None:
     module = EmscriptenModule(find_ui().version / "trace_processor.wasm")
     with pytest.raises(WasmAborted):
         module.call("trace_processor_on_rpc_request", 1)  # before trace_processor_rpc_init

@@ -23,7 +23,7 @@ def test_triggers_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     "text", ["profile", "profiler:x", "profiler#2", "call", "call:", "call:f#0", "signal:USR1"]
 )
-def test_what_is_no_trigger_is_an_error_with_a_hint(text: str) -> None:
+def test_an_unknown_trigger_is_an_error_with_a_hint(text: str) -> None:
     with pytest.raises(TracepipeError) as raised:
         trigger_of(text, "--stop-on")
     assert raised.value.message.startswith("--stop-on")

@@ -49,7 +49,7 @@ def found(kernel: KernelWarps, kind: str = "") -> list[Finding]:
     return [finding for finding in find_all([kernel]).findings if kind in ("", finding.kind)]
 
 
-def test_divergence_is_told_by_the_widest_gap_between_exits() -> None:
+def test_divergence_is_measured_by_the_widest_gap_between_exits() -> None:
     # Lanes 0–7 leave after 100 ns, 24 of 32 after 1000 and 1040: the gap of 900 parts 0–7 from the others.
     exits = [(100, 0xFF), (1_000, 0xFFFF00), (1_040, 0xFF000000)]
     (finding,) = found(warps([(b, 0, 0, 0, exits) for b in range(8)]))
@@ -64,7 +64,7 @@ def test_divergence_is_told_by_the_widest_gap_between_exits() -> None:
     )
 
 
-def test_the_bounds_check_of_a_vector_addition_is_no_divergence() -> None:
+def test_the_bounds_check_of_a_vector_addition_is_not_divergence() -> None:
     guard = [(60, 0xFFFFF000), (500, 0xFFF)]
     rows: Any = [(b, 0, b, 0, [(500, FULL)]) for b in range(3)]
     assert found(warps([*rows, (3, 0, 3, 0, guard)], (4, 1, 1))) == []
@@ -72,7 +72,7 @@ def test_the_bounds_check_of_a_vector_addition_is_no_divergence() -> None:
     assert [f.kind for f in found(warps([*rows, (3, 0, 3, 0, guard)], (64, 1, 1)))] == ["divergence"]
 
 
-def test_a_delay_that_costs_little_is_no_divergence() -> None:
+def test_a_delay_that_costs_little_is_not_divergence() -> None:
     # A lane that stays 30 ns longer than 31 others, in a life of 1 ms.
     exits = [(1_000_000, FULL >> 1), (1_000_030, 1 << 31)]
     assert found(warps([(b, 0, 0, 0, exits) for b in range(64)])) == []
@@ -180,7 +180,7 @@ def test_what_was_planted_is_found_and_nothing_else(name: str) -> None:
         assert f"Usual cause: {finding.cause}." in data["sentence"]
 
 
-def test_the_numbers_say_what_was_planted() -> None:
+def test_the_numbers_show_what_was_planted() -> None:
     (stride,) = found(PLANTED["stride of threads"].run(11), "stride")
     assert (stride.numbers["modulus"], stride.numbers["residues"]) == (8, [7])
     assert stride.numbers["delay_low_ns"] <= 4_000 <= stride.numbers["delay_high_ns"]
@@ -220,7 +220,7 @@ def test_a_launch_with_stragglers_of_its_own_saves_no_time_in_others() -> None:
     assert once.saves.run_ns == once.saves.launch_ns
 
 
-def test_without_entries_nothing_is_said_of_what_could_be_saved() -> None:
+def test_without_entries_no_saving_is_stated() -> None:
     findings = found(PLANTED["stride of exits"].run(11))
     assert findings
     assert all(finding.saves is None for finding in findings)
@@ -236,13 +236,13 @@ def test_what_could_save_most_comes_first() -> None:
     ]
 
 
-def test_a_period_along_a_side_of_the_grid_is_told_from_one_of_the_index() -> None:
+def test_a_period_along_a_side_of_the_grid_is_distinguished_from_one_of_the_index() -> None:
     rows = tuple(b for b in range(512) if b // 16 % 4 == 1)
     (finding,) = found(SyntheticKernel(grid=(16, 32, 1), late_blocks=rows, delay=0.5).run(3))
     assert [finding.numbers[key] for key in ("side", "modulus", "residues")] == ["blockIdx.y", 4, [1]]
 
 
-def test_a_border_is_told_from_a_period_where_turns_differ_more() -> None:
+def test_a_border_is_distinguished_from_a_period_where_turns_differ_more() -> None:
     # The first turn of each SM has nearly two of eight rows, most of them at the border.
     border = tuple(b for b in range(128) if b % 16 in (0, 15) or b // 16 in (0, 7))
     options: Any = {"blocks": 128, "grid": (16, 8, 1), "launches": 4, "oldest_first": 0.6}
@@ -278,7 +278,7 @@ def test_a_last_wave_of_clusters_names_them_and_the_sms_that_stay_unused() -> No
     assert "Usual cause: clusters of blocks, which fit only where" in clusters
 
 
-def test_late_blocks_that_end_before_others_are_no_finding() -> None:
+def test_late_blocks_that_end_before_others_are_not_a_finding() -> None:
     # Each SM serves four blocks one after the other; those of the first turn are late.
     options: Any = {"blocks": 128, "launches": 6, "oldest_first": 0.6, "late_launch": 4}
     assert found(SyntheticKernel(**options, late_blocks=(8, 9), delay=0.5).run(11)) == []
@@ -317,7 +317,7 @@ def test_blocks_at_the_border_are_one_finding() -> None:
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("sigma", [0.02, 0.2])
-def test_noise_alone_is_no_finding(noise: str, sigma: float) -> None:
+def test_noise_alone_is_not_a_finding(noise: str, sigma: float) -> None:
     timed: Any = {"noise": noise, "sigma": sigma, "lane_sigma": sigma, "lanes_timed": True, "entries": False}
     kernels = [
         SyntheticKernel(blocks=1, warps=1, lane_step_ns=200, **timed),
@@ -332,7 +332,7 @@ def test_noise_alone_is_no_finding(noise: str, sigma: float) -> None:
 
 
 @pytest.mark.parametrize("blocks", [128, 120, 512])
-def test_blocks_that_an_sm_serves_last_are_no_finding(blocks: int) -> None:
+def test_blocks_that_an_sm_serves_last_are_not_a_finding(blocks: int) -> None:
     kernel = SyntheticKernel(blocks=blocks, launches=4, oldest_first=0.6)
     assert [finding for finding in found(kernel.run(7)) if finding.kind != "wave"] == []
 
@@ -371,7 +371,7 @@ def test_a_recording_of_many_kernels_asks_more_of_each() -> None:
     assert [f for f in find_all([kernel.run(4), *[quiet] * 99]).findings if f.kind == "stride"] == []
 
 
-def test_what_an_input_lacks_is_said_for_each_kind() -> None:
+def test_what_an_input_lacks_is_reported_for_each_kind() -> None:
     entries_only = warps([(0, 0, 0, 5, [])], (1, 1, 1))
     assert set(find_all([entries_only]).skipped) == set(FINDERS)
     exits_only = warps([(b, w, NOT_RECORDED, NOT_RECORDED, [(9, FULL)]) for b in range(20) for w in range(4)])
@@ -383,7 +383,7 @@ def test_a_warp_that_never_left_is_counted_apart() -> None:
     assert (kernel.launch.size, kernel.still_running, kernel.life_ns.tolist()) == (1, 1, [4])
 
 
-def test_words_for_numbers() -> None:
+def test_numbers_are_written_in_words() -> None:
     assert listed([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7, 8"
     assert listed(list(range(0, 40, 2)), 3) == "0, 2, 4 and 17 more"
     assert [percent(share) for share in (0.0, 0.004, 0.5, 0.996, 1.0)] == [
@@ -465,7 +465,7 @@ def test_a_late_thread_at_an_end_of_the_grid_is_found_among_many_warps() -> None
     assert found(warps(late, (600, 1, 1)), "divergence") == []
 
 
-def test_lanes_in_turn_are_no_spread_and_halves_are_no_turn() -> None:
+def test_lanes_in_turn_are_not_a_spread_and_halves_are_not_a_turn() -> None:
     rng = np.random.default_rng(4)
     turn = 5.0 * np.arange(32) + rng.integers(0, 3, (4, 32))
     assert without_order(turn).step_ns == pytest.approx(5, abs=0.1)
@@ -493,7 +493,7 @@ def test_no_class_is_less_likely_than_an_order_of_its_row() -> None:
     assert chance_of(ranks, members) == pytest.approx(math.erfc(score / math.sqrt(2)) / 2, rel=0.01)
 
 
-def test_a_stride_of_lanes_is_told_among_those_that_were_recorded() -> None:
+def test_a_stride_is_found_among_the_lanes_that_were_recorded() -> None:
     every = list(range(32))
     assert stride_of([7, 15, 23, 31], every) == (8, 7)
     assert stride_of([8, 24], [0, 8, 16, 24]) == (16, 8)
@@ -514,7 +514,7 @@ def test_few_warps_are_listed_one_by_one() -> None:
     assert one_by_one(threads([IN_TURN] * 9)) == []
 
 
-def test_the_order_of_three_warps_is_seen_and_no_finding() -> None:
+def test_the_order_of_three_warps_is_seen_and_is_not_a_finding() -> None:
     base = 1_749_147_474_550_023_000
     kernel = threads([[base + 2_000 * warp] for warp in range(3)])
     assert found(kernel) == []

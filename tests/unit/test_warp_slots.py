@@ -41,7 +41,7 @@ def test_a_warp_of_a_later_batch_may_stand_before_others() -> None:
     assert fates(slots, 60, *later) == [DRAWN, DRAWN, DRAWN, OVERLAPS, DRAWN, OVERLAPS, OVERLAPS]
 
 
-def test_of_a_slot_so_many_stays_are_remembered() -> None:
+def test_a_bounded_number_of_stays_in_a_slot_is_remembered() -> None:
     slots = new_slots()
     warps = [(10 * at, 5, 0) for at in range(STAYS_MAX)]
     assert set(fates(slots, 0, *warps)) == {DRAWN}
@@ -50,7 +50,7 @@ def test_of_a_slot_so_many_stays_are_remembered() -> None:
     assert fates(slots, 0, (18, 1, 0)) == [OVERLAPS]
 
 
-def test_how_many_run_is_said_once_a_time_and_where_it_changes() -> None:
+def test_the_number_of_running_threads_is_written_once_a_time_and_where_it_changes() -> None:
     slots = new_slots()
     ts_ns = int64s(5, 9, 5, 7, 9, 12)
     delta = np.array([1, -1, 1, 0, 1, -1], np.int8)
@@ -109,7 +109,7 @@ def told(plan: list[Any], before_ns: int) -> list[Any]:
 
 
 @given(batches, st.integers(0, 100))
-def test_both_say_the_same(plan: list[Any], before_ns: int) -> None:
+def test_both_cores_answer_the_same(plan: list[Any], before_ns: int) -> None:
     with running("pure"):
         want = told(plan, before_ns)
     assert told(plan, before_ns) == want

@@ -82,7 +82,7 @@ def test_a_condition_names_functions_by_a_pattern_and_kernels_by_an_expression()
         ("at::add > 1ms", "call", "at::add"),
     ],
 )
-def test_a_condition_says_of_what_it_is(text: str, kind: str, pattern: str) -> None:
+def test_a_condition_states_what_it_is_about(text: str, kind: str, pattern: str) -> None:
     assert Conditions([text]).all == [Condition(text, kind, pattern, MS)]
 
 
@@ -104,14 +104,14 @@ def test_a_range_may_have_a_name_that_is_a_pattern_of_others() -> None:
         ("sycall:futex > 5ms", "'sycall' is not a known condition"),
     ],
 )
-def test_what_is_no_condition_is_refused_with_the_part_that_is_wrong(text: str, part: str) -> None:
+def test_a_wrong_condition_is_refused_with_the_part_that_is_wrong(text: str, part: str) -> None:
     with pytest.raises(TracepipeError, match=re.escape(f"--when {text!r} cannot be understood")) as refused:
         Conditions([text])
     assert part in refused.value.message
     assert refused.value.hint
 
 
-def test_a_kind_that_nobody_knows_has_one_that_is_near() -> None:
+def test_an_unknown_kind_is_refused_with_a_near_one() -> None:
     with pytest.raises(TracepipeError) as refused:
         Conditions(["sycall:futex > 5ms"])
     assert refused.value.hint.startswith("Did you mean syscall")

@@ -84,7 +84,7 @@ def test_what_is_under_way_at_the_end_of_a_window_ends_with_it() -> None:
     assert [(line["phase"], line["ts_ns"]) for line in lines[-2:]] == [("B", 20), ("E", 21)]
 
 
-def test_a_window_that_was_waited_for_says_how_long() -> None:
+def test_a_window_that_was_waited_for_states_how_long() -> None:
     begin, end = rendered(
         window_record(9, Cause.START, begins=True, by=11 << 32 | 12, waited_ns=7), window(20, False)
     )

@@ -170,7 +170,7 @@ def test_a_program_begins_any_number_of_windows_on_request() -> None:
     assert [course.say(at, begins=bool(at % 2)) for at in (1, 2, 3, 4)] == ["", "", "", "api"]
 
 
-def test_a_program_is_answered_what_cannot_be_obeyed() -> None:
+def test_a_program_gets_an_answer_to_a_request_that_cannot_be_fulfilled() -> None:
     course = Course(start_on="api")
     assert course.say(1, begins=False) == "No window is open."
     course.say(2, begins=True)
@@ -378,7 +378,7 @@ def test_libraries_turn_by_themselves_what_they_see_and_are_followed_where_there
     assert course.windows.length_ns == 1
 
 
-def test_a_library_that_did_not_turn_its_window_by_itself_is_made_to() -> None:
+def test_a_library_that_did_not_turn_its_window_by_itself_is_asked_to() -> None:
     course = Course(has_device=True, start_on="nvtx:step")
     course.at(0)
     course.at(2, True)
@@ -405,7 +405,7 @@ def test_a_library_that_has_turned_is_left_alone() -> None:
         ({"start_on": "signal", "delay_ns": 5}, "signal did not happen after --delay: nothing was recorded."),
     ],
 )
-def test_without_a_window_it_is_said_what_was_waited_for(windows: dict[str, Any], said: str) -> None:
+def test_without_a_window_what_was_waited_for_is_reported(windows: dict[str, Any], said: str) -> None:
     course = Course(**windows)
     course.at(10)
     message, hint = course.windows.why_none()

@@ -81,7 +81,7 @@ def test_damage_is_reported_with_its_byte(data: bytes, message: str) -> None:
         list(file.fields(0, file.size))
 
 
-def test_a_field_that_is_cut_off_is_given_as_far_as_it_goes() -> None:
+def test_a_field_that_is_cut_off_is_read_as_far_as_it_goes() -> None:
     file = WireFile(io.BytesIO(b"\x12\x05abc"))
     fields = file.fields(0, file.size)
     place = next(fields)
