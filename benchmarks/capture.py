@@ -127,17 +127,17 @@ def measured(command: list[str]) -> Seen:
     began_s = time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    said, started_s, ended_s = "", began_s, began_s
+    printed, started_s, ended_s = "", began_s, began_s
     for line in process.stderr:
         if "driver API" in line:
             started_s = time.monotonic()
         if "calls/s" in line:
             ended_s = time.monotonic()
-        said += line
+        printed += line
     code = process.wait()
-    cost, rate = re.search(r"([\d.]+) ns of processor", said), re.search(r"(\d+) calls/s", said)
+    cost, rate = re.search(r"([\d.]+) ns of processor", printed), re.search(r"(\d+) calls/s", printed)
     if code or cost is None or rate is None:
-        raise SystemExit(f"{shlex.join(command)} ended with {code}:\n{said}")
+        raise SystemExit(f"{shlex.join(command)} ended with {code}:\n{printed}")
     before_s, after_s = started_s - began_s, time.monotonic() - ended_s
     return Seen(float(cost[1]), float(rate[1]), start_s=before_s, attach_s=before_s, detach_s=after_s)
 
@@ -171,16 +171,16 @@ def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "
         recording = Path(folder, f"run.jsonl{suffix}")
         options = [method, layers, str(recording)]
         seen = measured([sys.executable, str(Path(__file__).resolve()), "--side", *options, *command])
-        said = json.loads(Path(folder, "summary.json").read_text())
+        summary = json.loads(Path(folder, "summary.json").read_text())
         size_bytes = recording.stat().st_size
     return Seen(
         seen.ns_a_call,
         seen.calls_a_second,
         seen.start_s,
-        said["attach_ns"] / 1e9,
-        said["detach_ns"] / 1e9,
-        said["counts"].get("userspace", 0),
-        sum(said["losses"].values()),
+        summary["attach_ns"] / 1e9,
+        summary["detach_ns"] / 1e9,
+        summary["counts"].get("userspace", 0),
+        sum(summary["losses"].values()),
         size_bytes,
     )
 

@@ -58,7 +58,7 @@ TITLES = {
 class Seen:
     """The figures that a run printed, by name, and what was recorded of it."""
 
-    said: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
     warps: int = 0
     kernels: int = 0
     lost: int = 0
@@ -177,10 +177,10 @@ def _run(command: Sequence[str], recording: ChannelEngine | None, ends_s: float)
         out.seek(0)
         errors.seek(0)
         if process.returncode:
-            last = (errors.read().strip() or "it said nothing").splitlines()[-1]
+            last = (errors.read().strip() or "it printed nothing").splitlines()[-1]
             late = "it took too long; " if time.monotonic() > ends_s else ""
             raise RuntimeError(f"{late}ended with {process.returncode}: {last}")
-        seen.said = dict(line.split(" ", 1) for line in out.read().splitlines() if " " in line)
+        seen.figures = dict(line.split(" ", 1) for line in out.read().splitlines() if " " in line)
     return seen
 
 
@@ -212,7 +212,7 @@ class Rows:
 
     def middle(self, name: str, what: str) -> float:
         """The median over the rounds; NaN if there is none."""
-        some = [float(seen.said[what]) for seen in self.seen.get(name, []) if what in seen.said]
+        some = [float(seen.figures[what]) for seen in self.seen.get(name, []) if what in seen.figures]
         return statistics.median(some) if some else float("nan")
 
     def each(self) -> Iterator[tuple[str, list[Seen]]]:
@@ -225,7 +225,7 @@ class Rows:
 
     def times(self, name: str, what: str, *floors: str) -> str:
         """Median, least and most, and the ratios to the medians of other rows."""
-        some = [float(seen.said[what]) for seen in self.seen[name]]
+        some = [float(seen.figures[what]) for seen in self.seen[name]]
         median = statistics.median(some)
         ratios = "".join(f"{median / self.middle(floor, what):>10.2f}" for floor in floors)
         return f"{median:>10.3f}{min(some):>10.3f}{max(some):>10.3f}{ratios}"
@@ -251,21 +251,21 @@ def kernel_table(bench: Bench) -> None:
         print(
             f"  {'':<34}{'median':>10}{'min':>10}{'max':>10}{'× native':>10}{'× empty':>10}   recorded, lost"
         )
-        native = {seen.said["result"] for seen in rows.seen["native"]}
+        native = {seen.figures["result"] for seen in rows.seen["native"]}
         for name, some in rows.each():
-            told = _recorded(name, some)
-            wrong = "" if {seen.said["result"] for seen in some} == native else "; ITS RESULT DIFFERS"
+            recorded = _recorded(name, some)
+            wrong = "" if {seen.figures["result"] for seen in some} == native else "; ITS RESULT DIFFERS"
             times = rows.times(name, "us", "native", "empty patches")
-            print(f"  {name:<34}{times}   {told}{wrong}", flush=True)
+            print(f"  {name:<34}{times}   {recorded}{wrong}", flush=True)
             _print_notes(some)
 
 
 def _recorded(name: str, some: list[Seen]) -> str:
     if name.startswith("warps"):
-        got, wanted = sum(s.warps for s in some), sum(int(s.said["warps"]) for s in some)
+        got, wanted = sum(s.warps for s in some), sum(int(s.figures["warps"]) for s in some)
         return f"{got:,} of {wanted:,} warps, {sum(s.lost for s in some):,} lost"
     if name.startswith("kernels"):
-        got, wanted = sum(s.kernels for s in some), sum(int(s.said["launches"]) for s in some)
+        got, wanted = sum(s.kernels for s in some), sum(int(s.figures["launches"]) for s in some)
         return f"{got:,} of {wanted:,} kernels, {sum(s.lost for s in some):,} lost"
     return "-"
 
@@ -385,7 +385,7 @@ def clock_table(bench: Bench) -> None:
     if not seen.pairs:
         print("  no clock pairs came")
     _print_notes([seen])
-    print(f"  {seen.warps:,} of {int(seen.said['warps']):,} warps recorded, {seen.lost:,} lost")
+    print(f"  {seen.warps:,} of {int(seen.figures['warps']):,} warps recorded, {seen.lost:,} lost")
 
 
 def _bounds_ns(placed: ClockMap, source_ns: list[int]) -> tuple[int, int]:

@@ -44,7 +44,7 @@ class _Hashing:
         self._bytes += len(data)
         return len(data)
 
-    def said(self) -> str:
+    def digest(self) -> str:
         return f"{self._bytes} bytes, sha256 {self._hash.hexdigest()}"
 
 
@@ -57,7 +57,7 @@ def convert(source: str, to: str) -> None:
 
     out = _Hashing()
     account = Conversion(source, CONVERTERS[to], ConversionOptions()).run(out)  # type: ignore[arg-type]
-    print(state(), out.said(), *account_lines(account), sep="\n")
+    print(state(), out.digest(), *account_lines(account), sep="\n")
 
 
 def outcome(core: str, source: Path, to: str) -> list[str]:
@@ -65,10 +65,10 @@ def outcome(core: str, source: Path, to: str) -> list[str]:
     command = [sys.executable, str(HERE), "--convert", str(source), to]
     environment = os.environ | {"TRACEPIPE_PURE": CORES[core]}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    state, *said = done.stdout.splitlines()
+    state, *lines = done.stdout.splitlines()
     if not state.startswith(core):
         sys.exit(f"there is nothing to compare: {state}")
-    return said
+    return lines
 
 
 def main() -> int:

@@ -46,9 +46,9 @@ def run(program: Path, folder: Path, seconds: float, rate: int, options: list[st
         capture = [sys.executable, "-m", "tracepipe", "capture", *hook, *output, *options]
         command = [*capture, "--", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, env=environment, text=True, bufsize=0
+            command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, bufsize=0
         )
         samples, high_kb = list[tuple[float, int]](), 0
         proc = Path(f"/proc/{process.pid}")
@@ -63,8 +63,8 @@ def run(program: Path, folder: Path, seconds: float, rate: int, options: list[st
         assert process.stdout is not None
         made = json.loads(process.stdout.read())
         if process.returncode:
-            said.seek(0)
-            raise SystemExit(said.read().decode())
+            errors.seek(0)
+            raise SystemExit(errors.read().decode())
     (begin_s, begin), (end_s, end) = samples[len(samples) // 2], samples[len(samples) * 9 // 10]
     records = 2 * made["calls_a_second"] * (end_s - begin_s)
     return Seen(made["calls_a_second"], (end - begin) * TICK_S / records * 1e6, high_kb / 1024)

@@ -153,7 +153,7 @@ class Capture:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tracepipe", "capture", *options, "--", *command],
             env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), MARK: mark},
-            stdout=(self.folder / "said").open("wb"),
+            stdout=(self.folder / "output").open("wb"),
             stderr=(self.folder / "messages").open("wb"),
         )
 
@@ -206,11 +206,11 @@ class Capture:
     def end(self) -> None:
         """Read the program's output, and the recording."""
         code = self.process.wait()
-        said = (self.folder / "said").read_text()
-        if code or not said:
+        output = (self.folder / "output").read_text()
+        if code or not output:
             self.error = f"exit {code}: {(self.folder / 'messages').read_text()[-300:]}"
             return
-        answer = json.loads(said)
+        answer = json.loads(output)
         self.made, self.calls_a_second = 2 * answer["calls"], answer["calls_a_second"]
         from tracepipe.recording.files import open_input
 

@@ -171,9 +171,9 @@ def _measure(structs: list[tuple[str, str, list[str]]], folders: list[Path], scr
         str(program),
     ]
     subprocess.run(command, check=True)
-    said = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     parameters: Parameters = {}
-    for line in said.splitlines():
+    for line in printed.splitlines():
         name, *members = line.split(" ")
         read = [Parameter(*map(int, re.split(r"[+>]", member))) for member in members]
         # CUPTI has two versions of the function, but reports only the name to a tool.

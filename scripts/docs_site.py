@@ -96,8 +96,8 @@ def _options_table(command: Any, context: Any) -> str:
         values = "" if one.is_flag else f" `{one.make_metavar(context).strip('<>')}`"
         shown = one.show_default and one.default not in (None, "", False, True)
         default = f" Default: `{one.default}`." if shown else ""
-        told = ((one.help or "") + default).replace("<", "&lt;")
-        rows.append(f"| {_cell(names + values)} | {_cell(told)} |")
+        text = ((one.help or "") + default).replace("<", "&lt;")
+        rows.append(f"| {_cell(names + values)} | {_cell(text)} |")
     return "\n".join(["| option | |", "|---|---|", *rows]) if rows else ""
 
 

@@ -173,8 +173,8 @@ def check_core(wheel: Path, machine: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(content)
         file.flush()
-        said = run([tool("python"), "-c", NEEDS, file.name]).split("\n")
-    built_for, needed, versions = said[0], said[1].split(), said[2].split()
+        lines = run([tool("python"), "-c", NEEDS, file.name]).split("\n")
+    built_for, needed, versions = lines[0], lines[1].split(), lines[2].split()
     if built_for != MACHINES[machine][1]:
         raise Unfit(f"the core of {wheel.name} is for {built_for}")
     if strange := set(needed) - {"libc.so.6", "libm.so.6", *LOADERS}:

@@ -58,7 +58,7 @@ def test_records_of_both_engines_are_counted() -> None:
 def test_a_program_is_run_with_a_recording_and_its_figures_are_read(bench: gpu.Bench) -> None:
     asks = "import os; print('us', 2.5); print('set', 'CUDA_INJECTION64_PATH' in os.environ)"
     for engine, is_set in (("native", "False"), ("empty", "True"), ("warps", "True"), ("kernels", "True")):
-        assert bench.run([sys.executable, "-c", asks], engine).said == {"us": "2.5", "set": is_set}
+        assert bench.run([sys.executable, "-c", asks], engine).figures == {"us": "2.5", "set": is_set}
 
 
 def test_a_program_that_fails_or_hangs_is_reported(bench: gpu.Bench) -> None:

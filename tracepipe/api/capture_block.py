@@ -55,7 +55,7 @@ class Capture:
         try:
             self._hear_until(lambda: self._has_begun)
         except BaseException:
-            self._tell(STOP)
+            self._send(STOP)
             self._close()
             raise
         return self
@@ -87,7 +87,7 @@ class Capture:
 
     def stop(self) -> CaptureSummary:
         """End the recording now. A command is interrupted, and killed two seconds later."""
-        self._tell(STOP)
+        self._send(STOP)
         return self._heard_out()
 
     def write_now(self, timeout_s: float = 60.0) -> str:
@@ -101,7 +101,7 @@ class Capture:
         with self._hearing:
             if self._summary is not None:
                 raise TracepipeError(f"{self.path} is complete.", "Call it before the end of the block.")
-            self._tell(WRITE)
+            self._send(WRITE)
             self._writes += 1
             number = self._writes
 
@@ -181,7 +181,7 @@ class Capture:
         )
         theirs.close()
         self._connection = ours
-        self._tell(self._order)
+        self._send(self._order)
 
     def _obeyed(self, order: WindowOrder) -> Answer:
         """Send an order for a window and return the recorder's answer. Raises TracepipeError if the capture
@@ -196,7 +196,7 @@ class Capture:
         self._check_not_forked()
         with self._asking:
             self._answer = None
-            self._tell(order)
+            self._send(order)
             self._hear_until(lambda: self._answer is not None or self._summary is not None)
             return self._answer or ENDED
 
@@ -277,7 +277,7 @@ class Capture:
         if self._notify is not None:
             self._notify(text)
 
-    def _tell(self, message: Order | WindowOrder | str) -> None:
+    def _send(self, message: Order | WindowOrder | str) -> None:
         if self._connection is not None:
             with suppress(OSError):  # it has ended, and its last messages can be received
                 self._connection.send(message)

@@ -82,7 +82,7 @@ class _Caller:
         self.asked = 0
 
     def began(self) -> None:
-        self.tell(Began())
+        self.send(Began())
 
     def is_over(self) -> bool:
         while not self._is_gone and self._connection.poll():
@@ -107,12 +107,12 @@ class _Caller:
         return self._orders.popleft() if self._orders else None
 
     def answer(self, answer: Answer) -> None:
-        self.tell(answer)
+        self.send(answer)
 
     def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
-        self.tell(Written(asked, path, error.message if error else "", error.hint if error else ""))
+        self.send(Written(asked, path, error.message if error else "", error.hint if error else ""))
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         try:
             self._connection.send(message)
         except OSError:  # it is gone, which does not affect the recording
@@ -147,9 +147,9 @@ def main(number_of_socket: str) -> None:
             order.output,
             command_output=order.command_output,
             force=order.force,
-            notify=caller.tell,
+            notify=caller.send,
             control=caller,
         )
-        caller.tell(summary)
+        caller.send(summary)
     except TracepipeError as e:
-        caller.tell(Refused(type(e).__name__, e.message, e.hint))
+        caller.send(Refused(type(e).__name__, e.message, e.hint))

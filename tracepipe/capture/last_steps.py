@@ -57,7 +57,7 @@ def why(error: Exception) -> str:
     return behind.message if isinstance(behind, TracepipeError) else "a bug"
 
 
-def said_of(error: Exception | None) -> tuple[str, str]:
+def message_of(error: Exception | None) -> tuple[str, str]:
     """The message and the hint for the error that ended a recording. Raises any other error: a bug, or what
     the kernel refused.
     """

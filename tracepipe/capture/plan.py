@@ -178,7 +178,7 @@ def _trigger_places(
     trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
 ) -> tuple[TriggerPlace, ...]:
     """The functions of a trigger: those of the program, or that of the library which sees the trigger."""
-    if trigger is None or trigger.is_said:
+    if trigger is None or trigger.is_sent:
         return ()
     sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
     selection = resolve(sets, libraries, is_partial=True)

@@ -22,7 +22,7 @@ from tracepipe.capture.flight.dump import Frame, Outputs
 from tracepipe.capture.flight.recorder import FlightRecorder
 from tracepipe.capture.frame import footer_of, header_of, instant
 from tracepipe.capture.interrupts import Interrupts, blocked, check_not_interrupted
-from tracepipe.capture.last_steps import LastSteps, said_of, why
+from tracepipe.capture.last_steps import LastSteps, message_of, why
 from tracepipe.capture.machine.precedence import ended_first, runs_first
 from tracepipe.capture.plan import plan_of
 from tracepipe.capture.probed_files import ProbedFiles
@@ -175,7 +175,7 @@ class _Session:
         failure = store.error or self.attachment.error
         exit_code = self._exit_code(failure)
         wall_ns = before_ns - start["monotonic_ns"]
-        return self._summary(footer, store, said_of(failure), exit_code, wall_ns, detach_ns)
+        return self._summary(footer, store, message_of(failure), exit_code, wall_ns, detach_ns)
 
     def _begin(self, store: Store, start: HostInstant) -> None:
         """Release the command, and begin to record."""

@@ -46,7 +46,7 @@ class Trigger:
         return self.kind in (PROFILER, "call")
 
     @property
-    def is_said(self) -> bool:
+    def is_sent(self) -> bool:
         """Whether it is sent to the capture process itself."""
         return self.kind in (SIGNAL, API)
 

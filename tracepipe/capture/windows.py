@@ -115,12 +115,12 @@ class WindowCourse:
         has_device_turned = self._take_turns()
         ended_by = ""
         if self.is_open:
-            ended_by = self._look_at_end(now_ns, self._is_said(self._ends_by, came, order))
+            ended_by = self._look_at_end(now_ns, self._is_received(self._ends_by, came, order))
         elif self.count >= self.request.windows.limit:
             ended_by = self._ends_by.text if self._ends_by else "duration"
         else:
-            is_said = self._is_said(self._begins_by, came, order)
-            self._look_at_begin(now_ns, is_said, order.name if order else "")
+            is_received = self._is_received(self._begins_by, came, order)
+            self._look_at_begin(now_ns, is_received, order.name if order else "")
         is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
             # A call that is held by the probes has not reached the point that the library sees.
@@ -174,7 +174,7 @@ class WindowCourse:
         """When the next window is expected; None where that is not known."""
         if self._begins_by is None:
             return self._closed_ns + self.request.windows.delay_ns
-        if self._begins_by.is_said or not self._is_armed:
+        if self._begins_by.is_sent or not self._is_armed:
             return None
         counts = attachment if self._begins_by.is_probed or self._device is None else self._device
         hits = counts.hits()
@@ -203,16 +203,16 @@ class WindowCourse:
         }.get(self._begins_by.kind, "Check that the program gets there: `tracepipe hooks test` shows calls.")
         return f"{self._begins_by.text} did not happen{after}: nothing was recorded.", hint
 
-    def _is_said(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
+    def _is_received(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
         """Whether the capture process itself received what `trigger`, the next one due, waits for."""
         kind = trigger.kind if trigger is not None else ""
         is_ordered = order is not None and order.begins != self.is_open
         return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
 
-    def _look_at_end(self, now_ns: int, is_said: bool) -> str:
+    def _look_at_end(self, now_ns: int, is_received: bool) -> str:
         assert self._opened_ns is not None
         duration_ns = self.request.limits.duration_ns
-        if is_said and self._ends_by is not None:
+        if is_received and self._ends_by is not None:
             self._close(now_ns, Cause.STOP)
             ended_by = self._ends_by.text
         elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
@@ -222,7 +222,7 @@ class WindowCourse:
             return ""
         return ended_by if self.count >= self.request.windows.limit else ""
 
-    def _look_at_begin(self, now_ns: int, is_said: bool, name: str) -> None:
+    def _look_at_begin(self, now_ns: int, is_received: bool, name: str) -> None:
         windows, attachment = self.request.windows, self._attachment
         assert attachment is not None
         if now_ns - self._closed_ns < windows.delay_ns:
@@ -230,11 +230,11 @@ class WindowCourse:
         begins_by, asked_ns = self._begins_by, attachment.asked()
         if begins_by is None:
             asked_ns = self._closed_ns + windows.delay_ns
-        elif is_said:
+        elif is_received:
             asked_ns = now_ns
         if asked_ns is not None:
             self._note_begin(attachment.open_window(asked_ns, name=name))
-        elif begins_by is not None and not begins_by.is_said and not self._is_armed:
+        elif begins_by is not None and not begins_by.is_sent and not self._is_armed:
             # Without a delay, the next window may begin immediately after the end of this one.
             left = 1 if windows.delay_ns else windows.limit - self.count
             attachment.arm(left)

@@ -119,13 +119,13 @@ def _with_communicators(run: Run, rows: Int64s, frame: pl.DataFrame) -> tuple[pl
         return frame, remarks  # as if all ranks were in one group
     asked = [one or Asked("", UNKNOWN, None, None) for one in found.asked]
     schema = {"group": pl.String, "size": pl.Int64, "count": pl.Int64}
-    told = pl.DataFrame([(one.group, one.size, one.elements) for one in asked], schema, orient="row")[
+    known = pl.DataFrame([(one.group, one.size, one.elements) for one in asked], schema, orient="row")[
         found.place
     ]
     frame = frame.with_columns(
-        process_group=pl.when(is_unnamed).then(told["group"]).otherwise("process_group"),
-        group_size=pl.col("group_size").fill_null(told["size"]),
-        elements=pl.col("elements").fill_null(told["count"]),
+        process_group=pl.when(is_unnamed).then(known["group"]).otherwise("process_group"),
+        group_size=pl.col("group_size").fill_null(known["size"]),
+        elements=pl.col("elements").fill_null(known["count"]),
     )
     return frame, remarks
 
@@ -143,8 +143,8 @@ def _steps(start_ns: pl.Series, steps: pl.DataFrame) -> pl.Series:
 def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
     known: dict[str, str] = {}
     found = []
-    for said, name in zip(given, names, strict=True):
-        text = said or short_kernel_name(name or "")
+    for stated, name in zip(given, names, strict=True):
+        text = stated or short_kernel_name(name or "")
         if text not in known:
             known[text] = operation_of(text)
         found.append(known[text])

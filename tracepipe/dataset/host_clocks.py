@@ -35,7 +35,7 @@ class Recorded(NamedTuple):
     last_at_ns: int | None = None
     last_ahead_ns: int | None = None
 
-    def told(self) -> list[tuple[int, int]]:
+    def instants(self) -> list[tuple[int, int]]:
         """Instants, and how far CLOCK_REALTIME was ahead then; none if it was set between them."""
         if self.ahead_ns is None:
             return []
@@ -85,15 +85,15 @@ def relations(recorded: Iterable[Recorded], clocks: list[str]) -> Iterator[Relat
         of_clock.setdefault(one.clock, []).append(one)
     for clock, some in of_clock.items():
         real = clock.rpartition(": ")[0] + _REALTIME
-        told = [instant for one in some for instant in one.told()]
-        if real == clock or real not in of_clock or not told:
+        instants = [instant for one in some for instant in one.instants()]
+        if real == clock or real not in of_clock or not instants:
             continue
         for own, own_ns, sign in ((clock, some, -1), (real, of_clock[real], 1)):
             start_ns, end_ns = min(one.start_ns for one in own_ns), max(one.end_ns for one in own_ns)
             # The instant that is nearest to all of it.
             bound_ns, ahead_ns = min(
                 (_bound_ns(at_ns + (ahead_ns if sign > 0 else 0), start_ns, end_ns), ahead_ns)
-                for at_ns, ahead_ns in told
+                for at_ns, ahead_ns in instants
             )
             other = real if own == clock else clock
             yield Relation(numbers[own], numbers[other], sign * ahead_ns, bound_ns, start_ns, end_ns)

@@ -46,7 +46,7 @@ RECORDED_LAYERS = (*PROBED_LAYERS, OWN_LAYER)
 """All layers of probes."""
 OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "&")
 EFFECTS = ("", "alloc", "free", "alloc_host", "free_host", "set", "transfer", "name", "communicator")
-TOLD_LATER = ("name", "communicator")
+NAMING_EFFECTS = ("name", "communicator")
 """Effects without an event: what they say of a handle is an argument of later calls."""
 
 

@@ -105,7 +105,7 @@ class FirstProblems:
             yield Problem(0, "", f"{self._more} more {words}")
 
 
-def saying(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:
+def with_problems(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:
     """The batches, with these problems in the first one."""
     for batch in batches:
         batch.problems[:0], problems = problems, []

@@ -23,7 +23,7 @@ from tracepipe.native import library
 from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
 from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep, not_json
 from tracepipe.readers.native_lines import NativeLines, NativeTables
-from tracepipe.readers.recording import Recording, row_of, saying
+from tracepipe.readers.recording import Recording, row_of, with_problems
 from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
 
 # Some thousand lines, so that the cost for each batch is small.
@@ -163,7 +163,7 @@ def read(stream: BinaryIO) -> Recording:
     header, rest = _header(stream, problems)
     parser = _Parser()
     batches = _batches(cast(BinaryIO, Rejoined(rest, stream)), parser)
-    return Recording(header, saying(problems, batches), parser.tables)
+    return Recording(header, with_problems(problems, batches), parser.tables)
 
 
 def sniff(head: bytes) -> bool:

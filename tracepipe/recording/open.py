@@ -19,7 +19,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
 from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
 from tracepipe.readers.lines import chunks_of_text
-from tracepipe.readers.recording import Recording, saying
+from tracepipe.readers.recording import Recording, with_problems
 from tracepipe.recording.files import InputStream, open_input
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
@@ -124,7 +124,7 @@ def open_recording(
         header = recording.header
         problems: list[Problem] = []
         of_header = list(_header_pairs(header, problems))
-        recording.batches = saying(problems, recording.batches)
+        recording.batches = with_problems(problems, recording.batches)
         used = header.get("clocks", [header.get("clock", HOST_CLOCKS[0])])
         needs_others = not (is_growing or set(used) <= set(HOST_CLOCKS) or len(used) == 1)
         pairs = _Pairs(of_header, stream if needs_others else None)

@@ -20,9 +20,9 @@ from tracepipe.capture.records.record import DROP_LAYERS
 from tracepipe.capture.request import Filters
 from tracepipe.hooks.hook import (
     INTEGER_KINDS,
+    NAMING_EFFECTS,
     OPERATORS,
     TEXT_FORMS,
-    TOLD_LATER,
     Argument,
     KernelPlace,
     Probe,
@@ -33,7 +33,7 @@ from tracepipe.hooks.slots import slots, values
 _SPEC = struct.Struct("<8s8sBBBBBBBBBBBB4xQ")
 SPEC_BYTES = _SPEC.size
 _PAIRED, _INSTANT, _QUEUES, _IN_KERNEL, _EVERYWHERE, _UNFILTERED, _NAMES = 1, 2, 4, 8, 16, 32, 64
-WHOLE_EFFECTS = frozenset({*TOLD_LATER, "alloc", "free"})
+WHOLE_EFFECTS = frozenset({*NAMING_EFFECTS, "alloc", "free"})
 """The effects that no filter may drop: what handles are, and allocations, whose sum must be right."""
 QUEUES_ITEMS = "nv_kthread_q_schedule_q_item"
 """The driver's function that queues work for its own threads."""
@@ -124,6 +124,6 @@ def _flags(probe: Probe, filters: Filters) -> int:
         flags |= _EVERYWHERE
     if probe.hook.effect in WHOLE_EFFECTS:
         flags |= _UNFILTERED
-    if probe.hook.effect in TOLD_LATER:
+    if probe.hook.effect in NAMING_EFFECTS:
         flags |= _NAMES
     return flags

@@ -57,7 +57,7 @@ class ProbeAttachment:
         self._polled_ns = time.monotonic_ns()
         self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
         self._turns: list[Turn] = []
-        self._said_refused: set[int] = set()
+        self._reported_refused: set[int] = set()
         triggers = plan.windows.places if plan.windows else ()
         self.probed = frozenset(trigger.begins for trigger in triggers)
         pairs = plan.filters.min_duration_ns > 0 or any(
@@ -339,11 +339,11 @@ class ProbeAttachment:
             (FilePlace, "their first instruction cannot be probed"),
             (KernelPlace, "the kernel does not let them be probed"),
         ):
-            probes = [self._plan.probes[number] for number in refused - self._said_refused]
+            probes = [self._plan.probes[number] for number in refused - self._reported_refused]
             names = {probe.symbol for probe in probes if isinstance(probe.place, places)}
             if names:
                 self._notify(f"not recorded, {why}: {', '.join(sorted(names))}")
-        self._said_refused |= refused
+        self._reported_refused |= refused
         return refused
 
 

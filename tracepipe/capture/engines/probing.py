@@ -33,7 +33,7 @@ from tracepipe.capture.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
 from tracepipe.capture.bpf.specs import text_field
 from tracepipe.capture.find.tracefs import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.capture.request import Plan, TriggerPlace
-from tracepipe.hooks.hook import TOLD_LATER, FilePlace, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, FilePlace, Probe, TracepointPlace
 
 _RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}
 _SCHEDULER = {
@@ -239,7 +239,7 @@ class Probing:
 
 def _names(probe: Probe) -> bool:
     """Whether it says what a handle is, which calls in a later window need."""
-    return probe.hook.effect in TOLD_LATER and isinstance(probe.place, FilePlace)
+    return probe.hook.effect in NAMING_EFFECTS and isinstance(probe.place, FilePlace)
 
 
 def _close_all(waiting: list[int]) -> None:

@@ -35,7 +35,7 @@ from tracepipe.capture.records.record import (
     THREAD_NEW,
     WAKEUP,
 )
-from tracepipe.hooks.hook import TOLD_LATER, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
 
 # ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3] of a record; record.py draws the whole record.
 _READ = struct.Struct("<8xQIIIB3xQQQQ")
@@ -74,8 +74,8 @@ class Function:
 def function_of(probe: Probe) -> Function:
     """The function that a probe records."""
     is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-    tells = probe.hook.effect not in ("", *TOLD_LATER)
-    return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if tells else None)
+    has_effect = probe.hook.effect not in ("", *NAMING_EFFECTS)
+    return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if has_effect else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class Totals:
         """`values` are those of the plan; `name_of(pid, tid)` names threads whose names are in no record."""
         self._known: list[Function] = []
         self._instants: set[int] = set()
-        self._telling: dict[int, Probe] = {}
+        self._with_effects: dict[int, Probe] = {}
         self.moved = MovedTotals(values or {})
         for function in functions:
             self.meet(function)
@@ -184,7 +184,7 @@ class Totals:
         if function.is_instant:
             self._instants.add(number)
         if function.probe is not None:
-            self._telling[number] = function.probe
+            self._with_effects[number] = function.probe
         return number
 
     def name_thread(self, tid: int, tgid: int, name: str) -> None:
@@ -200,12 +200,12 @@ class Totals:
         entered, durations = self._functions.entered, self._functions.durations
         numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
-        telling, moved = self._telling, self.moved
+        with_effects, moved = self._with_effects, self.moved
         for ts_ns, tid, tgid, number, kind, a0, a1, a2, a3 in rows:
             if kind == CALL_ENTER:
                 entered[number] += 1
-                if number in telling:
-                    moved.enter(tid, number, telling[number], ts_ns, (a0, a1, a2, a3))
+                if number in with_effects:
+                    moved.enter(tid, number, with_effects[number], ts_ns, (a0, a1, a2, a3))
                 if number in instants:
                     continue
                 if tid in stacks:
@@ -218,8 +218,8 @@ class Totals:
                     durations[number].append(ts_ns - stack.pop()[1])
                 else:
                     self._return_below(stack, number, ts_ns)
-                if number in telling:
-                    moved.leave(tid, number, telling[number], ts_ns, a0, a1)
+                if number in with_effects:
+                    moved.leave(tid, number, with_effects[number], ts_ns, a0, a1)
             elif kind == SYSCALL_ENTER:
                 numbers[number] += 1
                 in_syscall[tid] = number, ts_ns
@@ -235,7 +235,7 @@ class Totals:
             elif kind == EVENT:
                 entered[number] += 1
             elif kind == MORE:
-                if number in telling:
+                if number in with_effects:
                     moved.more(tid, number, (a0, a1, a2, a3))
             elif kind == WHOLE:
                 entered[number] += 1

@@ -13,7 +13,7 @@ from tracepipe.capture.records.communicators import MADE, Communicators, Maker
 from tracepipe.capture.records.effects import Effects
 from tracepipe.capture.records.kernel_names import KernelNames
 from tracepipe.capture.records.line import Head, Lines, Where, joined
-from tracepipe.hooks.hook import TEXT_BYTES, TOLD_LATER, Argument, Probe, Signature, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
 from tracepipe.hooks.slots import Slot, Value, argument_text, slots
 
 _TEXT_CHUNK_BYTES = 31
@@ -50,7 +50,7 @@ class Calls:
         """Add a probe that was found later; returns its number."""
         number = len(self._texts_of)
         self._texts_of.append(_ProbeTexts(probe, self._values))
-        if probe.hook.effect not in ("", *TOLD_LATER):
+        if probe.hook.effect not in ("", *NAMING_EFFECTS):
             self.effective.add(number)
         return number
 

@@ -35,7 +35,7 @@ from tracepipe.capture.records.record import (
 )
 from tracepipe.capture.records.record_text import ENDED
 from tracepipe.capture.records.sieve import Sieve
-from tracepipe.hooks.hook import TOLD_LATER, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
 
 THREADS_MAX = 1 << 16
 """The most threads whose names and ids are carried; the oldest are forgotten first, as not every end is seen.
@@ -79,7 +79,7 @@ class RecordCarry:
     """Carries records of probes.bpf.c."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
-        self._naming = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect in TOLD_LATER)
+        self._naming = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect in NAMING_EFFECTS)
         self._making = frozenset(i for i, probe in enumerate(probes) if probe.hook.effect == "communicator")
         self._momentary = frozenset(
             i

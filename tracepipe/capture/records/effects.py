@@ -85,9 +85,9 @@ class Effects:
         effect, entered_ns, words = thread.open[place]
         del thread.open[place:]
         # With a filter by duration, entries come with the returns: times show which call was inside.
-        if not effect.succeeded(result) or thread.told_ns.get(effect.kind, -1) > entered_ns:
+        if not effect.succeeded(result) or thread.reported_ns.get(effect.kind, -1) > entered_ns:
             return None
-        thread.told_ns[effect.kind] = ts_ns
+        thread.reported_ns[effect.kind] = ts_ns
         size_bytes = effect.size_bytes(words)
         if effect.kind == _TRANSFER:
             if not size_bytes or size_bytes < 0:
@@ -140,11 +140,11 @@ class Done:
 class _Thread:
     """The open calls of a thread, outermost first, and when it last reported each kind of effect."""
 
-    __slots__ = ("open", "told_ns")
+    __slots__ = ("open", "reported_ns")
 
     def __init__(self) -> None:
         self.open: list[tuple[_Effect, int, Words]] = []
-        self.told_ns: dict[str, int] = {}
+        self.reported_ns: dict[str, int] = {}
 
     def direction_around(self) -> str:
         """The direction of the innermost open copy that has one; "" if none has."""

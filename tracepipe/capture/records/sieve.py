@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tracepipe.capture.records.record import FUNCTION_KINDS, RECORD_BYTES
-from tracepipe.hooks.hook import TOLD_LATER, Probe, TracepointPlace
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
 from tracepipe.native import library
 
 NEVER: Final = (1 << 63) - 1
@@ -90,4 +90,4 @@ def kinds_and_functions(chunk: bytes, functions: int) -> tuple[Sequence[int], Se
 
 def _role(probe: Probe) -> int:
     is_momentary = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-    return _MOMENTARY * is_momentary | _NAMING * (probe.hook.effect in TOLD_LATER)
+    return _MOMENTARY * is_momentary | _NAMING * (probe.hook.effect in NAMING_EFFECTS)

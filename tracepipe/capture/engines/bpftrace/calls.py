@@ -69,7 +69,7 @@ class FunctionProbe:
                 # All values of a map have the same type.
                 parts += [text, *words, *["(uint64)0"] * (language.widest - len(words))]
             kept = f"@o[{self.frame[0]}, (uint64)tid] = ({', '.join(parts)});"
-        printed = "" if self.waits else self._tell(words, text, "(uint64)nsecs")
+        printed = "" if self.waits else self._printed_entry(words, text, "(uint64)nsecs")
         statement = f"{digest}{kept} {printed}"
         refused = language.filtered(self.layer, events)
         if not self.is_whole:
@@ -96,7 +96,7 @@ class FunctionProbe:
         key = f"@o[{self.frame[1]}, (uint64)tid]"
         if self.waits:
             words = [f"$o.{3 + n}" for n in range(len(slots(self.probe.signature)))]
-            first = self._tell(words, "$o.2", "$o.0")
+            first = self._printed_entry(words, "$o.2", "$o.0")
             printed = (
                 f"if ((uint64)nsecs - $o.0 < {language.filters.min_duration_ns}) "
                 f"{{ {language.filtered(self.layer, 2)} }} else {{ {first} {printed} }}"
@@ -104,7 +104,7 @@ class FunctionProbe:
         # Its entry may have been filtered, which counted the return too.
         return f"$o = {key}; $out = $o.1; delete({key}); if ($o.0 != 0) {{ {printed} }}"
 
-    def _tell(self, words: list[str], text: str, began: str) -> str:
+    def _printed_entry(self, words: list[str], text: str, began: str) -> str:
         """The statements that print an entry: its text in two pieces, then the line."""
         language = self.language
         statements = []

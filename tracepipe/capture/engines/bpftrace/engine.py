@@ -324,11 +324,11 @@ class BpftraceAttachment:
     def _wait(self, places: list[int] | list[None], order: Order) -> bool:
         waiting = set(places)
         words: set[int] = set()
-        said_s = progress_s = 0.0
+        sent_s = progress_s = 0.0
         while waiting:
             now_s = time.monotonic()
-            if now_s - said_s > _AGAIN_S:
-                said_s = now_s
+            if now_s - sent_s > _AGAIN_S:
+                sent_s = now_s
                 progress_s = progress_s or now_s
                 self._word += 1
                 words.add(self._word)

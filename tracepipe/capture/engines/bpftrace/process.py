@@ -175,7 +175,7 @@ class Progress:
     def __init__(self, process: Bpftrace, notify: Notify) -> None:
         self._process, self._notify = process, notify
         self._began_s = self._changed_s = time.monotonic()
-        self._is_told = False
+        self._is_reported = False
         self._state: tuple[int, str] = 0, ""
 
     def look(self) -> None:
@@ -183,8 +183,8 @@ class Progress:
         changed for a minute.
         """
         now_s = time.monotonic()
-        if now_s - self._began_s > _SLOW_S and not self._is_told:
-            self._is_told = True
+        if now_s - self._began_s > _SLOW_S and not self._is_reported:
+            self._is_reported = True
             self._notify(f"bpftrace is attaching {self._process.asked_points} probes; this takes a while")
         folder = Path("/proc", str(self._process.pid))
         with suppress(OSError):
