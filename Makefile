@@ -75,7 +75,7 @@ clean:
 	@PYTHON=$(PYTHON) scripts/setup.sh test
 	@touch $@ .venv/.demo
 
-.venv-docs/.ready: pyproject.toml
+.venv-docs/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv-docs
-	@TRACEPIPE_PURE=1 .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@

@@ -22,9 +22,12 @@ system_packages() {
     [ -n "$wanted" ] || return 0
     say "installing$wanted"
     export DEBIAN_FRONTEND=noninteractive
-    # shellcheck disable=SC2086
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends $wanted; } >/dev/null ||
-        say "apt-get could not install$wanted; going on without"
+    apt-get update -qq >/dev/null || say "apt-get update failed; going on with the lists that are here"
+    # One by one: a package that a distribution does not have, as Chromium in Ubuntu, must not keep out the others.
+    for package in $wanted; do
+        apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
+            say "apt-get could not install $package; going on without"
+    done
 }
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -45,7 +48,8 @@ fi
     say "$python is $("$python" --version 2>&1), and tracepipe needs Python 3.10 or later: PYTHON=python3.12 make …"
     exit 1
 }
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+# By pip, which is the last that `venv` installs: without python3-venv it leaves an interpreter alone.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 
 # The versions that tracepipe is developed with. If one does not exist for this Python or processor, the newest
 # that fit are used.
