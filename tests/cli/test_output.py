@@ -367,8 +367,8 @@ def test_a_process_whose_reader_left_prints_no_error(command: str, bad: None) ->
 
 SHORT = [
     ("ulimit -n 7", f"plot {F} -o x.png --what latency", "Too many open files."),
-    ("ulimit -v 60000", f"convert {F} -f text", "Not enough memory."),
-    ("ulimit -v 60000", f"validate {F}", "Not enough memory."),
+    ("ulimit -v 40000", f"convert {F} -f text", "Not enough memory."),
+    ("ulimit -v 40000", f"validate {F}", "Not enough memory."),
     ("ulimit -d 100000", f"export {F} -o x", "Not enough memory: reports need"),
     *(
         pytest.param(*short, marks=pytest.mark.slow)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint8, c_void_p
+from pathlib import Path
 
 from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, MEMORY_PEAK
 
@@ -48,6 +49,8 @@ class Chip:
     """A chip as CUPTI plans for it."""
 
     def __init__(self, library: str, chip: str) -> None:
+        # CUPTI opens it by its bare name, which is found where it is loaded already.
+        self._beside = ctypes.CDLL(str(Path(library).with_name("libnvperf_host.so")))
         self._cupti, self._chip = ctypes.CDLL(library), chip
 
     def passes(self, names: list[str]) -> int:

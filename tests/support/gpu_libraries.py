@@ -11,12 +11,18 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.support.compiled import compiled
 from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.capture.gpu.build.driver import Driver, owner
+from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.errors import CaptureUnavailable
 
 ROOT = Path(__file__).parents[2]
 NATIVE, SOURCES = ROOT / "tracepipe/capture/gpu/native", ROOT / "tests/gpu"
@@ -37,6 +43,31 @@ def include_flags() -> list[str]:
     found = {folder: None for part in (parts.cupti[0], parts.sanitizer[0]) for folder in part.include}
     marks = ROOT / "tracepipe/marks/include"
     return [f"-I{NATIVE}", f"-I{marks}", *(f"-isystem{folder}" for folder in found)]
+
+
+@cache
+def _nvcc() -> tuple[str, str]:
+    """The path of an nvcc, and what it says of an empty source: "" where it compiles it."""
+    try:
+        path = str(Toolchain(Driver(error="none in this test"), find_parts(), owner()).nvcc().path)
+    except CaptureUnavailable as why:
+        return "", why.message
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "empty.cu")
+        source.touch()
+        done = subprocess.run(
+            [path, "-ptx", "-o", f"{folder}/empty.ptx", source], capture_output=True, text=True
+        )
+    said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+    return path, f"nvcc compiles nothing here: {said[0] if said else 'no reason'}" if done.returncode else ""
+
+
+def nvcc() -> str:
+    """The path of an nvcc. Skips where there is none, or none that works with the C++ compiler here."""
+    path, why_not = _nvcc()
+    if why_not:
+        pytest.skip(why_not)
+    return path
 
 
 def build_library(library: Path, source: Path, *linked: Path) -> Path:

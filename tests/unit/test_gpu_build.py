@@ -174,6 +174,26 @@ def test_programs_to_be_recorded_are_compiled(tools: Toolchain, tmp_path: Path, 
     assert compiled([str(tools.nvcc().path), *flags, str(source)], tmp_path / "made.o").stat().st_size
 
 
+def test_what_cupti_opens_beside_itself_is_found(tools: Toolchain, tmp_path: Path) -> None:
+    """Also where no folder of CUDA is among those that the dynamic linker searches."""
+    source = tmp_path / "plans.cpp"
+    source.write_text(
+        "#include <cupti_profiler_host.h>\n"
+        "int main() {\n"
+        "  CUpti_Profiler_Host_Initialize_Params chip = {\n"
+        "    CUpti_Profiler_Host_Initialize_Params_STRUCT_SIZE};\n"
+        "  chip.profilerType = CUPTI_PROFILER_TYPE_PM_SAMPLING;\n"
+        '  chip.pChipName = "GH100";\n'
+        "  return cuptiProfilerHostInitialize(&chip);\n"
+        "}\n"
+    )
+    program = tools.build_program("plans", [source], ["cupti"])
+    with Elf(str(program)) as built:
+        dynamic = built.dynamic()
+    assert (dynamic.rpath, dynamic.runpath) == ([str(tools.part("cupti").library.parent)], [])
+    assert subprocess.run([program]).returncode == 0
+
+
 # The format of the records
 
 

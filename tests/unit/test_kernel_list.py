@@ -10,15 +10,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.compiled import compiled
-from tests.support.gpu_libraries import ROOT
+from tests.support.gpu_libraries import ROOT, nvcc
 from tracepipe.capture.find import fatbin
 from tracepipe.capture.find.cubin import kernels
 from tracepipe.capture.find.fatbin import cubins, lz4_block
 from tracepipe.capture.find.kernel_list import list_kernels
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
-from tracepipe.capture.gpu.build.driver import Driver, owner
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.errors import CaptureUnavailable, InputError
+from tracepipe.errors import InputError
 
 SOURCE = """\
 __global__ void add(const float *a, float *b) {
@@ -38,16 +35,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source as fat binaries that are compressed in each way, as a cubin, and in a program's object."""
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "k.cu").write_text(SOURCE)
-    try:
-        nvcc = str(Toolchain(Driver(error="none in this test"), find_parts(), owner()).nvcc().path)
-    except CaptureUnavailable as why:
-        pytest.skip(why.message)
+    command = nvcc()
     codes = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=[sm_90,compute_90]"]
     for mode in ("none", "speed", "size"):
-        made = [nvcc, "-fatbin", f"--compress-mode={mode}", *codes, "-o", f"{mode}.fatbin", "k.cu"]
+        made = [command, "-fatbin", f"--compress-mode={mode}", *codes, "-o", f"{mode}.fatbin", "k.cu"]
         subprocess.run(made, check=True, cwd=folder, capture_output=True)
     for what in (["-cubin", "-lineinfo", "-o", "k.cubin"], ["-c", "-o", "k.o"]):
-        subprocess.run([nvcc, "-arch=sm_90", *what, "k.cu"], check=True, cwd=folder, capture_output=True)
+        subprocess.run([command, "-arch=sm_90", *what, "k.cu"], check=True, cwd=folder, capture_output=True)
     return folder
 
 

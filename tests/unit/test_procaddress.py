@@ -138,6 +138,6 @@ def test_the_user_as_which_the_library_is_loaded(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("SUDO_UID", "65534")
     assert procaddress._user(path)["user"] == 65534
     monkeypatch.setenv("SUDO_UID", "0")
-    assert procaddress._user(path) == {}
+    assert procaddress._user("/proc/version") == {}, "which is root's"
     monkeypatch.setattr(procaddress.os, "geteuid", lambda: 1000)
     assert procaddress._user(path) == {}

@@ -82,6 +82,8 @@ NMI:          0          0   Non-maskable interrupts of odd things
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with libodd.so.1, and a program that needs it, has it linked in, or has it and is stripped."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
     folder = tmp_path_factory.mktemp("built")
     (folder / "odd.c").write_text(LIBRARY)
     (folder / "main.c").write_text(MAIN)

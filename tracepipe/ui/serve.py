@@ -263,7 +263,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _host_is_ours(self) -> bool:
         """False, after an answer, for a request whose Host header is not this server."""
-        named = self.headers.get_all("Host", [])
+        # Of a request of HTTP/0.9, which has no headers, Python 3.14 makes them {}.
+        named = self.headers.get_all("Host", []) if self.headers else []
         if len(named) == 1 and named[0] in self.server.hosts:
             return True
         self.send_error(HTTPStatus.MISDIRECTED_REQUEST if len(named) == 1 else HTTPStatus.BAD_REQUEST)

@@ -129,7 +129,8 @@ class Toolchain:
             include += [f"-isystem{folder}" for folder in part.include]
             if self.owner.uid == 0:
                 check_safe(part.library, {0})
-        libraries = [str(part.library) for part in parts]
+        # RPATH, as CUPTI opens a library beside itself by its bare name: RUNPATH is not searched for that.
+        libraries = [*map(str, (part.library for part in parts)), "-Wl,--disable-new-dtags"]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
         command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]
         versions = [gxx.words, *(_text(part.version) for part in parts)]
