@@ -13,7 +13,7 @@ Ratios are medians over the blocks of a set, and then over the sets, with the le
 `back` is how long after the end of the recording the first 20 ms began whose launches took no more than 1.1
 times what they did in the last quarter of the process's rounds: the median of the sets, and the most.
 
-The rows tell the parts of what is left from each other:
+The rows separate the parts of what is left:
 
     library alone       it is loaded, with NVIDIA's own, and finds no capture
     nothing patched     Compute Sanitizer's API has called back, and machine code was never changed

@@ -6,7 +6,7 @@ Needs an NVIDIA GPU and nvcc; ends with 3 without a GPU. Prints of the kernels o
 
     copies      the bytes that DRAM read and wrote by the counters, times those that were copied
     pulses      by how much edges of `SM active %`, sampled every 200 us, differ from the kernels' own records
-    loads, barriers     the share of warps' lives that they wait, and the share of the samples that says so
+    loads, barriers     the share of warps' lives that they wait, and the share of the samples that show it
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ sys.dont_write_bytecode = False
 
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
 # runs is the same for all examples of a test.
-# A change is judged by the same examples as the one before it: what nobody has touched does not fail. `make
+# A change is judged by the same examples as the one before it: a test of unchanged code does not fail. `make
 # explore` tries others.
 settings.register_profile(
     "tracepipe",

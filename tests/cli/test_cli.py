@@ -288,8 +288,8 @@ def test_the_name_of_the_output_decides_its_format(run: Run, here: Path) -> None
     Path("run.jsonl").write_text(GOOD)
     assert run("convert", "run.jsonl", "-o", "x.json")[0] == 0
     assert "traceEvents" in json.loads(Path("x.json").read_text())
-    code, said = run("convert", "run.jsonl", "-o", "again.jsonl.gz")[::2]
-    assert (code, said.splitlines()[-1]) == (0, "wrote again.jsonl.gz")
+    code, errors = run("convert", "run.jsonl", "-o", "again.jsonl.gz")[::2]
+    assert (code, errors.splitlines()[-1]) == (0, "wrote again.jsonl.gz")
     assert Path("again.jsonl.gz").read_bytes()[:2] == b"\x1f\x8b"
     assert run("convert", "run.jsonl", "-o", "no-ending")[0] == 0
     assert Path("no-ending").read_bytes()[:1] == b"\n"

@@ -146,7 +146,7 @@ def test_losses_and_filters_are_reported(run: Run, asked: list[CaptureRequest]) 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], "one of"),
         (["--pid", "4", "--", "true"], "one of"),
@@ -173,17 +173,17 @@ def test_losses_and_filters_are_reported(run: Run, asked: list[CaptureRequest]) 
         (["--gpu-warps", "0", "--", "true"], "--gpu-warps"),
         (["--gpu", "warps", "--pid", "4"], "from a program's start"),
         (["--kernel", "attn", "--pid", "4"], "from a program's start"),
-        (["--command-output", "said", "--pid", "4"], "Only a command"),
+        (["--command-output", "message", "--pid", "4"], "Only a command"),
         (["--start-on", "api", "--", "true"], "for programs that record"),
         (["-o", "traces/%z.jsonl", "--", "true"], "%z in traces"),
     ],
 )
 def test_nonsense_is_an_error_of_usage(
-    run: Run, asked: list[CaptureRequest], options: list[str], said: str
+    run: Run, asked: list[CaptureRequest], options: list[str], message: str
 ) -> None:
     code, _, err = run("capture", *options)
     assert code == 2
-    assert said in err
+    assert message in err
     assert not asked
 
 

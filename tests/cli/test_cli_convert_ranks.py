@@ -154,7 +154,7 @@ def test_without_ranks_all_of_them_are_converted(job: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (["--ranks", "1,6,9"], 1, "has no rank 6, 9"),
         (["--ranks", "0-99999"], 1, "It has 6 ranks, 0 to 5."),
@@ -168,12 +168,12 @@ def test_without_ranks_all_of_them_are_converted(job: Path, tmp_path: Path) -> N
     ],
 )
 def test_what_cannot_be_converted_is_reported(
-    job: Path, options: list[str], code: int, said: str, tmp_path: Path
+    job: Path, options: list[str], code: int, message: str, tmp_path: Path
 ) -> None:
     out = ["-o", tmp_path / ("out.jsonl" if "tracepipe" in options else "out.pftrace")]
     found = convert(job / "ds", *options, *out)
     assert (found[0], found[1]) == (code, "")
-    assert said in found[2]
+    assert message in found[2]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -130,7 +130,7 @@ def test_steps_state_what_each_gpu_did(dataset: Path) -> None:
     compute_ns = steps.group_by("rank").agg(pl.col("compute_ns").mean()).sort("rank")["compute_ns"].to_list()
     assert np.array(compute_ns) == pytest.approx(np.array([12e6, 12e6, 16.8e6, 12e6]), rel=0.02)
     assert steps["data_loading_ns"].to_numpy() == pytest.approx(np.full(16, 300_000), rel=0.2)
-    # All wait for rank 2, which waits for nobody.
+    # All wait for rank 2, which waits for no other.
     waits = steps.group_by("rank").agg(pl.col("communication_ns").sum()).sort("communication_ns")
     assert waits["rank"][0] == 2
 

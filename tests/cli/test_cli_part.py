@@ -70,7 +70,7 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
 
 
 @pytest.mark.parametrize(
-    ("times", "code", "said"),
+    ("times", "code", "message"),
     [
         ([], 2, "Give --from, --to or both."),
         (["--from", "x"], 1, "'x' is not a duration."),
@@ -81,9 +81,9 @@ def test_times_count_from_the_first_event_where_nothing_says_when_the_recording_
         (["--from", "nsys"], 2, "nsys is not a time"),
     ],
 )
-def test_times_that_are_missing(times: list[str], code: int, said: str, run: Path, tmp_path: Path) -> None:
+def test_times_that_are_missing(times: list[str], code: int, message: str, run: Path, tmp_path: Path) -> None:
     done = tracepipe("cut", run, *times, "-o", tmp_path / "part.jsonl")
-    assert (done.returncode, said in done.stderr.decode()) == (code, True), done.stderr
+    assert (done.returncode, message in done.stderr.decode()) == (code, True), done.stderr
     assert not (tmp_path / "part.jsonl").exists()
 
 
@@ -157,8 +157,8 @@ def test_threads_are_called_in_a_part_as_at_the_end_of_the_recording(tmp_path: P
         tmp_path / "p.jsonl",
     )
     assert tracepipe("cut", run, "--from", "1.5us", "--to", "3us", "-o", part).returncode == 0
-    said = [json.loads(line) for line in part.read_text().splitlines()]
-    assert [line for line in said if line["type"] == "name"] == [
+    messages = [json.loads(line) for line in part.read_text().splitlines()]
+    assert [line for line in messages if line["type"] == "name"] == [
         {"type": "name", "pid": 1, "name": "after"},
         {"type": "name", "pid": 1, "tid": 1, "name": "after"},
     ]
@@ -171,8 +171,8 @@ def test_a_loss_without_a_time_stays_where_it_stood(tmp_path: Path) -> None:
     for times, count in ((["--from", "2us", "--to", "3us"], 1), (["--from", "4us"], 0)):
         done = tracepipe("cut", run, *times, "-o", part, "--force")
         assert (b"lost: 3 userspace events" in done.stderr) == (count == 1)
-        said = [json.loads(line) for line in part.read_text().splitlines()]
-        assert [line for line in said if line["type"] == "loss"] == [
+        messages = [json.loads(line) for line in part.read_text().splitlines()]
+        assert [line for line in messages if line["type"] == "loss"] == [
             loss | {"ts_ns": START_NS + 2_000}
         ] * count
 
@@ -187,8 +187,8 @@ def test_a_thread_that_is_over_before_a_part_is_not_in_it(
     ]
     run = write(tmp_path / "run.jsonl", *runs, event("I", 9_000, "mark", tid=2))
     done = tracepipe("cut", run, "--from", "5us", "-o", "-")
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [line["phase"] for line in said if line["type"] == "scheduler"] == kept
+    messages = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["phase"] for line in messages if line["type"] == "scheduler"] == kept
 
 
 def test_any_format_becomes_an_event_file(tmp_path: Path, run: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         ([], 2, "Give it as an argument, or a file of it with -f."),
         (["select 1", "-f", "x.sql"], 2, "Give it as an argument, or a file of it with -f."),
@@ -98,9 +98,9 @@ def test_a_query_that_is_refused_shows_the_processors_words(run: Path) -> None:
         (["select 1", "--trace-processor", "/nowhere/shell"], 1, "/nowhere/shell: is not a program"),
     ],
 )
-def test_questions_that_cannot_be_asked(arguments: list[str], code: int, said: str, run: Path) -> None:
+def test_questions_that_cannot_be_asked(arguments: list[str], code: int, message: str, run: Path) -> None:
     done = asked(run, *arguments)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
 
 
 def test_a_missing_trace_processor_is_reported_with_how_to_get_one(run: Path, tmp_path: Path) -> None:

@@ -274,7 +274,7 @@ def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["a"], "There is no recording B.\n  Name A and B, or several of each by --a and --b."),
         (["--a", "a1", "a2"], "There are no recordings of B.\n  Name one or more by --b."),
@@ -289,10 +289,10 @@ def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> 
         (["--a", "-", "a1", "--b", "-"], "Standard input can be read only once."),
     ],
 )
-def test_sides_that_are_not_named_are_errors_of_usage(run: Run, arguments: list[str], said: str) -> None:
+def test_sides_that_are_not_named_are_errors_of_usage(run: Run, arguments: list[str], message: str) -> None:
     code, _, err = run("diff", *arguments, columns=200)
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 def test_options_of_reports_are_options_of_commands(run: Run) -> None:

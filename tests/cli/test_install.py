@@ -64,7 +64,7 @@ def packed(tree: Path, hook: str, **environment: str) -> Path:
     return made
 
 
-def said(folder: Path, *argv: str) -> str:
+def printed_by(folder: Path, *argv: str) -> str:
     """What an installed tracepipe prints."""
     clean = {name: value for name, value in os.environ.items() if name != "TRACEPIPE_PURE"}
     command = [sys.executable, "-m", "tracepipe", *argv]
@@ -88,7 +88,7 @@ def test_a_wheel_has_the_core_and_suits_every_python(tree: Path, tmp_path: Path)
     assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
     names = unpacked(wheel, tmp_path / "installed")
     assert {CORE, *SOURCES} <= names and f"tracepipe/native/{stale.name}" not in names
-    assert "(native core, " in said(tmp_path / "installed", "--version")
+    assert "(native core, " in printed_by(tmp_path / "installed", "--version")
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_without_a_compiler_python_does_it(tree: Path, tmp_path: Path, environme
     wheel = packed(tree, "build_wheel", **environment)
     assert wheel.name.endswith("-py3-none-any.whl")
     assert CORE not in unpacked(wheel, tmp_path / "installed")
-    assert "(pure Python: no compiled core)" in said(tmp_path / "installed", "--version")
-    assert "cuLaunchKernel" in said(
+    assert "(pure Python: no compiled core)" in printed_by(tmp_path / "installed", "--version")
+    assert "cuLaunchKernel" in printed_by(
         tmp_path / "installed", "convert", str(SAMPLE), "--format", "text", "-o", "-"
     )
 

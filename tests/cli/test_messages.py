@@ -133,11 +133,11 @@ def test_a_name_that_the_recording_lacks_comes_with_near_ones(argv: list[str], w
 
 
 def test_a_process_that_is_gone_is_noticed_before_anything_is_prepared() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     gone = 2**22 + 1  # above any number that Linux gives
     with pytest.raises(TracepipeError, match=f"^No such process: {gone}$"):
-        capture(CaptureRequest(pids=(gone,)), sys.stdout.buffer, notify=said.append)
-    assert said == []
+        capture(CaptureRequest(pids=(gone,)), sys.stdout.buffer, notify=messages.append)
+    assert messages == []
 
 
 def test_losses_are_stated_once_where_a_capture_is_opened(

@@ -130,7 +130,7 @@ def ended(argv: list[str], patch: pytest.MonkeyPatch) -> int:
 
 
 def piped(argv: list[str], stdin: bytes = b"") -> tuple[int, str, str]:
-    """A command line whose streams are no terminals: exit code, standard output, standard error."""
+    """A command line whose streams are not terminals: exit code, standard output, standard error."""
     out, err = io.BytesIO(), io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -252,7 +252,7 @@ def test_any_name_can_be_printed_in_any_encoding(encoding: str, here: Path) -> N
         assert "udcff" in (out.getvalue() + err.getvalue()).decode(encoding)
 
 
-# Output that nobody takes ---------------------------------------------------------------------------------
+# Output without a reader ----------------------------------------------------------------------------------
 
 F = str(ROOT / "fixtures" / "layered-launch" / "input.jsonl")
 PRINTING = [
@@ -272,7 +272,7 @@ every_process = pytest.mark.parametrize(
 
 
 def to(stream: TextIO | None, command: str) -> tuple[int, str]:
-    """A command line in this process with another standard output, which it also ends; what it said."""
+    """A command line in this process with another standard output, which it also ends; its standard error."""
     err = io.BytesIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", stream)
@@ -295,7 +295,7 @@ def shell(command: str, buffered: bool, **options: Any) -> subprocess.CompletedP
 
 @pytest.fixture
 def bad(here: Path) -> None:
-    """A recording with more bad lines than a pipe holds of what is said of them."""
+    """A recording with so many bad lines that their messages do not fit into a pipe."""
     lines = [
         '{"type":"header","schema":"tracepipe/1","clock":"monotonic","clocks":["monotonic"]}',
         *["{"] * 3_000,
@@ -303,19 +303,19 @@ def bad(here: Path) -> None:
     Path("bad.jsonl").write_text("\n".join(lines))
 
 
-def check_full(code: int, said: str) -> None:
+def check_full(code: int, message: str) -> None:
     """That two lines are about a disk without room."""
     assert code == 1
-    *_, what, hint = said.splitlines()
+    *_, what, hint = message.splitlines()
     assert what == "tracepipe: cannot write standard output: No space left on device"
     assert hint.startswith("  Free some space, or ")
-    assert said.count("tracepipe: ") == 1
+    assert message.count("tracepipe: ") == 1
 
 
-def check_closed(code: int, said: str) -> None:
+def check_closed(code: int, message: str) -> None:
     """That the last two lines are about a closed stream."""
     assert code == 1
-    assert said.splitlines()[-2:] == [
+    assert message.splitlines()[-2:] == [
         "tracepipe: standard output is closed", "  Send it to a file, or to /dev/null.",
     ]  # fmt: skip
 
@@ -349,8 +349,8 @@ def test_a_reader_that_left_is_not_an_error(command: str, bad: None) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as left:
-        code, said = to(left, command)
-    assert (code, "Traceback" in said, "Exception" in said) == (0, False, False)
+        code, errors = to(left, command)
+    assert (code, "Traceback" in errors, "Exception" in errors) == (0, False, False)
 
 
 @every_process
@@ -359,8 +359,8 @@ def test_a_process_whose_reader_left_prints_no_error(command: str, bad: None) ->
     os.close(reading)
     done = shell(f"tracepipe {command} 2>err >&{writing}", True, pass_fds=[writing])
     os.close(writing)
-    said = Path("err").read_text()
-    assert (done.returncode, "Traceback" in said, "Exception" in said) == (0, False, False)
+    errors = Path("err").read_text()
+    assert (done.returncode, "Traceback" in errors, "Exception" in errors) == (0, False, False)
 
 
 # Machines without room -----------------------------------------------------------------------------------
@@ -396,16 +396,16 @@ def write_large(path: Path) -> None:
         large.write("}\n")
 
 
-@pytest.mark.parametrize(("limit", "command", "said"), SHORT)
+@pytest.mark.parametrize(("limit", "command", "message"), SHORT)
 def test_a_machine_without_room_is_not_reported_as_a_bug(
-    limit: str, command: str, said: str, here: Path
+    limit: str, command: str, message: str, here: Path
 ) -> None:
     if "large.jsonl" in command:
         write_large(Path("large.jsonl"))
     done = shell(f"{limit}; tracepipe {command} >/dev/null", True)
     *_, what, hint = done.stderr.splitlines()
     assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
-    assert what.startswith(f"tracepipe: {said}") and hint.startswith("  ")
+    assert what.startswith(f"tracepipe: {message}") and hint.startswith("  ")
 
 
 def test_a_bug_keeps_its_traceback(here: Path) -> None:

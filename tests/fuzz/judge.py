@@ -109,7 +109,7 @@ def _judge(path: Path, asked: Asked) -> None:
 
 
 def _read(path: Path, source: str, assumed: dict[str, int | str]) -> tuple[int, list[Problem]] | None:
-    """How many records were read and what was said of which lines; None where the file was refused."""
+    """How many records were read and the messages of which lines; None where the file was refused."""
     found: list[Any] = []
     for core in cores_here():
         with running(core):
@@ -156,7 +156,7 @@ def _convert(path: Path, to: str, options: ConversionOptions, read: tuple[int, l
     try:
         output, account = converted(path, to, options, cores_here())
     except TracepipeError:
-        return  # every core refuses it, or `converted` would have said so
+        return  # every core refuses it, or `converted` would have reported it
     assert read is not None, "what cannot be read is converted"
     assert account.skipped >= sum(problem.skipped for problem in read[1])
     if to == "perfetto":
@@ -230,7 +230,7 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
         io.BytesIO()
     )
     if account.outcomes.undrawn or run.facts.skipped != account.skipped:
-        return  # what is not drawn, or has no time in a report, is said
+        return  # what is not drawn, or has no time in a report, is reported
     rows = (
         (without_namespaces(name) if frame == "kernels" else name, *times_ns)
         for frame in FRAMES
@@ -251,7 +251,7 @@ def _command(path: Path, source: str, asked: Asked) -> None:
         argv = [*command.split(), str(path), *([str(path)] if command.startswith("diff") else [])]
         code, out, err = _ran(argv + (["--from", source] if source else []))
         assert code in (0, 1), err
-        text = (err if "chrome" in command else out + err).decode()  # a trace is no text for people
+        text = (err if "chrome" in command else out + err).decode()  # a trace is not text for people
         assert {letter for letter in text if not letter.isprintable()} <= {"\n"}
         if "--json" in command and code == 0:
             json.loads(out)

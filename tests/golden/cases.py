@@ -74,8 +74,8 @@ class Case:
         """The output in that format, and the report."""
         out = io.BytesIO()
         report = Conversion(str(self.input), CONVERTERS[to], self.options(**more)).run(out)
-        said = "".join(f"{line}\n" for line in account_lines(report))
-        return out.getvalue(), said.replace(str(self.input), self.input.name)
+        lines = "".join(f"{line}\n" for line in account_lines(report))
+        return out.getvalue(), lines.replace(str(self.input), self.input.name)
 
     def replay(self, to: str = "text") -> Replay:
         """The operations that the layout makes of it for a format."""

@@ -1,6 +1,6 @@
-"""Recordings that nobody would write: every oddity that a line of an event file may have, in any combination.
+"""Recordings that no tool would write: all oddities that a line of an event file may have, combined.
 
-What they mean is not said here. They are for tests of what must be the same whatever is read: two
+What they mean is not stated here. They are for tests of what must be the same whatever is read: two
 implementations, plain and compressed, few lines at a time and many.
 """
 

@@ -21,7 +21,7 @@ def written(path: Path, records: list[dict[str, Any]]) -> str:
 def converted(
     paths: list[str], to: str = "text", *, out: io.BytesIO | None = None, **options: Any
 ) -> tuple[bytes, Account]:
-    """Recordings in a format, and what is said of them."""
+    """Recordings in a format, and what is stated of them."""
     out = out or io.BytesIO()
     account = Conversion(paths, CONVERTERS[to], ConversionOptions(**options)).run(out)
     return out.getvalue(), account
@@ -29,5 +29,5 @@ def converted(
 
 def anchors_of(account: Account) -> list[tuple[int, int | None, str]]:
     """By how much each was moved, within what, and why."""
-    said = [part.anchor or {} for part in account.parts]
-    return [(one["offset_ns"], one.get("bound_ns"), one["by"]) for one in said]
+    messages = [part.anchor or {} for part in account.parts]
+    return [(one["offset_ns"], one.get("bound_ns"), one["by"]) for one in messages]

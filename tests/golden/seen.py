@@ -1,4 +1,4 @@
-"""What a person should see of a recording: plain tracks, slices, flows and counts, told by the operations.
+"""What a person should see of a recording: plain tracks, slices, flows and counts, from the operations.
 
 `replay` is the reference of the tests in this folder. It takes the items of `layout/timeline.py` at their
 word, and shares no code with the writers but how a `Drawn` is read one by one: what the trace processor says
@@ -149,7 +149,7 @@ def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
 
 
 Step = Track | Item
-"""What a writer is told: a track that exists from here on, or has a new name, or an operation."""
+"""What a writer gets: a track that exists from here on, or has a new name, or an operation."""
 
 
 class Replay:

@@ -51,8 +51,8 @@ def traces_of(made: bytes) -> dict[str, bytes]:
 
 
 def manifest_of(made: bytes) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(traces_of(made)["perfetto_manifest.json"])["perfetto_manifest"]
-    return said
+    manifest: dict[str, Any] = json.loads(traces_of(made)["perfetto_manifest.json"])["perfetto_manifest"]
+    return manifest
 
 
 def slices(trace: bytes) -> list[tuple[Any, ...]]:
@@ -90,11 +90,11 @@ def test_launches_of_two_tools_are_at_the_times_of_one_timeline(pair: tuple[byte
 
 
 def test_the_manifest_states_what_placed_each(pair: tuple[bytes, Account]) -> None:
-    said = manifest_of(pair[0])
-    assert said["version"] == 1
-    assert said["trace_time"] == {"clock": "MONOTONIC", "file": NAMES[0]}
-    assert said["files"] == [{"path": name} for name in NAMES]
-    attributes = said["attributes"]
+    manifest = manifest_of(pair[0])
+    assert manifest["version"] == 1
+    assert manifest["trace_time"] == {"clock": "MONOTONIC", "file": NAMES[0]}
+    assert manifest["files"] == [{"path": name} for name in NAMES]
+    attributes = manifest["attributes"]
     assert attributes["tracepipe.kineto.pftrace.bound_ns"] == 500
     assert attributes["tracepipe.kineto.pftrace.offset_ns"] == -1795388556252310282
     assert attributes["tracepipe.kineto.pftrace.by"].startswith("41 calls that probes.jsonl.zst recorded too")

@@ -30,9 +30,9 @@ def test_text_shows_what_was_laid_out(case: Case) -> None:
     seen, base_ns = kept.seen(), kept.info.start["trace_ns"]
     assert head == f"trace clock {kept.info.trace_clock}, start {base_ns} ns"
     # Tracks of one path have the same place in the tree's order only among themselves: sort by content too.
-    said, wanted = sorted(lines_by_track(tree)), sorted(starts_of_lines(seen, base_ns))
-    assert [(path, len(lines)) for path, lines in said] == [(path, len(lines)) for path, lines in wanted]
-    for (_, lines), (_, starts) in zip(said, wanted, strict=True):
+    drawn, wanted = sorted(lines_by_track(tree)), sorted(starts_of_lines(seen, base_ns))
+    assert [(path, len(lines)) for path, lines in drawn] == [(path, len(lines)) for path, lines in wanted]
+    for (_, lines), (_, starts) in zip(drawn, wanted, strict=True):
         assert [line[: len(start)] for line, start in zip(lines, starts, strict=True)] == starts
     slices = [one for _, track in seen.slices for one in track]
     instants = sum(one.instant for one in slices)

@@ -56,13 +56,13 @@ def little_at_once(chunk_bytes: int, window_events: int, kept_max: int = 1 << 15
         yield
 
 
-def said_of(path: Path) -> dict[str, list[str]]:
+def problems_of(path: Path) -> dict[str, list[str]]:
     """What each core says of the lines of a file."""
-    said: dict[str, list[str]] = {}
+    problems: dict[str, list[str]] = {}
     for core in CORES:
         with running(core):
-            check(str(path), "tracepipe", said.setdefault(core, []).append)
-    return said
+            check(str(path), "tracepipe", problems.setdefault(core, []).append)
+    return problems
 
 
 options = st.builds(
@@ -96,8 +96,8 @@ def test_whatever_a_file_holds(data: bytes, options: ConversionOptions) -> None:
     with recorded(data) as path:
         for to in CONVERTERS:
             converted(path, to, options, CORES)
-        said = said_of(path)
-        assert said["native"] == said["pure"]
+        problems = problems_of(path)
+        assert problems["native"] == problems["pure"]
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ _OF_RECORDINGS = re.compile(r" +-?\d+ +(?:\+ *\d+ +)?(?:capture|clock \S+)(?: |$
 
 
 def timeline(paths: list[str]) -> tuple[list[str], set[tuple[str, str]]]:
-    """The lines of what is drawn, without what is said of each recording, and the flows between slices."""
+    """The lines of what is drawn, without what is stated of each recording, and the flows between slices."""
     lines, ends = [], defaultdict(lambda: ([], []))
     text = converted(paths)[0].decode()
     for line in text.splitlines()[1:-1]:
@@ -209,7 +209,7 @@ def of_kineto(path: Path, ahead_ns: int, rank: int = 0, pid: int = 1, count: int
         made.append(runtime | {"ts": start_ns + 400, "dur": 3_000, "args": {"correlation": at, "cbid": 211}})
         args = {"correlation": at, "stream": 7, "device": rank, "Collective name": "allreduce", "Seq": at}
         args |= {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
-        # Who comes last waits for nobody: all end at one time.
+        # The last one does not wait: all end at one time.
         length_ns = 40_000 - 10_000 * rank
         kernel = {"cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": rank, "tid": 7, "args": args}
         made.append(kernel | {"ts": start_ns + 60_000 - length_ns, "dur": length_ns})
@@ -265,10 +265,10 @@ def test_launches_are_joined_however_long_clocks_have_drifted_apart(tmp_path: Pa
     torch.write_text(json.dumps(trace))
     _, account = converted(paths)
     assert account.notes == ["200 calls, kernels and copies are in two recordings and drawn once"]
-    said = account.parts[1].anchor or {}
-    assert said["by"].startswith("200 launches that run.jsonl recorded too, ")
-    assert abs(said["drift_ppm"] + 20) < 0.01
-    assert said["bound_ns"] < 100_000
+    anchor = account.parts[1].anchor or {}
+    assert anchor["by"].startswith("200 launches that run.jsonl recorded too, ")
+    assert abs(anchor["drift_ppm"] + 20) < 0.01
+    assert anchor["bound_ns"] < 100_000
 
 
 def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:

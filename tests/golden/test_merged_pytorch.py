@@ -20,7 +20,7 @@ OF_PROFILER = {
     "cudaLaunchKernel": 18 + 1, "cudaLaunchKernelExC": 9, "cudaMemsetAsync": 6, "cudaStreamIsCapturing": 6,
     "cudaDeviceGetAttribute": 3,
 }  # fmt: skip
-# How much later a call began for the profiler and how long it lasted for it, and who says something of it.
+# How much later a call began for the profiler and how long it lasted for it, and which of them records it.
 _JOINED = """
     select slice.ts, slice.dur, slice.name,
         max(iif(args.key like 'debug.after_ns (%', args.int_value, null)) as after_ns,
@@ -46,13 +46,13 @@ def asked() -> Iterator[RealTraceProcessor]:
 def test_calls_that_both_recorded_put_their_clocks_together(account: Account) -> None:
     probes, (_, bound_ns, by) = anchors_of(account)
     assert probes == (0, 0, "its clock is the common one")
-    said = re.fullmatch(
+    match = re.fullmatch(
         r"41 calls that probes\.jsonl\.zst recorded too, (\d+) ns from where "
         r"CLOCK_REALTIME of a host that is not named puts it",
         by,
     )
     # Every call lies in the other tool's where CLOCK_REALTIME is 1067 to 1736 ns off.
-    assert said is not None and 1_067 <= int(said[1]) <= 1_736
+    assert match is not None and 1_067 <= int(match[1]) <= 1_736
     assert bound_ns is not None and bound_ns <= 500
     assert "54 calls, kernels and copies are in two recordings and drawn once" in account.notes
 

@@ -24,7 +24,7 @@ Records = list[dict[str, Any]]
 
 
 def converted(records: Records, folder: Path) -> tuple[Seen, Account]:
-    """What a recording draws, after the trace processor said the same of both outputs."""
+    """What a recording draws, after the trace processor gave the same for both outputs."""
     head = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
     path = folder / "input.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in [head, *records]))

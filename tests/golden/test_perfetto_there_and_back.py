@@ -69,7 +69,7 @@ def recorded(steps: list[tuple[Any, ...]]) -> list[Record]:
 
 
 def by_row(records: list[Record]) -> dict[tuple[Any, ...], list[Record]]:
-    """Those of each row in their order, which between rows is nobody's."""
+    """Those of each row in their order; between rows there is none."""
     rows: dict[tuple[Any, ...], list[Record]] = {}
     for record in records:
         what = record["name"] if record["phase"] == "C" else record["layer"]
@@ -88,5 +88,5 @@ def test_what_is_written_is_read_as_it_was(steps: list[tuple[Any, ...]]) -> None
         Conversion(str(path), CONVERTERS["perfetto"], ConversionOptions()).run(trace)
     again, problems = read_all(perfetto.read(io.BytesIO(trace.getvalue())))
     assert problems == []
-    # Above stand processes that are none: what the trace says of itself.
+    # Above stand groups that are not processes: what the trace states about itself.
     assert by_row([one for one in again if one["type"] == "hook" and one["pid"] < 10]) == by_row(records)

@@ -29,7 +29,7 @@ from tracepipe.layout.tree import LAYER_TITLES
 pytestmark = pytest.mark.slow
 
 LAYERS = tuple(LAYER_TITLES)
-# One call of the trace processor answers for so many recordings: each is a process and a GPU of its own.
+# One call of the trace processor answers for this many recordings: each is a process and a GPU of its own.
 RECORDINGS_AT_ONCE = 4
 DEPTH_MAX = 3
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -77,7 +77,7 @@ def name_of(serial: int) -> str:
 def write_begins_and_ends(
     tree: list[Span], path: tuple[str, ...], event: dict[str, Any], out: Recording, depth: int = 0
 ) -> None:
-    """Each span as a B and an E; in the file's order, which tells of those at one time which is inside."""
+    """Each span as a B and an E; in the file's order, which decides which of those at one time is inside."""
     for one in tree:
         name = name_of(len(out.drawn))
         out.drawn.append((path, one.start_ns, one.end_ns - one.start_ns, depth, name))

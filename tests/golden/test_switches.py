@@ -122,7 +122,7 @@ def test_threads_that_were_not_recorded_are_not_mentioned(tmp_path: Path) -> Non
 
 
 def test_facts_that_a_recording_does_not_state(tmp_path: Path) -> None:
-    """An end without its begin, a state that nobody knows, a wakeup without who did it, a run without end."""
+    """An end without its begin, an unknown state, a wakeup without its waker, a run without an end."""
     records = [
         event(0, "running", "E", 7, prev_state="runnable"),
         event(5, "running", "B", 7),

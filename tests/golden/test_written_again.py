@@ -169,8 +169,8 @@ def test_rows_of_the_table_are_read_as_what_they_were_written_of(data: st.DataOb
     )
     assert after.facts.skipped == 0
     left_out = len(frame) - len(outer)
-    said = [note for note in account.notes if note.startswith("not written")]
-    assert sum(int(word) for note in said for word in note.split() if word.isdigit()) == left_out
+    messages = [note for note in account.notes if note.startswith("not written")]
+    assert sum(int(word) for note in messages for word in note.split() if word.isdigit()) == left_out
 
 
 @pytest.mark.parametrize("case", ["capture-standin", "capture-h200"])
@@ -182,8 +182,10 @@ def test_a_capture_is_read_again_layer_by_layer(case: str, tmp_path: Path) -> No
     assert {layer: after.facts.counts[layer] for layer in LAYERS} == hosts
     assert rows(after, 0) == rows(before, before.facts.start_ns)
     of_gpus = {layer: count for layer, count in before.facts.counts.items() if layer not in LAYERS}
-    said = [note.removeprefix("not written, as the format has no form for it: ") for note in account.notes]
-    assert {part for note in said for part in note.split(", ")} == {
+    messages = [
+        note.removeprefix("not written, as the format has no form for it: ") for note in account.notes
+    ]
+    assert {part for note in messages for part in note.split(", ")} == {
         f"{count} {layer} events" for layer, count in of_gpus.items()
     }
 

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 
 @dataclass
 class Run:
-    """What a program printed and how many warps it said that it launched; what was recorded of it."""
+    """What a program printed and how many warps it printed that it launched; what was recorded of it."""
 
     printed: str
     launched: int

@@ -14,7 +14,7 @@ library.at.argtypes = (ctypes.c_uint64,)
 
 
 def from_lines(count, call):
-    """What a function gives that is called from so many lines, of functions of 1000 each."""
+    """The result of a function that is called from `count` lines, of functions of 1000 each."""
     found = []
     for part in range(0, count, 1000):
         lines = " found.append(call())\n" * min(1000, count - part)

@@ -5,7 +5,7 @@
 //     missing METRIC         CUPTI refuses whatever set has that metric
 //     passes METRIC          a set with that metric takes two passes
 //     fail FUNCTION RESULT N from its Nth call on the function returns RESULT
-//     gap K N                N samples after sample K never come, and nothing says so
+//     gap K N                N samples after sample K never come, and nothing reports it
 //     overflow K N           the hardware's buffer is full at sample K; the N samples from it on are gone
 //     die K                  the process is killed when sample K is asked for
 //     early                  times are a day before CLOCK_MONOTONIC's

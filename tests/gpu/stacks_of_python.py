@@ -14,7 +14,7 @@ import traceback
 
 library = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 lock = threading.Lock()
-said = []
+printed = []
 
 
 def frames():
@@ -25,7 +25,7 @@ def frames():
 def launch():
     """A launch, which a lock keeps in the order of the list."""
     with lock:
-        said.append(frames()), library.standin_launch()  # on one line
+        printed.append(frames()), library.standin_launch()  # on one line
 
 
 def nested(depth):
@@ -72,4 +72,4 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(json.dumps(said))
+print(json.dumps(printed))

@@ -120,5 +120,5 @@ def test_threads_that_are_in_the_driver_are_not_harmed(bench: Bench, tmp_path: P
         footer = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])
         assert footer["losses"] == {}
         assert footer["counts"]["gpu_kernel"] > 1000
-    said, _ = process.communicate("\n")
-    assert (said.split("\n"), process.returncode) == (["all ran"] * 5 + [""], 0)
+    printed, _ = process.communicate("\n")
+    assert (printed.split("\n"), process.returncode) == (["all ran"] * 5 + [""], 0)

@@ -38,9 +38,9 @@ def test_no_capture_fails(bench: Bench, captures: list[str], name: str, mode: st
     recorded.wait_for(b"\n")
     assert recorded.finish() == 0
     recorded.recording.close()
-    words = recorded.said.split()
-    said = dict(zip(words[::2], words[1::2], strict=True))
-    print(name, mode, others, recorded.said.decode().strip(), "lost", recorded.lost)
-    assert int(said[b"captures"]) > 0
-    assert int(said[b"modules"]) > 0
-    assert (said[b"failed"], said[b"refused"]) == (b"0", b"0")
+    words = recorded.printed.split()
+    figures = dict(zip(words[::2], words[1::2], strict=True))
+    print(name, mode, others, recorded.printed.decode().strip(), "lost", recorded.lost)
+    assert int(figures[b"captures"]) > 0
+    assert int(figures[b"modules"]) > 0
+    assert (figures[b"failed"], figures[b"refused"]) == (b"0", b"0")

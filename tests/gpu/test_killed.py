@@ -1,4 +1,4 @@
-"""A program or a capture that is killed: what was recorded stays readable, and nobody is taken along."""
+"""A program or a capture that is killed: what was recorded stays readable, and no other process ends."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Recorded:
         self.lost = 0
         settings, pipe = {**os.environ, **recording.environment()}, subprocess.PIPE
         self.process = subprocess.Popen(command, env=settings, stdin=pipe, stdout=pipe, bufsize=0)
-        self.said = b""
+        self.printed = b""
 
     def collect(self, *, is_final: bool = False) -> None:
         self.chunks.append(self.recording.collect(is_final=is_final))
@@ -87,11 +87,11 @@ class Recorded:
 
     def wait_for(self, wanted: bytes) -> None:
         assert self.process.stdout is not None
-        while wanted not in self.said:
+        while wanted not in self.printed:
             if select.select([self.process.stdout], [], [], 0.001)[0]:
                 piece = self.process.stdout.read(4096)
                 assert piece, "the program has ended"
-                self.said += piece
+                self.printed += piece
             self.collect()
 
     def stop(self) -> None:
@@ -102,7 +102,7 @@ class Recorded:
 
     def finish(self) -> int:
         printed, _ = self.process.communicate(b"\n", timeout=PATIENCE_S)
-        self.said += printed
+        self.printed += printed
         return self.process.returncode
 
     def events(self) -> list[dict[str, Any]]:
@@ -125,7 +125,7 @@ def test_all_until_the_end_is_recorded_and_nothing_after(bench: Bench, name: str
     recorded.stop()
     assert recorded.process.poll() is None
     assert recorded.finish() == 0
-    assert recorded.said == native.stdout
+    assert recorded.printed == native.stdout
     recorded.collect(is_final=True)
     assert kernels(recorded.events()) == HALF
     assert recorded.recording.renderer().losses == {}
@@ -188,7 +188,7 @@ def test_threads_that_are_in_the_driver_are_not_harmed(bench: Bench, name: str, 
     else:
         recorded.recording.close()
     assert recorded.finish() == 0
-    assert recorded.said.split(b"\n") == [b"begun", *[b"all ran"] * 5, b""]
+    assert recorded.printed.split(b"\n") == [b"begun", *[b"all ran"] * 5, b""]
     recorded.recording.close()
 
 
@@ -211,7 +211,7 @@ def test_a_profiler_of_the_programs_works_afterwards(bench: Bench) -> None:
     recorded.wait_for(b"half\n")
     recorded.stop()
     assert recorded.finish() == 0
-    assert recorded.said.split() == [b"half", b"200", b"600000"]
+    assert recorded.printed.split() == [b"half", b"200", b"600000"]
     recorded.recording.close()
 
 
@@ -222,7 +222,7 @@ def test_a_profile_of_a_loop_in_the_program_is_whole(bench: Bench) -> None:
         recorded = Recorded(engine(bench, "kernels"), [sys.executable, "-c", TORCH_LOOP])
         recorded.wait_for(b" 6800000\n")
         assert recorded.finish() == 0
-        assert recorded.said.split() == [b"True", b"6800000"]
+        assert recorded.printed.split() == [b"True", b"6800000"]
         recorded.recording.close()
 
 
@@ -233,7 +233,7 @@ def test_launches_that_another_profiler_took_are_lost_with_the_reason(bench: Ben
     assert recorded.finish() == 0
     recorded.collect(is_final=True)
     events, renderer = recorded.events(), recorded.recording.renderer()
-    assert recorded.said.split() == [b"200", b"600000"], "its profile is whole"
+    assert recorded.printed.split() == [b"200", b"600000"], "its profile is whole"
     adds = sum(count for name, count in kernels(events).items() if "elementwise" in name)
     assert 0 < adds < 600
     (loss,) = [event for event in events if event["type"] == "loss"]

@@ -69,7 +69,7 @@ def test_kernels_launched_by_kernels_are_recorded_and_their_parents_counted(benc
     for batch in recorded.of("gpu_warp"):
         by_name[batch["name"]] += len(batch["warp"])
     assert by_name["child"] == children
-    # What Compute Sanitizer does not show of the parents is said.
+    # What Compute Sanitizer does not show of the parents is reported.
     assert by_name["parent"] + recorded.renderer.losses.get("gpu_warp", 0) == parents
     reasons = [loss["reason"] for loss in recorded.of("loss")]
     assert by_name["parent"] == parents or any("launches kernels" in reason for reason in reasons)

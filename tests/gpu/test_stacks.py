@@ -20,13 +20,13 @@ import json, sys, threading, traceback
 import torch
 
 x = torch.zeros(1000, device="cuda")
-said = []
+printed = []
 
 def frames():
     return [[f.filename, f.lineno, f.name] for f in reversed(traceback.extract_stack()[:-1])]
 
 def launch():
-    said.append([threading.get_native_id(), frames()]), x.add_(1)
+    printed.append([threading.get_native_id(), frames()]), x.add_(1)
 
 class Twice(torch.autograd.Function):
     @staticmethod
@@ -51,7 +51,7 @@ thread = threading.Thread(target=lambda: [launch() for _ in range(50)])
 thread.start()
 thread.join()
 torch.cuda.synchronize()
-print(json.dumps(said))
+print(json.dumps(printed))
 """
 
 
@@ -76,7 +76,7 @@ def test_launches_state_where_a_program_makes_them(bench: Bench, tmp_path: Path,
                 [[frame["file"], frame["line"], frame["function"].rpartition(".")[2]] for frame in frames]
             )
     expected: dict[int, list[Any]] = {}
-    for tid, frames in json.loads(recorded.said):
+    for tid, frames in json.loads(recorded.printed):
         expected.setdefault(tid, []).append(frames)
     assert len(expected) == 3, "the main thread, PyTorch's, and one of Python's"
     assert read == expected

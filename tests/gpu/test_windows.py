@@ -124,18 +124,18 @@ class Steps:
         (folder / "train.py").write_text(PROGRAM)
         self.path, pipe = folder / "run.jsonl", subprocess.PIPE
         capture = [sys.executable, "-m", "tracepipe", "capture", *options, "-o", str(self.path)]
-        self.said = folder / "said"
-        with self.said.open("w") as said:
+        self.printed = folder / "printed"
+        with self.printed.open("w") as printed:
             self.process = subprocess.Popen(
                 [*capture, "--", sys.executable, str(folder / "train.py")],
                 stdin=pipe,
                 stdout=pipe,
-                stderr=said,
+                stderr=printed,
                 text=True,
                 bufsize=1,
                 env={**os.environ, "PYTHONPATH": PYTHONPATH},
             )
-        assert self._line() == "ready", self.said.read_text()
+        assert self._line() == "ready", self.printed.read_text()
 
     def step(self, number: int) -> None:
         self.begin_step(number)
@@ -161,7 +161,7 @@ class Steps:
                     lines = path.read_text().splitlines()
                     if sum(all(word in line for word in words) for line in lines) >= count:
                         return
-        raise AssertionError(self.said.read_text())
+        raise AssertionError(self.printed.read_text())
 
     def make(self, count: int, near_ns: int = 0) -> Recorded:
         """Make so many steps, from number 0 on, and finish."""
@@ -171,7 +171,7 @@ class Steps:
 
     def finish(self, near_ns: int = 0) -> Recorded:
         printed, _ = self.process.communicate()
-        assert (self.process.returncode, printed.split()) == (0, ["0"]), self.said.read_text()
+        assert (self.process.returncode, printed.split()) == (0, ["0"]), self.printed.read_text()
         return read(self.path, near_ns)
 
 

@@ -208,15 +208,15 @@ def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tm
     """By Ctrl-C, which all processes of the terminal get, and by a signal to the caller alone; in the block,
     and at its end, where the command is waited for.
     """
-    target = "trap 'echo told >> {told}' INT; echo ready; while :; do sleep 0.01; done"
+    target = "trap 'echo interrupted >> {noted}' INT; echo ready; while :; do sleep 0.01; done"
     program = (
         "import sys, time, tracepipe\n"
         "options = tracepipe.CaptureOptions(method='prebuilt', layers='syscall')\n"
         "with tracepipe.capture(['sh', '-c', sys.argv[1]], options, output=sys.argv[2]) as run:\n"
         f"    {block}\n"
     )
-    told, output = tmp_path / "told", tmp_path / "run.jsonl"
-    command = [sys.executable, "-c", program, target.format(told=told), str(output)]
+    noted, output = tmp_path / "noted", tmp_path / "run.jsonl"
+    command = [sys.executable, "-c", program, target.format(noted=noted), str(output)]
     ours, theirs = os.openpty()
     with subprocess.Popen(
         command,
@@ -238,7 +238,7 @@ def test_an_interrupt_reaches_the_command_once(is_terminal: bool, block: str, tm
             process.send_signal(signal.SIGINT)
         assert process.wait(30) in (130, -signal.SIGINT)
     os.close(ours)
-    assert told.read_text() == "told\n"  # it had its two seconds, and was killed then
+    assert noted.read_text() == "interrupted\n"  # it had its two seconds, and was killed then
     assert footer_of(str(output))["ended_by"] == "interrupt"
 
 

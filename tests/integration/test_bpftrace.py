@@ -181,11 +181,13 @@ def test_texts_with_anything_in_them(tmp_path: Path) -> None:
     hook = f"uprobe:{program}:say(number: i32, _, _, _, _, _, last: i32, said: str) -> i32"
     options = {"layers": ("userspace",), "hooks": (hook,), "only": ("say",)}
     trace, _, _ = by_bpftrace(tmp_path, [str(program)], **options)
-    said = [begin["args"] for begin, _ in trace.slices("hook")]
-    assert [args.get("said", "") for args in said] == [text[:248].decode(errors="replace") for text in texts]
-    assert [(args["number"], args["last"]) for args in said] == [(n, -n) for n in range(len(texts))]
+    arguments = [begin["args"] for begin, _ in trace.slices("hook")]
+    assert [args.get("said", "") for args in arguments] == [
+        text[:248].decode(errors="replace") for text in texts
+    ]
+    assert [(args["number"], args["last"]) for args in arguments] == [(n, -n) for n in range(len(texts))]
     other, _, _ = by_bpftrace(tmp_path, [str(program)], **options, method="prebuilt")
-    assert [begin["args"] for begin, _ in other.slices("hook")] == said
+    assert [begin["args"] for begin, _ in other.slices("hook")] == arguments
 
 
 CAPTURE = """
@@ -214,7 +216,7 @@ def start_capture(tmp_path: Path) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": PYTHONPATH},
     )
     assert process.stdout is not None
-    # A slow attachment is said before.
+    # A slow attachment is reported before.
     while (line := process.stdout.readline()) != "started\n":
         assert "attaches" in line
     return process

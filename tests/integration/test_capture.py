@@ -43,7 +43,7 @@ class Trace:
     def slices(self, layer: str) -> Iterator[tuple[Event, Event]]:
         """Each begin with its end, matched by nesting on its thread; a begin or end left over is an error.
 
-        But for a switch-in that the kernel did not report: an end without its begin, which says so.
+        But for a switch-in that the kernel did not report: an end without its begin, which states it.
         """
         open_slices: dict[int, list[Event]] = defaultdict(list)
         for event in self.layer(layer):
@@ -60,7 +60,7 @@ class Trace:
 
 
 def run(tmp_path: Path, command: list[str], **options: Any) -> tuple[Trace, CaptureSummary, list[str]]:
-    """One capture; with the shipped bytecode, which is there at once, unless the method is said."""
+    """One capture; with the shipped bytecode, which is there at once, unless a method is named."""
     options = {"method": "prebuilt", **options}
     messages: list[str] = []
     path = tmp_path / "run.jsonl"
@@ -298,7 +298,7 @@ def test_a_running_process_with_all_its_threads(
     assert {event.get("comm") for event in trace.events} >= {f"tp-{os.getpid()}", "standin-gpu"}
     launches = [begin for begin, _ in closed(trace, "userspace") if begin["name"] == "cuLaunchKernel"]
     assert len(launches) > 10
-    # What it was in when recording began begins there, and is no end without a begin.
+    # What it was in when recording began begins there, and is not an end without a begin.
     for layer in ("userspace", "syscall"):
         closed(trace, layer)
 
@@ -531,13 +531,13 @@ def test_a_target_that_ignores_the_interrupt_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["./no-such-program", "no-such-program", "/etc/passwd", "/tmp"])
 def test_a_target_that_cannot_be_run_is_an_error(tmp_path: Path, command: str) -> None:
-    told: list[str] = []
+    notified: list[str] = []
     with pytest.raises(TracepipeError) as caught, (tmp_path / "run.jsonl").open("wb") as sink:
-        capture(CaptureRequest([command]), sink, notify=told.append)
+        capture(CaptureRequest([command]), sink, notify=notified.append)
     assert command in caught.value.message
     assert caught.value.hint
     assert (tmp_path / "run.jsonl").read_bytes() == b""
-    assert told == []
+    assert notified == []
 
 
 def test_an_exec_that_fails_is_an_error(tmp_path: Path) -> None:

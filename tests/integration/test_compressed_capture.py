@@ -46,8 +46,8 @@ def test_a_fast_program_is_recorded_whole(suffix: str, tmp_path: Path, vec_add: 
     path, calls = tmp_path / f"run.jsonl{suffix}", 100_000
     spin = ["--call", "cuCtxGetCurrent", "--spin", str(calls)]
     command = [*CAPTURE, "-o", str(path), "--", vec_add, "-n", "100", "--threads", "2", *spin]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stderr
-    assert "lost:" not in said
+    errors = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stderr
+    assert "lost:" not in errors
     found = records(path)
     phases = Counter(record["phase"] for record in found if record.get("name") == "cuCtxGetCurrent")
     assert phases == {"B": 2 * calls, "E": 2 * calls}
@@ -71,10 +71,10 @@ def test_a_killed_capture_leaves_all_but_the_last_second(suffix: str, tmp_path: 
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(capture.pid, signal.SIGKILL)  # the program goes on without its capture
-    said: list[str] = []
-    account = check(str(part), "", said.append)
+    messages: list[str] = []
+    account = check(str(part), "", messages.append)
     assert account.counts["userspace"] >= 500
     assert account.notes == ["the file has no footer: the capture was cut off"]
-    assert all("was cut off" in text for text in said)  # by a write that the signal stopped halfway
+    assert all("was cut off" in text for text in messages)  # by a write that the signal stopped halfway
     newest_ns = max(record["ts_ns"] for record in records(part) if "ts_ns" in record)
     assert killed_ns - newest_ns < (WAITS_AT_MOST_S + 1) * 1e9

@@ -46,11 +46,11 @@ def started(
 def captured(
     machine: Path, output: Path, *options: str, behaviour: str = "", gpus: int = 1
 ) -> tuple[Records, int, str]:
-    """The records, the exit code, and what was said."""
+    """The records, the exit code, and the messages."""
     with started(machine, output, *options, behaviour=behaviour, gpus=gpus) as process:
-        _, said = process.communicate()
+        _, errors = process.communicate()
     lines = output.read_text().splitlines() if output.exists() else []
-    return [json.loads(line) for line in lines], process.returncode, said
+    return [json.loads(line) for line in lines], process.returncode, errors
 
 
 def samples(records: Records, gpu: int = 0) -> Records:
@@ -69,8 +69,8 @@ def losses(records: Records) -> Records:
 
 
 def test_samples_stand_where_they_were_taken(machine: Path, tmp_path: Path) -> None:
-    records, code, said = captured(machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "0.2")
-    assert code == 0, said
+    records, code, errors = captured(machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "0.2")
+    assert code == 0, errors
     header, taken = records[0], samples(records)
     first, footer = taken[0], records[-1]
     for place, sample in enumerate(taken):
@@ -105,15 +105,15 @@ def test_each_gpu_is_sampled_by_a_process_of_its_own(machine: Path, tmp_path: Pa
 
 def test_without_a_command_the_machine_is_sampled(machine: Path, tmp_path: Path) -> None:
     options = ("--layers", "none", "--gpu-counters", "1ms", "--system", "--duration", "0.1s")
-    records, code, said = captured(machine, tmp_path / "a.jsonl", *options)
-    assert code == 0, said
+    records, code, errors = captured(machine, tmp_path / "a.jsonl", *options)
+    assert code == 0, errors
     assert len(samples(records)) >= 100
 
 
 def test_samples_outside_of_windows_are_left_out(machine: Path, tmp_path: Path) -> None:
     options = (*ALONE, "--delay", "0.1s", "--duration", "0.05s", "--repeat", "2")
-    records, code, said = captured(machine, tmp_path / "a.jsonl", *options, "--", "sleep", "1.5")
-    assert code == 0, said
+    records, code, errors = captured(machine, tmp_path / "a.jsonl", *options, "--", "sleep", "1.5")
+    assert code == 0, errors
     turns = [one["ts_ns"] for one in records if one["type"] == "window"]
     assert len(turns) == 4
     for begin_ns, end_ns in (turns[:2], turns[2:]):
@@ -127,10 +127,10 @@ def test_samples_outside_of_windows_are_left_out(machine: Path, tmp_path: Path) 
 
 
 def test_a_flight_recorder_keeps_the_last_samples(machine: Path, tmp_path: Path) -> None:
-    records, code, said = captured(
+    records, code, errors = captured(
         machine, tmp_path / "a.jsonl", *ALONE, "--last", "0.1s", "--", "sleep", "0.5"
     )
-    assert code == 0, said
+    assert code == 0, errors
     end_ns = records[-1]["end"]["monotonic_ns"]
     assert all(one["ts_ns"] >= end_ns - 150 * INTERVAL_NS for one in samples(records))
     # A busy machine notices the command's end late: so much less of what came before is among the last.
@@ -147,7 +147,7 @@ def test_a_flight_recorder_keeps_the_last_samples(machine: Path, tmp_path: Path)
 def test_samples_that_are_missing_are_a_loss(
     machine: Path, tmp_path: Path, behaviour: str, reason: str
 ) -> None:
-    records, code, said = captured(
+    records, code, errors = captured(
         machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "1.6", behaviour=behaviour
     )
     (loss,) = losses(records)
@@ -156,17 +156,17 @@ def test_samples_that_are_missing_are_a_loss(
     (after,) = [one for one in samples(records) if one["ts_ns"] == loss["ts_ns"] + loss["dur_ns"]]
     assert number(after) == 1008
     assert (code, records[-1]["losses"]) == (0, {GPU_COUNTERS: 7})
-    assert f"lost: 7 {GPU_COUNTERS} events" in said
+    assert f"lost: 7 {GPU_COUNTERS} events" in errors
 
 
 def test_a_sampler_that_dies_is_a_loss_and_the_recording_continues(machine: Path, tmp_path: Path) -> None:
-    records, _, said = captured(
+    records, _, errors = captured(
         machine, tmp_path / "a.jsonl", *ALONE, "--", "sleep", "1.6", behaviour="die 1000"
     )
     (loss,) = losses(records)
     why = "its sampler ended with signal 9 (SIGKILL)"
     assert (loss["layer"], loss["reason"]) == (GPU_COUNTERS, f"GPU 0: {why}")
-    assert f"GPU 0 is no longer sampled: {why}" in said
+    assert f"GPU 0 is no longer sampled: {why}" in errors
     assert loss["ts_ns"] == samples(records)[-1]["ts_ns"] + INTERVAL_NS
     missing_ns = records[-1]["end"]["monotonic_ns"] - loss["ts_ns"]
     assert abs(loss["count"] * INTERVAL_NS - missing_ns) < 500 * INTERVAL_NS
@@ -187,19 +187,19 @@ def test_what_cannot_be_sampled_is_reported_before_the_command_runs(
     machine: Path, tmp_path: Path, behaviour: str, words: str
 ) -> None:
     touched = tmp_path / "touched"
-    records, code, said = captured(
+    records, code, errors = captured(
         machine, tmp_path / "a.jsonl", *ALONE, "--", "touch", str(touched), behaviour=behaviour
     )
     assert (records, code) == ([], 3)
-    assert words in said
+    assert words in errors
     assert not touched.exists()
 
 
 def test_a_gpu_that_another_process_samples_is_refused(machine: Path, tmp_path: Path) -> None:
     with SamplingLock([UUIDS[0]]):
-        _, code, said = captured(machine, tmp_path / "a.jsonl", *ALONE, "--", "true")
+        _, code, errors = captured(machine, tmp_path / "a.jsonl", *ALONE, "--", "true")
     assert code == 3
-    assert f"sampled by process {os.getpid()}" in said
+    assert f"sampled by process {os.getpid()}" in errors
 
 
 def test_a_killed_capture_leaves_no_sampler(machine: Path, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_can_be_captured_here_is_found(findings: list[Diagnosis]) -> None:
 @pytest.mark.ebpf
 @needs_ebpf
 def test_the_examination_leaves_no_file_open(findings: list[Diagnosis]) -> None:
-    gc.collect()  # what tests before this one left open is no matter
+    gc.collect()  # what tests before this one left open does not matter
     before = set(os.listdir("/proc/self/fd"))
     examine()
     assert set(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""What goes wrong while a capture runs: the program goes on, what was recorded is kept, and both are said."""
+"""What goes wrong while a capture runs: the program continues, what was recorded is kept and reported."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class Capture:
         with self.start() as process:
             wait_until(lambda: size_of(Path(f"{self.output}.part")) > 5000 or process.poll() is not None)
             meanwhile()
-            output, said = process.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in said
-        return subprocess.CompletedProcess(process.args, process.returncode, output, said)
+            output, errors = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in errors
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def state_of(pid: int) -> str:
@@ -102,7 +102,7 @@ def assert_whole(path: Path, output: str) -> None:
 
 
 def assert_counted(path: Path, output: str, *, may_have_ended: bool = False) -> None:
-    """A recording that ended early says so, with the number of events that it has and that it lost."""
+    """A recording that ended early states it, with the number of events that it has and that it lost."""
     found = records(path)
     footer, losses = found[-1], [record for record in found if record["type"] == "loss"]
     counted = sum(record["type"] == "userspace" for record in found)
@@ -328,10 +328,10 @@ def test_a_full_folder_of_temporary_files_does_not_end_the_program(
         with suppress(OSError):
             (place / "all").write_bytes(bytes(1 << 20))
         filled.touch()
-        output, said = process.communicate(timeout=PATIENCE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    assert f"The events cannot be kept in {place}: No space left on device." in said
-    assert "TMPDIR" in said
+    assert f"The events cannot be kept in {place}: No space left on device." in errors
+    assert "TMPDIR" in errors
     *events, loss, footer = records(capture.output)
     assert loss["reason"] == "not written: No space left on device"
     # The last block of the temporary file had room for some events, where they came a few at a time.
@@ -370,9 +370,9 @@ def test_where_no_more_memory_can_be_had_the_recording_has_its_footer(capture: C
     with capture.start() as process:
         wait_until(lambda: size_of(Path(f"{capture.output}.part")) > 5000)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
-        output, said = process.communicate(timeout=PATIENCE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     footer = records(capture.output)[-1]
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     assert (process.returncode, footer["ended_by"]) in [(0, "exit 0"), (1, "an error: no memory")]
     if process.returncode == 0:
         assert footer["counts"]["userspace"] + sum(footer["losses"].values()) == 2 * calls_made(output)
@@ -397,11 +397,11 @@ def test_a_reader_that_leaves_does_not_end_the_program(vec_add: str, tmp_path: P
         assert process.stdout is not None and process.stderr is not None
         assert json.loads(process.stdout.readline())["type"] == "header"
         process.stdout.close()
-        said = process.stderr.read()
+        errors = process.stderr.read()
         code = process.wait(PATIENCE_S)
     assert code == 1
-    assert "The events cannot be written: Broken pipe." in said
-    assert "Traceback" not in said
+    assert "The events cannot be written: Broken pipe." in errors
+    assert "Traceback" not in errors
     assert calls_made(done.read_text()) > 10_000
 
 
@@ -531,9 +531,9 @@ def test_a_capture_that_is_stopped_continues_on_request(capture: Capture) -> Non
         wait_until(lambda: state_of(process.pid) == "T")
         time.sleep(0.05)  # longer than it waits at once
         process.send_signal(signal.SIGCONT)
-        output, said = process.communicate(timeout=PATIENCE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert "interrupt" not in said
+    assert "interrupt" not in errors
     assert records(capture.output)[-1]["ended_by"] == "exit 0"
     assert_whole(capture.output, output)
 
@@ -543,10 +543,10 @@ def test_an_interrupt_at_any_moment_leaves_a_recording_or_none(capture: Capture)
     for delay_s in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8):
         with capture.start() as process:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(delay_s)  # no event tells of every moment
+                process.wait(delay_s)  # there is no event for every moment
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=PATIENCE_S)
-        assert "Traceback" not in said
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        assert "Traceback" not in errors
         left = list(capture.folder.iterdir())
         if process.returncode == 0:
             assert left == [capture.output]

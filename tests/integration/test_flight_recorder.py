@@ -50,10 +50,10 @@ class Recorded:
         assert self.process.stdout.readline() == f"{line}\n"
 
     def ends(self) -> str:
-        """Let it end; what was said."""
-        _, said = self.process.communicate(timeout=_PATIENCE_S)
-        assert self.process.returncode == 0, said
-        return said
+        """Let it end; the messages."""
+        _, errors = self.process.communicate(timeout=_PATIENCE_S)
+        assert self.process.returncode == 0, errors
+        return errors
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         """A recording, as soon as it is there."""
@@ -73,29 +73,29 @@ def test_it_is_written_on_a_signal_and_at_the_end(folder: Path) -> None:
     cat.process.send_signal(signal.SIGUSR2)
     header, *first, footer = cat.lines("run.jsonl")
     cat.answers("two")
-    said = cat.ends()
+    messages = cat.ends()
     _, *second, last = cat.lines("run-2.jsonl")
     assert header["options"]["last_duration_ns"] == 60 * 10**9
     assert [footer["ended_by"], last["ended_by"]] == ["SIGUSR2", "exit 0"]
     assert second[: len(first)] == first  # it stays, and what came later is added
     assert [line["phase"] for line in second if line["name"] == "write"] == ["B", "E", "B", "E"]
-    assert [line for line in said.splitlines() if "run" in line and "jsonl" in line] == [
-        line for line in said.splitlines() if " of the last " in line
+    assert [line for line in messages.splitlines() if "run" in line and "jsonl" in line] == [
+        line for line in messages.splitlines() if " of the last " in line
     ]
-    assert said.count("run.jsonl: ") == 2  # when it was written, and at the end
+    assert messages.count("run.jsonl: ") == 2  # when it was written, and at the end
 
 
 def test_what_has_no_room_is_counted(folder: Path) -> None:
     cat = Recorded(folder, "--last", "60s", "--last-size", "16K", "--layers", "syscall")
     for number in range(400):
         cat.answers(str(number))
-    said = cat.ends()
+    messages = cat.ends()
     header, begin, *_, footer = cat.lines("run.jsonl")
     assert footer["counts"]["syscall"] < 16384 // 64 + 2
     assert footer["evicted"]["syscall"] + footer["counts"]["syscall"] >= 1600
     assert footer["losses"] == {}
     assert begin["ts_ns"] >= header["start"]["monotonic_ns"]
-    assert "did not fit: raise --last-size" in said
+    assert "did not fit: raise --last-size" in messages
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_it_is_written_when_a_call_takes_long(folder: Path, options: tuple[str, 
 def test_a_condition_about_what_is_not_recorded_is_refused_before_the_command_starts(folder: Path) -> None:
     condition = ("--hook", "uprobe:libc.so.6:nanosleep", "--when", "nanosleeep > 100ms")
     refused = Recorded(folder, "--last", "2s", "--layers", "none", *condition, command=["touch", "made"])
-    _, said = refused.process.communicate(timeout=_PATIENCE_S)
+    _, errors = refused.process.communicate(timeout=_PATIENCE_S)
     assert refused.process.returncode == 1
-    assert "no recorded function has such a name" in said
-    assert "Did you mean nanosleep?" in said
+    assert "no recorded function has such a name" in errors
+    assert "Did you mean nanosleep?" in errors
     assert not (folder / "run.jsonl").exists()

@@ -242,10 +242,10 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
             with live_view(LiveSink(), sys.stderr, "a title"):
                 raise OSError("as a capture that cannot begin")
         except OSError as error:
-            print("said:", error)
+            print("error:", error)
         assert os.ttyname(1) == os.ttyname(0)
 
-    assert shown(on_terminal(child))[0] == "said: as a capture that cannot begin"
+    assert shown(on_terminal(child))[0] == "error: as a capture that cannot begin"
 
 
 def test_the_view_takes_no_signals() -> None:

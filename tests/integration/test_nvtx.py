@@ -74,9 +74,9 @@ def test_all_annotations_of_a_program_are_recorded(program: Path, tmp_path: Path
 
 def test_annotations_of_a_python_program_say_where_they_were_made(program: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    said = f"library = ctypes.CDLL({str(program.with_suffix('.so'))!r})"
+    loading = f"library = ctypes.CDLL({str(program.with_suffix('.so'))!r})"
     script.write_text(
-        f"import ctypes, os, threading\n{said}\n"
+        f"import ctypes, os, threading\n{loading}\n"
         "def step(name):\n"
         "    library.say(name)\n"
         "def forward():\n"
@@ -155,12 +155,12 @@ def test_a_recording_has_its_name_while_the_program_goes_on(tmp_path: Path) -> N
         text=True,
     ) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "continues" in line)
+        messages = next(line for line in process.stderr if "continues" in line)
         footer = json.loads(path.read_text().splitlines()[-1])
         assert process.poll() is None
         assert not path.with_name("run.jsonl.part").exists()
         errors = process.communicate("")[1]
-    assert said.startswith("the recording is complete; cat continues")
+    assert messages.startswith("the recording is complete; cat continues")
     assert footer["ended_by"] == "duration"
     assert (process.returncode, "run.jsonl: no events" in errors) == (0, True), errors
 

@@ -68,9 +68,9 @@ def with_kernels(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def built(runs: Path, dataset: Path) -> tuple[pl.DataFrame, list[str]]:
     """The collectives of all ranks, and the remarks on the recordings."""
-    told = json.loads(tracepipe("dataset", "build", runs, "-o", dataset, "--json"))
+    summary = json.loads(tracepipe("dataset", "build", runs, "-o", dataset, "--json"))
     rows = pl.read_parquet(dataset / "layer=collectives/**/*.parquet", hive_partitioning=True)
-    return rows, [remark for one in told["written"] for remark in one["remarks"]]
+    return rows, [remark for one in summary["written"] for remark in one["remarks"]]
 
 
 def test_a_job_with_a_group_of_all_ranks_and_one_of_each_pair(standin: Path, tmp_path: Path) -> None:

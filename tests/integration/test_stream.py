@@ -43,20 +43,20 @@ def done(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("written_to", ["standard error", "a file"])
 def test_the_commands_output_is_not_in_the_recording(written_to: str, vec_add: str, tmp_path: Path) -> None:
-    options = ["--command-output", "said"] if written_to == "a file" else []
+    options = ["--command-output", "output"] if written_to == "a file" else []
     recorded = done([*CAPTURE, "-o", "-", *options, "--", vec_add, "-n", "10"], tmp_path)
     assert recorded.returncode == 0, recorded.stderr
     records = [json.loads(line) for line in recorded.stdout.splitlines()]
     assert (records[0]["type"], records[-1]["ended_by"]) == ("header", "exit 0")
-    said = (tmp_path / "said").read_text() if options else recorded.stderr
-    assert "ok: 10 elements" in said
+    errors = (tmp_path / "output").read_text() if options else recorded.stderr
+    assert "ok: 10 elements" in errors
     assert ("ok: 10 elements" in recorded.stderr) == (not options)
 
 
 def test_a_recording_is_shown_while_it_is_written(vec_add: str, tmp_path: Path) -> None:
     # Both ends of a pipe get the Ctrl-C of their terminal: the program ends by it, and then the recording.
     spin = f"{vec_add} -n 10 --call cuCtxGetCurrent --spin 10000000 --rate 500"
-    capture = shlex.join([*CAPTURE, "-o", "-", "--command-output", "said", "--", *shlex.split(spin)])
+    capture = shlex.join([*CAPTURE, "-o", "-", "--command-output", "output", "--", *shlex.split(spin)])
     live = shlex.join([*TRACEPIPE, "live", "--interval", "100ms", "--sort", "count", "--top", "1", "-"])
     shell = ["sh", "-c", f"trap : INT; {capture} | {live}"]
     with subprocess.Popen(

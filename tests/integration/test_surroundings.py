@@ -1,4 +1,4 @@
-"""In containers and their like, doctor says what a capture does, and a command runs or is said not to.
+"""In containers and their like, doctor agrees with a capture, and a command runs or its failure is reported.
 
 No container engine is needed: containers are made of namespaces, capabilities, mounts and filters of system
 calls, and those can be had without.
@@ -93,11 +93,11 @@ def refuse(names: tuple[str, ...], number: int) -> Callable[[], None]:
 class Case:
     """Surroundings: what the command line begins with, and what is done in the child before its exec.
 
-    `said` is in what a capture answers and in what doctor says, "" where a capture works; `hint` too.
+    `message` is in what a capture and doctor print, "" where a capture works; `hint` too.
     """
 
     prefix: list[str]
-    said: str = ""
+    message: str = ""
     hint: str = ""
     before: Callable[[], None] | None = None
     bpftrace: str | None = None
@@ -205,7 +205,7 @@ def test_doctor_and_capture_agree(name: str, folder: Path) -> None:
         "RAN",
     )
     row = rows["methods", methods]
-    works = not case.said
+    works = not case.message
     assert (row["state"] == "works") is findings["can_capture"] is works, row
     assert examined.returncode == (0 if works else 3)
     if works:
@@ -216,7 +216,7 @@ def test_doctor_and_capture_agree(name: str, folder: Path) -> None:
         assert "echo was not started" in captured.stderr
         assert list(folder.iterdir()) == []
         for answer in (captured.stderr, f"{row['detail']} {row['fix']}"):
-            assert re.search(case.said, answer), answer
+            assert re.search(case.message, answer), answer
             assert case.hint in answer
     bpftrace = rows["methods", "bpftrace"]
     if shutil.which("bpftrace") and case.bpftrace:
@@ -310,16 +310,16 @@ def test_where_memory_runs_out_the_capture_ends_and_the_program_continues(
     folder: Path, memory_group: Callable[[int], Path]
 ) -> None:
     group = memory_group(160 << 20)
-    said = folder / "said"
+    printed = folder / "printed"
     # The largest process is the program.
     program = [sys.executable, "-c", EATER, "128"]
     shell = f'echo $$ > {group}/cgroup.procs; exec "$@"'
-    inner = ["sh", "-c", '"$@" > "$0"', str(said), *program]
+    inner = ["sh", "-c", '"$@" > "$0"', str(printed), *program]
     options = ["--method", "prebuilt", "--gpu", "off", "--ring-bytes", "64K", "-o", str(folder / "run.jsonl")]
     done = run_in(Case(["sh", "-c", shell, "sh"]), folder, "capture", *options, "--", *inner)
     wait_until(lambda: (group / "cgroup.procs").read_text() == "")
     assert done.returncode == -9
-    assert said.read_text() == "begun\ndone\n"
+    assert printed.read_text() == "begun\ndone\n"
     assert not (folder / "run.jsonl").exists()
 
 

@@ -77,17 +77,17 @@ def _take_ctrl_c() -> None:
 
 @contextlib.contextmanager
 def _opened(trace: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running `tracepipe open`, with the link that it told."""
+    """A running `tracepipe open`, with the link that it printed."""
     command = [*_TRACEPIPE, "open", "--no-browser", str(trace), *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_take_ctrl_c) as process:
         assert process.stderr
         try:
-            told = ""
+            printed = ""
             for line in process.stderr:
-                told += line
+                printed += line
                 if line.startswith("open http"):
                     break
-            assert "open http" in told, told
+            assert "open http" in printed, printed
             yield process, line.removeprefix("open ").strip()
         finally:
             process.kill()
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_a_trace_is_refused_visibly(
 
 
 def test_open_local_shows_the_trace_until_ctrl_c(tmp_path: Path, picture: Callable[[str], Path]) -> None:
-    """The link that `open --local` tells, opened as a user's browser would: no option of the tests in it."""
+    """The link that `open --local` prints, opened as a user's browser would: no option of the tests in it."""
     trace = _converted("capture-h200", "perfetto")(tmp_path / "vec add.pftrace")
     with _opened(trace, "--local") as (process, link):
         assert link.startswith("http://127.0.0.1:")

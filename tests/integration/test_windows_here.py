@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 HELD_NS = 10_000_000
 """HOLD_UNSEEN_NS of probes.bpf.c: how long a call waits in any case for the window that it begins."""
 
-# Calls cuInit(n) to tell the place: the stand-in returns an error for flags, and the probe records them. The
+# Calls cuInit(n) to mark the place: the stand-in returns an error for flags, and the probe records them. The
 # last argument is how long it waits for a window that begins late, on a busy machine.
 _PROGRAM = """
 import ctypes, sys, time
@@ -97,7 +97,7 @@ def test_a_call_begins_a_window_and_its_return_ends_it(tmp_path: Path, standin: 
     trace, _, _ = recorded(tmp_path, standin, 40, 0.03, windows=windows)
     begins, ends = trace.layer("window")[::2], trace.layer("window")[1::2]
     assert (len(begins), len(ends)) == (2, 2)
-    is_in_time = True  # else a window began late, on a busy machine, and says so
+    is_in_time = True  # else a window began late, on a busy machine, and states it
     for first, begin, end in zip((6, 15), begins, ends, strict=True):
         mine = [flags for at, flags in calls(trace) if begin["ts_ns"] <= at <= end["ts_ns"]]
         assert mine == list(range(mine[0], mine[0] + len(mine))) if mine else begin["waited_ns"]

@@ -23,7 +23,7 @@ def array(values: Sequence[int], kind: Any = np.int64) -> Any:
 
 
 def view(structure: Any, *columns: Any) -> Any:
-    """A structure of pointers to columns; None is no column."""
+    """A structure of pointers to columns; None stands for a missing column."""
     made = structure(*(None if column is None else column.ctypes.data for column in columns))
     made.columns = columns  # live as long
     return ctypes.byref(made)

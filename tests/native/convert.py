@@ -41,15 +41,15 @@ def convert(core: ctypes.CDLL, rng: Random) -> None:
 
 
 def _converted(folder: str, form: str, pure: str) -> tuple[bytes, str]:
-    """What was written, and what was said."""
+    """What was written, and the messages."""
     os.environ[native.PURE] = pure
     assert (native.library() is None) == (pure == "1")
-    out, said = Path(folder) / "out", io.StringIO()
+    out, errors = Path(folder) / "out", io.StringIO()
     out.unlink(missing_ok=True)
     argv = ["convert", str(Path(folder) / "run.jsonl"), "--format", form, "-o", str(out)]
-    with redirect_stderr(said):
+    with redirect_stderr(errors):
         try:
             cli.app(argv, standalone_mode=False)
         except TracepipeError as e:
-            said.write(f"{e}")
-    return out.read_bytes() if out.exists() else b"", said.getvalue()
+            errors.write(f"{e}")
+    return out.read_bytes() if out.exists() else b"", errors.getvalue()

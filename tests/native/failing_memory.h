@@ -1,4 +1,4 @@
-/* Memory that runs out when a test says so: included before every file of the sanitized core. */
+/* Memory that runs out when a test asks for it: included before every file of the sanitized core. */
 #ifndef FAILING_MEMORY_H
 #define FAILING_MEMORY_H
 

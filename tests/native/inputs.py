@@ -1,4 +1,4 @@
-"""Random input: lines of the event file, what nearly is one, and bytes that are none."""
+"""Random input: lines of the event file, text that is nearly one, and other bytes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def mutated(rng: Random, data: bytes) -> bytes:
 
 
 def hostile(rng: Random) -> bytes:
-    """What nobody writes: only tokens, deep, long, or random bytes."""
+    """What no tool writes: only tokens, deep, long, or random bytes."""
     match rng.randrange(6):
         case 0:
             return b"".join(rng.choice(_TOKENS) for _ in range(rng.randrange(60)))

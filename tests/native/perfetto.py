@@ -182,13 +182,13 @@ def perfetto_switches(core: ctypes.CDLL, rng: Random) -> None:
 
 def _switch_args(rng: Random) -> bytes:
     """What a scheduler says, more or less."""
-    said = [
+    messages = [
         b'"by_tid":%d' % rng.choice((0, 7, (1 << 31) - 1, 1 << 31, 1 << 63)),
         b'"target_cpu":%d' % rng.choice((0, 7, 1 << 40, -1)),
         b'"prev_state":' + rng.choice((b'"dead"', b'"disk"', b'"x"', b"1", b'""', b"[1]")),
         inputs.compact(inputs.arguments(rng))[1:-1],
     ]
-    text = b"{" + b",".join(rng.sample(said, rng.randrange(4))) + b"}"
+    text = b"{" + b",".join(rng.sample(messages, rng.randrange(4))) + b"}"
     return inputs.mutated(rng, text) if rng.random() < 0.3 else text
 
 

@@ -11,7 +11,7 @@ _RECORD_BYTES, _KINDS = 64, 32
 
 
 def _records(rng: Random, functions: int) -> bytes:
-    """Records that begin and end calls, and some that are none."""
+    """Records that begin and end calls, and others."""
     count = rng.choice((0, 1, 7, rng.randrange(3000)))
     words = np.zeros((count, _RECORD_BYTES // 8), np.uint64)
     content = words.view(np.uint8)

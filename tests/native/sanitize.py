@@ -79,22 +79,22 @@ def run(made: Sanitized, target: str, seed: int, seconds: float, case: int | Non
             errors="replace",
             timeout=seconds + GRACE_S,
         )
-        failed, said = done.returncode != 0, done.stdout + done.stderr
+        failed, messages = done.returncode != 0, done.stdout + done.stderr
         how = f"exit status {done.returncode}"
     except subprocess.TimeoutExpired:
-        failed, said, how = True, "", "it does not end"
+        failed, messages, how = True, "", "it does not end"
     at = place.read_text().strip() if place.exists() else "?"
     if not failed:
-        print(f"  {target}: {said.strip()}", flush=True)
+        print(f"  {target}: {messages.strip()}", flush=True)
         return ""
     again = f"python -m tests.native.sanitize --only {target} --seed {seed} --case {at}"
-    return f"{_of_the_core(said)}\n{target}: {how} in case {at}; again: {again}"
+    return f"{_of_the_core(messages)}\n{target}: {how} in case {at}; again: {again}"
 
 
-def _of_the_core(said: str) -> str:
+def _of_the_core(message: str) -> str:
     """A report without the interpreter's frames."""
     return "\n".join(
-        line for line in said.splitlines() if not line.lstrip().startswith("#") or "/native/" in line
+        line for line in message.splitlines() if not line.lstrip().startswith("#") or "/native/" in line
     )
 
 

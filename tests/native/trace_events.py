@@ -167,9 +167,9 @@ def _take(
         if why[0] == _NEW:
             what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW, _ALLOCATION))
             one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_FLOWS))))
-            said = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_FLOWS[one[5]], "")[:-2]
-            sized = (ctypes.c_int64 * len(said))(*map(len, said))
-            pointers = (ctypes.c_char_p * len(said))(*said)
+            texts = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_FLOWS[one[5]], "")[:-2]
+            sized = (ctypes.c_int64 * len(texts))(*map(len, texts))
+            pointers = (ctypes.c_char_p * len(texts))(*texts)
             rules = places[one[2]], places[one[2] + 1]
             assert core.tp_events_kind(known, *one[:2], *rules, pointers, sized) == len(kinds)
             kinds.append(one)
@@ -202,19 +202,21 @@ def _row(kind: _Kind, text: bytes) -> SortedRow | None:
     number = (correlation if is_launch else 0) | _LAUNCH_BITS if has_launch else 0
     if rank == FLOW:
         number = flow_number(*_FLOWS[flow], str(event["id"]))
-    said = {**_AHEAD[ahead], **renamed}
+    members = {**_AHEAD[ahead], **renamed}
     if what == _ALLOCATION:
         is_of_host = args.get("Device Type") == 0 and args["Device Type"] is not False
         kept = {key: args[key] for key, _ in _LAST if key in args}
-        said = {key: value for key, value in said.items() if key not in ("Bytes", "Addr")}
+        members = {key: value for key, value in members.items() if key not in ("Bytes", "Addr")}
         if is_of_host:
             kept.pop("Total Allocated", None)
-        said |= {name: abs(kept[key]) if key == "Bytes" else kept[key] for key, name in _LAST if key in kept}
+        members |= {
+            name: abs(kept[key]) if key == "Bytes" else kept[key] for key, name in _LAST if key in kept
+        }
     return SortedRow(
         ns_of(event["ts"], "ts", text) or 0,
         rank,
         (ns_of(event["dur"], "dur", text) or 0) if rank == SLICE else 0,
         number,
         _FIRSTS[first],
-        orjson.dumps(said) if said else b"",
+        orjson.dumps(members) if members else b"",
     )

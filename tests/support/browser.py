@@ -101,7 +101,7 @@ def show(trace: Path, png: Path, view: View | None = None) -> Seen:
     Raises BrowserError without Chromium, or if the UI neither shows nor refuses the trace in time.
     """
     with TraceServer(trace, ui=find_ui(), port=0) as server:
-        # testing=1 stops the UI's animations; the sidebar is no part of the trace.
+        # testing=1 stops the UI's animations; the sidebar is not part of the trace.
         link = server.link.replace("/#!/?", "/?testing=1#!/viewer?") + "&hideSidebar=true"
         return show_link(link, png, view)
 
@@ -188,9 +188,9 @@ def _fit(page: Page, view: View) -> None:
 def _report(page: Page, view: View) -> Seen:
     script = _REPORT_JS.replace("ROWS", _ROWS_JS).replace("MODAL", _MODAL)
     script = script.replace("PROBLEMS", json.dumps(PROBLEMS_SQL)).replace("QUERY", json.dumps(view.sql))
-    told = page.run(script, view.timeout_s)
-    told["start_ns"], told["end_ns"] = int(told["start_ns"]), int(told["end_ns"])
-    return Seen(**told, exceptions=page.exceptions)
+    answer = page.run(script, view.timeout_s)
+    answer["start_ns"], answer["end_ns"] = int(answer["start_ns"]), int(answer["end_ns"])
+    return Seen(**answer, exceptions=page.exceptions)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Command lines of the documentation: taken apart, parsed by the real command line, and run."""
+"""Command lines of the documentation: split, parsed by the real command line, and run."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _digest(command: Sequence[str], folder: Path) -> str:
 
 
 def _states(path: Path) -> tuple[str, int, int]:
-    """A file that was not renewed, though nobody reads it whole."""
+    """What shows without reading a file that it is the same: its name, size and time."""
     state = path.resolve().stat()
     return str(path), state.st_size, state.st_mtime_ns
 

@@ -44,7 +44,7 @@ class TraceMade:
         descriptor.thread.thread_name = name
 
     def track(self, uuid: int, name: str, parent: int = 0, **fields: Any) -> Any:
-        """A track that is nobody's."""
+        """A track without a process or thread."""
         descriptor = self.packet().track_descriptor
         descriptor.MergeFrom(pb.TrackDescriptor(uuid=uuid, name=name, parent_uuid=parent, **fields))
         return descriptor

@@ -33,9 +33,9 @@ class Recorded:
         assert self.process.stdout is not None
         while b"\n" not in self._said:
             if select.select([self.process.stdout], [], [], 0.001)[0]:
-                said = self.process.stdout.read(4096)
-                assert said, "the program has ended"
-                self._said += said
+                printed = self.process.stdout.read(4096)
+                assert printed, "the program has ended"
+                self._said += printed
             self.take()
         line, _, self._said = self._said.partition(b"\n")
         return line.decode()

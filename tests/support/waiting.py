@@ -1,4 +1,4 @@
-"""Waits for what another process or thread does, where nothing tells of it."""
+"""Waits for what another process or thread does, where there is no event for it."""
 
 from __future__ import annotations
 

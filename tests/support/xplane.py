@@ -1,4 +1,4 @@
-"""XSpaces of XLA's profiler: made for a test, and taken apart by a reading of the wire format of its own."""
+"""XSpaces of XLA's profiler: made for a test, and read by a separate decoder of the wire format."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def events_of(data: bytes) -> list[Event]:
         }
         for line in map(message, plane.get(3, [])):
             for event in map(message, line.get(4, [])):
-                said = {stats[stat[1][0]]: stat for stat in map(message, event.get(4, []))}
+                stated = {stats[stat[1][0]]: stat for stat in map(message, event.get(4, []))}
                 start_ps, dur_ps = event.get(2, [0])[0], event.get(3, [0])[0]
                 out.append(
                     Event(
@@ -72,7 +72,7 @@ def events_of(data: bytes) -> list[Event]:
                         names[event[1][0]],
                         line.get(3, [0])[0] + start_ps // 1000,
                         dur_ps // 1000,
-                        {name: (stat.get(3) or stat.get(4) or [None])[0] for name, stat in said.items()},
+                        {name: (stat.get(3) or stat.get(4) or [None])[0] for name, stat in stated.items()},
                     )
                 )
     return out
@@ -92,12 +92,12 @@ def start_of(data: bytes) -> int:
 def stat(id: int, value: int | float | str | None = None, *, ref: int | None = None) -> bytes:
     """An XStat."""
     if ref is not None:
-        said = number(7, ref)
+        value_field = number(7, ref)
     elif isinstance(value, str):
-        said = delimited(5, value.encode())
+        value_field = delimited(5, value.encode())
     else:
-        said = double(2, value) if isinstance(value, float) else number(4, value or 0)
-    return number(1, id) + said
+        value_field = double(2, value) if isinstance(value, float) else number(4, value or 0)
+    return number(1, id) + value_field
 
 
 def unsigned_stat(id: int, value: int) -> bytes:
@@ -118,14 +118,14 @@ def line(id: int, name: str, timestamp_ns: int, *events: bytes) -> bytes:
     return head + b"".join(delimited(4, one) for one in events)
 
 
-def plane(name: str, *lines: bytes, events: Any = (), stats: Any = (), said: Any = ()) -> bytes:
-    """An XPlane; `events` and `stats` are names, numbered from 1; `said` are the plane's own stats."""
+def plane(name: str, *lines: bytes, events: Any = (), stats: Any = (), own: Any = ()) -> bytes:
+    """An XPlane; `events` and `stats` are names, numbered from 1; `own` are the plane's own stats."""
     out = delimited(2, name.encode()) + b"".join(delimited(3, one) for one in lines)
     for key, names in ((4, events), (5, stats)):
         for id, text in enumerate(names, 1):
             value = number(1, id) + delimited(2, text.encode())
             out += delimited(key, number(1, id) + delimited(2, value))
-    return out + b"".join(delimited(6, one) for one in said)
+    return out + b"".join(delimited(6, one) for one in own)
 
 
 def space(*planes: bytes) -> bytes:

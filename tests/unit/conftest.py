@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Has these lines of Python record: `order` is what they got, `tell` answers, `heard` waits for more."""
+    """Has these lines of Python record: `order` is what they got, `send` answers, `heard` waits for more."""
 
     def set_to(*lines: str) -> None:
         start = (
@@ -25,7 +25,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
             "from tracepipe.capture.request import ENDED, Answer, WindowOrder",
             "from tests.support.summaries import LAST, SUMMARY",
             "caller = Connection(int(sys.argv[1]))",
-            "order, tell, heard = caller.recv(), caller.send, caller.recv",
+            "order, send, heard = caller.recv(), caller.send, caller.recv",
         )
         script = tmp_path / "recorder.py"
         script.write_text("\n".join((*start, *lines)))

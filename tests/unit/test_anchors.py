@@ -21,8 +21,8 @@ AT_BOOT_NS = NOW_NS - 1_000_000
 START = {"monotonic_ns": 1_000_000, "boottime_ns": 1_200_000, "realtime_ns": NOW_NS}
 
 
-def source(name: str, clock: str = "monotonic", start: dict[str, int] | None = None, **said: Any) -> Source:
-    return Source(name, new_header(start=START if start is None else start, **said), clock)
+def source(name: str, clock: str = "monotonic", start: dict[str, int] | None = None, **stated: Any) -> Source:
+    return Source(name, new_header(start=START if start is None else start, **stated), clock)
 
 
 OURS = source("ours", host="node1", boot="b1")
@@ -133,9 +133,9 @@ def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
     other = Source("another GPU's", new_header(), "globaltimer:1", 600, clocks)
     with pytest.raises(ClockError):
         anchors([base, other], {})
-    for first_ns, said in ((600 + 3_601 * 10**9, {}), (600, {"boot": "b2"})):
+    for first_ns, stated in ((600 + 3_601 * 10**9, {}), (600, {"boot": "b2"})):
         with pytest.raises(ClockError):
-            anchors([base, Source("x", new_header(**said), "globaltimer:0", first_ns)], {})
+            anchors([base, Source("x", new_header(**stated), "globaltimer:0", first_ns)], {})
 
 
 # What others saw too ------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def lines(*packed: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in texts]
 
 
-def told(*packed: bytes) -> list[str]:
+def shown(*packed: bytes) -> list[str]:
     """The events in short: `B outer`."""
     return [f"{event['phase']} {event['name']}" for event in lines(*packed)]
 
@@ -72,29 +72,29 @@ def test_a_pop_ends_what_was_pushed_last_on_its_thread_and_in_its_domain() -> No
         begun(KIND_PUSH, "inner", 1),
     ]
     ends = [ended(KIND_POP, 0, DATA), ended(KIND_POP, 1), ended(KIND_POP, 0), ended(KIND_POP, 0, tid=44)]
-    assert told(*events, *ends)[4:] == ["E of data", "E inner", "E outer", "E elsewhere"]
+    assert shown(*events, *ends)[4:] == ["E of data", "E inner", "E outer", "E elsewhere"]
 
 
 def test_a_lost_push_leaves_those_around_it_as_they_are() -> None:
     events = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "innermost", 2)]
     ends = [ended(KIND_POP, 2), ended(KIND_POP, 1), ended(KIND_POP, 0)]
-    assert told(*events, *ends) == ["B outer", "B innermost", "E innermost", "E outer"]
+    assert shown(*events, *ends) == ["B outer", "B innermost", "E innermost", "E outer"]
 
 
 def test_a_lost_pop_is_made_up_for_by_the_next_record_that_shows_it() -> None:
     pushes = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "inner", 1)]
-    assert told(*pushes, ended(KIND_POP, 0))[2:] == ["E inner", "E outer"]
-    assert told(*pushes, begun(KIND_PUSH, "next", 1))[2:] == ["E inner", "B next"]
+    assert shown(*pushes, ended(KIND_POP, 0))[2:] == ["E inner", "E outer"]
+    assert shown(*pushes, begun(KIND_PUSH, "next", 1))[2:] == ["E inner", "B next"]
 
 
 def test_a_pop_without_a_push_is_nothing() -> None:
-    assert told(ended(KIND_POP, 0), ended(KIND_POP, DEPTH_UNKNOWN), ended(KIND_END, 7)) == []
+    assert shown(ended(KIND_POP, 0), ended(KIND_POP, DEPTH_UNKNOWN), ended(KIND_END, 7)) == []
 
 
 def test_depths_that_the_library_does_not_know_are_those_of_what_came() -> None:
     unknown = DEPTH_UNKNOWN
     pushes = [begun(KIND_PUSH, "outer", unknown), begun(KIND_PUSH, "inner", unknown)]
-    assert told(*pushes, ended(KIND_POP, unknown), ended(KIND_POP, unknown))[2:] == ["E inner", "E outer"]
+    assert shown(*pushes, ended(KIND_POP, unknown), ended(KIND_POP, unknown))[2:] == ["E inner", "E outer"]
 
 
 def test_ranges_of_a_process_that_are_open_at_a_time_have_different_numbers() -> None:

@@ -71,8 +71,8 @@ OPTIONS = {
     "--gpu-stalls --gpu off -- ./app": {"command": "./app", "gpu_stalls": True, "gpu": "off"},
     "--warp-marks attn:softmax -- ./app": {"command": "./app", "warp_marks": "attn:softmax"},
     "--system -o x.jsonl.zst --force": {"system": True, "output": Path("x.jsonl.zst"), "force": True},
-    "-o - --command-output said -- ./app": {
-        "command": "./app", "output": "-", "command_output": Path("said"),
+    "-o - --command-output printed -- ./app": {
+        "command": "./app", "output": "-", "command_output": Path("printed"),
     },
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_a_wrong_value_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="durtion"):
         tracepipe.capture(options=tracepipe.CaptureOptions(durtion="10s"))  # type: ignore[call-arg]
     with pytest.raises(tracepipe.TracepipeError, match="no command whose output"):
-        tracepipe.capture(pids=1, options=tracepipe.CaptureOptions(command_output="said", layers=()))
+        tracepipe.capture(pids=1, options=tracepipe.CaptureOptions(command_output="printed", layers=()))
 
 
 # The other process -------------------------------------------------------------------------------------
@@ -105,16 +105,16 @@ def test_a_wrong_value_is_refused_at_once() -> None:
 
 def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None]) -> None:
     recorder(
-        "tell('a note')", "tell(Began())", "assert heard() == 'stop'", "tell('another')", "tell(SUMMARY)",
+        "send('a note')", "send(Began())", "assert heard() == 'stop'", "send('another')", "send(SUMMARY)",
     )  # fmt: skip
-    said: list[str] = []
-    with tracepipe.capture(output="x", notify=said.append, options=NO_LAYERS) as run:
-        assert (run.notes, said) == (["a note"], ["a note"])
+    messages: list[str] = []
+    with tracepipe.capture(output="x", notify=messages.append, options=NO_LAYERS) as run:
+        assert (run.notes, messages) == (["a note"], ["a note"])
         assert repr(run) == "<Capture x: is being recorded>"
         with pytest.raises(tracepipe.TracepipeError, match="x is not complete"):
             _ = run.summary
     assert run.summary == SUMMARY
-    assert run.notes == said == ["a note", "another"]
+    assert run.notes == messages == ["a note", "another"]
     assert repr(run) == "<Capture x: 4 syscall, ended by stopped>"
     assert run.stop() == run.wait() == SUMMARY
     with pytest.raises(tracepipe.TracepipeError, match="records once"):
@@ -122,14 +122,14 @@ def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None])
 
 
 def test_a_command_is_waited_for_and_not_stopped(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert not caller.poll(0.3)", "tell(SUMMARY)")
+    recorder("send(Began())", "assert not caller.poll(0.3)", "send(SUMMARY)")
     with tracepipe.capture("./app", NO_LAYERS, output="x") as run:
         pass
     assert run.summary == SUMMARY
 
 
 def test_an_exception_ends_the_recording_and_goes_on(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    recorder("send(Began())", "assert heard() == 'stop'", "send(SUMMARY)")
     with (
         pytest.raises(ZeroDivisionError),
         tracepipe.capture("./app", NO_LAYERS, output="x") as run,
@@ -140,31 +140,31 @@ def test_an_exception_ends_the_recording_and_goes_on(recorder: Callable[..., Non
 
 @pytest.mark.parametrize("kind", ["CaptureUnavailable", "OutputError", "TracepipeError"])
 def test_a_refusal_is_raised_with_its_hint(kind: str, recorder: Callable[..., None]) -> None:
-    recorder(f"tell(Refused({kind!r}, 'It needs root.', 'sudo -E env tracepipe …'))")
+    recorder(f"send(Refused({kind!r}, 'It needs root.', 'sudo -E env tracepipe …'))")
     with (
         pytest.raises(getattr(tracepipe, kind), match="It needs root") as refused,
         tracepipe.capture(output="x", options=NO_LAYERS),
     ):
         pytest.fail("the block ran")
     assert type(refused.value).__name__ == kind
-    # What was run is no tracepipe.
+    # What was run is not tracepipe.
     assert refused.value.hint == "sudo -E env python …"
 
 
 def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., None]) -> None:
     recorder(
-        "tell(Began())",
+        "send(Began())",
         "assert heard() == 'write'",
-        "tell(Written(0, 'by-a-signal.jsonl'))",
-        "tell(Written(1, 'x.jsonl'))",
+        "send(Written(0, 'by-a-signal.jsonl'))",
+        "send(Written(1, 'x.jsonl'))",
         "assert heard() == 'write'",
-        "tell(Written(2, '', 'There is no room.', 'Free some.'))",
+        "send(Written(2, '', 'There is no room.', 'Free some.'))",
         "assert heard() == 'write'",
         "assert heard() == 'write'",  # this one was not answered in time
-        "tell(Written(3, 'x-2.jsonl'))",
-        "tell(Written(4, 'x-3.jsonl'))",
+        "send(Written(3, 'x-2.jsonl'))",
+        "send(Written(4, 'x-3.jsonl'))",
         "heard()",
-        "tell(SUMMARY)",
+        "send(SUMMARY)",
     )
     with tracepipe.capture(output="x.jsonl", options=tracepipe.CaptureOptions(last="10s", layers=())) as run:
         assert run.write_now() == "x.jsonl"
@@ -179,13 +179,13 @@ def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., 
 
 
 def test_what_the_end_wrote_is_the_answer_where_it_came_before(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "heard()", "tell(replace(SUMMARY, recordings=(LAST,)))")
+    recorder("send(Began())", "heard()", "send(replace(SUMMARY, recordings=(LAST,)))")
     with tracepipe.capture(output="x.jsonl", options=tracepipe.CaptureOptions(last="10s", layers=())) as run:
         assert run.write_now() == "x-2.jsonl"
 
 
 def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    recorder("send(Began())", "heard()", "send(Refused('OutputError', 'The disk is full.', ''))")
     ran = False
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full"),
@@ -197,9 +197,9 @@ def test_a_refusal_at_the_end_is_raised_there(recorder: Callable[..., None]) -> 
 
 def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: Callable[..., None]) -> None:
     recorder(
-        "tell(Began())",
+        "send(Began())",
         "heard()",
-        "tell(replace(SUMMARY, error='The disk is full.', hint='Free some space.'))",
+        "send(replace(SUMMARY, error='The disk is full.', hint='Free some space.'))",
     )
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full") as caught,
@@ -211,7 +211,7 @@ def test_a_recording_that_is_not_whole_is_an_error_and_has_a_summary(recorder: C
 
 
 def test_an_exception_in_the_block_goes_on_though_the_recording_failed(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "heard()", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    recorder("send(Began())", "heard()", "send(Refused('OutputError', 'The disk is full.', ''))")
     with (
         pytest.raises(ZeroDivisionError),
         tracepipe.capture(output="x", options=NO_LAYERS) as run,
@@ -221,7 +221,7 @@ def test_an_exception_in_the_block_goes_on_though_the_recording_failed(recorder:
 
 
 def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "tell(Refused('OutputError', 'The disk is full.', ''))")
+    recorder("send(Began())", "send(Refused('OutputError', 'The disk is full.', ''))")
     with (
         pytest.raises(tracepipe.OutputError, match="The disk is full"),
         tracepipe.capture(output="x", options=NO_LAYERS) as run,
@@ -229,7 +229,7 @@ def test_a_refusal_within_the_block_is_what_is_raised(recorder: Callable[..., No
         run.wait()
 
 
-@pytest.mark.parametrize("begun", [(), ("tell(Began())",)])
+@pytest.mark.parametrize("begun", [(), ("send(Began())",)])
 def test_a_recorder_that_dies_is_reported(begun: tuple[str, ...], recorder: Callable[..., None]) -> None:
     recorder(*begun, "sys.exit(7)")
     with (
@@ -249,7 +249,7 @@ def test_without_an_interpreter_nothing_can_be_captured(monkeypatch: pytest.Monk
 
 
 def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    recorder("send(Began())", "assert heard() == 'stop'", "send(SUMMARY)")
     with tracepipe.capture(output="x", options=NO_LAYERS) as run:
         child = os.fork()
         if child == 0:

@@ -76,8 +76,8 @@ def test_converting_is_what_the_command_does(run: Path, command: Callable[..., t
         # The same refusal, word by word.
         with pytest.raises(tracepipe.OutputError) as refused:
             tracepipe.convert(Path("run.jsonl"), format=name)
-        code, said = command("convert", "run.jsonl", "-f", name)
-        assert (code, said) == (1, f"tracepipe: {refused.value}\n  {refused.value.hint}\n")
+        code, errors = command("convert", "run.jsonl", "-f", name)
+        assert (code, errors) == (1, f"tracepipe: {refused.value}\n  {refused.value.hint}\n")
         code, _ = command("convert", "run.jsonl", "-f", name, "--force")
         assert (code, Path(made).read_bytes()) == (0, ours)
         assert tracepipe.convert("run.jsonl", format=name, force=True).output == made
@@ -94,7 +94,7 @@ def test_a_conversion_reports_what_was_read(run: Path) -> None:
     assert account.losses == {"userspace": 7}
     assert (account.skipped, [problem.line for problem in account.problems]) == (1, [7])
     assert (account.outcomes.unclosed, account.outcomes.causality) == (1, 1)
-    assert [(said["clock"], said["method"]) for said in account.clocks] == [(GPU_CLOCK, "fit")]
+    assert [(statement["clock"], statement["method"]) for statement in account.clocks] == [(GPU_CLOCK, "fit")]
     assert repr(account) == (
         "<Account of run.jsonl (tracepipe): 1 userspace, 1 gpu_kernel, 3 gpu_warp; 1 lines skipped; "
         "lost: 7 userspace>"
@@ -193,10 +193,10 @@ def test_a_thread_of_a_gpu_has_its_block_and_its_index(run: Path) -> None:
         event("I", 2_000, "k", "gpu_thread", **thread),
         event("I", 2_001, "k", "gpu_thread"),
     )
-    told, untold = tracepipe.open("run.jsonl")
-    assert (told.block, told.thread, told.grid) == ((2, 0, 1), (31, 1, 0), None)
-    assert (untold.block, untold.thread) == (None, None)
-    assert "block=(2, 0, 1), thread=(31, 1, 0)" in repr(told)
+    placed, unplaced = tracepipe.open("run.jsonl")
+    assert (placed.block, placed.thread, placed.grid) == ((2, 0, 1), (31, 1, 0), None)
+    assert (unplaced.block, unplaced.thread) == (None, None)
+    assert "block=(2, 0, 1), thread=(31, 1, 0)" in repr(placed)
 
 
 def test_what_is_known_of_the_recording(run: Path) -> None:
@@ -215,7 +215,7 @@ def test_what_is_known_of_the_recording(run: Path) -> None:
     assert events.counts["gpu_warp"] == 3
     assert events.losses == {"userspace": 7}
     assert [problem.line for problem in events.problems] == [7]
-    assert [said["clock"] for said in events.clocks] == [GPU_CLOCK]
+    assert [statement["clock"] for statement in events.clocks] == [GPU_CLOCK]
 
 
 def test_an_assumed_offset_has_no_bound(run: Path) -> None:

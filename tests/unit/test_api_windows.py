@@ -17,14 +17,14 @@ BY_API = tracepipe.CaptureOptions(layers=(), start_on="api")
 
 def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> None:
     recorder(
-        "tell(Began())",
+        "send(Began())",
         "assert heard() == WindowOrder(True, 'epoch')",
-        "tell('a note')",
-        "tell(Answer())",
+        "send('a note')",
+        "send(Answer())",
         "assert heard() == WindowOrder(False)",
-        "tell(Answer())",
+        "send(Answer())",
         "assert heard() == 'stop'",
-        "tell(SUMMARY)",
+        "send(SUMMARY)",
     )
     with (
         tracepipe.capture(output="x", options=BY_API) as run,
@@ -36,7 +36,7 @@ def test_a_block_is_a_window_of_the_recording(recorder: Callable[..., None]) -> 
 
 def test_what_cannot_be_obeyed_is_an_error_and_the_recording_continues(recorder: Callable[..., None]) -> None:
     recorder(
-        "tell(Began())", "heard(), tell(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "tell(SUMMARY)"
+        "send(Began())", "heard(), send(Answer('No.', 'Do.'))", "assert heard() == 'stop'", "send(SUMMARY)"
     )
     with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), stop_on="api")) as run:
         with pytest.raises(tracepipe.TracepipeError, match="No") as refused:
@@ -45,10 +45,10 @@ def test_what_cannot_be_obeyed_is_an_error_and_the_recording_continues(recorder:
     assert run.summary == SUMMARY
 
 
-@pytest.mark.parametrize("end", ["tell(ENDED)", "tell(SUMMARY)"])
+@pytest.mark.parametrize("end", ["send(ENDED)", "send(SUMMARY)"])
 def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None]) -> None:
     recorder(
-        "tell(Began())", "heard(), tell(Answer())", f"heard(), {end}", f"heard(), {end}", "tell(SUMMARY)"
+        "send(Began())", "heard(), send(Answer())", f"heard(), {end}", f"heard(), {end}", "send(SUMMARY)"
     )
     with tracepipe.capture("./app", BY_API, output="x") as run:
         with run.window():
@@ -60,9 +60,9 @@ def test_a_window_ends_with_the_recording(end: str, recorder: Callable[..., None
         run.end_window()
 
 
-@pytest.mark.parametrize("end", ["heard(), tell(Answer())", "heard(), sys.exit(7)"])
+@pytest.mark.parametrize("end", ["heard(), send(Answer())", "heard(), sys.exit(7)"])
 def test_an_exception_ends_a_window_and_goes_on(end: str, recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "heard(), tell(Answer())", end, "assert heard() == 'stop'", "tell(SUMMARY)")
+    recorder("send(Began())", "heard(), send(Answer())", end, "assert heard() == 'stop'", "send(SUMMARY)")
     with (
         pytest.raises(ZeroDivisionError),
         tracepipe.capture(output="x", options=BY_API) as run,
@@ -74,9 +74,9 @@ def test_an_exception_ends_a_window_and_goes_on(end: str, recorder: Callable[...
 def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Callable[..., None]) -> None:
     count = 20
     recorder(
-        "tell(Began())",
-        f"for _ in range({2 * count}): heard(), tell('a note'), tell(Answer())",
-        "tell(SUMMARY)",
+        "send(Began())",
+        f"for _ in range({2 * count}): heard(), send('a note'), send(Answer())",
+        "send(SUMMARY)",
     )
     done: list[str] = []
 
@@ -98,7 +98,7 @@ def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Call
 
 
 def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    recorder("send(Began())", "assert heard() == 'stop'", "send(SUMMARY)")
     with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), start_on="signal")) as run:
         with pytest.raises(tracepipe.TracepipeError, match="begins when the program") as refused:
             run.begin_window()
@@ -114,7 +114,7 @@ def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[.
     ("call", "options"), [("begin_window", {"start_on": "api"}), ("write_now", {"last": "10s"})]
 )
 def test_a_fork_asks_for_nothing(call: str, options: dict[str, Any], recorder: Callable[..., None]) -> None:
-    recorder("tell(Began())", "assert heard() == 'stop'", "tell(SUMMARY)")
+    recorder("send(Began())", "assert heard() == 'stop'", "send(SUMMARY)")
     with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), **options)) as run:
         child = os.fork()
         if child == 0:

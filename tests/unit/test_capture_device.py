@@ -1,4 +1,4 @@
-"""A command's GPUs in a capture: what their library tells, beside the host's events or without them."""
+"""A command's GPUs in a capture: what their library records, with the host's events or without them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu":
 CALL = {"type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 9, "launch": 7}
 
 
-class Told:
-    """A device's recording: what it tells stands ready."""
+class FakeDevice:
+    """A device whose records stand ready."""
 
-    name = "told"
+    name = "fake"
     layers = frozenset({"userspace", "gpu_kernel"})
     clocks = ("globaltimer:0",)
     sees: Mapping[str, Path] = MappingProxyType({})
@@ -55,7 +55,7 @@ class Told:
         self.turns.append(turn)
 
     def environment(self) -> dict[str, str]:
-        return {"TOLD": "yes"}
+        return {"FAKE": "yes"}
 
     def collect(self, *, is_final: bool = False) -> bytes:
         self.finals.append(is_final)
@@ -64,7 +64,7 @@ class Told:
     def lost(self) -> list[Loss]:
         return [Loss("gpu_kernel", 3, 5, 6, "full")] if self.finals == [False] else []
 
-    def renderer(self) -> Told:
+    def renderer(self) -> FakeDevice:
         return self
 
     def render(self, chunk: bytes) -> Lines:
@@ -105,10 +105,10 @@ def lines(*records: dict[str, Any]) -> bytes:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """No probes can be set here, and the device tells of two events in each of two chunks."""
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """No probes can be set here, and the device has two events in each of two chunks."""
     chunk = lines({"ts_ns": 1000, **KERNEL}, {"ts_ns": 900, **CALL})
-    device = Told([chunk, chunk])
+    device = FakeDevice([chunk, chunk])
 
     def refuse(_: str) -> Any:
         raise CaptureUnavailable("Capture with eBPF needs root.", "sudo")
@@ -127,9 +127,9 @@ def captured(request: CaptureRequest) -> tuple[list[dict[str, Any]], Any, list[s
 
 
 def test_the_engines_events_are_in_the_file_without_any_privilege(
-    told: Told, capfd: pytest.CaptureFixture[str]
+    device: FakeDevice, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["sh", "-c", "echo $TOLD"]
+    command = ["sh", "-c", "echo $FAKE"]
     records, summary, messages = captured(
         CaptureRequest(command, ("userspace", "syscall"), gpu="warps", gpu_blocks="0-131", gpu_warps=9)
     )
@@ -139,8 +139,8 @@ def test_the_engines_events_are_in_the_file_without_any_privilege(
     assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
     assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
     assert header["gpus"] == footer["gpus"] == [{"index": 0, "name": "a GPU", "sm_count": 132}]
-    assert [turn.begins for turn in told.turns] == [True, False]
-    assert header["engine"] == "none, told"
+    assert [turn.begins for turn in device.turns] == [True, False]
+    assert header["engine"] == "none, fake"
     assert header["clocks"] == ["monotonic", "globaltimer:0"]
     assert header["layers"]["got"] == ["gpu_kernel", "userspace"]
     assert set(header["layers"]["missing"]) == {"syscall"}
@@ -150,51 +150,53 @@ def test_the_engines_events_are_in_the_file_without_any_privilege(
         "gpu_warps": 9,
         "stacks": "python",
     }
-    assert "told: one thing to know" in messages
+    assert "fake: one thing to know" in messages
     assert any("needs root" in message for message in messages)
-    assert told.finals[-1] is True
-    assert told.is_closed
+    assert device.finals[-1] is True
+    assert device.is_closed
 
 
-def test_lines_that_follow_a_chunk_are_written_and_counted(told: Told) -> None:
+def test_lines_that_follow_a_chunk_are_written_and_counted(device: FakeDevice) -> None:
     exits = {"ts_ns": 1000, "type": "gpu_thread", "name": "k", "phase": "I", "thread": [0, 0, 0]}
-    told.more = [lines(exits).decode(), lines(exits | {"thread": [1, 0, 0]}).decode()]
+    device.more = [lines(exits).decode(), lines(exits | {"thread": [1, 0, 0]}).decode()]
     records, summary, _ = captured(CaptureRequest(["true"], ("userspace",), gpu="warps"))
     assert [record["thread"][0] for record in records if record["type"] == "gpu_thread"] == [0, 1]
     assert summary.counts == {"userspace": 2, "gpu_kernel": 2, "gpu_thread": 2}
 
 
-def test_lines_that_wait_are_written_at_the_end(told: Told) -> None:
-    told.waiting = [{"ts_ns": 500, "type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 5}]
+def test_lines_that_wait_are_written_at_the_end(device: FakeDevice) -> None:
+    device.waiting = [
+        {"ts_ns": 500, "type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 5}
+    ]
     records, summary, _ = captured(CaptureRequest(["true"], ("userspace",), gpu="kernels"))
     assert [record["type"] for record in records[-2:]] == ["userspace", "footer"]
-    assert records[-2] == told.waiting[0]
+    assert records[-2] == device.waiting[0]
     assert summary.counts["userspace"] == 3
 
 
-def test_what_is_known_before_the_end_is_reported_then(told: Told) -> None:
-    told.news, told.notes = ["one thing"], ["one thing", "another"]
-    said: list[tuple[str, int]] = []
+def test_what_is_known_before_the_end_is_reported_then(device: FakeDevice) -> None:
+    device.news, device.notes = ["one thing"], ["one thing", "another"]
+    messages: list[tuple[str, int]] = []
     request = CaptureRequest(["true"], ("userspace",), gpu="kernels")
-    capture(request, io.BytesIO(), notify=lambda message: said.append((message, told.stops)))
-    of_told = [(message, bool(stops)) for message, stops in said if message.startswith("told: ")]
-    assert of_told == [("told: one thing", False), ("told: another", True)]
+    capture(request, io.BytesIO(), notify=lambda message: messages.append((message, device.stops)))
+    of_device = [(message, bool(stops)) for message, stops in messages if message.startswith("fake: ")]
+    assert of_device == [("fake: one thing", False), ("fake: another", True)]
 
 
 def test_a_program_that_continues_is_released_after_its_last_records(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They come after it was asked, and before it says that it is over."""
-    told.looks = 2
-    last = told.chunks.pop()
-    stop = told.stop
+    device.looks = 2
+    last = device.chunks.pop()
+    stop = device.stop
 
     def send_last() -> None:
-        if not told.stops:
-            told.chunks.append(last)
+        if not device.stops:
+            device.chunks.append(last)
         stop()
 
-    monkeypatch.setattr(told, "stop", send_last)
+    monkeypatch.setattr(device, "stop", send_last)
     request = CaptureRequest(["cat"], ("userspace",), gpu="kernels", limits=Limits(duration_ns=1))
     read, write = os.pipe()
     saved = os.dup(0)
@@ -203,7 +205,7 @@ def test_a_program_that_continues_is_released_after_its_last_records(
         noted = []
 
         def notify(message: str) -> None:
-            noted.append((message, told.stops))
+            noted.append((message, device.stops))
             if "continues" in message:
                 os.close(write)
 
@@ -219,31 +221,31 @@ def test_a_program_that_continues_is_released_after_its_last_records(
     assert stops, "it is as it was while it continues"
 
 
-def test_limits_hold_for_its_events_too(told: Told) -> None:
+def test_limits_hold_for_its_events_too(device: FakeDevice) -> None:
     records, summary, _ = captured(
         CaptureRequest(["true"], ("userspace",), gpu="kernels", limits=Limits(events=3))
     )
     assert sum("phase" in record for record in records) == sum(summary.counts.values()) == 3
 
 
-def test_it_is_closed_when_the_command_cannot_be_run(told: Told, tmp_path: Path) -> None:
+def test_it_is_closed_when_the_command_cannot_be_run(device: FakeDevice, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF, and no more")
     program.chmod(0o755)
     with pytest.raises(TracepipeError, match="cannot be executed"):
         captured(CaptureRequest([str(program)], gpu="kernels"))
-    assert told.is_closed
+    assert device.is_closed
 
 
-def test_a_process_that_runs_is_entered(told: Told) -> None:
+def test_a_process_that_runs_is_entered(device: FakeDevice) -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         pids = (process.pid,)
         captured(CaptureRequest(pids=pids, gpu="kernels", limits=Limits(duration_ns=1)))
         assert process.poll() is None
         process.communicate()
-    assert told.entered == [pids]
+    assert device.entered == [pids]
     captured(CaptureRequest(["true"], gpu="kernels"))
-    assert told.entered == [pids]
+    assert device.entered == [pids]
 
 
 def test_warps_of_a_running_process_cannot_be_recorded() -> None:

@@ -332,10 +332,13 @@ def test_texts_of_a_tracepoint(driver: bytes) -> None:
 def test_texts_of_nobodys_events_are_those_of_the_processor() -> None:
     name = "dma_fence_signaled"
     events = rendered(
-        *(text(name, said, tid=0, cpu=cpu) for said, cpu in ((b"one", 0), (b"two", 1), (b"a", 0), (b"b", 1))),
+        *(
+            text(name, printed, tid=0, cpu=cpu)
+            for printed, cpu in ((b"one", 0), (b"two", 1), (b"a", 0), (b"b", 1))
+        ),
         *(raw(record.EVENT, name, tid=0, cpu=cpu) for cpu in (1, 0)),
         text(name, b"stale", tid=0, cpu=0),  # of an event that was lost
-        *(text(name, said, tid=0, cpu=0) for said in (b"three", b"c" * 20)),
+        *(text(name, printed, tid=0, cpu=0) for printed in (b"three", b"c" * 20)),
         raw(record.EVENT, name, tid=0, cpu=0),
         raw(record.EVENT, name, tid=0, cpu=0, torn=1),
     )

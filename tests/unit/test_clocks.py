@@ -297,7 +297,7 @@ def test_a_bound_does_not_shrink_beyond_the_ends() -> None:
 
 
 def test_two_pairs_at_a_rate_that_no_clock_has_cover_each_other() -> None:
-    # 800 ppm: one of the two is off by 0.8 ms, and nothing tells which.
+    # 800 ppm: one of the two is off by 0.8 ms, and nothing shows which.
     pairs = [ClockPair(0, SECOND_NS, 300), ClockPair(SECOND_NS, 2 * SECOND_NS + 800_000, 300)]
     clock_map = fit(GPU, pairs)
     for source_ns in range(0, 3 * SECOND_NS, 99_999_999):
@@ -554,7 +554,7 @@ def test_host_clocks_are_placed_by_the_header() -> None:
     stamping, now = Stamping(head), START["realtime_ns"] + 25
     read = [event(61_500, clock="boottime"), event(now, clock="realtime"), event(1_030)]
     assert times_of(stamping.stamp(read)) == [1_500, 1_025, 1_030]
-    assert {said["clock"]: said["method"] for said in stamping.clocks.statements()} == {
+    assert {statement["clock"]: statement["method"] for statement in stamping.clocks.statements()} == {
         "boottime": "offset",
         "realtime": "offset",
     }
@@ -572,10 +572,10 @@ def test_a_recording_on_one_clock_has_it_as_its_trace_clock() -> None:
 def test_an_assumed_offset_is_added_and_reported_as_assumed() -> None:
     stamping = Stamping(header(), assumed={GPU: -400})
     assert times_of(stamping.stamp([event(1_000, clock=GPU)])) == [600]
-    (said,) = stamping.clocks.statements()
-    assert said["method"] == "assumed"
-    assert said["bound"] == "unknown: the offset was assumed"
-    assert "bound_ns" not in said
+    (statement,) = stamping.clocks.statements()
+    assert statement["method"] == "assumed"
+    assert statement["bound"] == "unknown: the offset was assumed"
+    assert "bound_ns" not in statement
 
 
 def test_an_assumed_offset_wins_over_pairs() -> None:
@@ -636,9 +636,9 @@ def test_footers_and_clock_records_pass_where_they_stand() -> None:
 def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     stamping = Stamping(header(), [*PAIRS, {**PAIRS[1], "source_ns": PAIRS[1]["source_ns"] + 5}])
     stamping.stamp([event(1_050 * SECOND_NS, clock=GPU), event(1_000, clock="monotonic")])
-    (said,) = stamping.clocks.statements()
-    bound_ns = said.pop("bound_ns")
-    assert said == {
+    (statement,) = stamping.clocks.statements()
+    bound_ns = statement.pop("bound_ns")
+    assert statement == {
         "clock": GPU,
         "trace_clock": "monotonic",
         "method": "fit",
@@ -648,7 +648,7 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
     }
     # A quarter of 1 ppm of the hundred seconds between the pairs; the two at the end are 5 ns apart.
     assert 25_000 <= bound_ns <= 11 + 25_000
-    # An event a hundred seconds after the last pair is less certain, and the statement says so.
+    # An event a hundred seconds after the last pair is less certain, and the statement shows it.
     stamping.stamp([event(1_200 * SECOND_NS, clock=GPU)])
     assert stamping.clocks.statements()[0]["bound_ns"] > 100_000
 
@@ -656,6 +656,6 @@ def test_a_statement_gives_pairs_drift_and_the_worst_bound() -> None:
 def test_a_statement_gives_no_drift_where_the_pairs_do_not_show_one() -> None:
     stamping = Stamping(header(), PAIRS[:1])
     stamping.stamp([event(1_050 * SECOND_NS, clock=GPU)])
-    (said,) = stamping.clocks.statements()
-    assert (said["pairs"], "drift_ppm" in said) == (1, False)
-    assert fit_text(said) == "1 pairs, drift unknown"
+    (statement,) = stamping.clocks.statements()
+    assert (statement["pairs"], "drift_ppm" in statement) == (1, False)
+    assert fit_text(statement) == "1 pairs, drift unknown"

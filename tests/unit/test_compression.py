@@ -184,11 +184,11 @@ def test_cut_off_at_any_byte_it_lacks_the_part_that_was_cut(suffix: str, tmp_pat
         assert b"".join(PARTS).startswith(content)
         assert is_cut == (size not in ends)
         assert damage.startswith("was cut off in the middle of a ") == is_cut
-        said: list[str] = []
-        account = check(str(path), "", said.append)
+        messages: list[str] = []
+        account = check(str(path), "", messages.append)
         assert account.counts["userspace"] == len(EVENTS.findall(content))
         assert (account.skipped > 0) == is_cut
-        assert all("was cut off" in text for text in said)
+        assert all("was cut off" in text for text in messages)
         has_footer = content.rstrip().endswith(PARTS[-1].rstrip())
         assert account.notes == ([] if has_footer else ["the file has no footer: the capture was cut off"])
 

@@ -220,9 +220,9 @@ def test_damage_keeps_what_came_before_and_is_drawn(
     assert any(words in line for line in drawn)
     with pytest.raises(InputError, match="was cut off"):
         converted(str(path), strict=True)
-    said: list[str] = []
-    assert check(str(path), "", said.append).skipped >= 1
-    assert any(words in line for line in said)
+    messages: list[str] = []
+    assert check(str(path), "", messages.append).skipped >= 1
+    assert any(words in line for line in messages)
 
 
 def test_progress_shows_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_the_cycle_collector_runs_again_afterwards(recording: Any) -> None:
 
 def test_check_names_every_bad_line_and_draws_nothing(recording: Any) -> None:
     path = recording(HEADER, call(1_500), call(1, phase="Q"), "{", call(2, tid="x"), FOOTER)
-    said: list[str] = []
-    report = check(path, "", said.append)
-    assert [line.removeprefix(path) for line in said] == [
+    messages: list[str] = []
+    report = check(path, "", messages.append)
+    assert [line.removeprefix(path) for line in messages] == [
         ":3: phase: must be one of B, E, I, X, C, s, t, f, not 'Q'",
         ":4: is not JSON: unexpected end of data at column 2",
         ":5: tid: must be an integer, not 'x'",
@@ -298,10 +298,10 @@ def test_the_report_states_all_irregularities(recording: Any) -> None:
         "nonsense",
     )
     report, _ = converted(path)
-    said = [line.replace(path, "run") for line in account_lines(report)]
-    assert said[1].startswith("skipped: run:11: is not JSON: ")
-    del said[1]
-    assert said == [
+    lines = [line.replace(path, "run") for line in account_lines(report)]
+    assert lines[1].startswith("skipped: run:11: is not JSON: ")
+    del lines[1]
+    assert lines == [
         "run: tracepipe, 4 kernel, 1 gpu_kernel",
         "note: 1 calls had no end: drawn to the end and marked unclosed",
         "note: 1 ends had no begin: drawn as instants and marked no_begin",
@@ -332,14 +332,14 @@ def test_the_report_states_that_an_offset_was_assumed(recording: Any) -> None:
 
 def test_a_clock_that_was_set_while_recording_has_that_in_its_bound(recording: Any) -> None:
     header = HEADER | {"clocks": ["monotonic", "realtime"]}
-    for set_ns, told in ((0, []), (5_000_000_000, ["set or slept while recording, within 5000001000 ns"])):
+    for set_ns, stated in ((0, []), (5_000_000_000, ["set or slept while recording, within 5000001000 ns"])):
         end = {"monotonic_ns": 2_000, "realtime_ns": 9_001_000 + set_ns}
         footer = {"type": "footer", "counts": {}, "losses": {}, "end": end}
         report, _ = converted(recording(header, call(9_000_100, clock="realtime"), footer))
         assert report.clocks[0]["bound_ns"] == 1_000 + set_ns
         assert [
             line.partition("was ")[2] for line in account_lines(report) if line.startswith("clock")
-        ] == told
+        ] == stated
 
 
 # Memory ------------------------------------------------------------------------------------------------
@@ -393,10 +393,10 @@ MIXED = [
 
 @pytest.mark.parametrize(("own", "other"), MIXED)
 def test_lines_of_another_format_are_named_and_not_lost(recording: Any, own: str, other: str) -> None:
-    # Before the format's own lines and long after them, where nobody looks for a second format.
+    # Before the format's own lines and long after them, where no second format is searched for.
     log = ["# a log's line"] * 6_000
     path = recording(LINES_OF[other], LINES_OF[own], *log, LINES_OF[other])
-    report = check(path, own, lambda said: None)
+    report = check(path, own, lambda _: None)
     assert sum(report.counts.values()) == 1
     assert [p.line for p in report.problems if p.skipped] == [1, 6003]
     with pytest.raises(InputError, match=r"run.jsonl:1: "):

@@ -28,7 +28,7 @@ def machine(cuda: tuple[int, int] = (13, 0), owner: Owner = ANN) -> Toolchain:
 
 
 class Starts:
-    """What is built and started, and by whom; nobody but root may sample."""
+    """What is built and started, and by which user; only root may sample."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
         self.built: list[int] = []
@@ -53,10 +53,10 @@ class Starts:
 def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    starts, said = Starts(monkeypatch, euid=0), list[str]()
-    start_counters(REQUEST, None, machine(), said.append).close()
+    starts, messages = Starts(monkeypatch, euid=0), list[str]()
+    start_counters(REQUEST, None, machine(), messages.append).close()
     assert (starts.built, starts.ran) == ([1000, 0], [1000, 0])
-    assert said == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
+    assert messages == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
 
 
 def test_who_is_not_root_is_refused_and_leaves_the_gpus_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

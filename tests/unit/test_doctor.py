@@ -354,6 +354,6 @@ def test_slow_trials_are_reported_while_they_run(monkeypatch: pytest.MonkeyPatch
             raise CaptureUnavailable("Nothing is attached.", "")
 
     monkeypatch.setattr("tracepipe.capture.ENGINES", {"slow": Slow})
-    said: list[str] = []
-    examine(GOOD, areas={"methods": AREAS["methods"]}, notify=said.append)
-    assert said == ["methods", "slow is attaching 12 probes; this takes a while"]
+    messages: list[str] = []
+    examine(GOOD, areas={"methods": AREAS["methods"]}, notify=messages.append)
+    assert messages == ["methods", "slow is attaching 12 probes; this takes a while"]

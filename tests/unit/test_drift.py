@@ -125,12 +125,12 @@ def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[Seen
 def test_a_drift_is_removed_and_reported() -> None:
     clock, found, span_ns = of_an_hour(20)
     anchor = placed(clock, found, span_ns)
-    said = anchor.stated("monotonic")
-    assert said["drift_ppm"] == -20.0
+    statement = anchor.stated("monotonic")
+    assert statement["drift_ppm"] == -20.0
     # What may be off is the rate between calls, 1 ppm of some ten seconds; the drift made 72 ms.
     assert anchor.bound_ns is not None and anchor.bound_ns < 30_000
     assert off_ns(clock, anchor, span_ns) < 1_000
-    assert f": {anchor.offset_ns:+d} ns, drift -20.000 ppm, within " in anchor_text(said)
+    assert f": {anchor.offset_ns:+d} ns, drift -20.000 ppm, within " in anchor_text(statement)
 
 
 def test_one_offset_is_enough_where_no_drift_is_seen() -> None:

@@ -1,4 +1,4 @@
-"""What calls do to memory, told once each: by the call, not by those around it."""
+"""What calls do to memory, recorded once each: by the call, not by those around it."""
 
 from __future__ import annotations
 

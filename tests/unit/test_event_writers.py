@@ -20,7 +20,7 @@ LOSS = {"type": "loss", "layer": "userspace", "count": 12, "ts_ns": 1_500}
 
 
 def converted(to: str, folder: Path, *records: dict[str, Any]) -> tuple[str, list[str]]:
-    """What is written of records whose trace starts at 1000 ns, and what is said of it."""
+    """What is written of records whose trace starts at 1000 ns, and the notes."""
     out = io.BytesIO()
     path = write(folder / "run.jsonl", *records)
     account = Conversion(str(path), CONVERTERS[to], ConversionOptions()).run(out)
@@ -168,8 +168,8 @@ def test_events_from_before_the_start_and_without_a_form_are_reported(to: str, t
         "gpu_kernel events, 1 copies on a GPU" if to == "layered" else "transfer events, 1 gpu_kernel events"
     )
     left_out = {f"1 {part}" if not part[0].isdigit() else part for part in what.split(", ")}
-    said = notes[0].removeprefix("not written, as the format has no form for it: ")
-    assert set(said.split(", ")) == left_out
+    reasons = notes[0].removeprefix("not written, as the format has no form for it: ")
+    assert set(reasons.split(", ")) == left_out
     events = "events" if to == "layered" else "calls"
     assert notes[1] == f"1 {events} before the start of the trace are written at 0"
 

@@ -249,7 +249,7 @@ def test_a_failure_leaves_the_old_file_and_no_other(failure: Any, tmp_path: Path
 
 
 def test_a_file_for_others_to_write_has_its_name_at_once(tmp_path: Path) -> None:
-    out = tmp_path / "said"
+    out = tmp_path / "out"
     with said_by_command(str(out), force=False) as fd:
         os.write(fd, b"one")
         assert out.read_bytes() == b"one"
@@ -259,7 +259,7 @@ def test_a_file_for_others_to_write_has_its_name_at_once(tmp_path: Path) -> None
         assert out.read_bytes() == b""
     with pytest.raises(ValueError), said_by_command(str(tmp_path / "other"), force=False):
         raise ValueError
-    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with said_by_command("/dev/null", force=False) as fd:
         os.write(fd, b"one")
 

@@ -1,4 +1,4 @@
-"""What the UI is asked to show first: said by the trace's last packet, read by `open`."""
+"""What the UI is asked to show first: stated by the trace's last packet, read by `open`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def asked(trace: bytes, folder: Path) -> dict[str, Any]:
     """The parameters for a trace; commands by their names."""
     path = folder / "run.pftrace"
     path.write_bytes(trace)
-    told: dict[str, Any] = {key: one for key, (one,) in urllib.parse.parse_qs(first_screen(path)).items()}
-    if "startupCommands" in told:
-        for one in json.loads(told.pop("startupCommands")):
-            told.setdefault(one["id"].removeprefix("dev.perfetto."), []).extend(one["args"])
-    return told
+    parameters: dict[str, Any] = {
+        key: one for key, (one,) in urllib.parse.parse_qs(first_screen(path)).items()
+    }
+    if "startupCommands" in parameters:
+        for one in json.loads(parameters.pop("startupCommands")):
+            parameters.setdefault(one["id"].removeprefix("dev.perfetto."), []).extend(one["args"])
+    return parameters
 
 
 def pinned(records: list[dict[str, Any]], folder: Path) -> list[str]:
@@ -74,13 +76,16 @@ def kernel(ts_ns: int, gpu: int = 0, stream: int = 3, **more: Any) -> dict[str, 
 def test_the_work_of_the_gpus_is_in_sight(case: str, compress: bool, tmp_path: Path) -> None:
     path = FIXTURES / case / "input.jsonl"
     trace, _ = converted(path, "perfetto", ConversionOptions(compress=compress))
-    told = asked(trace, tmp_path)
+    parameters = asked(trace, tmp_path)
     with RealTraceProcessor(trace) as tp:
         assert tp.problems() == []
         start_ns, end_ns = tp.rows(WORK)[0].values()
     margin_ns = int((end_ns - start_ns) * 0.02) + 1
-    assert (int(told["visStart"]), int(told["visEnd"])) == (start_ns - margin_ns, end_ns + margin_ns)
-    assert told["CollapseTracksByRegex"] == ["^CPU Scheduling$"]
+    assert (int(parameters["visStart"]), int(parameters["visEnd"])) == (
+        start_ns - margin_ns,
+        end_ns + margin_ns,
+    )
+    assert parameters["CollapseTracksByRegex"] == ["^CPU Scheduling$"]
 
 
 def test_threads_that_launch_are_pinned_and_not_those_that_wait(tmp_path: Path) -> None:
@@ -148,7 +153,7 @@ def test_a_tail_that_states_nothing_of_that_is_passed_over(tail: bytes, tmp_path
 
 
 def test_names_are_taken_as_they_are(tmp_path: Path) -> None:
-    said = json.dumps({"start_ns": 100, "end_ns": 300, "pins": ["a.b (1)", "c|d"]}).encode()
-    told = asked(FIRST_SCREEN.encode() + said + b"\x00more", tmp_path)
-    assert told["PinTracksByRegex"] == [r"^a\.b \(1\)$", r"^c\|d$"]
-    assert (told["visStart"], told["visEnd"]) == ("95", "305")
+    request = json.dumps({"start_ns": 100, "end_ns": 300, "pins": ["a.b (1)", "c|d"]}).encode()
+    parameters = asked(FIRST_SCREEN.encode() + request + b"\x00more", tmp_path)
+    assert parameters["PinTracksByRegex"] == [r"^a\.b \(1\)$", r"^c\|d$"]
+    assert (parameters["visStart"], parameters["visEnd"]) == ("95", "305")

@@ -94,7 +94,7 @@ class Recorder:
     def __init__(
         self, clock: Clock, size_bytes: int = 1 << 20, *, failing: int = 0, is_unordered: bool = False
     ) -> None:
-        self.files, self.said, self.clock = Files(failing), list[str](), clock
+        self.files, self.messages, self.clock = Files(failing), list[str](), clock
         self.control = Asking()
         frame = Frame(
             lambda start: {"type": "header", "start": start},
@@ -105,7 +105,7 @@ class Recorder:
         last = Last(10 * 10**9, size_bytes)
         assert isinstance(self.files, Outputs)
         probes = Probes(is_unordered=is_unordered)
-        self.inner = FlightRecorder(self.files, last, probes, None, frame, self.said.append, self.control)
+        self.inner = FlightRecorder(self.files, last, probes, None, frame, self.messages.append, self.control)
         self.inner.begin(PLAN, 0)
 
     def at(self, seconds: float, *items: bytes | Loss) -> None:
@@ -157,7 +157,7 @@ def test_what_came_last_is_written_and_stays(clock: Clock) -> None:
     assert times_s(recorder.written()) == [second for second in range(21, 32) for _ in "BE"]
     first, second = recorder.inner.recordings
     assert (first.path, second.path, second.span_ns) == ("run-1", "run-2", 10 * 10**9)
-    assert [text.partition(";")[0] for text in recorder.said] == [
+    assert [text.partition(";")[0] for text in recorder.messages] == [
         "run-1: 22 syscall of the last 10.00 s, by SIGUSR2",
         "run-2: 22 syscall of the last 10.00 s, by SIGUSR2",
     ]
@@ -263,7 +263,7 @@ def test_a_recording_that_cannot_be_written_does_not_end_the_recorder(clock: Clo
     recorder.inner.ask("SIGUSR2")
     while not recorder.inner.wait(0.01):
         pass
-    assert recorder.said == ["There is no room. Free some."]
+    assert recorder.messages == ["There is no room. Free some."]
     assert recorder.inner.recordings == []
     recorder.inner.end("exit 0")
     recorder.inner.finish()

@@ -1,4 +1,4 @@
-"""A flight recorder with the engines for GPUs: what was said once is known to recordings of later times."""
+"""A flight recorder with the engines for GPUs: what was sent once is known to recordings of later times."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def recorded(
     folder: Path,
     engine: DeviceEngine,
     program: Path,
-    said: str,
+    order: str,
     last: Last,
     notify: Notify = print,
-    saying: str = "for i in 0 1 2 3 4 5 6 7 8 9; do echo {said}; sleep 0.05; done",
+    script: str = "for i in 0 1 2 3 4 5 6 7 8 9; do echo {order}; sleep 0.05; done",
 ) -> dict[str, list[Line]]:
-    """The recordings of the stand-in's program, which does ten times what is said to it."""
-    saying = f"{saying.format(said=said)}; echo quit"
-    command = ["sh", "-c", f"({saying}) | {program}"]
+    """The recordings of the stand-in's program, which does ten times what it is asked for."""
+    script = f"{script.format(order=order)}; echo quit"
+    command = ["sh", "-c", f"({script}) | {program}"]
     request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
     with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
         try:
@@ -75,14 +75,14 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
 
 
 def test_that_no_kernel_fits_is_reported_where_none_does(tmp_path: Path, warps_library: Path) -> None:
-    for pattern, is_said in (("scale", False), ("conv", True)):
+    for pattern, is_noted in (("scale", False), ("conv", True)):
         engine = WarpsEngine(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
-        folder, said = tmp_path / pattern, list[str]()
+        folder, messages = tmp_path / pattern, list[str]()
         folder.mkdir()
         last = Last(60 * 10**9)
         program = warps_library.parent / "program"
-        recorded(folder, engine, program, "kernel:scale", last, said.append)
-        assert any("no kernel fits --kernel" in note for note in said) == is_said
+        recorded(folder, engine, program, "kernel:scale", last, messages.append)
+        assert any("no kernel fits --kernel" in note for note in messages) == is_noted
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,10 @@ def test_a_kernel_that_takes_long_has_the_last_seconds_written(
         KernelsEngine(library) if engine == "kernels" else WarpsEngine(library, library.parent / "patches")
     )
     is_written = f"[ -e {tmp_path}/run.jsonl ]"
-    saying = (
-        f"echo {short}; echo {{said}}; n=0; until {is_written} || [ $((n+=1)) -gt 3000 ]; do sleep 0.01; done"
-    )
+    waits = f"n=0; until {is_written} || [ $((n+=1)) -gt 3000 ]; do sleep 0.01; done"
+    script = f"echo {short}; echo {{order}}; {waits}"
     last = Last(400_000_000, when=(condition,))
-    recordings = recorded(tmp_path, made, library.parent / "program", long, last, saying=saying)
+    recordings = recorded(tmp_path, made, library.parent / "program", long, last, script=script)
     ended_by = {name: lines[-1]["ended_by"] for name, lines in recordings.items()}
     assert re.fullmatch(rf"{re.escape(condition)}: (f|scale) took [\d.]+ .s", ended_by["run.jsonl"])
     assert ended_by["run-2.jsonl"] == "exit 0"

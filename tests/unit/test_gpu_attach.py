@@ -66,9 +66,9 @@ class Running:
         assert self.process.stdout.readline() == "begun\n"
 
     def end(self) -> tuple[str, int]:
-        """What it said, and its exit code."""
-        said, _ = self.process.communicate("\n")
-        return said.strip(), self.process.returncode
+        """What it printed, and its exit code."""
+        printed, _ = self.process.communicate("\n")
+        return printed.strip(), self.process.returncode
 
 
 @pytest.fixture
@@ -150,17 +150,17 @@ def test_a_library_that_cannot_be_loaded_leaves_the_program_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("program", "library", "said"),
+    ("program", "library", "message"),
     [
         ("without", "library.so", "does not use CUDA: it has not loaded libcuda.so.1"),
         ("program", "nowhere.so", "does not see .*/nowhere.so"),
     ],
 )
 def test_a_process_that_cannot_be_entered_is_refused_before_it_is_touched(
-    run: Callable[..., Running], built: Path, tmp_path: Path, program: str, library: str, said: str
+    run: Callable[..., Running], built: Path, tmp_path: Path, program: str, library: str, message: str
 ) -> None:
     running = run("read", program)
-    with pytest.raises(CaptureUnavailable, match=said):
+    with pytest.raises(CaptureUnavailable, match=message):
         entered(running, built, tmp_path, library)
     assert running.end() == (ENDS["read"], 0)
 
@@ -216,7 +216,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Attached(Recorded):
-    """A program that runs, which is recorded when it is said."""
+    """A program that runs, which is recorded when the test asks for it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "program", KernelsRenderer(), TRACEPIPE_GPU_CHANNEL="")

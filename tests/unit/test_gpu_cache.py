@@ -1,4 +1,4 @@
-"""Whose builds are taken, and as whom they are made: root, and the user that the command runs as."""
+"""Whose builds are used, and as which user they are made: root, or the user that the command runs as."""
 
 from __future__ import annotations
 

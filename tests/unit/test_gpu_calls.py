@@ -167,8 +167,8 @@ def test_results_have_names_and_what_came_out(lines: list[dict[str, Any]]) -> No
 
 
 def test_effects_of_calls_on_memory_are_recorded_once(lines: list[dict[str, Any]]) -> None:
-    told = [(line["name"], line["phase"], line["args"]) for line in lines if line["type"] == "memory"]
-    assert told == [
+    sent = [(line["name"], line["phase"], line["args"]) for line in lines if line["type"] == "memory"]
+    assert sent == [
         ("alloc", "I", {"size": 4096, "address": ADDRESS, "call": "cuMemAlloc_v2"}),
         ("alloc", "I", {"size": 64, "call": "cuMemAlloc_v2"}),
         (
@@ -238,7 +238,7 @@ SAME_CALLS: list[tuple[str, dict[int, int], int]] = [
 
 
 def _by_probes(name: str, words: dict[int, int], out: int) -> list[dict[str, Any]]:
-    """The lines of a call as the records of a probe tell it."""
+    """The lines of a call as the records of a probe give it."""
     hooks = load_set("cuda-runtime" if name.startswith("cuda") else "cuda-driver")
     hook = HookIndex(hooks.hooks, hooks.variants).find(name)
     assert hook is not None
@@ -262,17 +262,17 @@ def test_a_call_has_the_same_lines_as_by_probes(
     caller: str, tmp_path: Path, name: str, words: dict[int, int], out: int
 ) -> None:
     chunk, _ = _run(caller, tmp_path, "calls")
-    told = list(records(chunk))
-    names = [read_name(r.payload) for r in told if r.kind == KIND_NAME]
-    number = next(number for number, told_name in names if told_name == name)
-    mine = [r for r in told if r.kind in (layout.KIND_CALL_ENTER, layout.KIND_CALL_EXIT, KIND_NAME)]
+    sent = list(records(chunk))
+    names = [read_name(r.payload) for r in sent if r.kind == KIND_NAME]
+    number = next(number for number, sent_name in names if sent_name == name)
+    mine = [r for r in sent if r.kind in (layout.KIND_CALL_ENTER, layout.KIND_CALL_EXIT, KIND_NAME)]
     mine = [r for r in mine if NAME.unpack_from(r.payload)[0] == number]
-    told_alone = b"".join(
+    call_alone = b"".join(
         pack_record(r.kind, PID, TID, 20 if r.kind == layout.KIND_CALL_EXIT else 10, bytes(r.payload))
         for r in mine
     )
-    by_library, by_probes = _lines(told_alone), _by_probes(name, words, out)
-    if "Launch" in name:  # the kernel's name was told before
+    by_library, by_probes = _lines(call_alone), _by_probes(name, words, out)
+    if "Launch" in name:  # the kernel's name was sent before
         assert by_library[0].pop("launch", None) in (7, None)
         del by_library[0]["args"]["kernel"]
     for line in (*by_library, *by_probes):

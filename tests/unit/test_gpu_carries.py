@@ -180,7 +180,7 @@ def kinds(module: object) -> set[int]:
 
 
 def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> None:
-    """A kind that is new says something of later records, or it does not: decide it where carries are."""
+    """A new kind matters to later records, or it does not: decide it where carries are."""
     of_kernels, of_warps = KernelsCarry(), WarpsCarry()
     events = {*kernel_records.LAYERS, kernel_records.KIND_ANY}
     assert kinds(kernel_records) - events - {kernel_records.KIND_TAKEN} <= of_kernels.kinds

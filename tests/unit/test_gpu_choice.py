@@ -124,15 +124,15 @@ def test_without_a_gpu_nothing_is_reported(programs: Callable[..., str]) -> None
 
 
 def test_a_selection_without_a_gpu_is_reported(programs: Callable[..., str]) -> None:
-    told = chosen(request("vec_add", gpu_kernels="x", gpu_warps=5), has_device=False)
-    assert told == Choice(
+    found = chosen(request("vec_add", gpu_kernels="x", gpu_warps=5), has_device=False)
+    assert found == Choice(
         "off", "this machine has no NVIDIA GPU, so --kernel and --gpu-warps selects nothing"
     )
 
 
 def test_the_users_own_injection_stays(programs: Callable[..., str]) -> None:
-    told = chosen(request("vec_add", gpu_kernels="x"), CUDA_INJECTION64_PATH="/x.so")
-    assert (told.engine, told.why) == ("off", "CUDA_INJECTION64_PATH is set")
+    found = chosen(request("vec_add", gpu_kernels="x"), CUDA_INJECTION64_PATH="/x.so")
+    assert (found.engine, found.why) == ("off", "CUDA_INJECTION64_PATH is set")
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_selection_means_warps(programs: Callable[..., str], option: str, valu
 def test_what_only_probes_can_give_leaves_them_the_calls(
     programs: Callable[..., str], options: dict[str, Any], why: str
 ) -> None:
-    told = chosen(request("vec_add", **options))
-    assert (told.engine, told.why) == ("off", why)
+    found = chosen(request("vec_add", **options))
+    assert (found.engine, found.why) == ("off", why)
 
 
 def test_a_short_run_means_warps(programs: Callable[..., str]) -> None:
@@ -176,15 +176,15 @@ def test_a_short_run_means_warps(programs: Callable[..., str]) -> None:
 
 
 def test_an_interpreter_means_kernels_and_another_program_warps(programs: Callable[..., str]) -> None:
-    told = chosen(request("env", "python3", "train.py"))
-    assert told == Choice("kernels", "python3 may start a long run", "--gpu warps records every warp")
-    told = chosen(request("vec_add"))
-    assert told == Choice("warps", "every warp of vec_add", "--gpu kernels costs next to nothing")
+    found = chosen(request("env", "python3", "train.py"))
+    assert found == Choice("kernels", "python3 may start a long run", "--gpu warps records every warp")
+    found = chosen(request("vec_add"))
+    assert found == Choice("warps", "every warp of vec_add", "--gpu kernels costs next to nothing")
 
 
 def test_auto_takes_what_costs_little_for_a_flight_recorder() -> None:
-    told = chosen(request("vec_add", last=Last(10**9)))
-    assert told == Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
+    found = chosen(request("vec_add", last=Last(10**9)))
+    assert found == Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
 
 
 # What is made of it
@@ -270,15 +270,15 @@ def test_marks_that_the_engine_does_not_record_are_reported(
 ) -> None:
     # As nvcc names the variable of the header to CUDA's runtime.
     programs("marked", "\x7fELF _ZN14tracepipe_mark15tracepipe_marksILi1EEE")
-    said = "the program has marks in its kernels: --gpu warps records them"
-    for program, gpu, is_said in (
+    note = "the program has marks in its kernels: --gpu warps records them"
+    for program, gpu, is_noted in (
         ("marked", "kernels", True),
         ("marked", "warps", False),
         ("vec_add", "kernels", False),
     ):
         machine.messages.clear()
         machine.start(CaptureRequest([program], gpu=gpu))
-        assert (said in machine.messages) == is_said
+        assert (note in machine.messages) == is_noted
 
 
 def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine) -> None:

@@ -93,7 +93,7 @@ def test_an_impossible_value_is_a_loss_and_the_others_of_its_sample_stay() -> No
 
 CLOCKS = [1979.0, 1980.0, 31.1, 1979.5, 1979.0, 1910.0, 1981.0, 1600.0, 1500.0, 345.0, 345.0, 1979.0, 31.1]
 """MHz of samples of which the third and the sixth have not counted their SMs for the whole time. The GPU
-slows down in the others, and then idles; of the last one nobody can tell."""
+slows down in the others, and then idles; what the last one did is unknown."""
 
 
 def of_clocks(*megahertz: float) -> Sent:

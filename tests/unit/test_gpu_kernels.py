@@ -190,8 +190,8 @@ def test_a_gpu_has_one_number_for_all_processes() -> None:
     """The second process sees the machine's second GPU alone, as its own first."""
     other = bytes(16)
     renderer = KernelsRenderer()
-    told = gpu(0) + gpu(1, other) + gpu(0, other, 43) + record(KIND_KERNEL, kernel(1000, 9), 43)
-    assert [event["gpu"] for event in lines(told, renderer=renderer)] == [1]
+    sent = gpu(0) + gpu(1, other) + gpu(0, other, 43) + record(KIND_KERNEL, kernel(1000, 9), 43)
+    assert [event["gpu"] for event in lines(sent, renderer=renderer)] == [1]
     assert [entry["index"] for entry in renderer.gpus] == [0, 1]
     expected = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-4717ba28-0011-2233-4455-66778899aabb"}
     limits = {
@@ -271,10 +271,10 @@ NO_STREAM = 0xFFFFFFFF
 def test_memory_is_taken_and_given_back_by_its_call() -> None:
     taken = MEMORY.pack(1050, 4096, 0x7F00, 0, 1, NO_STREAM, 8, 1, 3)
     freed = MEMORY.pack(1090, 0, 0x7F00, 0, 1, 7, 9, 2, 3)
-    # The memory of a call comes before the call, which is told at its return.
-    told = record(KIND_MEMORY, taken + freed) + record(KIND_CALL, call(1000, MALLOC, 8))
+    # The memory of a call comes before the call, which is sent at its return.
+    sent = record(KIND_MEMORY, taken + freed) + record(KIND_CALL, call(1000, MALLOC, 8))
     renderer = KernelsRenderer()
-    chunk = gpu() + function(MALLOC, "cudaMalloc_v3020") + told
+    chunk = gpu() + function(MALLOC, "cudaMalloc_v3020") + sent
     malloc, alloc, free = lines(chunk, renderer=renderer)
     assert malloc["name"] == "cudaMalloc"
     assert alloc == {
@@ -304,8 +304,8 @@ def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
     inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0)
     calls = record(KIND_CALL, inner + call(10, MALLOC, 8))
     memory = record(KIND_MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
-    told = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)
-    assert [event["args"]["call"] for event in told if event["type"] == "memory"] == ["cuMemAlloc_v2"]
+    events = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)
+    assert [event["args"]["call"] for event in events if event["type"] == "memory"] == ["cuMemAlloc_v2"]
 
 
 def test_calls_that_take_memory_are_not_kept_for_ever() -> None:

@@ -74,8 +74,8 @@ def test_a_capture_that_was_killed_is_treated_as_stopped(recorded: Recorded) -> 
     recorded.do("launch 3")
     recorded.wait_for(3)
     recorded.lose_reader()
-    while (said := recorded.do("asked")) != "asked for nothing":
-        assert said == "asked for some"
+    while (answer := recorded.do("asked")) != "asked for nothing":
+        assert answer == "asked for some"
 
 
 def test_a_profiler_may_subscribe_as_soon_as_the_recording_is_over(recorded: Recorded) -> None:

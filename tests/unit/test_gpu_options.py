@@ -40,7 +40,7 @@ def test_launches_are_counted_from_1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (WarpOptions(kernels="("), "--kernel '\\(' is not a regular expression"),
         (WarpOptions(launches="9-3"), "--launches '9-3'"),
@@ -56,8 +56,8 @@ def test_launches_are_counted_from_1() -> None:
         (WarpOptions("x", marks="attn:f"), "both name kernels"),
     ],
 )
-def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, said: str) -> None:
-    with pytest.raises(TracepipeError, match=said):
+def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, message: str) -> None:
+    with pytest.raises(TracepipeError, match=message):
         options.check()
 
 
@@ -79,8 +79,12 @@ def test_what_was_not_asked_for_is_left_to_the_library() -> None:
 def test_marks_name_kernels_and_what_they_call(marks: str, kernels: str, called: str) -> None:
     options = WarpOptions(marks=marks)
     options.check()
-    told = {"TRACEPIPE_GPU_KERNELS": kernels, "TRACEPIPE_GPU_CALLED": called, "TRACEPIPE_GPU_CALLS": "all"}
-    assert options.environment() == {name: value for name, value in told.items() if value}
+    expected = {
+        "TRACEPIPE_GPU_KERNELS": kernels,
+        "TRACEPIPE_GPU_CALLED": called,
+        "TRACEPIPE_GPU_CALLS": "all",
+    }
+    assert options.environment() == {name: value for name, value in expected.items() if value}
 
 
 def test_the_request_is_passed_to_the_library() -> None:

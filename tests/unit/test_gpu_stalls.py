@@ -229,7 +229,7 @@ def test_data_that_cupti_does_not_give_ends_the_sampling(start: Start) -> None:
     recorded.wait_for(1, "gpu_stall")
     recorded.do("fail GetData")
     recorded.wait_for(1, "loss")
-    while recorded.do("sampling") != "1 off":  # it ends after it was said
+    while recorded.do("sampling") != "1 off":  # it ends after it was asked to
         pass
     assert recorded.end() == 0
     assert losses(recorded) == [(1, "cuptiPCSamplingGetData: an error")]
@@ -390,8 +390,8 @@ def test_a_capture_has_them_in_its_file_and_the_report(
     name = "stalls" if kind is StallsEngine else "kernels"
     library: Path = request.getfixturevalue(f"{name}_library")
     does = ("context 1", "launch 3", "sample 1 0 16 0 60", "sample 1 0 32 3 40", "drop 1 7", "quit")
-    said = "; ".join(f"echo {words}" for words in does)
-    command = ["sh", "-c", f"({said}) | {library.parent / 'program'}"]
+    orders = "; ".join(f"echo {words}" for words in does)
+    command = ["sh", "-c", f"({orders}) | {library.parent / 'program'}"]
     asked = CaptureRequest(command, ("userspace",), gpu="off" if name == "stalls" else name, gpu_stalls=True)
     engine, path = kind(library, stalls=True), tmp_path / "run.jsonl"
     try:

@@ -154,7 +154,7 @@ def test_an_nvcc_that_does_not_run_is_reported_with_the_reason_and_comes_last(tm
     assert Toolchain(H200, look(tmp_path), ME).nvcc().path == there
 
 
-# What is chosen, and how failures are told
+# What is chosen, and how failures are reported
 
 
 def chain(driver: Driver = H200, user: Owner = ME, **found: list[Compiler] | list[Part]) -> Toolchain:
@@ -245,9 +245,9 @@ def test_the_driver_gives_its_version_and_gpus() -> None:
     numbers = [9, 0, 132, 2048, 32, 65536, 233472, 1024]
     gpus = [["H200", "4717ba2800112233445566778899aabb", *numbers], ["H200", "ff" * 16, *numbers]]
     answer = {"cuda": 13000, "gpus": [*gpus, ["B200", "", 10, 0, 0, 0, 0, 0, 0, 0]], "error": ""}
-    told = driver_of(0, json.dumps(answer).encode(), b"")
-    assert told.cuda == (13, 0)
-    assert told.architectures == ("sm_90", "sm_100")
+    answered = driver_of(0, json.dumps(answer).encode(), b"")
+    assert answered.cuda == (13, 0)
+    assert answered.architectures == ("sm_90", "sm_100")
     uuids = ["GPU-4717ba28-0011-2233-4455-66778899aabb", "GPU-ffffffff-ffff-ffff-ffff-ffffffffffff"]
     limits = {
         "compute_capability": "9.0",
@@ -257,7 +257,7 @@ def test_the_driver_gives_its_version_and_gpus() -> None:
         "shared_bytes_per_sm": 233472,
         "reserved_shared_bytes": 1024,
     }
-    assert told.listed == [
+    assert answered.listed == [
         {"index": 0, "name": "H200", "uuid": uuids[0], "sm_count": 132, **limits},
         {"index": 1, "name": "H200", "uuid": uuids[1], "sm_count": 132, **limits},
         {"index": 2, "name": "B200", "compute_capability": "10.0"},
@@ -287,9 +287,9 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     monkeypatch.delenv("SUDO_UID", raising=False)  # another user could not read it
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    told = ask_driver()
-    assert (told.cuda, told.error, told.architectures) == ((12, 8), "", ("sm_90",))
-    assert told.listed == [
+    answered = ask_driver()
+    assert (answered.cuda, answered.error, answered.architectures) == ((12, 8), "", ("sm_90",))
+    assert answered.listed == [
         {
             "index": index,
             "name": "Sim",
@@ -303,7 +303,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 
 
 @pytest.mark.parametrize(
-    ("returncode", "answer", "errors", "said"),
+    ("returncode", "answer", "errors", "message"),
     [
         (-11, b"", b"", "signal 11"),
         (1, b"", b"Traceback\nOSError: no", "OSError: no"),
@@ -312,9 +312,9 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     ],
 )
 def test_the_error_of_a_failing_driver_is_reported(
-    returncode: int, answer: bytes, errors: bytes, said: str
+    returncode: int, answer: bytes, errors: bytes, message: str
 ) -> None:
-    assert said in driver_of(returncode, answer, errors).error
+    assert message in driver_of(returncode, answer, errors).error
 
 
 def test_gpus_that_are_hidden_on_purpose_are_not_a_fault() -> None:
@@ -338,7 +338,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def patches_chain(tmp_path: Path, codes: str = "sm_75 sm_80 sm_90") -> Toolchain:
-    """g++ is not run, and nvcc writes its version to where it is told."""
+    """g++ is not run, and nvcc writes its version to the file that is named."""
     made = nvcc(tmp_path / "tools/nvcc", codes=codes)
     tools = [Compiler(made, (13, 0), "nvcc 13.0")]
     return chain(nvcc=tools, gxx=[Compiler(Path("/g++"), (12, 2), "g++ 12.2")], sanitizer=[part((13, 0))])
@@ -384,12 +384,12 @@ def test_a_gpu_gets_the_code_of_its_own_architecture_or_the_one_before(tmp_path:
     source = put(tmp_path / "native/p.cu", "1")
     tools = patches_chain(tmp_path, "sm_80 sm_86 sm_90")
     assert tools.build_patches("p", source, ["sm_87"]) == tools.build_patches("p", source, ["sm_86"])
-    for wish, said in {
+    for wish, message in {
         "sm_75": "generates no code for sm_75",
         "sm_120": "sm_120",
         "hopper": "not a GPU architecture",
     }.items():
-        with pytest.raises(CaptureUnavailable, match=said):
+        with pytest.raises(CaptureUnavailable, match=message):
             tools.build_patches("p", source, [wish])
 
 
@@ -416,11 +416,11 @@ def test_a_compiler_on_a_full_disk_is_reported_with_the_folder(
     bad = put(tmp_path / "g++", f"#!/bin/sh\necho one >&2; echo 'error: x.s: {why}' >&2; exit 1\n", runs=True)
     with pytest.raises(CaptureUnavailable, match=f"as the disk is full: error: x.s: {why}") as refusal:
         chain(gxx=[Compiler(bad, (12, 2), "")]).build_host("a", [put(tmp_path / "a.cpp")])
-    room, said = (
+    room, errors = (
         f"Free some space in {tmp_path}, or set TMPDIR to a folder with free space.",
         f"one | error: x.s: {why}",
     )
-    assert refusal.value.hint == f"{room} Its output: {said}"
+    assert refusal.value.hint == f"{room} Its output: {errors}"
 
 
 def test_a_failing_compiler_is_reported_with_its_error(tmp_path: Path, cache: Path) -> None:

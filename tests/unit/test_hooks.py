@@ -1,4 +1,4 @@
-"""Hooks as text: signatures, TOML files, the command line, and what is said of mistakes in them."""
+"""Hooks as text: signatures, TOML files, the command line, and the errors for mistakes in them."""
 
 from __future__ import annotations
 

@@ -160,13 +160,13 @@ def test_what_took_the_name_meanwhile_keeps_it(make: Callable[[Path], None], tmp
 
 def test_what_ended_a_capture_is_raised_and_the_other_name_reported(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
-    said: list[str] = []
-    with pytest.raises(KeyError), keeping(str(target), force=False, notify=said.append) as out:
+    messages: list[str] = []
+    with pytest.raises(KeyError), keeping(str(target), force=False, notify=messages.append) as out:
         out.write(LINES)
         Path(f"{target}.part").unlink()
         raise KeyError
     assert (tmp_path / "run-2.jsonl").read_bytes() == LINES
-    assert "run-2.jsonl" in said[0]
+    assert "run-2.jsonl" in messages[0]
 
 
 # The name is in use ------------------------------------------------------------------------------------
@@ -207,12 +207,12 @@ def test_records_of_a_killed_capture_are_not_thrown_away(tmp_path: Path) -> None
     with pytest.raises(OutputError, match="a killed capture left it") as caught:
         keeping(str(target), force=False).__enter__()
     assert "rename or remove it" in caught.value.hint
-    said: list[str] = []
-    with keeping(str(target), force=True, notify=said.append) as out:
+    messages: list[str] = []
+    with keeping(str(target), force=True, notify=messages.append) as out:
         out.write(LINES)
     assert target.read_bytes() == LINES
     assert (tmp_path / "run-2.jsonl").read_text() == "records"
-    assert said == [f"{part}, which a killed capture left, is {tmp_path}/run-2.jsonl now"]
+    assert messages == [f"{part}, which a killed capture left, is {tmp_path}/run-2.jsonl now"]
 
 
 @pytest.mark.parametrize(

@@ -436,7 +436,7 @@ def test_threads_own_entries_and_exits_are_drawn_when_asked_for() -> None:
 
 
 def test_a_thread_that_is_not_in_the_first_row_is_named_by_its_neighbours() -> None:
-    # Without the block's size a row of y does not tell where its warps begin.
+    # Without the block's size a row of y does not show where its warps begin.
     assert "block (1,0,0) threads (32–63,2,0)" in drawn(thread("I", 1, 40, 2))
 
 

@@ -61,7 +61,7 @@ def test_two_threads_that_run_at_a_time_take_two_processors(tmp_path: Path) -> N
 
 
 def test_a_thread_that_runs_at_the_end_has_its_processor_until_then(tmp_path: Path) -> None:
-    """An end whose begin was not recorded says nothing."""
+    """An end whose begin was not recorded changes nothing."""
     records = runs(1_024, None, 7) + runs(2_048, 4_096, 8, pid=8) + runs(0, 512, 9)[1:]
     assert [row[:3] for row in asked(written(records, tmp_path)) if row[0] == 7] == [
         (7, 1_024, 100.0),

@@ -165,7 +165,7 @@ def test_kernels_and_whole_calls_have_their_durations() -> None:
     assert found["gpu_kernel", "add"].latencies.total_ns == 50
     assert found["userspace", "cuInit"].latencies.total_ns == 10
     assert snapshot.counts == {"gpu_kernel": 1, "userspace": 1, "memory": 1}
-    assert len(found) == 2  # what memory events tell of are calls
+    assert len(found) == 2  # memory events are shown as calls
     assert snapshot.now_ns == 110  # another clock does not say what time it is
 
 

@@ -55,17 +55,17 @@ def test_a_wrong_name_is_refused(name: str) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_words_are_those_of_the_header(tmp_path: Path) -> None:
     names = ["a", "load", "Store_0123456", "_", "Z9", "abcdefghij", "abcdefghijk"]
-    said = (
+    lines = (
         f'printf("%llx %llx\\n", TRACEPIPE_MARK_LOW_({name}), TRACEPIPE_MARK_HIGH_({name}));'
         for name in names
     )
-    source = ["#include <cstdio>", "#include <tracepipe/mark.h>", "int main() {", *said, "}", ""]
-    (tmp_path / "said.cpp").write_text("\n".join(source))
+    source = ["#include <cstdio>", "#include <tracepipe/mark.h>", "int main() {", *lines, "}", ""]
+    (tmp_path / "words.cpp").write_text("\n".join(source))
     include = f"-I{INCLUDE}"
     subprocess.run(
-        ["g++", "-std=c++14", include, "-o", str(tmp_path / "said"), str(tmp_path / "said.cpp")], check=True
+        ["g++", "-std=c++14", include, "-o", str(tmp_path / "words"), str(tmp_path / "words.cpp")], check=True
     )
-    done = subprocess.run([str(tmp_path / "said")], capture_output=True, text=True, check=True)
+    done = subprocess.run([str(tmp_path / "words")], capture_output=True, text=True, check=True)
     for name, line in zip(names, done.stdout.splitlines(), strict=True):
         low, high = line.split()
         assert f"or.b64 low, low, 0x{low};" in Mark(name, False).text

@@ -381,7 +381,7 @@ def test_a_call_that_may_be_asked_later_gets_its_flow_while_it_is_at_hand() -> N
     assert flows(bench.taken()) == [(-1, 0), (-3, 0), (0, 0)]
     bench.nesting.settle()
     bench.add(driver, ("I", 9, {"takes_flow": 1}))
-    # `G` is no ioctl, so the call above it is the cause.
+    # `G` is not an ioctl, so the call above it is the cause.
     assert flows(bench.taken()) == [(1, 0)]
 
 
@@ -490,11 +490,11 @@ steps = st.one_of(
 )
 
 
-def told(plan: list[Any]) -> list[Any]:
+def outcome(plan: list[Any]) -> list[Any]:
     """Everything that a nesting says of a plan."""
     bench, *_ = layers()
     bench.row(on_stream=True), bench.row()
-    nesting, said = bench.nesting, []
+    nesting, messages = bench.nesting, []
     for step in plan:
         if isinstance(step, list):
             # Shapes of one batch have numbers of their own.
@@ -505,21 +505,21 @@ def told(plan: list[Any]) -> list[Any]:
         elif step == "settle":
             nesting.settle()
         elif step == "take":
-            said += bench.taken()
+            messages += bench.taken()
         elif step[0] == "close":
             nesting.close(*step[1:])
         elif step[0] == "overlap":
             _, row, ts_ns, dur = step
-            said.append(nesting.overlap_row(row, ts_ns, ts_ns + dur))
+            messages.append(nesting.overlap_row(row, ts_ns, ts_ns + dur))
         elif step[0] == "warps":
             _, launch, ts_ns, done = step
-            said.append(flow(nesting, launch, ts_ns, 3, done))
+            messages.append(flow(nesting, launch, ts_ns, 3, done))
         else:
             _, row, (phase, _, ts_ns, name, dur, *_) = step
             nesting.one(row, phase, ts_ns, dur, name, -7)
-        said += nesting.early()
-    said += bench.taken()
-    return [*said, nesting.outcomes, [nesting.base(row) for row in range(nesting.row_count)]]
+        messages += nesting.early()
+    messages += bench.taken()
+    return [*messages, nesting.outcomes, [nesting.base(row) for row in range(nesting.row_count)]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("BEEIX"), st.integers(0, 12)), max_size=40))
@@ -545,5 +545,5 @@ def test_slices_never_cross(events: list[tuple[int, str, int]]) -> None:
 @given(st.lists(steps, max_size=25))
 def test_both_nest_alike(core: str, plan: list[Any]) -> None:
     with running("pure"):
-        want = told(plan)
-    assert told(plan) == want
+        want = outcome(plan)
+    assert outcome(plan) == want

@@ -1,4 +1,4 @@
-"""`tracepipe open`: what is served, to whom, for how long, and what the user is told."""
+"""`tracepipe open`: what is served, to whom, for how long, and what the user is shown."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def ask(
 
 def test_the_link_gives_the_ui_the_place_of_the_trace(server: TraceServer) -> None:
     base, _, fragment = server.link.partition("#!/?")
-    told = urllib.parse.parse_qs(fragment)
+    parameters = urllib.parse.parse_qs(fragment)
     assert base == "https://ui.perfetto.dev/"
-    assert told["url"] == [server.trace_url]
+    assert parameters["url"] == [server.trace_url]
     with urllib.request.urlopen(
         urllib.request.Request(server.trace_url, headers={"Origin": "https://ui.perfetto.dev"}), timeout=60
     ) as answer:
@@ -105,7 +105,7 @@ def test_a_whole_fetch_is_noticed_and_a_broken_one_is_not(server: TraceServer, t
 def test_a_client_that_leaves_before_it_has_read_all_has_not_fetched_it(
     server: TraceServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So little that the sockets' buffers hold it all, and the server could write it to nobody.
+    # So little that the sockets' buffers hold it all, and the server could write it without a reader.
     server.trace.write_bytes(TRACE[:20_000])
     noticed = threading.Event()
     monkeypatch.setattr(server, "handle_error", lambda *_: noticed.set())
@@ -253,7 +253,7 @@ def test_clients_that_stand_still_do_not_keep_others_out(
         still = [socket.create_connection((serve.LOOPBACK, server.port), timeout=60) for _ in range(40)]
         for client in still[:4]:
             client.sendall(request(server, server.trace_path))  # and it takes nothing of the answer
-        # Those beyond the limit are closed at once, the others when they have said nothing for too long.
+        # Those beyond the limit are closed at once, the others when they have sent nothing for too long.
         for client in still[4:]:
             assert client.recv(1) == b""
         for client in still[:4]:
@@ -286,12 +286,14 @@ def test_a_file_that_grows_is_sent_up_to_the_announced_length(server: TraceServe
     assert server.fetched.wait(60)
 
 
-def opened(trace: Path, told: list[str], *, local: bool = False) -> tuple[threading.Thread, threading.Event]:
-    """`open_trace` in a thread, and the event of its link being told."""
+def opened(
+    trace: Path, messages: list[str], *, local: bool = False
+) -> tuple[threading.Thread, threading.Event]:
+    """`open_trace` in a thread, and the event of its link being printed."""
     linked = threading.Event()
 
     def notify(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         if line.startswith(("open http", "opened http")):
             linked.set()
 
@@ -308,18 +310,18 @@ def test_over_ssh_it_prints_the_tunnel_and_ends_once_the_trace_is_fetched(
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open_new_tab", lambda link: pytest.fail(f"a browser for {link}"))
-    told: list[str] = []
-    thread, linked = opened(trace, told)
+    messages: list[str] = []
+    thread, linked = opened(trace, messages)
     assert linked.wait(60)
-    assert any(tunnel_command(free_port) in line for line in told)
-    link = told[-1].removeprefix("open ")
+    assert any(tunnel_command(free_port) in line for line in messages)
+    link = messages[-1].removeprefix("open ")
     url = urllib.parse.parse_qs(link.partition("#!/?")[2])["url"][0]
     assert url.startswith(f"http://127.0.0.1:{free_port}/")
     with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.read() == TRACE
     thread.join(60)
     assert not thread.is_alive()
-    assert told[-1] == "my run.pftrace is in the UI"
+    assert messages[-1] == "my run.pftrace is in the UI"
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=60)
 
@@ -356,10 +358,10 @@ def test_with_a_screen_it_opens_a_browser(
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr("webbrowser.open_new_tab", browse)
-    told: list[str] = []
-    open_trace(trace, local=False, notify=told.append)
-    assert [line.split()[0] for line in told] == ["serving", "Chrome", "opened", "my"]
-    assert f":{free_port}" in told[0]
+    messages: list[str] = []
+    open_trace(trace, local=False, notify=messages.append)
+    assert [line.split()[0] for line in messages] == ["serving", "Chrome", "opened", "my"]
+    assert f":{free_port}" in messages[0]
 
 
 def test_local_takes_another_port_if_the_usual_one_is_taken(
@@ -367,16 +369,16 @@ def test_local_takes_another_port_if_the_usual_one_is_taken(
 ) -> None:
     monkeypatch.setenv("TRACEPIPE_UI", str(ui.root))
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
-    told: list[str] = []
+    messages: list[str] = []
 
     def notify(line: str) -> None:
-        told.append(line)
+        messages.append(line)
         if line.startswith("open "):
             raise KeyboardInterrupt
 
     with TraceServer(trace, port=free_port):
         open_trace(trace, local=True, notify=notify)
-    tunnel, link, end = told[1:]
+    tunnel, link, end = messages[1:]
     port = urllib.parse.urlsplit(link.removeprefix("open ")).port
     assert port is not None
     assert port != free_port
@@ -445,10 +447,10 @@ def test_what_the_ui_reads_is_served_as_it_is(
     path = tmp_path / "file"
     path.write_bytes(content)
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.1 50000 192.0.2.2 22")
-    told: list[str] = []
-    thread, linked = opened(path, told)
+    messages: list[str] = []
+    thread, linked = opened(path, messages)
     assert linked.wait(60)
-    url = urllib.parse.parse_qs(told[-1].partition("#!/?")[2])["url"][0]
+    url = urllib.parse.parse_qs(messages[-1].partition("#!/?")[2])["url"][0]
     with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.read() == content
         assert "Content-Encoding" not in answer.headers

@@ -1,4 +1,4 @@
-"""What is said of a plan that has less than was asked for."""
+"""The notes on a plan that has less than was asked for."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tracepipe.errors import TracepipeError
 def test_a_missing_libcuda_is_reported(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_cached", dict)
     monkeypatch.setattr(library, "_default_folders", list)
-    said: list[str] = []
+    messages: list[str] = []
     runtime = str(standin / "libcudart.so.12")
     request = CaptureRequest(["true"], ("userspace",), libraries=(runtime,))
-    plan, missing = plan_of(PrebuiltEngine(), request, 1, said.append)
+    plan, missing = plan_of(PrebuiltEngine(), request, 1, messages.append)
     assert (plan.layers, missing) == (("userspace",), {})
-    assert said == [
+    assert messages == [
         "no CUDA driver calls: no libcuda.so.1 found: not where the dynamic linker of true looks; "
         "name the file with --library"
     ]
-    said.clear()
+    messages.clear()
     request = CaptureRequest(["true"], ("userspace",), libraries=(runtime, str(standin / "libcuda.so.1")))
-    plan_of(PrebuiltEngine(), request, 1, said.append)
-    assert said == []
+    plan_of(PrebuiltEngine(), request, 1, messages.append)
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_a_script_is_not_a_library(tmp_path: Path, standin: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\nexec true\n")
     script.chmod(0o755)
-    said: list[str] = []
+    messages: list[str] = []
     request = CaptureRequest([str(script)], ("userspace",), libraries=(str(standin / "libcuda.so.1"),))
-    plan_of(PrebuiltEngine(), request, 1, said.append)
-    assert said == []
+    plan_of(PrebuiltEngine(), request, 1, messages.append)
+    assert messages == []
 
 
 def test_nothing_at_all_is_no_missing_layer() -> None:

@@ -40,8 +40,8 @@ def interpreter(version: str) -> str | None:
         *pyenv.glob(f"versions/{version}.*/bin/python"),
     ]
     for python in filter(None, found):
-        said = subprocess.run([python, "-c", ASKED], capture_output=True, text=True, check=False)
-        if said.stdout.strip() == version:
+        answer = subprocess.run([python, "-c", ASKED], capture_output=True, text=True, check=False)
+        if answer.stdout.strip() == version:
             return str(python)
     return None
 

@@ -38,7 +38,7 @@ def libraries(kernels_library: Path, warps_library: Path) -> dict[str, Path]:
 
 
 def _recorded(python: str, library: Path, **more: str) -> tuple[list[Event], list[list[list[Any]]]]:
-    """The lines of a recording, and what the program said of its launches."""
+    """The lines of a recording, and what the program printed about its launches."""
     channel = Channel(1 << 22)
     environment = {"TRACEPIPE_GPU_PATCHES": str(library.parent / "patches"), **more}
     chunk, printed = collected(channel, [python, str(PROGRAM), str(library)], environment)
@@ -62,11 +62,11 @@ def test_stacks_of_launches_are_those_that_python_has(
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version}")
-    lines, said = _recorded(python, libraries[engine])
+    lines, errors = _recorded(python, libraries[engine])
     assert [line for line in lines if line["type"] in ("loss", "note")] == []
     stacks: dict[int, Event] = {}
     launches = _launches(lines)
-    assert len(launches) == len(said) > 20
+    assert len(launches) == len(errors) > 20
     for line in lines:  # a stack stands before the first event that names it
         if line["type"] == "stack":
             assert line["id"] not in stacks
@@ -74,7 +74,7 @@ def test_stacks_of_launches_are_those_that_python_has(
         elif "stack" in line:
             assert line["stack"] in stacks
             assert list(line).index("stack") == len(line) - 1 - ("args" in line), "right before args"
-    for launch, frames in zip(launches, said, strict=True):
+    for launch, frames in zip(launches, errors, strict=True):
         stack = stacks[launch["stack"]]
         read = [
             [frame["file"], frame["line"], frame["function"].rpartition(".")[2]] for frame in stack["frames"]
@@ -89,8 +89,8 @@ def test_stacks_of_launches_are_those_that_python_has(
 def test_none_are_read_where_nobody_asked_for_them(libraries: dict[str, Path]) -> None:
     python = interpreter("3.11") or pytest.skip("there is no Python 3.11")
     for library in libraries.values():
-        lines, said = _recorded(python, library, TRACEPIPE_GPU_STACKS="off")
-        assert len(_launches(lines)) == len(said)
+        lines, errors = _recorded(python, library, TRACEPIPE_GPU_STACKS="off")
+        assert len(_launches(lines)) == len(errors)
         assert [line for line in lines if line["type"] == "stack" or "stack" in line] == []
 
 
@@ -101,18 +101,18 @@ def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
     channel = Channel(1 << 25)
     command = [sys.executable, str(SOURCES / "many_stacks.py"), str(library), "66000", "17000"]
     chunk, printed = collected(channel, command)
-    said = json.loads(printed)
+    answer = json.loads(printed)
     # The first notes were written over: their calls have no stack rather than another's.
-    lost = said["known"].count(False)
+    lost = answer["known"].count(False)
     assert 17000 - NOTES <= lost <= 17000 - NOTES + 1
-    assert said["known"] == [False] * lost + [True] * (17000 - lost)
-    assert said["differ"] == 17000 - lost, "each its own"
+    assert answer["known"] == [False] * lost + [True] * (17000 - lost)
+    assert answer["differ"] == 17000 - lost, "each its own"
     # Frames are bounded as stacks are, and each stack has one of its own here.
-    assert STACKS_MAX - 200 < said["numbers"] < STACKS_MAX
+    assert STACKS_MAX - 200 < answer["numbers"] < STACKS_MAX
     (loss,) = channel.losses({})
-    assert (loss.layer, loss.count) == ("stack", 66000 - said["numbers"])
+    assert (loss.layer, loss.count) == ("stack", 66000 - answer["numbers"])
     assert loss.reason == "a process had more Python stacks than are kept"
-    assert sum(record.kind == KIND_STACK for record in records(chunk)) == 17000 + said["numbers"]
+    assert sum(record.kind == KIND_STACK for record in records(chunk)) == 17000 + answer["numbers"]
     channel.close()
 
 

@@ -60,7 +60,7 @@ def frame(*rows: tuple[str, int, int]) -> pl.DataFrame:
 WORK = Section("h", 0, WORKS, 100, 200)
 
 
-def told(section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame) -> list[tuple[str, str, int]]:
+def listed(section: Section, kernels: pl.DataFrame, ranges: pl.DataFrame) -> list[tuple[str, str, int]]:
     found = causes([section], {section.rank: kernels}, {section.rank: ranges})
     return [(what, name, ns) for _, what, name, ns in found]
 
@@ -69,7 +69,7 @@ def test_each_ns_of_a_section_is_of_one_cause() -> None:
     """Kernels that overlap count once, and data loading is separated from other idle time."""
     kernels = frame(("a", 90, 130), ("b", 120, 140), ("a", 190, 260))
     loader = "enumerate(DataLoader)#next"
-    found = told(WORK, kernels, frame((loader, 150, 170), ("forward", 130, 195)))
+    found = listed(WORK, kernels, frame((loader, 150, 170), ("forward", 130, 195)))
     assert sorted(found) == [
         ("GPU idle", "forward", 30), ("computes", "a", 40), ("computes", "b", 10), ("loads data", loader, 20),
     ]  # fmt: skip
@@ -77,15 +77,15 @@ def test_each_ns_of_a_section_is_of_one_cause() -> None:
 
 
 def test_a_section_of_which_nothing_is_known_is_idle() -> None:
-    assert told(WORK, frame(), frame()) == [("GPU idle", "", 100)]
+    assert listed(WORK, frame(), frame()) == [("GPU idle", "", 100)]
     assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {})] == [("GPU idle", 100)]
 
 
 def test_idle_time_has_the_innermost_range_but_no_step() -> None:
     ranges = frame(("ProfilerStep#3", 0, 300), ("outer", 90, 210), ("inner", 95, 205), ("short", 150, 160))
-    assert told(WORK, frame(), ranges) == [("GPU idle", "inner", 100)]
+    assert listed(WORK, frame(), ranges) == [("GPU idle", "inner", 100)]
 
 
 def test_a_transfer_has_the_name_of_its_collective() -> None:
     section = Section("h", 0, TRANSFERS, 100, 140, "all_reduce")
-    assert told(section, frame(("a", 100, 140)), frame()) == [("transfers", "all_reduce", 40)]
+    assert listed(section, frame(("a", 100, 140)), frame()) == [("transfers", "all_reduce", 40)]

@@ -33,14 +33,14 @@ def path_of(ends: dict[int, int | None], *met: Met, start_ns: int = 0) -> list[S
     return critical_path(pl.DataFrame(steps, BOUNDS), pl.DataFrame(rows, MEMBERS))
 
 
-def told(sections: list[Section]) -> list[tuple[int, str, int, int]]:
+def listed(sections: list[Section]) -> list[tuple[int, str, int, int]]:
     return [(one.rank, one.what, one.start_ns, one.end_ns) for one in sections]
 
 
 def test_it_goes_to_the_rank_that_came_last_in_the_middle() -> None:
     """Rank 0 ends last; to the collective rank 1 came last."""
     found = path_of({0: 100, 1: 90}, (0, "g", 0, 20, 60), (1, "g", 0, 50, 60))
-    assert told(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (0, WORKS, 60, 100)]
+    assert listed(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (0, WORKS, 60, 100)]
     assert [one.collective for one in found] == ["", "all_reduce", ""]
     assert found[1].host == "h1"
 
@@ -51,13 +51,13 @@ def test_the_path_continues_from_collective_to_collective() -> None:
         (0, "a", 0, 30, 40), (1, "a", 0, 10, 40),
         (1, "b", 0, 70, 80), (2, "b", 0, 45, 80),
     )  # fmt: skip
-    assert told(found)[-1] == (0, WORKS, 40, 100)
+    assert listed(found)[-1] == (0, WORKS, 40, 100)
     found = path_of(
         {0: 95, 1: 95, 2: 100},
         (0, "a", 0, 30, 40), (1, "a", 0, 10, 40),
         (1, "b", 0, 70, 80), (2, "b", 0, 45, 80),
     )  # fmt: skip
-    assert told(found) == [
+    assert listed(found) == [
         (0, WORKS, 0, 30), (0, TRANSFERS, 30, 40), (1, WORKS, 40, 70), (1, TRANSFERS, 70, 80),
         (2, WORKS, 80, 100),
     ]  # fmt: skip
@@ -66,7 +66,7 @@ def test_the_path_continues_from_collective_to_collective() -> None:
 def test_collectives_of_two_streams_that_overlap_are_followed_by_their_ends() -> None:
     """What runs when the last one is entered does not hold it up."""
     found = path_of({0: 100}, (0, "a", 0, 10, 50), (0, "b", 0, 40, 80), (0, "c", 0, 5, 20))
-    assert told(found) == [
+    assert listed(found) == [
         (0, WORKS, 0, 5), (0, TRANSFERS, 5, 20), (0, WORKS, 20, 40), (0, TRANSFERS, 40, 80),
         (0, WORKS, 80, 100),
     ]  # fmt: skip
@@ -74,25 +74,25 @@ def test_collectives_of_two_streams_that_overlap_are_followed_by_their_ends() ->
 
 def test_a_rank_without_collectives_works_all_the_step() -> None:
     found = path_of({0: 90, 1: 100}, (0, "g", 0, 20, 60))
-    assert told(found) == [(1, WORKS, 0, 100)]
-    assert told(path_of({0: 100})) == [(0, WORKS, 0, 100)]
+    assert listed(found) == [(1, WORKS, 0, 100)]
+    assert listed(path_of({0: 100})) == [(0, WORKS, 0, 100)]
     assert path_of({}) == []
 
 
 def test_of_equal_ends_and_equal_lengths_it_takes_the_lowest_rank() -> None:
     found = path_of({2: 100, 1: 100}, (1, "g", 0, 50, 60), (2, "g", 0, 50, 60))
-    assert told(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (1, WORKS, 60, 100)]
+    assert listed(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (1, WORKS, 60, 100)]
 
 
 def test_a_clock_that_is_not_placed_does_not_end_last() -> None:
-    assert told(path_of({0: 90, 1: None})) == [(0, WORKS, 0, 90)]
-    assert told(path_of({0: None, 1: None})) == [(0, WORKS, 0, 100)]
+    assert listed(path_of({0: 90, 1: None})) == [(0, WORKS, 0, 90)]
+    assert listed(path_of({0: None, 1: None})) == [(0, WORKS, 0, 100)]
 
 
 def test_what_a_rank_has_twice_are_two_collectives() -> None:
-    """As of a rank whose counter began anew. The first was the shorter, which is no reason to go there."""
+    """As of a rank whose counter began anew. The first was the shorter, which is not a reason to go there."""
     found = path_of({0: 200}, (0, "g", 0, 10, 20), (0, "g", 0, 100, 140))
-    assert told(found) == [
+    assert listed(found) == [
         (0, WORKS, 0, 10), (0, TRANSFERS, 10, 20), (0, WORKS, 20, 100), (0, TRANSFERS, 100, 140),
         (0, WORKS, 140, 200),
     ]  # fmt: skip

@@ -77,8 +77,8 @@ def test_of_other_clusters_nothing_is_asked() -> None:
 
 
 def test_the_reason_of_a_java_exception_is_its_own() -> None:
-    said = (
+    text = (
         "An error occurred while calling o1.sql.\n: java.io.IOException: No such disk\n\tat X.y(X.java:1)\n"
     )
-    assert reason_of(ValueError(said)) == "java.io.IOException: No such disk"
+    assert reason_of(ValueError(text)) == "java.io.IOException: No such disk"
     assert reason_of(ValueError("one line\nmore")) == "one line"

@@ -1,4 +1,4 @@
-"""Lines that bpftrace's one-liners print: instants of the right layer, and text that is none."""
+"""Lines that bpftrace's one-liners print: instants of the right layer, and text that is not an event."""
 
 from __future__ import annotations
 

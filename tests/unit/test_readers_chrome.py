@@ -1,4 +1,4 @@
-"""Chrome's trace JSON and PyTorch's: every form, exact times, and damage that costs itself only."""
+"""Chrome's trace JSON and PyTorch's: every form, exact times, and damage of which nothing else is lost."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_a_thread_that_pytorch_does_not_know_is_not_gpu_0s() -> None:
 
 @pytest.mark.parametrize(("name", "is_nvidia"), [("NVIDIA H100", True), ("AMD Instinct MI210", False)])
 def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) -> None:
-    """Of AMD's gfx90a the same numbers are no compute capability."""
+    """AMD's gfx90a has the same numbers, which are not a compute capability."""
     gpu = {"id": 0, "name": name, "numSms": 104, "computeMajor": 9, "computeMinor": 0}
     gpu |= {"regsPerMultiprocessor": 65536, "sharedMemPerMultiprocessor": 233472, "warpSize": 32}
     data = {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": [EVENT]}
@@ -348,12 +348,14 @@ def test_what_an_sm_holds_is_kept_of_nvidias_gpus(name: str, is_nvidia: bool) ->
 
 
 def test_a_collective_keeps_its_details() -> None:
-    said = {
+    details = {
         "Collective name": "allreduce", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 5,
         "In msg nelems": 64, "Out msg nelems": 64, "dtype": "BFloat16", "Group size": 2,
     }  # fmt: skip
-    (record,) = kineto({**EVENT, "cat": "kernel", "args": {"device": 0, "stream": 7, "bytes": 128, **said}})
-    assert record["args"] == {**said, "size": 128}
+    (record,) = kineto(
+        {**EVENT, "cat": "kernel", "args": {"device": 0, "stream": 7, "bytes": 128, **details}}
+    )
+    assert record["args"] == {**details, "size": 128}
 
 
 @pytest.mark.parametrize("device", ["²", "9" * 5000])

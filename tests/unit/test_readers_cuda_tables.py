@@ -72,9 +72,9 @@ def test_recordings_of_the_script_read_whole(case: str) -> None:
     whole = sum(r["phase"] == "X" for r in records)
     assert len(records) + whole == rows
     assert not any(p.skipped for p in problems)
-    said = [p.field for p in problems]
-    assert said.count("size") == 1
-    assert ("PID" in said) == (case == "cuda-table-threads")
+    messages = [p.field for p in problems]
+    assert messages.count("size") == 1
+    assert ("PID" in messages) == (case == "cuda-table-threads")
 
 
 def test_calls_of_two_threads_keep_their_lengths() -> None:
@@ -124,7 +124,7 @@ def test_details_of_entries(details: str, args: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "args", "said"),
+    ("data", "args", "message"),
     [
         (by_ms(1, "cudaFree", "returned=-1 (error)"), {"result": -1}, []),
         (tagged("1:1", "cudaFree", "EXIT", "returned=Success")[4:], {"result": 0}, []),
@@ -134,13 +134,13 @@ def test_details_of_entries(details: str, args: dict[str, object]) -> None:
         (tagged("", "cudaFree", "EXIT"), {}, ["returned"]),
     ],
 )
-def test_results(data: bytes, args: dict[str, object], said: list[str]) -> None:
+def test_results(data: bytes, args: dict[str, object], message: list[str]) -> None:
     _, records, problems = read(data)
     assert records[0]["phase"] == "E"
     got = records[0].get("args", {})
     got.pop("placed_by", None)
     assert got == args
-    assert [p.field for p in problems if "TIME" not in p.field] == said
+    assert [p.field for p in problems if "TIME" not in p.field] == message
 
 
 def test_rows_of_a_second_keep_their_order_and_stay_in_it() -> None:

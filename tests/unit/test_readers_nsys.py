@@ -49,8 +49,8 @@ def read(path: Path) -> tuple[Header, list[Record], list[Problem]]:
     return opened.recording.header, records, problems
 
 
-def said(problems: list[Problem]) -> list[str]:
-    """What is said of rows and tables, without the clock."""
+def messages_of(problems: list[Problem]) -> list[str]:
+    """The messages about rows and tables, without the clock."""
     return [problem.at("") for problem in problems if problem.field]
 
 
@@ -86,14 +86,14 @@ def test_times_are_put_on_the_clock_that_is_known(
 def test_times_before_an_unknown_start_count_from_the_first(export: Any) -> None:
     _, records, problems = read(export(RUNTIME=[call(-3000, -1000, LAUNCH, 1)], KERNEL=[kernel(0, 5, 1)]))
     assert [(record["ts_ns"], record["dur_ns"]) for record in records] == [(0, 2000), (3000, 5)]
-    assert said(problems) == []
+    assert messages_of(problems) == []
 
 
 def test_an_impossible_time_is_a_bad_row(export: Any) -> None:
     session = {"TARGET_INFO_SESSION_START_TIME": [{"systemClockNs": 100}]}
     _, records, problems = read(export(KERNEL=[kernel(-101, 5, 1), kernel(1 << 62, 1 << 62, 2)], **session))
     assert records == []
-    assert said(problems) == [
+    assert messages_of(problems) == [
         "CUPTI_ACTIVITY_KIND_KERNEL row 1: its time, -101 ns, is before the clock began",
         "CUPTI_ACTIVITY_KIND_KERNEL row 2: its time, 4611686018427387904 ns, is beyond 146 years",
     ]
@@ -224,7 +224,7 @@ def test_rows_with_long_texts_come_in_smaller_batches(export: Any, monkeypatch: 
 
 def test_a_table_without_a_place_is_counted(export: Any) -> None:
     _, _, problems = read(export(NIC_METRICS=rows("timestamp value", (1, 2), (3, 4))))
-    assert said(problems) == ["NIC_METRICS: 2 rows are not read"]
+    assert messages_of(problems) == ["NIC_METRICS: 2 rows are not read"]
 
 
 def test_columns_that_are_not_there_are_not_needed(export: Any) -> None:
@@ -240,7 +240,7 @@ def test_columns_that_are_not_there_are_not_needed(export: Any) -> None:
     assert [record["type"] for record in records] == [
         "userspace", "gpu_kernel", "transfer", "annotation", "scheduler",
     ]  # fmt: skip
-    assert said(problems) == []
+    assert messages_of(problems) == []
 
 
 # Where it lies ---------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_values_of_the_wrong_types_are_bad_rows(export: Any) -> None:
     _, records, problems = read(export(KERNEL=bad, RUNTIME=wrong))
     skipped = sum(problem.skipped for problem in problems)
     assert len(records) + skipped == len(bad) + len(wrong)
-    assert "CUPTI_ACTIVITY_KIND_KERNEL row 1: its time is not an integer" in said(problems)
+    assert "CUPTI_ACTIVITY_KIND_KERNEL row 1: its time is not an integer" in messages_of(problems)
 
 
 def test_a_view_is_not_read_as_a_table(export: Any) -> None:
@@ -327,7 +327,7 @@ def test_of_a_text_of_megabytes_only_its_table_is_lost(export: Any) -> None:
     path = export(NVTX_EVENTS=[nvtx(1, None, 34, "x" * (2 << 20))], KERNEL=[kernel(1, 2, 3)])
     _, records, problems = read(path)
     assert [record["type"] for record in records] == ["gpu_kernel"]
-    assert any("NVTX_EVENTS: cannot be read on" in one for one in said(problems))
+    assert any("NVTX_EVENTS: cannot be read on" in one for one in messages_of(problems))
 
 
 def test_a_long_name_is_cut(export: Any) -> None:
@@ -356,7 +356,7 @@ def test_damage_in_a_table_ends_that_table(export: Any) -> None:
     path.write_bytes(data)
     _, records, problems = read(path)
     assert [record["type"] for record in records] == ["transfer"]
-    assert any("KERNEL: cannot be read on: " in one for one in said(problems))
+    assert any("KERNEL: cannot be read on: " in one for one in messages_of(problems))
 
 
 def test_words_that_are_not_text_are_an_error_too(export: Any) -> None:

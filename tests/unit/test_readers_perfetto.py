@@ -53,7 +53,7 @@ def events(trace: TraceMade) -> list[Record]:
     return [record for record in records if record["type"] != "name"]
 
 
-def said(trace: TraceMade) -> list[str]:
+def messages_of(trace: TraceMade) -> list[str]:
     return [problem.message for problem in read(trace.bytes)[2]]
 
 
@@ -314,7 +314,7 @@ def test_events_on_a_track_that_is_not_described_are_kept_and_counted() -> None:
     trace = TraceMade()
     trace.event(1, INSTANT, "x", track_uuid=255)
     assert placed(trace)["x"][0] == "track ff"
-    assert said(trace) == ["1 tracks with events are not described"]
+    assert messages_of(trace) == ["1 tracks with events are not described"]
 
 
 def test_a_descriptor_may_stand_behind_its_events() -> None:
@@ -337,7 +337,7 @@ def test_tracks_beyond_those_that_can_be_kept_are_counted(monkeypatch: pytest.Mo
     trace = made()
     for uuid in range(3):
         trace.event(uuid, INSTANT, "x", track_uuid=uuid + 1)
-    assert said(trace) == [
+    assert messages_of(trace) == [
         "1 events on more tracks than can be kept: they are left out",
         "1 tracks with events are not described",
     ]
@@ -512,7 +512,7 @@ def test_an_incremental_clock_is_its_sequence_s_and_counts_from_its_snapshot() -
 def test_events_on_a_clock_that_nothing_relates_are_counted() -> None:
     trace = made()
     trace.event(1, INSTANT, "x").timestamp_clock_id = MONOTONIC
-    assert said(trace) == ["1 packets are on a clock that is not related to the trace's"]
+    assert messages_of(trace) == ["1 packets are on a clock that is not related to the trace's"]
 
 
 def test_packets_that_need_a_state_are_left_out_until_it_is_cleared() -> None:
@@ -536,7 +536,7 @@ def test_packets_that_are_not_read_are_counted_by_their_kind() -> None:
         trace.packet().perf_sample.pid = 1
     trace.packet().chrome_metadata.SetInParent()
     trace.packet().trace_config.SetInParent()
-    assert said(trace) == ["packets of these kinds are not read: 2 perf_sample, 1 chrome_metadata"]
+    assert messages_of(trace) == ["packets of these kinds are not read: 2 perf_sample, 1 chrome_metadata"]
 
 
 def test_kinds_of_packets_beyond_those_that_are_counted_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def good(trace: TraceMade) -> list[Record]:
     return [record for record in records if record["type"] != "name"]
 
 
-def said_of(records: list[Record]) -> list[tuple[Any, ...]]:
+def rows_of(records: list[Record]) -> list[tuple[Any, ...]]:
     """Time, processor, thread, phase and arguments."""
     return [(one["ts_ns"], one["cpu"], one["tid"], one["phase"], one.get("args", {})) for one in records]
 
@@ -62,7 +62,7 @@ def test_a_switch_is_the_end_of_one_run_and_the_begin_of_another() -> None:
     switch(ftrace, 20, 9, 1, 11)
     switch(ftrace, 30, 11, 0x102, 0)
     records = good(trace)
-    assert said_of(records) == [
+    assert rows_of(records) == [
         (10, 1, 9, "B", {"prio": 120}),
         (20, 1, 9, "E", {"prev_state": "sleeping"}),
         (20, 1, 11, "B", {"prio": 120}),
@@ -88,7 +88,7 @@ def test_compact_switches_and_wakings_are_the_same_as_whole_ones() -> None:
         compact.waking_pid.extend([50])
         compact.waking_target_cpu.extend([3])
     records = [one for one in good(trace) if one["cpu"] == 2]
-    assert said_of(records) == [
+    assert rows_of(records) == [
         (100, 2, 18, "B", {"prio": 120}),
         (105, 2, 50, "I", {"by_tid": 18, "target_cpu": 3}),
         (110, 2, 18, "E", {"prev_state": "sleeping"}),
@@ -110,7 +110,7 @@ def test_wakings_name_the_waker_and_wakeups_are_used_only_without_them() -> None
         new.pid, new.target_cpu = 10, 0
         args = [{"by_tid": 5 if has_waking else 6, "target_cpu": 4}]
         args.append({"by_tid": 5, "target_cpu": 0, "is_new": True})
-        assert [one[4] for one in said_of(good(trace))] == args
+        assert [one[4] for one in rows_of(good(trace))] == args
 
 
 def test_times_of_ftrace_are_of_its_clock() -> None:
@@ -155,7 +155,7 @@ def test_states_of_threads_are_runs_and_wakeups() -> None:
         packet = trace.packet(timestamp=ts_ns).generic_kernel_task_state_event
         packet.cpu, packet.tid, packet.state = 3, 9, state
     records, problems = read(trace)
-    assert said_of([one for one in records if one["type"] == "scheduler"]) == [
+    assert rows_of([one for one in records if one["type"] == "scheduler"]) == [
         (0, 3, 9, "I", {}),
         (1, 3, 9, "B", {}),
         (3, 3, 9, "E", {"prev_state": "runnable"}),

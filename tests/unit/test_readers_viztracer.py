@@ -17,8 +17,8 @@ NAME = {"ph": "M", "name": "process_name", "pid": 7, "tid": 7, "args": {"name": 
 OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 8, "ts": 58.6e9, "dur": 1}
 
 
-def read(*events: dict[str, Any], **said: Any) -> tuple[Header, list[Record], list[Problem]]:
-    text = json.dumps({"traceEvents": events, "viztracer_metadata": {"version": "1.1.1", **said}})
+def read(*events: dict[str, Any], **more: Any) -> tuple[Header, list[Record], list[Problem]]:
+    text = json.dumps({"traceEvents": events, "viztracer_metadata": {"version": "1.1.1", **more}})
     recording = chrome.read(io.BytesIO(text.encode()))
     records, problems = read_all(recording)
     return recording.header, [record for record in records if record["type"] != "name"], problems
@@ -68,10 +68,12 @@ def test_the_marker_is_an_instant_of_the_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ts", "said"), [(0, {}), (-4.5, {"sync_marker": 58.5e9}), (3, {"sync_marker": 58.5e9})]
+    ("ts", "message"), [(0, {}), (-4.5, {"sync_marker": 58.5e9}), (3, {"sync_marker": 58.5e9})]
 )
-def test_times_that_were_aligned_are_on_a_clock_of_their_own(ts: float, said: dict[str, Any]) -> None:
-    header, records, problems = read(CALL | {"ts": ts}, CALL | {"ts": 9}, baseTimeNanoseconds=10**18, **said)
+def test_times_that_were_aligned_are_on_a_clock_of_their_own(ts: float, message: dict[str, Any]) -> None:
+    header, records, problems = read(
+        CALL | {"ts": ts}, CALL | {"ts": 9}, baseTimeNanoseconds=10**18, **message
+    )
     assert (header["clock"], "start" in header) == ("trace", False)
     ahead_ns = max(0, int(-ts * 1000))
     assert [record["ts_ns"] for record in records] == [int(ts * 1000) + ahead_ns, 9000 + ahead_ns]
@@ -94,9 +96,11 @@ def test_a_full_buffer_without_events_is_stated() -> None:
     assert [problem.field for problem in problems] == ["viztracer_metadata.overflow"]
 
 
-@pytest.mark.parametrize("said", [17, None, ["overflow"], {"sync_marker": "soon", "baseTimeNanoseconds": -1}])
-def test_members_that_are_not_viztracers_are_passed_over(said: Any) -> None:
-    text = json.dumps({"viztracer_metadata": said, "traceEvents": [CALL]})
+@pytest.mark.parametrize(
+    "message", [17, None, ["overflow"], {"sync_marker": "soon", "baseTimeNanoseconds": -1}]
+)
+def test_members_that_are_not_viztracers_are_passed_over(message: Any) -> None:
+    text = json.dumps({"viztracer_metadata": message, "traceEvents": [CALL]})
     recording = chrome.read(io.BytesIO(text.encode()))
     records, problems = read_all(recording)
     assert (recording.header["clock"], len(records), problems) == ("monotonic", 1, [])

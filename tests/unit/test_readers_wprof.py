@@ -1,4 +1,4 @@
-"""wprof's JSON Lines: spans by their ends, tasks, and damage that costs itself only."""
+"""wprof's JSON Lines: spans by their ends, tasks, and damage of which nothing else is lost."""
 
 from __future__ import annotations
 

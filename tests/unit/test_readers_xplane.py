@@ -16,7 +16,7 @@ from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import recognise, xplane
 from tracepipe.recording.open import open_recording
 
-TASK = plane("Task Environment", stats=["profile_start_time"], said=[stat(1, 1_700_000_000_000_000_000)])
+TASK = plane("Task Environment", stats=["profile_start_time"], own=[stat(1, 1_700_000_000_000_000_000)])
 STATS = ["correlation_id", "kernel_details", " regs:16 static_shared:8 grid:2,1,1 block:64,1,1 occ_pct:50.5"]
 
 
@@ -99,7 +99,7 @@ def test_times_count_from_the_start_of_the_profile() -> None:
 
 @pytest.mark.parametrize("start_ns", [(1 << 64) - 1, (1 << 63) - 1])
 def test_a_start_that_no_trace_can_hold_is_not_used(start_ns: int) -> None:
-    task = plane("Task Environment", stats=["profile_start_time"], said=[unsigned_stat(1, start_ns)])
+    task = plane("Task Environment", stats=["profile_start_time"], own=[unsigned_stat(1, start_ns)])
     header, records, problems = read(space(host(event(1, 5000, 0), events=["f"]), task))
     assert header["clock"] == "trace"
     assert [one["ts_ns"] for one in records if one["type"] != "name"] == [105]
@@ -156,9 +156,7 @@ def test_other_planes_are_processes_of_their_names() -> None:
 
 
 def test_a_process_and_its_threads_have_their_names() -> None:
-    _, records, _ = read(
-        space(host(event(1, 0, 0), events=["f"], stats=["process_id"], said=[stat(1, 4711)]))
-    )
+    _, records, _ = read(space(host(event(1, 0, 0), events=["f"], stats=["process_id"], own=[stat(1, 4711)])))
     assert [(one["pid"], one.get("tid"), one["name"]) for one in records if one["type"] == "name"] == [
         (4711, 77, "python")
     ]

@@ -1,4 +1,4 @@
-"""Every way in which the kernel is known to refuse a probe, and what the user is told."""
+"""Every way in which the kernel is known to refuse a probe, and what is reported."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_error_states_what_happened_and_what_to_do(name: str) -> None:
     operation, number, where, happened, fix = CASES[name]
-    refusal = explain(operation, OSError(number, "said so"), where)
+    refusal = explain(operation, OSError(number, "refused"), where)
     assert happened in refusal.message
     assert fix in refusal.hint
     assert refusal.exit_code == 3

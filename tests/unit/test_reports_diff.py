@@ -363,10 +363,11 @@ def test_recordings_are_read_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("starts", "said"), [((1, 2, 3, 4), "all of A was"), ((3, 4, 1, 2), "all of B was"), ((1, 3, 2, 4), "")]
+    ("starts", "message"),
+    [((1, 2, 3, 4), "all of A was"), ((3, 4, 1, 2), "all of B was"), ((1, 3, 2, 4), "")],
 )
 def test_sides_that_were_not_recorded_by_turns_are_noted(
-    starts: Sequence[int], said: str, tmp_path: Path
+    starts: Sequence[int], message: str, tmp_path: Path
 ) -> None:
     loads = []
     for at, start in enumerate(starts):
@@ -375,7 +376,9 @@ def test_sides_that_were_not_recorded_by_turns_are_noted(
         path.write_text("".join(f"{json.dumps(record)}\n" for record in (head, *calls("f", LENGTHS))))
         loads.append(reader(path))
     notes = diff.run(loads[:2], loads[2:], Options()).notes
-    assert [note[: len(said)] for note in notes if note.startswith("all of ")] == ([said] if said else [])
+    assert [note[: len(message)] for note in notes if note.startswith("all of ")] == (
+        [message] if message else []
+    )
 
 
 def test_alpha_is_a_probability(compare: Compare) -> None:

@@ -225,7 +225,7 @@ def test_facts_of_the_whole_recording_are_next_to_the_tables(run: Run, tmp_path:
     assert (about["format"], about["tool"]["name"]) == ("tracepipe-tables/1", "tracepipe")
     assert about["header"]["command"] == ["./vec_add"] and about["footer"] is None
     assert about["recording"]["losses"] == {"syscall": 9}
-    assert {name: told["rows"] for name, told in about["tables"].items()} == {
+    assert {name: table["rows"] for name, table in about["tables"].items()} == {
         name: len(table) for name, table in tables.items()
     }
     assert about["tables"]["calls"]["columns"] == {
@@ -234,13 +234,13 @@ def test_facts_of_the_whole_recording_are_next_to_the_tables(run: Run, tmp_path:
 
 
 def test_the_documents_name_every_column_with_its_type(run: Run) -> None:
-    told = (ROOT / "docs" / "reports.md").read_text()
-    told = told[told.index("## `export`") :]
-    rows = re.findall(r"^\| (`.+?`) \| (\w+) \|", told, re.MULTILINE)
+    page = (ROOT / "docs" / "reports.md").read_text()
+    page = page[page.index("## `export`") :]
+    rows = re.findall(r"^\| (`.+?`) \| (\w+) \|", page, re.MULTILINE)
     documented = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
     made = {name: str(kind) for table in TABLES.values() for name, kind in whole(table, run).schema.items()}
     assert documented == made
-    assert all(f"`{name}`" in told for name in TABLES)
+    assert all(f"`{name}`" in page for name in TABLES)
 
 
 def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:

@@ -142,9 +142,9 @@ def test_missing_layers_are_reported_and_user_code_is_not_claimed(load: Load) ->
         Options(),
     )
     assert causes(result) == {("user or unrecorded", None): 200, ("CUDA call", "cuLaunchKernel"): 100}
-    said = [note for note in result.notes if note.startswith("not recorded")]
-    assert [note.split(":")[1].strip() for note in said] == ["syscall", "kernel", "scheduler"]
-    assert "off-CPU is unknown" in said[-1]
+    messages = [note for note in result.notes if note.startswith("not recorded")]
+    assert [note.split(":")[1].strip() for note in messages] == ["syscall", "kernel", "scheduler"]
+    assert "off-CPU is unknown" in messages[-1]
 
 
 def test_without_launch_ids_the_last_launch_of_the_process_is_taken_and_marked(load: Load) -> None:
@@ -161,7 +161,7 @@ def test_without_launch_ids_the_last_launch_of_the_process_is_taken_and_marked(l
     ended = {row["following"]: (row["ended_by"], row["tid"]) for row in result.as_json()["gaps"]}
     assert ended["k"] == ("cudaLaunchKernel ?", 1)
     assert ended["HtoD"] == ("cudaMemcpyAsync ?", 2)
-    assert result.as_json()["gpus"][0]["queued_ns"] == 0  # not told by a guess
+    assert result.as_json()["gpus"][0]["queued_ns"] == 0  # not guessed
 
 
 def test_each_thread_that_uses_cuda_has_its_own_time(load: Load) -> None:

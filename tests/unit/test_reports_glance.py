@@ -31,14 +31,14 @@ def called(start_ns: int, end_ns: int, launch: int, name: str = "cudaLaunchKerne
     return span(start_ns, end_ns, name, launch=launch)
 
 
-def said(load: Load, *records: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+def glance(load: Load, *records: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
     """The sentences, and all figures."""
     found = run(load(*records), Options()).as_json()
     return [row["says"] for row in found.get("glance", [])], found
 
 
 def test_what_passes_at_one_time_counts_once_for_busy_and_as_hidden(load: Load) -> None:
-    _, found = said(
+    _, found = glance(
         load,
         kernel(2_000, 2_400),
         kernel(2_300, 2_700, NCCL, stream=8),
@@ -70,7 +70,7 @@ def test_what_passes_at_one_time_counts_once_for_busy_and_as_hidden(load: Load) 
     ],
 )
 def test_a_gpu_is_idle_for_want_of_work_or_with_some_queued(load: Load, asked_ns: int, says: str) -> None:
-    sentences, _ = said(
+    sentences, _ = glance(
         load,
         called(1_900, 1_950, 1),
         kernel(1_960, 2_000, "first", 1),
@@ -82,12 +82,12 @@ def test_a_gpu_is_idle_for_want_of_work_or_with_some_queued(load: Load, asked_ns
 
 def test_a_busy_gpu_is_not_attributed_to_the_cpu(load: Load) -> None:
     launches = [called(1_100, 1_110, 1), called(1_120, 1_130, 2)]
-    sentences, _ = said(load, *launches, kernel(2_000, 2_900, "a", 1), kernel(2_950, 3_000, "b", 2))
+    sentences, _ = glance(load, *launches, kernel(2_000, 2_900, "a", 1), kernel(2_950, 3_000, "b", 2))
     assert sentences == ["GPU 0: busy 95.0% of 1.00 µs, idle 5.0%."]
 
 
 def test_delays_are_from_the_return_of_a_call_and_the_queue_is_what_has_not_started(load: Load) -> None:
-    _, found = said(
+    _, found = glance(
         load,
         called(1_100, 1_200, 1),
         called(1_210, 1_220, 2),
@@ -106,7 +106,7 @@ def test_delays_are_from_the_return_of_a_call_and_the_queue_is_what_has_not_star
 
 
 def test_who_comes_last_to_a_collective_makes_the_others_wait(load: Load) -> None:
-    sentences, found = said(
+    sentences, found = glance(
         load,
         kernel(2_000, 2_500, NCCL),
         kernel(2_400, 2_510, NCCL, gpu=1),
@@ -136,7 +136,7 @@ def test_the_process_is_named_whose_work_a_gpu_does(load: Load) -> None:
         return record | {"pid": pid, "tid": pid, "comm": f"rank{pid}"}
 
     without_pid = {key: one for key, one in kernel(2_400, 2_510, NCCL, 5, gpu=1).items() if key != "pid"}
-    sentences, found = said(
+    sentences, found = glance(
         load,
         of(11, called(1_900, 1_910, 4)),
         kernel(2_000, 2_500, NCCL, 4, gpu=0, pid=11),
@@ -158,7 +158,7 @@ def test_the_process_is_named_whose_work_a_gpu_does(load: Load) -> None:
 
 def test_kernels_that_were_left_out_make_no_gpu_idle(load: Load) -> None:
     launches = [called(1_000 + 20 * at, 1_010 + 20 * at, at) for at in range(1, 11)]
-    sentences, _ = said(load, *launches, kernel(2_000, 2_100, NCCL, 1), kernel(2_800, 3_000, NCCL, 2))
+    sentences, _ = glance(load, *launches, kernel(2_000, 2_100, NCCL, 1), kernel(2_800, 3_000, NCCL, 2))
     assert sentences == [
         "Only 2 kernels of 10 launches were recorded: the GPUs were busy for longer than shown here."
     ]
@@ -175,7 +175,7 @@ def test_segments_of_a_caching_allocator_are_no_leaks(load: Load, name: str, is_
         event("I", 1_300, "free", "memory", gpu=0, args={"address": "0x100"}),
         kernel(2_000, 2_100, name),
     )
-    sentences, found = said(load, *records)
+    sentences, found = glance(load, *records)
     (row,) = found["peak_memory"]
     assert (row["peak_bytes"], row["at_ns"], row["kept"], row["kept_bytes"]) == (6 << 20, 200, 1, 4 << 20)
     why = "" if is_leak else (
@@ -192,7 +192,7 @@ def test_the_line_that_costs_most_is_named(load: Load) -> None:
         frames = [{"function": "step", "file": "/home/me/train.py", "line": line}]
         return {"type": "stack", "id": number, "frames": frames}
 
-    sentences, found = said(
+    sentences, found = glance(
         load,
         stack(1, 34),
         stack(2, 51),
@@ -207,7 +207,7 @@ def test_the_line_that_costs_most_is_named(load: Load) -> None:
 
 
 def test_without_lines_the_range_that_costs_most_is_named(load: Load) -> None:
-    sentences, found = said(
+    sentences, found = glance(
         load,
         span(1_000, 1_150, "forward", "annotation"),
         span(1_090, 1_120, "aten::mm", "annotation", domain="cpu_op"),
@@ -219,7 +219,7 @@ def test_without_lines_the_range_that_costs_most_is_named(load: Load) -> None:
 
 
 def test_without_a_gpu_none_is_mentioned(load: Load) -> None:
-    sentences, found = said(load, span(1_100, 1_140, "ioctl", "syscall"))
+    sentences, found = glance(load, span(1_100, 1_140, "ioctl", "syscall"))
     assert sentences == []
     assert not {"gpu_time", "kernels", "launch_delay", "peak_memory"} & found.keys()
     assert run(load(span(1_100, 1_140, "ioctl", "syscall")), Options()).parts[0].name == "layers"

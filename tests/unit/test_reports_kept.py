@@ -232,7 +232,7 @@ def test_shapes_are_columns() -> None:
         kept = table.column(name, numbers).tolist()
         assert [table.value(name, number) for number in kept] == values
         assert [table.number_of(name, value) for value in values] == kept
-        # What a frame cannot hold is null there, and half of a character is none.
+        # What a frame cannot hold is null there, and half of a character is not text.
         shown = {LARGE: None, "\ud800": "\ufffd" * 3}
         assert table.series(name, numbers).to_list() == [shown.get(value, value) for value in values]
     assert [table.value("layer", n) for n in table.column("layer", numbers)] == [one.type for one in SHAPES]

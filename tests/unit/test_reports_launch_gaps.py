@@ -1,4 +1,4 @@
-"""What calls alone tell of a GPU's idle time, and what they do not."""
+"""What calls alone show of a GPU's idle time, and what they do not."""
 
 from __future__ import annotations
 

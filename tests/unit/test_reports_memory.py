@@ -1,4 +1,4 @@
-"""What became of allocations: peaks, leaks, double frees, and what a recording cannot tell."""
+"""What became of allocations: peaks, leaks, double frees, and what a recording cannot show."""
 
 from __future__ import annotations
 

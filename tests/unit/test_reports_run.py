@@ -1,4 +1,4 @@
-"""Recordings as columns: what is matched and nested, what is known of warps, what is said of the rest."""
+"""Recordings as columns: what is matched and nested, what is known of warps, what is noted of the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_begins_and_ends_become_spans_that_nest(load: Load) -> None:
 def test_irregular_calls_have_no_length(load: Load) -> None:
     run = load(
         event("E", 1_050, "lost its begin"),
-        event("E", 1_090, "told by its end", dur_ns=30),
+        event("E", 1_090, "known by its end", dur_ns=30),
         event("B", 1_100, "outer"),
         event("B", 1_200, "left by longjmp"),
         event("E", 1_300, "outer"),
@@ -59,7 +59,7 @@ def test_irregular_calls_have_no_length(load: Load) -> None:
     )
     assert rows(run.calls, "name", "kind", "dur_ns", "end_ns") == [
         ("lost its begin", "no_begin", None, 1_050),
-        ("told by its end", "from_duration", 30, 1_090),
+        ("known by its end", "from_duration", 30, 1_090),
         ("outer", "span", 200, 1_300),
         ("left by longjmp", "unclosed", None, 1_300),
         ("died inside", "unclosed", None, 1_500),
@@ -146,7 +146,7 @@ def test_warps_are_rows_on_the_trace_clock(load: Load) -> None:
         (1, 2_150, 0xFFFFFF00),
     ]
     assert (run.facts.counts["gpu_warp"], run.facts.end_ns) == (3, 2_160)
-    assert [said["clock"] for said in run.facts.clocks] == [GPU_CLOCK]
+    assert [statement["clock"] for statement in run.facts.clocks] == [GPU_CLOCK]
 
 
 def test_warps_of_several_batches_and_columns_that_one_lacks(load: Load) -> None:

@@ -339,7 +339,7 @@ def test_a_long_name_is_one_line_without_its_middle(load: Load) -> None:
     assert row(120).startswith("layer_norm<Half, acc_type<Half, true>>")
     assert (row(70)[:14], len(row(70)) <= 70, "…" in row(70)) == ("layer_norm<Hal", True, True)
     assert "~" in row(70, ascii_only=True)
-    # What is meant for programs, or asked for, has all that tells kernels apart.
+    # What is meant for programs, or asked for, has all that distinguishes kernels.
     short = "at::native::(anonymous namespace)::layer_norm<c10::Half, at::acc_type<c10::Half, true> >"
     assert row(70, full_names=True).startswith(short)
     assert [one["name"] for one in result.as_json()["kernels"]] == [short]

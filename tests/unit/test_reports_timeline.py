@@ -1,4 +1,4 @@
-"""The timeline on a terminal: what is drawn where, and what is said of the rest."""
+"""The timeline on a terminal: what is drawn where, and what is noted of the rest."""
 
 from __future__ import annotations
 

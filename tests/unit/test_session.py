@@ -70,7 +70,7 @@ class Engine:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], Path, io.BytesIO]]:
-    """Captures a command that takes a moment, by an engine that does something; what was said, the file that
+    """Captures a command that takes a moment, by an engine that does something; the messages, the file that
     the command makes at its end, and the recording.
     """
     done = tmp_path / "done"
@@ -78,14 +78,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[
     def record(wanted: Any = None, match: str | None = None, **does: Callable[[], object]) -> Any:
         monkeypatch.setitem(ENGINES, "broken", lambda: Engine(**does))  # type: ignore[arg-type]
         request = CaptureRequest(["sh", "-c", f"sleep 0.2; echo > {done}"], ("syscall",), method="broken")
-        said: list[str] = []
+        messages: list[str] = []
         sink = io.BytesIO()
         if wanted is None:
-            capture(request, sink, notify=said.append)
+            capture(request, sink, notify=messages.append)
         else:
             with pytest.raises(wanted, match=match):
-                capture(request, sink, notify=said.append)
-        return said, done, sink
+                capture(request, sink, notify=messages.append)
+        return messages, done, sink
 
     return record
 
@@ -100,10 +100,12 @@ def fails(error: BaseException) -> Callable[[], None]:
 @pytest.mark.parametrize("moment", ["collect", "stop"])
 def test_a_bug_ends_the_recording_and_not_the_command(moment: str, run: Any) -> None:
     at_first = [fails(ValueError("a bug"))]
-    said, done, sink = run(ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None})
+    messages, done, sink = run(
+        ValueError, "a bug", **{moment: lambda: at_first.pop()() if at_first else None}
+    )
     assert done.exists()
     goes_on = "the recording is not complete; sh continues (Ctrl-C ends it)"
-    assert (said == [goes_on]) == (moment == "collect")
+    assert (messages == [goes_on]) == (moment == "collect")
     header, footer = map(json.loads, sink.getvalue().splitlines())
     ended_by = "an error: a bug" if moment == "collect" else "exit 0"
     assert (header["type"], footer["type"], footer["ended_by"]) == ("header", "footer", ended_by)
@@ -119,10 +121,10 @@ def test_what_is_left_when_memory_runs_out_is_counted(times: int, unread: Any) -
             raise failures.pop()
         return left.pop() if left else b""
 
-    summary, said, found = unread(collect=collect)
-    assert said == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
+    summary, messages, found = unread(collect=collect)
+    assert messages == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
     assert found[-1]["ended_by"] == "an error: no memory"
-    lost = {"scheduler": 2} if times == 1 else {}  # as long as nothing can be collected, nobody knows
+    lost = {"scheduler": 2} if times == 1 else {}  # while nothing can be collected, they are not known
     assert (found[-1]["counts"], found[-1]["losses"], summary.losses) == ({}, lost, lost)
     assert "There is not enough memory for a capture" in summary.error
     assert "ulimit -v" in summary.hint
@@ -138,8 +140,8 @@ def test_too_many_open_files_end_the_recording_and_not_the_command(unread: Any) 
     "error", [MemoryError(), OSError(errno.ENOMEM, "x"), RuntimeError("can't start new thread")], ids=repr
 )
 def test_a_command_is_not_started_where_something_is_short(error: BaseException, run: Any) -> None:
-    said, done, sink = run(CaptureUnavailable, attach=fails(error))
-    assert said == ["sh was not started"]
+    messages, done, sink = run(CaptureUnavailable, attach=fails(error))
+    assert messages == ["sh was not started"]
     assert not done.exists()
     assert sink.getvalue() == b""
 
@@ -147,18 +149,18 @@ def test_a_command_is_not_started_where_something_is_short(error: BaseException,
 @pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_command_is_not_started_after_an_interrupt(number: signal.Signals, run: Any) -> None:
-    said, done, sink = run(
+    messages, done, sink = run(
         TracepipeError, "interrupted before sh was started", attach=lambda: signal.raise_signal(number)
     )
-    assert said == ["sh was not started"]
+    assert messages == ["sh was not started"]
     assert not done.exists()
     assert sink.getvalue() == b""
 
 
 def test_without_a_fault_it_is_recorded_to_its_end(run: Any) -> None:
-    said, done, sink = run()
+    messages, done, sink = run()
     assert done.exists()
-    assert said == []
+    assert messages == []
     header, footer = map(json.loads, sink.getvalue().splitlines())
     assert (header["type"], footer["ended_by"]) == ("header", "exit 0")
 
@@ -219,16 +221,16 @@ def unreadable(*_: object) -> bytes:
 
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[CaptureSummary, list[str], list[Any]]]:
-    """Captures a command by an engine that does something; the summary, what was said, and the records."""
+    """Captures a command by an engine that does something; the summary, the messages, and the records."""
 
     def record(is_unordered: bool = False, **does: Callable[[], object]) -> Any:
         monkeypatch.setattr(NothingRecorded, "is_unordered", is_unordered)
         monkeypatch.setitem(ENGINES, "broken", lambda: Engine(**does))  # type: ignore[arg-type]
-        said: list[str] = []
+        messages: list[str] = []
         sink = io.BytesIO()
         request = CaptureRequest(["sleep", "0.2"], ("syscall",), method="broken")
-        summary = capture(request, sink, notify=said.append)
-        return summary, said, list(map(json.loads, sink.getvalue().splitlines()))
+        summary = capture(request, sink, notify=messages.append)
+        return summary, messages, list(map(json.loads, sink.getvalue().splitlines()))
 
     return record
 
@@ -279,7 +281,7 @@ def test_a_full_disk_of_temporary_files_may_have_room_again(
 
 def test_what_the_engine_cannot_read_back_ends_the_recording_alone(unread: Any) -> None:
     error = unread_error(OSError(errno.EIO, os.strerror(errno.EIO)))
-    summary, said, found = unread(lost=lambda: error)
-    assert said == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
+    summary, messages, found = unread(lost=lambda: error)
+    assert messages == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]
     assert found[-1]["ended_by"] == "an error: Input/output error"
     assert (summary.exit_code, summary.error, summary.hint) == (0, error.message, error.hint)

@@ -37,10 +37,10 @@ def stack(id: int, *frames: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "stack", "id": id, "frames": list(frames), **more}
 
 
-def said_of(path: Path) -> list[str]:
-    said: list[str] = []
-    check(str(path), "", said.append)
-    return [one.partition("run.jsonl:")[2] for one in said]
+def messages_of(path: Path) -> list[str]:
+    messages: list[str] = []
+    check(str(path), "", messages.append)
+    return [one.partition("run.jsonl:")[2] for one in messages]
 
 
 def text_of(path: Path) -> str:
@@ -115,8 +115,8 @@ def test_events_that_name_an_unknown_stack_are_kept_and_named(tmp_path: Path) ->
         event("I", 2_001, "known", stack=7),
         event("I", 2_002, "unknown", stack=8),
     )
-    said = "refers to stack {}, which no line before has"
-    assert said_of(path) == [f"2: stack: {said.format(7)}", f"5: stack: {said.format(8)}"]
+    message = "refers to stack {}, which no line before has"
+    assert messages_of(path) == [f"2: stack: {message.format(7)}", f"5: stack: {message.format(8)}"]
     with tracepipe.open(path) as events:
         assert [(one.name, one.stack) for one in events] == [
             ("early", None),
@@ -133,14 +133,14 @@ def test_order_is_that_of_lines_however_few_are_read_at_once(
         one for at in range(20) for one in (lines[2 * at], stack(at, frame(f"f{at}")), lines[2 * at + 1])
     ]
     path = write(tmp_path / "run.jsonl", *records)
-    whole = said_of(path)
+    whole = messages_of(path)
     assert len(whole) == 20
     monkeypatch.setattr(tracepipe1, "CHUNK_BYTES", 200)
-    assert said_of(path) == whole
+    assert messages_of(path) == whole
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "message"),
     [
         (stack(7, frame("other")), "3: id: is that of an earlier stack, which is kept"),
         ({"type": "stack", "id": 8}, "3: frames: is missing"),
@@ -151,10 +151,10 @@ def test_order_is_that_of_lines_however_few_are_read_at_once(
         (event("I", 2_000, "f", stack=1 << 63), f"3: stack: must be at most {(1 << 63) - 1}"),
     ],
 )
-def test_a_bad_line_is_named_and_skipped(record: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_named_and_skipped(record: dict[str, Any], message: str, tmp_path: Path) -> None:
     after = event("I", 2_001, "known", stack=7)
     path = write(tmp_path / "run.jsonl", stack(7, frame("step")), record, after)
-    assert said_of(path) == [said]
+    assert messages_of(path) == [message]
     with tracepipe.open(path) as events:
         assert [one.stack and one.stack[0].function for one in events] == ["step"]
 
@@ -178,7 +178,7 @@ def test_stacks_beyond_what_is_kept_are_counted(
     records = [stack(at, frame(f"f{at}"), frame("step")) for at in range(9)]
     calls = [event("I", 2_000 + at, "f", stack=at) for at in range(9)]
     path = write(tmp_path / "run.jsonl", *records, *calls)
-    assert said_of(path) == []
+    assert messages_of(path) == []
     with tracepipe.open(path) as events:
         kept = [one.stack for one in events]
         known = [one for one in kept if one is not None]

@@ -39,7 +39,7 @@ def test_a_runtime_call_is_one_driver_call_and_a_hidden_one_for_each_allocation(
 ) -> None:
     once = counts(run(standin / program, "-n", "100", "-i", "2"))
     assert once[2] == 3
-    # cudaLaunchKernelExC and the next cudaLaunchKernel; cudaGetLastError asks nobody.
+    # cudaLaunchKernelExC and the next cudaLaunchKernel; cudaGetLastError calls nothing.
     more = counts(run(standin / program, "-n", "100", "-i", "4"))
     assert [after - before for before, after in zip(once, more, strict=True)] == [6, 4, 0]
 

@@ -29,8 +29,8 @@ def written(*records: Record) -> tuple[list[str], int]:
     writer.write_events(source_batch(records, tables), tables)
     writer.finish()
     # 12 warps or threads are not written: …
-    said = [int(line.split()[0]) for line in writer.remarks()]
-    return out.getvalue().decode().splitlines(), sum(said)
+    messages = [int(line.split()[0]) for line in writer.remarks()]
+    return out.getvalue().decode().splitlines(), sum(messages)
 
 
 def test_a_warp_is_a_line_for_each_lane_at_entry_and_at_each_exit() -> None:

@@ -108,7 +108,7 @@ def test_a_late_class_is_the_simplest_that_holds() -> None:
     two = late_class(noise + 9 * ((positions % 8 == 7) | (positions % 8 == 2)), positions, range(2, 33))
     assert two is not None
     assert (two.modulus, two.residues) == (8, [2, 7])
-    # A ramp and half a warp are no stride.
+    # A ramp and half a warp are not a stride.
     assert late_class(noise + positions, positions, range(2, 33)) is None
     assert late_class(noise + 9 * (positions >= 16), positions, range(2, 33)) is None
 
@@ -196,7 +196,7 @@ def test_the_numbers_show_what_was_planted() -> None:
     assert [period.numbers[key] for key in ("side", "modulus", "residues")] == ["blockIdx.x", 7, [3]]
     assert period.numbers["delay_p50_ns"] == pytest.approx(20_000, rel=0.05)
     (heavy,) = found(PLANTED["imbalance of heavy blocks"].run(11))
-    # One of them may have started with nobody but others of them.
+    # One of them may have started with only others of them.
     assert len(HEAVY) - 2 <= heavy.numbers["heavy_blocks"] <= len(HEAVY)
     assert heavy.numbers["heavy_p50_ratio"] == pytest.approx(8, rel=0.05)
     (order,) = found(PLANTED["wave of warps"].run(11))
@@ -453,7 +453,7 @@ def test_a_late_thread_at_an_end_of_the_grid_is_found_among_many_warps() -> None
     (finding,) = found(threads(noise.tolist()[:32]), "divergence")
     assert (finding.numbers["late_lanes"], finding.numbers["warps_apart"]) == ([31], 1)
     assert "thread 1023, the last of its block" in finding.sentence
-    # One of 600 warps is no property of the kernel, unless it is the last one of the grid.
+    # One of 600 warps is not a property of the kernel, unless it is the last one of the grid.
     late: Any = [(b, 0, b % 8, 0, [(1_000, FULL)]) for b in range(600)]
     late[599] = (599, 0, 7, 0, [(1_000, FULL >> 1), (1_900, 1 << 31)])
     (finding,) = found(warps(late, (600, 1, 1)), "divergence")

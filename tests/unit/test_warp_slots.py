@@ -95,21 +95,21 @@ def test_batches_may_be_placed_at_once() -> None:
     assert one_by_one[-1] == [OVERLAPS, DRAWN]
 
 
-def told(plan: list[Any], before_ns: int) -> list[Any]:
-    slots, base_ns, said, now = new_slots(), 0, [], 0
+def outcome(plan: list[Any], before_ns: int) -> list[Any]:
+    slots, base_ns, messages, now = new_slots(), 0, [], 0
     for step_ns, warps in plan:
         base_ns += step_ns
         warps = sorted((base_ns + after, stay, row) for after, stay, row in warps)
-        said.append(fates(slots, base_ns, *warps, rows=3))
+        messages.append(fates(slots, base_ns, *warps, rows=3))
         edges = [(ns, change) for begin, stay, _ in warps for ns, change in ((begin, 1), (begin + stay, -1))]
         times, deltas = int64s(*(ns for ns, _ in edges)), np.array([change for _, change in edges], np.int8)
         order, value, now = slots.running(times, deltas, before_ns, now)
-        said.append((order.tolist(), value.tolist(), now))
-    return said
+        messages.append((order.tolist(), value.tolist(), now))
+    return messages
 
 
 @given(batches, st.integers(0, 100))
 def test_both_cores_answer_the_same(plan: list[Any], before_ns: int) -> None:
     with running("pure"):
-        want = told(plan, before_ns)
-    assert told(plan, before_ns) == want
+        want = outcome(plan, before_ns)
+    assert outcome(plan, before_ns) == want

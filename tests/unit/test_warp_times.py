@@ -51,7 +51,7 @@ def drifting(batches: list[Warps]) -> ClockMap:
     return ClockMap(CLOCK, "fit", source_ns, trace_ns, bounds_ns, bounds_ns, (1001, 1000), (5, 8))
 
 
-def said(placed: list[PlacedWarps]) -> list[dict[str, Any]]:
+def listed(placed: list[PlacedWarps]) -> list[dict[str, Any]]:
     def value(one: Any) -> Any:
         return one.tolist() if isinstance(one, np.ndarray) else one
 
@@ -66,8 +66,8 @@ def test_batches_that_are_placed_at_once_are_as_each_alone(seed: int, method: st
         clock_map = drifting(batches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_warps, "SMALL_MAX", 0)
-        alone = said(list(warp_times.WarpTimes().place(clock_map, batches)))
+        alone = listed(list(warp_times.WarpTimes().place(clock_map, batches)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_warps, "AT_ONCE_MAX", 20)
-        assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
-    assert said(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
+        assert listed(list(warp_times.WarpTimes().place(clock_map, batches))) == alone
+    assert listed(list(warp_times.WarpTimes().place(clock_map, batches))) == alone

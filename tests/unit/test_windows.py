@@ -111,7 +111,7 @@ class Course:
         return self.windows.step(now_ns, self.signals)
 
     def say(self, now_ns: int, name: str = "", *, begins: bool) -> str:
-        """The program says so; what it is answered, or why the recording ends."""
+        """The program asks for it; the answer, or why the recording ends."""
         self.attached.now_ns = now_ns
         order = WindowOrder(begins, name)
         refusal = self.windows.answer(order).message
@@ -398,16 +398,16 @@ def test_a_library_that_has_turned_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "said"),
+    ("windows", "note"),
     [
         ({"delay_ns": 50}, "The recording ended before --delay had passed: nothing was recorded."),
         ({"start_on": "call:f#3"}, "call:f#3 did not happen: nothing was recorded."),
         ({"start_on": "signal", "delay_ns": 5}, "signal did not happen after --delay: nothing was recorded."),
     ],
 )
-def test_without_a_window_what_was_waited_for_is_reported(windows: dict[str, Any], said: str) -> None:
+def test_without_a_window_what_was_waited_for_is_reported(windows: dict[str, Any], note: str) -> None:
     course = Course(**windows)
     course.at(10)
     message, hint = course.windows.why_none()
-    assert message == said
+    assert message == note
     assert hint.endswith(".")
