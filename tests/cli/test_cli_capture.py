@@ -102,7 +102,7 @@ def test_options_for_gpus_have_their_effect_on_the_request(run: Run, asked: list
     ]
 
 
-def test_what_shows_and_keeps_nothing_leaves_gpus_alone(run: Run, asked: list[CaptureRequest]) -> None:
+def test_live_without_an_output_leaves_gpus_alone(run: Run, asked: list[CaptureRequest]) -> None:
     options = "--layers userspace --only cu* --pid 4 --no-children --duration 2s --method prebuilt"
     assert run("live", *options.split())[0] == SUMMARY.exit_code
     assert asked == [

@@ -198,7 +198,7 @@ def test_a_rank_that_cannot_be_read_is_named_and_left_out(
     assert layer(folder, "ranks")["rank"].to_list() == [0, 2, 3]
 
 
-def test_a_process_that_dies_takes_no_other_rank_with_it(
+def test_the_death_of_one_process_affects_no_other_rank(
     job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
 ) -> None:
     inline.fatal = "1.jsonl"

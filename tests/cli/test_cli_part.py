@@ -178,9 +178,7 @@ def test_a_loss_without_a_time_stays_where_it_stood(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("state", "kept"), [("sleeping", ["B", "E"]), ("dead", [])])
-def test_a_thread_that_is_over_before_a_part_is_not_in_it(
-    state: str, kept: list[str], tmp_path: Path
-) -> None:
+def test_a_thread_that_ends_before_a_part_is_not_in_it(state: str, kept: list[str], tmp_path: Path) -> None:
     runs = [
         event("B", 2_000, "running", "scheduler", cpu=0),
         event("E", 3_000, "running", "scheduler", cpu=0, args={"prev_state": state}),

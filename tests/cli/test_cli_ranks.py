@@ -57,7 +57,7 @@ def test_the_slow_ranks_are_found_and_no_other(tables: dict[str, Any]) -> None:
     assert found == {("1", "GPU"), ("6", "data loading"), ("11", "link")}
 
 
-def test_of_one_step_only_the_longest_time_is_stated(tmp_path: Path) -> None:
+def test_only_the_longest_time_of_a_single_step_is_stated(tmp_path: Path) -> None:
     found = asked(made(tmp_path, {1: "gpu"}, steps=1))
     assert found["slow"] == []
     (note,) = (note for note in found["notes"] if note.startswith("one step of each of few ranks"))
@@ -65,7 +65,7 @@ def test_of_one_step_only_the_longest_time_is_stated(tmp_path: Path) -> None:
     assert {one["kind"] for one in found["waited_for"]} == {"not known"}
 
 
-def test_what_is_slow_has_the_time_that_was_planted(tables: dict[str, Any]) -> None:
+def test_slow_work_has_the_time_that_was_planted(tables: dict[str, Any]) -> None:
     """9 ms of data loading in a step, 40% of 12 ms of compute, three times the transfer."""
     more = {one["slow"]: (one["own_ns"], one["usual_ns"]) for one in tables["slow"]}
     own_ns, usual_ns = more["data loading"]

@@ -16,7 +16,7 @@ from tests.fuzz.mutations import FINDS, recording
 # The first asks everything of each, the second as the fuzzer does.
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("find", sorted(FINDS.iterdir()), ids=lambda path: path.stem)
-def test_what_was_found_is_found_no_more(find: Path, seed: int, tmp_path: Path) -> None:
+def test_recordings_that_the_fuzzer_found_pass(find: Path, seed: int, tmp_path: Path) -> None:
     path = tmp_path / find.name
     path.write_bytes(find.read_bytes())
     with warnings.catch_warnings():
@@ -30,7 +30,7 @@ def test_a_case_is_the_same_each_time() -> None:
     ]
 
 
-def test_a_failing_case_is_made_small_and_a_hang_is_one(
+def test_a_failing_case_is_made_small_and_a_hang_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(path: Path, asked: Asked) -> None:

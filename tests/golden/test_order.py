@@ -159,7 +159,7 @@ def test_calls_deeper_than_perfetto_shows_go_on_an_overlap_track_and_keep_their_
     assert report.outcomes.overlaps == DEEP - 512
 
 
-def test_whole_slices_deeper_than_that_go_on_an_overlap_track_too(tmp_path: Path) -> None:
+def test_whole_slices_beyond_the_depth_go_on_an_overlap_track_too(tmp_path: Path) -> None:
     seen, report = converted([call(1_000 + at, "f", dur_ns=8_000 - 2 * at) for at in range(DEEP)], tmp_path)
     tracks = slices_of(seen)
     on = [len(tracks[f"process 7 / CUDA API{beside}"]) for beside in ("", " (overlap 1)", " (overlap 2)")]

@@ -227,7 +227,7 @@ def test_calls_can_be_left_to_another_engine(tools: Toolchain, program: Path, ca
     assert sum(event["type"] == "gpu_kernel" for event in events) == 11625
 
 
-def test_what_finds_no_room_is_counted(tools: Toolchain, program: Path) -> None:
+def test_records_without_room_are_counted(tools: Toolchain, program: Path) -> None:
     written, events, _, lost = recorded(tools, program, "none", 1 << 17)
     assert written == str(VALUE)
     assert lost > 0

@@ -54,7 +54,7 @@ def test_every_area_is_there_and_every_row_complete(findings: list[Diagnosis]) -
 
 @pytest.mark.ebpf
 @needs_ebpf
-def test_what_can_be_captured_here_is_found(findings: list[Diagnosis]) -> None:
+def test_layers_that_can_be_captured_here_are_found(findings: list[Diagnosis]) -> None:
     assert can_capture(findings)
     assert "tracefs" in rows(findings, "machine")["tracefs"].detail or Path("/sys/kernel/tracing").is_dir()
     methods, layers = rows(findings, "methods"), rows(findings, "layers")

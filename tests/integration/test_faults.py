@@ -405,7 +405,7 @@ def test_a_reader_that_leaves_does_not_end_the_program(vec_add: str, tmp_path: P
     assert calls_made(done.read_text()) > 10_000
 
 
-def test_a_process_that_was_there_before_is_not_touched(
+def test_a_process_that_ran_before_is_not_touched(
     vec_add: str, tmp_path: Path, small_disk: Callable[[str], Path]
 ) -> None:
     small_disk("512k")

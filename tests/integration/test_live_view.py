@@ -156,7 +156,7 @@ print("\\rdone 20\\nand no end", end="")
     assert "a title" in lines[2]
 
 
-def test_a_line_whose_end_comes_when_the_view_is_closed_is_one_line() -> None:
+def test_a_line_that_ends_when_the_view_is_closed_is_one_line() -> None:
     has_read, read = threading.Event(), CommandOutput.read
 
     def read_once(output: CommandOutput) -> str:

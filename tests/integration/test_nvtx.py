@@ -186,7 +186,7 @@ def test_ranges_begin_and_end_windows(program: Path, tmp_path: Path) -> None:
     assert "note: in a window of" in done.stderr
 
 
-def test_without_an_end_of_its_own_a_range_ends_the_window_that_it_began(
+def test_a_range_ends_the_window_that_it_began_unless_another_end_is_named(
     program: Path, tmp_path: Path
 ) -> None:
     lines, _ = captured(

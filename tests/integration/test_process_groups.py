@@ -119,7 +119,7 @@ def test_between_windows_communicators_are_followed(standin: Path, tmp_path: Pat
     assert groups == {pair, pair.partition("/")[0]}
 
 
-def test_of_a_recording_that_begins_later_no_groups_are_known(standin: Path, tmp_path: Path) -> None:
+def test_a_recording_that_begins_later_has_no_known_groups(standin: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     for rank in range(2):

@@ -111,7 +111,7 @@ def test_at_a_million_calls_a_second_kept_and_lost_are_all_that_were_made(run: R
 
 
 @pytest.mark.parametrize("rate", [100_000, 1_000_000])
-def test_what_a_small_ring_loses_is_counted_by_processor_and_interval(
+def test_losses_of_a_small_ring_are_counted_by_processor_and_interval(
     run: Runner, rate: int, method: str
 ) -> None:
     seen = run(calls=40_000, rate=rate, ring_bytes=SMALLEST_RING)

@@ -135,7 +135,9 @@ def test_windows_by_time_hold_what_happens_in_them(tmp_path: Path, standin: Path
     assert summary.ended_by == "duration"
 
 
-def test_what_never_comes_is_an_error_and_the_command_is_not_touched(tmp_path: Path, standin: Path) -> None:
+def test_a_trigger_that_never_happens_is_an_error_and_the_command_is_not_touched(
+    tmp_path: Path, standin: Path
+) -> None:
     windows = Windows(start_on="call:cuInit#1000")
     trace, summary, _ = recorded(tmp_path, standin, 5, 0, windows=windows)
     assert (summary.error, summary.exit_code) == ("call:cuInit#1000 did not happen: nothing was recorded.", 0)

@@ -86,7 +86,7 @@ def test_what_is_asked_for_is_what_the_command_asks_for(options: str, asked: Cal
     assert ours.path == ours._order.output
 
 
-def test_without_an_answer_to_whose_events_it_is_this_process(tmp_path: Path) -> None:
+def test_this_process_is_recorded_where_no_other_is_named(tmp_path: Path) -> None:
     ours = tracepipe.capture(output="x", options=NO_LAYERS)
     assert ours._order.request.pids == (os.getpid(),)
 
@@ -178,7 +178,7 @@ def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., 
         run.write_now()
 
 
-def test_what_the_end_wrote_is_the_answer_where_it_came_before(recorder: Callable[..., None]) -> None:
+def test_a_recording_that_the_end_wrote_first_is_the_answer(recorder: Callable[..., None]) -> None:
     recorder("send(Began())", "heard()", "send(replace(SUMMARY, recordings=(LAST,)))")
     with tracepipe.capture(output="x.jsonl", options=tracepipe.CaptureOptions(last="10s", layers=())) as run:
         assert run.write_now() == "x-2.jsonl"

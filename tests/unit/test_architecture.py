@@ -246,7 +246,7 @@ def test_one_module_prints_and_one_exits() -> None:
     assert exits == {"tracepipe.cli"}
 
 
-def test_paths_of_others_are_looked_at_in_one_module() -> None:
+def test_paths_of_other_users_are_examined_in_one_module() -> None:
     """A `Path` raises an error where it may not look."""
     rooms = ("api", "cli", "recording", "sql", "ui", "capture.find")
     looking = {

@@ -66,7 +66,7 @@ def test_blocks_are_read_when_their_time_has_come(monkeypatch: pytest.MonkeyPatc
     kept.close()
 
 
-def test_when_it_is_over_all_that_was_kept_still_comes() -> None:
+def test_all_that_was_kept_still_comes_at_the_end() -> None:
     kept = filled(records([5, 4, 3, 2, 1, 0, 9, 8, 7]))
     over = iter([False, True, True])
     found = seen(kept.in_order(lambda data: None, lambda: next(over), none_lost))
@@ -173,7 +173,7 @@ def test_a_span_has_a_size_that_is_read_before_long() -> None:
     assert waiting.get(0) == Span(0, backlog._SPAN_BYTES)
 
 
-def test_the_room_of_what_became_lines_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_space_of_written_records_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     page = mmap.PAGESIZE
     monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2 * page)
     given: list[tuple[int, int]] = []

@@ -177,7 +177,7 @@ def test_deferred_entries_have_their_own_time_and_the_returns_place() -> None:
     ]
 
 
-def test_whom_a_worker_serves_stands_before_entry_and_return() -> None:
+def test_the_process_that_a_worker_serves_is_printed_before_entry_and_return() -> None:
     read = lines(in_kernel())
     read.feed(b"c0 60 5 0 0 5 700000008 1000\nr0 61 5 0 1 5 700000008 0\n")
     assert [(kind, a0) for kind, _, _, _, _, _, a0, *_ in records(read.take())] == [

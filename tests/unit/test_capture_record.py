@@ -299,7 +299,7 @@ def test_a_driver_function_has_what_is_declared_of_it() -> None:
     assert (end["phase"], end["args"]) == ("E", {"result": -22})
 
 
-def test_a_worker_names_whom_it_works_for() -> None:
+def test_a_worker_names_the_process_that_it_works_for() -> None:
     begin, end, other = rendered(
         raw(record.SERVED, "nv_execute_work", 11 << 32 | 12, tid=90),
         raw(record.CALL_ENTER, "nv_execute_work", tid=90),

@@ -86,7 +86,7 @@ def test_what_has_ended_is_not_under_way() -> None:
     assert begun == []
 
 
-def test_a_system_call_and_a_thread_on_a_processor_are_under_way_in_the_order_of_their_begins() -> None:
+def test_open_system_calls_and_runs_are_in_the_order_of_their_begins() -> None:
     begun, _ = resumed(
         raw(record.SWITCH_IN, ts_ns=1)
         + raw(record.CALL_ENTER, "cuInit", ts_ns=2)
@@ -120,7 +120,7 @@ def test_a_record_and_the_parts_before_it_need_not_be_dropped_together() -> None
     assert line["args"]["symbol"] == "a_kernel_with_a_name_of_more_than_one_record"
 
 
-def test_what_was_never_seen_to_begin_begins_with_what_is_kept() -> None:
+def test_calls_without_a_recorded_begin_begin_with_what_is_kept() -> None:
     """Of processes that ran before the capture."""
     _, lines = resumed(b"", raw(record.SYSCALL_EXIT, NUMBER["futex"], 0, ts_ns=900), start_ns=500, first_ns=1)
     assert [(line["phase"], line["ts_ns"]) for line in lines] == [("B", 500), ("E", 900)]

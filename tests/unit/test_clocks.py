@@ -307,7 +307,7 @@ def test_two_pairs_at_a_rate_that_no_clock_has_cover_each_other() -> None:
 
 
 @pytest.mark.parametrize("uncertainty_ns", [5, 21])
-def test_a_pair_that_jumps_is_dropped_and_raises_the_bound_where_it_stands(uncertainty_ns: int) -> None:
+def test_a_pair_that_jumps_is_dropped_and_raises_the_bound_at_its_time(uncertainty_ns: int) -> None:
     # However certain it says it is: the others agree with each other.
     clock = TrueClock(0, ppm(10.1))
     pairs = pairs_of(clock, [(20, 20)] * 6, SECOND_NS, SECOND_NS)
@@ -353,7 +353,7 @@ def test_huge_times_keep_every_nanosecond(source_ns: int) -> None:
     near=st.lists(st.integers(-100, 200), max_size=20),
     far=st.lists(st.integers(0, 2 * TIME_LIMIT_NS), max_size=5),
 )
-def test_a_column_of_times_is_placed_as_each_of_them(
+def test_a_column_of_times_is_placed_like_single_times(
     noise_ns: list[tuple[int, int]], drift: float, bend: float, near: list[int], far: list[int]
 ) -> None:
     from_ns, step_ns = 6_000 * SECOND_NS, 10 * SECOND_NS
@@ -376,7 +376,7 @@ def test_a_pair_contains_the_whole_interval_of_its_record() -> None:
         assert pair.host_ns + pair.uncertainty_ns >= high
 
 
-def test_what_a_trace_cannot_hold_is_at_its_end() -> None:
+def test_times_beyond_a_trace_are_at_its_end() -> None:
     late_ns = TIME_LIMIT_NS - SECOND_NS
     for pairs in (
         [ClockPair(0, late_ns, 10)],
@@ -447,7 +447,7 @@ def test_an_event_of_another_clock_keeps_its_reading_and_gets_the_bound() -> Non
     ]
 
 
-def test_what_a_reader_gave_keeps_its_times() -> None:
+def test_times_that_a_reader_placed_are_kept() -> None:
     stamping = Stamping(header(), PAIRS)
     batch = stamping.batch([event(1_050 * SECOND_NS, clock=GPU, phase="X", dur_ns=10**9), event(5)])
     stamping.clocks.stamp(batch, stamping.tables, {})

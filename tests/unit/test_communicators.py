@@ -49,7 +49,7 @@ def test_all_ranks_name_their_groups_alike_wherever_their_communicators_are() ->
     )
 
 
-def test_who_shrinks_knows_how_many_are_left() -> None:
+def test_a_shrunk_communicator_has_the_ranks_that_are_left() -> None:
     process = Rank()
     process.call("ncclCommInitRankConfig", _ALL, id=0xABC, ranks=8, rank=3)
     shrunk = process.call("ncclCommShrink", _NEW, parent=_ALL, excluded=2)

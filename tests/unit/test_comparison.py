@@ -51,7 +51,7 @@ def test_many_recordings_are_divided_in_some_of_all_ways() -> None:
     assert Comparison(8, 8, 1e-3).least_p == 1e-3
 
 
-def test_how_many_recordings_are_enough() -> None:
+def test_the_number_of_recordings_that_are_enough() -> None:
     assert [enough(alpha) for alpha in (0.4, 0.1, 0.05, 0.01, 0.001)] == [2, 3, 4, 5, 7]
 
 

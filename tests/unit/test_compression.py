@@ -142,7 +142,7 @@ def test_what_the_disk_did_not_take_in_the_end_is_an_error(
     assert path.read_bytes() == event(1)
 
 
-def test_what_others_wrote_is_not_taken_back() -> None:
+def test_text_of_other_writers_is_not_removed() -> None:
     file = SmallDisk(1000)
     file.write(b"theirs\n")
     out = compressing(file, "", is_ours=False)
@@ -172,7 +172,7 @@ def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_cut_off_at_any_byte_it_lacks_the_part_that_was_cut(suffix: str, tmp_path: Path) -> None:
+def test_a_file_cut_off_at_any_byte_lacks_only_the_rest(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"run.jsonl{suffix}"
     ends = write(path, PARTS)
     whole = path.read_bytes()
@@ -398,7 +398,7 @@ def test_where_no_lines_can_be_made_the_rest_is_counted(
     assert (last["count"], last["reason"]) == (10 - lines, f"not written: {why}")
 
 
-def test_what_can_neither_be_written_nor_counted_is_lost_of_any_layer() -> None:
+def test_what_can_neither_be_written_nor_counted_is_a_loss_of_an_unknown_layer() -> None:
     class Broken(OneLineEach):
         def render(self, chunk: bytes) -> Lines:
             raise MemoryError

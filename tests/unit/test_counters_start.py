@@ -59,7 +59,7 @@ def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
     assert messages == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
 
 
-def test_who_is_not_root_is_refused_and_leaves_the_gpus_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_other_than_root_is_refused_and_the_gpus_stay_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         starts = Starts(monkeypatch, euid=1000)
         with pytest.raises(NotPermitted):

@@ -53,7 +53,7 @@ def known(group: str, ranks: int = 4, count: int = 256) -> dict[str, Any]:
     return {"comm": 16, "count": count, "group": group, "group_ranks": ranks}
 
 
-def test_a_kernel_is_of_the_call_around_its_launch(tmp_path: Path) -> None:
+def test_a_kernel_belongs_to_the_call_around_its_launch(tmp_path: Path) -> None:
     run = Recording()
     run.call("ncclAllReduce", _REDUCE, **known("a"))
     run.call("ncclAllGather", _GATHER, **known("b", 2, 8))

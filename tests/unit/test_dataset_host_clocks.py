@@ -32,7 +32,7 @@ def placed(offset_ns: int, shared: int = 100) -> Placement:
     return Placement(Line(0, offset_ns, 0), 1_000, shared, 0, 0, 1 << 62)
 
 
-def test_relations_hold_both_ways_and_are_less_sure_far_from_the_header() -> None:
+def test_relations_hold_both_ways_and_are_less_certain_far_from_the_header() -> None:
     back, there = relations(recorded(), _CLOCKS)
     assert (back.clock, back.other, back.ahead_ns) == (0, 1, -_EPOCH_NS)
     assert (there.clock, there.other, there.ahead_ns) == (1, 0, _EPOCH_NS)
@@ -53,7 +53,7 @@ def test_the_end_of_a_capture_relates_as_its_header_does_unless_the_clock_was_se
     assert list(relations([was_set, *others], _CLOCKS)) == []
 
 
-def test_a_clock_without_collectives_goes_where_the_other_one_of_its_host_goes() -> None:
+def test_a_clock_without_collectives_is_placed_by_the_other_one_of_its_host() -> None:
     found = Alignment(2, {0: placed(_EPOCH_NS + 5), 2: placed(0)}, {1: "shares fewer"})
     more = related(found, relations(recorded(), _CLOCKS), _CLOCKS)
     assert (sorted(more.placements), more.refused) == ([0, 1, 2], {})

@@ -86,7 +86,7 @@ def test_recordings_that_begin_at_different_collectives_are_compared(tmp_path: P
     assert clocks["dropped"].sum() == 0
 
 
-def test_numbers_stay_where_a_dataset_is_built_again(tmp_path: Path) -> None:
+def test_numbers_are_kept_where_a_dataset_is_built_again(tmp_path: Path) -> None:
     dataset = written(tmp_path, {0: 5})
     before = collectives(dataset).sort("rank", "nth")
     assert before.group_by("rank").agg(pl.col("nth").min()).sort("rank")["nth"].to_list() == [5, 0, 0, 0]

@@ -274,7 +274,7 @@ def test_rows_of_the_machine(facts: dict[str, object], name: str, state: str, de
     assert (fix in row.fix) if fix else row.fix == ""
 
 
-def test_another_system_is_reported_and_nothing_is_tried() -> None:
+def test_another_operating_system_is_reported_and_nothing_is_tried() -> None:
     mac = Machine("Darwin", "23.1.0", "arm64", euid=501)
     refused = CaptureUnavailable("Capture does not know Darwin on arm64.", "Capture on Linux.")
     trials = FakeTrials({"bcc": refused, "prebuilt": refused, "bpftrace": refused})

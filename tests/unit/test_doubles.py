@@ -138,7 +138,7 @@ def test_launches_of_another_kernel_or_of_two_threads_are_not_joined(tables: Tab
     assert decided(tables, two, xla())[1] == [105]
 
 
-def test_what_is_not_there_yet_is_waited_for(tables: Tables) -> None:
+def test_calls_that_may_still_come_are_waited_for(tables: Tables) -> None:
     one, other = calls(tables, 100, 5_000_000), calls(tables, 104, 5_000_002)
     both = doubles(tables, 0, 1)
     both.take(one, 0)
@@ -149,7 +149,7 @@ def test_what_is_not_there_yet_is_waited_for(tables: Tables) -> None:
     assert both.count == 2
 
 
-def test_one_stands_for_one_of_each_other_recording(tables: Tables) -> None:
+def test_one_collective_matches_one_of_each_other_recording(tables: Tables) -> None:
     # The first of the other comes long before both others, which are near each other.
     one, other = calls(tables, 30_000), calls(tables, 20_000, 45_000)
     both = doubles(tables, 0, 1)

@@ -73,7 +73,7 @@ def all_of(ring: Drain) -> bytes:
     return b"".join(iter(ring.take, b""))
 
 
-def test_all_is_taken_in_order_however_often_the_ring_is_filled(kernel: Kernel) -> None:
+def test_records_arrive_in_order_however_often_the_ring_is_filled(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     taken = b""
     for count in (0, 1, FULL, 7, FULL - 1):
@@ -184,7 +184,7 @@ def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(
 
 
 @pytest.mark.parametrize("has_priority", [True, False])
-def test_without_a_priority_several_threads_move_what_is_much(
+def test_without_a_priority_several_threads_move_large_amounts(
     has_priority: bool, kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain, "runs_at_once", lambda: has_priority)
@@ -218,7 +218,7 @@ class Late:
         return getattr(self._core, name)
 
 
-def test_what_is_moved_between_two_looks_is_taken(kernel: Kernel) -> None:
+def test_records_that_move_between_two_looks_are_taken(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     if ring._core is None:
         pytest.skip("without the native core nothing is moved")
@@ -254,7 +254,7 @@ def test_where_the_file_is_full_the_ring_is_taken_from(
     ring.close()
 
 
-def test_what_was_made_by_an_instant_is_taken_before_the_rest(kernel: Kernel) -> None:
+def test_records_before_an_instant_are_taken_before_the_rest(kernel: Kernel) -> None:
     ring = Drain(kernel.map_fd, RING_BYTES)
     kernel.make(7)
     until = ring.made_bytes

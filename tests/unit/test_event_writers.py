@@ -148,7 +148,7 @@ def test_arguments_of_the_formats_own_names_have_others(layered: Any) -> None:
     assert line["huge"] == 1 << 70
 
 
-def test_a_loss_is_bpftraces_record_and_ends_what_was_open(layered: Any) -> None:
+def test_a_loss_record_of_bpftrace_ends_what_was_open(layered: Any) -> None:
     lines = layered(event("B", 1_000, "f"), LOSS, event("E", 9_000, "f"))
     assert lines[1] == {"type": "lost_events", "data": {"events": 12}}
     assert "duration_us" not in lines[2]

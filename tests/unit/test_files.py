@@ -119,7 +119,7 @@ def test_standard_streams_that_are_closed_are_errors(monkeypatch: pytest.MonkeyP
         replacing("-", force=False).__enter__()
 
 
-def test_what_was_looked_at_is_read_again(tmp_path: Path) -> None:
+def test_a_head_that_was_examined_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.write_bytes(gzip.compress(TEXT))
     with open_input(str(path)) as stream:
@@ -206,7 +206,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
 @pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
-def test_what_is_made_under_sudo_belongs_to_the_caller(
+def test_files_that_are_made_under_sudo_belong_to_the_caller(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUDO_UID", "4321")
@@ -406,7 +406,7 @@ def test_a_full_disk_keeps_what_was_recorded(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [keeping, replacing])
-def test_a_place_that_nobody_can_look_at_is_named(write: Any, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_read_is_named(write: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="x: File name too long") as caught:
         write(str(tmp_path / ("x" * 300)), force=False).__enter__()
     assert caught.value.hint == "Name another place with -o."

@@ -116,7 +116,7 @@ def test_no_more_streams_are_pinned_than_fit(tmp_path: Path) -> None:
     assert len(pinned(records, tmp_path)) == 10
 
 
-def test_of_several_gpus_the_rows_are_pinned_that_show_their_kernels(tmp_path: Path) -> None:
+def test_rows_with_the_kernels_of_several_gpus_are_pinned(tmp_path: Path) -> None:
     """Their streams and counters have the same names."""
     records = [call(5 + at, 70 + at, launch=at + 1) for at in range(6)]
     records += [kernel(100 * at + gpu, gpu) for at in range(3) for gpu in (3, 10, 2)]

@@ -143,7 +143,7 @@ def times_s(lines: list[Line]) -> list[float]:
     return [line["ts_ns"] / 1e9 for line in lines if "phase" in line]
 
 
-def test_what_came_last_is_written_and_stays(clock: Clock) -> None:
+def test_the_last_events_are_written_and_kept(clock: Clock) -> None:
     recorder = Recorder(clock)
     for second in range(1, 31):
         recorder.at(second, whole(second))
@@ -207,7 +207,7 @@ def test_memory_is_bounded_and_what_had_no_room_is_counted(clock: Clock) -> None
     assert footer["counts"] == {} and "evicted" not in footer
 
 
-def test_of_many_records_that_come_at_once_the_last_stay(clock: Clock) -> None:
+def test_the_last_of_many_records_that_come_at_once_are_kept(clock: Clock) -> None:
     recorder = Recorder(clock, size_bytes=100 * RECORD_BYTES)
     recorder.at(1)
     recorder.at(2, b"".join(whole(1 + at / 1000) for at in range(1000)))
@@ -219,7 +219,7 @@ def test_of_many_records_that_come_at_once_the_last_stay(clock: Clock) -> None:
     assert footer["evicted"] == {"syscall": 2000 - len(kept)}
 
 
-def test_what_comes_while_the_recorder_is_not_looked_at_is_not_before_the_start(clock: Clock) -> None:
+def test_records_that_wait_for_the_recorder_are_not_before_the_start(clock: Clock) -> None:
     """Records that are made after one look at the ring and before the segment that they are put into."""
     recorder = Recorder(clock, size_bytes=100 * RECORD_BYTES)
     for second in range(1, 100):

@@ -269,7 +269,7 @@ def test_one_capture_at_a_time(attached: Attached) -> None:
     assert attached.end() == 0
 
 
-def test_what_launches_need_and_an_sm_has_is_recorded(attached: Attached) -> None:
+def test_needs_of_launches_and_limits_of_an_sm_are_recorded(attached: Attached) -> None:
     """What the driver chooses for a kernel limits nothing, so only what the program configured is kept."""
     attached.enter()
     attached.do("gpu")

@@ -161,7 +161,7 @@ def test_a_ratio_does_not_move_with_the_machine(capsys: pytest.CaptureFixture[st
     assert row.split()[-2:] == ["14,", "31"]
 
 
-def test_back_is_when_launches_are_and_stay_as_they_are_at_the_end() -> None:
+def test_launches_are_back_to_normal_when_they_stay_so_until_the_end() -> None:
     slow = {at for at in range(100) if at < 30 or 33 <= at < 47} | {80, 81}
     rounds = [(1000.0 * at, 9.0 if at in slow else 4.0) for at in range(200)]
     assert gpu_after.back_ms(rounds, 10_500.0) == 36.5

@@ -288,7 +288,7 @@ def test_a_clock_pair_holds_the_time_of_its_reading(
     assert high_ns - low_ns <= min(widths_ns)
 
 
-def test_rounds_bound_the_clock_closer_than_the_fastest(layout: ctypes.CDLL) -> None:
+def test_all_rounds_bound_the_clock_closer_than_the_fastest_one(layout: ctypes.CDLL) -> None:
     # Before, source, after: fast on the way to the GPU, on the way back, and to it again.
     rounds, pair = (U64 * 9)(1000, 1300, 4000, 5000, 7800, 8500, 9000, 9301, 12000), (U64 * 3)()
     assert layout.pair_of(rounds, 3, pair)

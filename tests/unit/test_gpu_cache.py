@@ -48,7 +48,7 @@ def test_a_build_is_found_again(cache: Cache) -> None:
     assert all(not folder.stat().st_mode & 0o022 for folder in (cache.folder, cache.folder.parent))
 
 
-def test_of_two_that_build_at_once_the_first_ones_build_stays(cache: Cache) -> None:
+def test_the_first_of_two_simultaneous_builds_is_kept(cache: Cache) -> None:
     """A capture has probes in the file that it made, which its command opens after this."""
 
     def late(path: Path) -> None:
@@ -60,7 +60,7 @@ def test_of_two_that_build_at_once_the_first_ones_build_stays(cache: Cache) -> N
     assert list(cache.folder.iterdir()) == [path]
 
 
-def test_what_others_can_write_is_not_taken(cache: Cache) -> None:
+def test_a_build_that_others_can_write_is_not_used(cache: Cache) -> None:
     path = cache.make("x.so", compiled())
     for place in (path, cache.folder, cache.folder.parent):
         mode = place.stat().st_mode
@@ -75,7 +75,7 @@ def test_what_others_can_write_is_not_taken(cache: Cache) -> None:
 
 
 @as_root
-def test_a_group_may_write_where_it_is_roots(tmp_path: Path) -> None:
+def test_roots_group_may_write_to_a_build(tmp_path: Path) -> None:
     file = put(tmp_path / "x.so")
     file.chmod(0o664)
     check_safe(file, {0})
@@ -85,7 +85,7 @@ def test_a_group_may_write_where_it_is_roots(tmp_path: Path) -> None:
 
 
 @as_root
-def test_what_another_user_owns_is_not_taken(cache: Cache) -> None:
+def test_a_build_of_another_user_is_not_used(cache: Cache) -> None:
     path = cache.make("x.so", compiled())
     for place in (path, cache.folder, cache.folder.parent):
         os.chown(place, OTHER, OTHER)
@@ -106,7 +106,7 @@ def test_a_folder_that_is_reached_by_a_link_is_checked_where_it_is(tmp_path: Pat
     check_safe(tmp_path / "cache/x.so", US)
 
 
-def test_a_folder_of_ours_in_a_sticky_one_is_good_and_a_file_there_is_not(tmp_path: Path) -> None:
+def test_our_folder_in_a_sticky_one_is_trusted_and_a_file_there_is_not(tmp_path: Path) -> None:
     """In /tmp anybody may give a file of ours another name."""
     ours = put(tmp_path / "sticky/ours/x.so")
     bare = put(tmp_path / "sticky/x.so")

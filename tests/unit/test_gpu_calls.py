@@ -186,7 +186,7 @@ def test_effects_of_calls_on_memory_are_recorded_once(lines: list[dict[str, Any]
     }  # fmt: skip
 
 
-def test_texts_end_where_they_end_and_bad_ones_harm_nobody(lines: list[dict[str, Any]]) -> None:
+def test_texts_keep_their_ends_and_bad_ones_affect_no_other(lines: list[dict[str, Any]]) -> None:
     named = _args(lines, "cuModuleGetFunction")
     assert [args.get("symbol") for args in named] == ["_Z1fPi", "at_end", "x" * 248, None]
     assert {args["module"] for args in named} == {0x3000}

@@ -124,7 +124,7 @@ def test_the_programs_names_of_threads_are_in_later_recordings_too() -> None:
     assert [(line["tid"], line["comm"]) for line in begin] == [(44, "loader")]
 
 
-def test_annotations_leave_the_gpus_records_to_what_carries_them() -> None:
+def test_annotations_pass_on_records_of_the_gpu() -> None:
     renderer = AnnotationsRenderer(KernelsRenderer())
     dropped = hello() + pushed("step", 0) + gpu() + name(1, "add(int)")
     begin, lines = resumed(renderer, dropped, record(KIND_KERNEL, kernel(6000, 9)))
@@ -168,7 +168,7 @@ def test_records_are_divided_by_when_they_were_put() -> None:
     assert KernelsRenderer().carry().divide(early + late + early, START_NS) == (early + early, late)
 
 
-def test_what_ran_is_written_however_early_it_was_put() -> None:
+def test_work_that_ran_is_written_however_early_its_record_came() -> None:
     ran = pack_record(KIND_KERNEL, 42, 1, 4999, kernel(4000, 9))
     assert AnnotationsRenderer(KernelsRenderer()).carry().divide(ran, START_NS) == (b"", ran)
     counted = pack_record(warps.KIND_WARPS, 42, 1, 4999, bytes(8))

@@ -220,7 +220,7 @@ def test_nobody_is_let_in_after_the_end(producer: str, channel: Channel) -> None
     assert channel.is_over()
 
 
-def test_a_full_ring_whose_reader_is_gone_does_not_hold_the_target_up(producer: str) -> None:
+def test_a_full_ring_without_a_reader_does_not_delay_the_target(producer: str) -> None:
     channel = Channel(RING, wait_us=600_000_000)
     with start(producer, channel, "many", "1000") as process:
         while channel.is_over():
@@ -278,7 +278,7 @@ def test_a_counter_that_goes_back_is_seen(channel: Channel, process: Process) ->
     assert losses(channel) == {OVERWRITTEN: 1}
 
 
-def test_what_the_reader_took_is_its_own(channel: Channel, process: Process) -> None:
+def test_the_process_cannot_change_how_far_the_reader_has_read(channel: Channel, process: Process) -> None:
     after = process.put(0, b"first")
     channel.collect()
     process.set(CONSUMED_AT, 1 << 60)
@@ -317,7 +317,7 @@ def test_a_ring_of_nothing_is_passed_over_at_the_end(channel: Channel, process: 
     assert losses(channel) == {TORN: 2}, "one in each half"
 
 
-def test_a_process_that_fills_the_ring_while_it_is_read_does_not_keep_the_reader(
+def test_a_process_that_keeps_filling_the_ring_does_not_hold_the_reader(
     channel: Channel, process: Process
 ) -> None:
     position = 0

@@ -357,7 +357,7 @@ def test_the_other_engine_is_taken_where_one_cannot_work(machine: Machine) -> No
     ]
 
 
-def test_where_neither_can_work_there_is_none(machine: Machine) -> None:
+def test_no_engine_is_chosen_where_neither_can_work(machine: Machine) -> None:
     machine.refusals = {"kernels": "k", "warps": "w"}
     assert machine.start(request("vec_add")) == (CaptureRequest(["vec_add"], gpu="off"), None)
     assert machine.messages == [
@@ -368,7 +368,7 @@ def test_where_neither_can_work_there_is_none(machine: Machine) -> None:
     assert machine.children == 1
 
 
-def test_an_engine_that_was_named_fails_as_it_is(machine: Machine) -> None:
+def test_an_engine_that_the_user_chose_is_not_replaced_where_it_fails(machine: Machine) -> None:
     machine.refusals = {"warps": "apt install nvcc"}
     with pytest.raises(CaptureUnavailable, match="No warps here"):
         machine.start(CaptureRequest(["vec_add"], gpu="warps"))

@@ -182,7 +182,7 @@ def test_an_overflow_is_the_reason_of_the_gap_after_it_alone() -> None:
     ]
 
 
-def test_what_a_sampler_did_not_send_is_a_loss() -> None:
+def test_samples_that_were_not_sent_are_a_loss() -> None:
     silent, dead = Sent(sample(0)), Sent(sample(0))
     dead.is_over, dead.why = True, "its sampler ended with 1"
     assert taken(silent, recorded(0, 500)) == (

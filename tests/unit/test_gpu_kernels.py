@@ -299,7 +299,7 @@ def test_memory_of_the_host_is_distinguished(operation: int, kind: int, expected
     assert event["name"] == expected
 
 
-def test_of_a_call_in_both_apis_the_inner_one_took_the_memory() -> None:
+def test_memory_is_attributed_to_the_inner_of_two_calls_in_both_apis() -> None:
     driver = record(KIND_CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2")
     inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0)
     calls = record(KIND_CALL, inner + call(10, MALLOC, 8))

@@ -133,7 +133,7 @@ def test_a_program_that_ends_has_given_all(recorded: Recorded) -> None:
     assert recorded.of("loss") == []
 
 
-def test_what_the_gpu_has_still_to_do_at_the_end_is_waited_for(recorded: Recorded) -> None:
+def test_pending_work_of_the_gpu_is_waited_for_at_the_end(recorded: Recorded) -> None:
     recorded.do("launch 3")
     recorded.do("queue 200")
     recorded.channel.stop()
@@ -148,7 +148,7 @@ def test_what_the_gpu_has_still_to_do_at_the_end_is_waited_for(recorded: Recorde
 
 
 @pytest.mark.parametrize("end", ["stop", "end"])
-def test_what_is_not_done_then_is_a_loss_and_has_no_times(recorded: Recorded, end: str) -> None:
+def test_work_that_is_not_done_then_is_a_loss_and_has_no_times(recorded: Recorded, end: str) -> None:
     """Of the recording, or of the program: CUPTI's records of it are zeros."""
     recorded.do("launch 3")
     recorded.do("queue 200")
@@ -272,7 +272,7 @@ def test_a_module_that_another_thread_loads_during_a_capture_is_not_patched(patc
     assert "loaded while a stream was captured" in loss["reason"]
 
 
-def test_to_unload_a_patched_module_waits_for_captures(patched: Recorded) -> None:
+def test_unloading_a_patched_module_waits_for_captures(patched: Recorded) -> None:
     patched.do("capture")
     assert patched.do("unload") == "unload"
     assert [patched.do("launch") for _ in range(50)] == ["launch"] * 50

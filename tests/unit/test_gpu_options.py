@@ -61,7 +61,7 @@ def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions
         options.check()
 
 
-def test_what_was_not_asked_for_is_left_to_the_library() -> None:
+def test_unset_options_are_left_to_the_library() -> None:
     assert WarpOptions().environment() == {"TRACEPIPE_GPU_CALLS": "all"}
     assert WarpOptions().defines() == {}
 

@@ -97,7 +97,7 @@ def test_the_launch_that_ends_a_window_is_whole(start: Start) -> None:
     assert Counter(call["name"] for call in recorded.of("userspace"))["cudaLaunchKernel"] == 2
 
 
-def test_what_does_not_fit_turns_no_window(start: Start) -> None:
+def test_a_kernel_that_does_not_fit_turns_no_window(start: Start) -> None:
     recorded = start(start_on="kernel:g")
     recorded.channel.arm(1)
     recorded.do("launch 20")

@@ -97,7 +97,7 @@ def test_every_hook_that_is_listed_finds_itself(machine: Path, library: str) -> 
         assert probe.symbol == row.name
 
 
-def test_what_a_capture_would_take_as_a_hook(machine: Path, library: str) -> None:
+def test_a_hook_of_a_capture_can_be_listed(machine: Path, library: str) -> None:
     libraries = LibrarySearch(given=(library,))
 
     def specs(hook: str) -> list[str]:

@@ -148,7 +148,7 @@ def test_another_file_under_the_recordings_name_is_left_alone(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir, lambda path: path.symlink_to("nowhere")])
-def test_what_took_the_name_meanwhile_keeps_it(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_another_file_that_took_the_name_keeps_it(make: Callable[[Path], None], tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     (tmp_path / "run-2.jsonl").write_text("older")
     error = lose(lambda: make(target), target)
@@ -184,7 +184,7 @@ def test_two_captures_do_not_write_one_recording(force: bool, tmp_path: Path) ->
     assert target.read_bytes() == LINES
 
 
-def test_a_name_that_was_not_given_is_not_that_of_a_capture_that_runs(
+def test_a_default_name_is_not_that_of_a_running_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -263,7 +263,7 @@ def test_a_file_system_without_locks_can_be_recorded_to(
 @pytest.mark.parametrize(
     "ids", [("abc", "0"), ("1000", "-1"), ("99999999999", "1"), ("²", "1"), ("4294967295", "1")]
 )
-def test_a_caller_that_is_nobody_is_an_error_and_leaves_nothing(
+def test_a_wrong_sudo_user_is_an_error_and_leaves_nothing(
     ids: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SUDO_UID", ids[0])

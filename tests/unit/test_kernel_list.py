@@ -166,7 +166,7 @@ def test_the_library_of_warps_reads_the_same_needs(built: Path, tmp_path: Path) 
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.endswith("none 0 0\n")
 
 
-def test_what_has_no_gpu_code() -> None:
+def test_files_without_gpu_code() -> None:
     listing = list_kernels("", ["/bin/true"])
     assert (listing.rows, listing.near, listing.notes) == ([], [], [])
     with pytest.raises(InputError, match="cannot be read"):

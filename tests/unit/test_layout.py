@@ -307,7 +307,7 @@ def test_a_driver_function_inside_another_needs_no_flow() -> None:
     assert "3+1 >nv_lock" in lines
 
 
-def test_a_driver_function_under_a_read_is_not_the_ioctls() -> None:
+def test_a_driver_function_inside_a_read_is_not_attributed_to_an_ioctl() -> None:
     events = [
         call("B", 1, "read", "syscall"),
         driver("B", 2),
@@ -498,7 +498,7 @@ def test_problems_are_drawn_where_they_stand() -> None:
     ]
 
 
-def test_of_many_problems_at_one_time_some_are_drawn_and_the_rest_is_counted(
+def test_some_of_many_problems_at_one_time_are_drawn_and_the_rest_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Each would stand a row below the other.

@@ -440,7 +440,7 @@ def test_a_thread_that_is_not_in_the_first_row_is_named_by_its_neighbours() -> N
     assert "block (1,0,0) threads (32–63,2,0)" in drawn(thread("I", 1, 40, 2))
 
 
-def test_a_thread_of_which_little_is_known_is_drawn_by_what_is() -> None:
+def test_a_thread_is_drawn_by_the_little_that_is_known_of_it() -> None:
     bare = {"type": "gpu_thread", "name": "k", "phase": "I"}
     lines = drawn(
         bare | {"ts_ns": 1, "args": {"block_x": 6, "event": "retprobe"}},

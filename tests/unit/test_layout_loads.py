@@ -77,7 +77,7 @@ def test_chrome_has_the_same(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_process_that_no_switch_is_recorded_of_has_no_such_counter(tmp_path: Path) -> None:
+def test_a_process_without_switches_has_no_such_counter(tmp_path: Path) -> None:
     woken = {"ts_ns": 5, "type": "scheduler", "name": "wakeup", "phase": "I", "pid": 7, "tid": 7, "cpu": 0}
     call = {"ts_ns": 9, "type": "userspace", "name": "f", "phase": "X", "dur_ns": 1, "pid": 7, "tid": 7}
     assert asked(written([woken, call, *runs(10, 20, 5, pid=None)], tmp_path)) == []
@@ -122,7 +122,7 @@ def test_few_events_at_a_time_give_the_same(
     assert asked(written(records, tmp_path)) == want
 
 
-def test_of_a_real_capture_it_is_the_time_that_the_trace_has_its_threads_run() -> None:
+def test_running_time_of_a_real_capture_equals_that_in_its_trace() -> None:
     trace, _ = converted(FIXTURES / "capture-h200-training" / "input.jsonl", "perfetto")
     ran = "select pid, sum(dur) from sched join thread using (utid) join process using (upid) group by pid"
     with RealTraceProcessor(trace) as tp:

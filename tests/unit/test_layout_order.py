@@ -68,7 +68,7 @@ def test_threads_that_launch_come_first_then_those_that_run(tmp_path: Path) -> N
     assert threads(records, tmp_path) == [61, 70, 80, 82, 7, 60, 81]
 
 
-def test_threads_of_which_none_launches_or_runs_stand_by_their_ids_behind_the_main_one(
+def test_other_threads_are_ordered_by_id_after_the_main_one(
     tmp_path: Path,
 ) -> None:
     records = [call(at, tid) for at, tid in enumerate([90, 7, 5, 90, 90])]
@@ -94,7 +94,7 @@ def test_processes_come_in_the_order_of_what_their_threads_did(
     assert [int(line.split()[-1]) for line in tops] == [3, 4, 2, 1]
 
 
-def test_what_a_recording_gives_a_place_comes_first(tmp_path: Path) -> None:
+def test_tracks_with_a_stated_place_come_first(tmp_path: Path) -> None:
     events = [
         {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": {"sort_index": place}}
         for name, pid, tid, place in [

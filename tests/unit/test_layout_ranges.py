@@ -137,7 +137,7 @@ def test_operators_and_ranges_that_the_recording_has_on_the_gpu_are_not_drawn_th
     assert ranges(begin(99, "step"), launched[0], gpu, launched[1])[1:] == ["200+10 step"]
 
 
-def test_what_is_in_no_range_of_its_thread_draws_nothing() -> None:
+def test_work_outside_the_ranges_of_its_thread_draws_nothing() -> None:
     of_process = begin(100, "of the process", range=0)
     assert ranges(of_process, launch(101, 1), kernel(200, 1)) == []
     assert ranges(launch(100, 1), begin(101, "late"), kernel(200, 1), launch(201, 2)) == []
@@ -165,7 +165,7 @@ def test_launches_without_work_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     assert found[1:] == ["300+10 a"]
 
 
-def test_ranges_deeper_than_is_drawn_stand_in_the_deepest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_beyond_the_drawn_depth_belong_to_the_deepest_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges_on_gpu, "DEPTH_MAX", 2)
     opened = [begin(100 + at, f"r{at}") for at in range(4)]
     found = ranges(*opened, launch(110, 1), kernel(200, 1))

@@ -70,7 +70,7 @@ def test_kernels_stand_in_one_row_for_each_gpu(tmp_path: Path) -> None:
     ]
 
 
-def test_what_begins_while_another_is_shown_is_on_its_stream_alone(tmp_path: Path) -> None:
+def test_a_kernel_that_begins_during_another_is_on_its_stream_alone(tmp_path: Path) -> None:
     records = [
         kernel(100, 50, "a"),
         kernel(110, 900, "beneath", stream=2),

@@ -134,7 +134,7 @@ def test_libraries_in_pythons_packages(tmp_path: Path, monkeypatch: pytest.Monke
     assert behind.find("libcudart.so") == search.find("libcudart.so")
 
 
-def test_what_is_an_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreters_are_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = environment(tmp_path)
     monkeypatch.setenv("PATH", str(python.parent))
     for number, (line, expected) in enumerate(

@@ -165,7 +165,7 @@ def test_instants_have_no_latency_and_are_never_open() -> None:
     assert snapshot.counts == {"userspace": 1000, "scheduler": 1}
 
 
-def test_what_never_returns_takes_no_room() -> None:
+def test_calls_that_never_return_take_no_room() -> None:
     totals = totals_of()
     chunk = b"".join(record(ENTER, i, F) for i in range(80_000))  # longjmp, again and again
     totals.add(chunk)

@@ -96,7 +96,7 @@ def test_versions_of_kernels(release: str, kernel: tuple[int, int]) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may go before others")
-def test_who_collects_goes_first_and_who_makes_lines_does_not() -> None:
+def test_the_collecting_thread_has_priority_and_the_line_maker_does_not() -> None:
     nices: list[int] = []
 
     def own() -> None:
@@ -115,7 +115,7 @@ def test_who_collects_goes_first_and_who_makes_lines_does_not() -> None:
     assert nices == [-5, 0]
 
 
-def test_who_empties_the_ring_without_the_interpreter_runs_at_once() -> None:
+def test_the_thread_that_empties_the_ring_without_the_interpreter_runs_at_once() -> None:
     policies: list[tuple[bool, int]] = []
 
     def empty() -> None:

@@ -82,7 +82,7 @@ def test_records_that_are_not_events_have_no_shape() -> None:
         ({"type": "gpu_thread"}, None),
     ],
 )
-def test_a_shape_states_what_its_events_nest_with(fields: dict[str, Any], row: Any) -> None:
+def test_a_shape_decides_what_its_events_nest_with(fields: dict[str, Any], row: Any) -> None:
     assert shape_of({"name": "f", "phase": "E", "pid": 1, "tid": 2} | fields).row == row
 
 

@@ -95,7 +95,7 @@ def test_samples_come_as_cupti_has_them(program: Path) -> None:
     assert (code, samples(sent) > 0) == (0, True)
 
 
-def test_of_a_choice_the_first_metric_is_taken_that_goes_with_those_before_it(program: Path) -> None:
+def test_the_first_metric_that_is_compatible_with_those_before_it_is_chosen(program: Path) -> None:
     behaviour = "missing a\npasses c\nmissing d\nmissing e"
     sent, _ = sampled(program, behaviour, "a,b", "c,f", "d,e", "g", until=0)
     expected = chosen(0, 1) + chosen(1, 1) + chosen(3, 0) + record(READY)

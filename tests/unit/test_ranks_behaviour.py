@@ -76,7 +76,7 @@ def test_each_ns_of_a_section_is_of_one_cause() -> None:
     assert sum(ns for *_, ns in found) == 100
 
 
-def test_a_section_of_which_nothing_is_known_is_idle() -> None:
+def test_a_section_without_records_is_idle() -> None:
     assert listed(WORK, frame(), frame()) == [("GPU idle", "", 100)]
     assert [(what, ns) for _, what, _, ns in causes([WORK], {}, {})] == [("GPU idle", 100)]
 

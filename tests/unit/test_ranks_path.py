@@ -37,7 +37,7 @@ def listed(sections: list[Section]) -> list[tuple[int, str, int, int]]:
     return [(one.rank, one.what, one.start_ns, one.end_ns) for one in sections]
 
 
-def test_it_goes_to_the_rank_that_came_last_in_the_middle() -> None:
+def test_the_path_leads_to_the_rank_that_came_last_in_the_middle() -> None:
     """Rank 0 ends last; to the collective rank 1 came last."""
     found = path_of({0: 100, 1: 90}, (0, "g", 0, 20, 60), (1, "g", 0, 50, 60))
     assert listed(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (0, WORKS, 60, 100)]
@@ -79,7 +79,7 @@ def test_a_rank_without_collectives_works_all_the_step() -> None:
     assert path_of({}) == []
 
 
-def test_of_equal_ends_and_equal_lengths_it_takes_the_lowest_rank() -> None:
+def test_the_path_takes_the_lowest_rank_among_equal_ones() -> None:
     found = path_of({2: 100, 1: 100}, (1, "g", 0, 50, 60), (2, "g", 0, 50, 60))
     assert listed(found) == [(1, WORKS, 0, 50), (1, TRANSFERS, 50, 60), (1, WORKS, 60, 100)]
 
@@ -89,7 +89,7 @@ def test_a_clock_that_is_not_placed_does_not_end_last() -> None:
     assert listed(path_of({0: None, 1: None})) == [(0, WORKS, 0, 100)]
 
 
-def test_what_a_rank_has_twice_are_two_collectives() -> None:
+def test_two_kernels_of_one_rank_are_two_collectives() -> None:
     """As of a rank whose counter began anew. The first was the shorter, which is not a reason to go there."""
     found = path_of({0: 200}, (0, "g", 0, 10, 20), (0, "g", 0, 100, 140))
     assert listed(found) == [

@@ -72,7 +72,7 @@ def test_a_wrong_address_is_refused(master: str) -> None:
         spark.check_answers(master)
 
 
-def test_of_other_clusters_nothing_is_asked() -> None:
+def test_other_clusters_are_not_queried() -> None:
     spark.check_answers("yarn")
 
 

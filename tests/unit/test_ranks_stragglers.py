@@ -72,7 +72,7 @@ def test_a_rank_that_is_slow_is_found_among_any_number(ranks: int, steps: int) -
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 31])
-def test_of_one_step_the_longest_time_is_stated_and_no_rank_called_slow(ranks: int) -> None:
+def test_a_single_step_has_its_longest_time_stated_and_no_slow_rank(ranks: int) -> None:
     times = noisy(1, ranks, 1, 0.01)
     times["compute_ns"][ranks - 1] *= 1.4
     assert found_in(times) == []
@@ -137,7 +137,7 @@ def test_a_slow_link_is_of_the_rank_that_is_in_all_slow_groups() -> None:
     assert one.peers == 8
 
 
-def test_of_two_slow_links_all_that_may_be_meant_are_named_together() -> None:
+def test_two_slow_links_are_named_with_all_possible_pairs() -> None:
     """Ranks 1 and 14: groups of rows 0 and 3, columns 1 and 2. Ranks 2 and 13 would slow the same ones."""
     (one,) = links(grid("row0", "row3", "column1", "column2"), GRID)
     assert one.ranks == (1, 2, 13, 14)

@@ -247,7 +247,7 @@ def test_asynchronous_slices_that_overlap_have_rows_of_their_own() -> None:
     ]
 
 
-def test_what_becomes_of_an_object_is_instants() -> None:
+def test_lifecycle_events_of_an_object_are_instants() -> None:
     records = events(
         {"ph": "N", "id": "0x1", "ts": 1},
         {"ph": "O", "id": "0x1", "ts": 2, "args": {"snapshot": {"x": 1}}},
@@ -326,7 +326,7 @@ def test_categories_are_layers(event: dict[str, Any], type_: str, name: str, mor
     assert {key: record.get(key) for key in more} == more
 
 
-def test_a_thread_that_pytorch_does_not_know_is_not_gpu_0s() -> None:
+def test_a_thread_that_pytorch_does_not_know_is_not_on_gpu_0() -> None:
     frame = {**EVENT, "cat": "python_function", "pid": 0, "tid": 0}
     kernel = {**EVENT, "cat": "kernel", "pid": 0, "tid": 7, "ts": 5}
     records = kineto(frame, kernel)

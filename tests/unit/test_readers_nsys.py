@@ -321,7 +321,7 @@ def test_a_computed_column_is_not_there(tmp_path: Path) -> None:
     assert "stream" not in record
 
 
-def test_of_a_text_of_megabytes_only_its_table_is_lost(export: Any) -> None:
+def test_a_text_of_megabytes_loses_its_table_alone(export: Any) -> None:
     if not hasattr(sqlite3.Connection, "setlimit"):
         pytest.skip("Python 3.10 cannot limit the length of texts")
     path = export(NVTX_EVENTS=[nvtx(1, None, 34, "x" * (2 << 20))], KERNEL=[kernel(1, 2, 3)])
@@ -399,7 +399,7 @@ def test_open_numbers_of_ranges_have_an_end(export: Any, monkeypatch: pytest.Mon
     ]  # fmt: skip
 
 
-def test_a_process_of_nobody_is_none(export: Any) -> None:
+def test_an_event_without_a_process_has_none(export: Any) -> None:
     diagnostics = rows("timestamp text globalPid", (1, "started", pid(0)), (2, "there", P))
     _, records, _ = read(export(DIAGNOSTIC_EVENT=diagnostics))
     assert [record.get("pid") for record in records] == [None, 300]

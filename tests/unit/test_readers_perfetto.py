@@ -636,7 +636,7 @@ def test_large_packets_may_be_packed_and_packed_into() -> None:
 
 @pytest.mark.usefixtures("small_room")
 @pytest.mark.parametrize("at", [3, 30, 1000])
-def test_of_a_large_broken_packet_the_rest_is_lost(at: int) -> None:
+def test_the_rest_of_a_large_broken_packet_is_lost(at: int) -> None:
     trace, broken = made(), pb.Trace()
     trace.event(1, INSTANT, "x")
     names = broken.packet.add(trusted_packet_sequence_id=1).interned_data

@@ -214,7 +214,7 @@ def test_a_stage_is_a_kernel_on_the_queue_that_it_ran_on() -> None:
     assert (three["name"], three["stream"], three["dur_ns"]) == ("Kernel", 0, 0)
 
 
-def test_queues_and_stages_by_number_have_the_names_that_were_given() -> None:
+def test_queues_and_stages_have_the_names_of_their_numbers() -> None:
     trace = TraceMade()
     names = trace.packet(timestamp=1).gpu_render_stage_event.specifications
     names.hw_queue.add(name="graphics")

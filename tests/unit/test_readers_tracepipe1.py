@@ -262,7 +262,7 @@ def test_a_bad_header_is_an_error_with_its_place(data: bytes, field: str, messag
     assert caught.value.hint
 
 
-def test_of_bad_records_about_the_capture_only_themselves_are_lost() -> None:
+def test_a_bad_record_about_the_capture_loses_itself_alone() -> None:
     header = {
         "host": None,
         "start": {"monotonic_ns": -1},
@@ -446,7 +446,7 @@ def test_a_second_time_in_a_line_is_the_one_that_counts() -> None:
 
 
 @pytest.mark.parametrize("name", ["dur_ns", "launch", "args", "pid", "name"])
-def test_of_a_field_that_comes_twice_the_second_counts(name: str) -> None:
+def test_the_second_of_two_equal_fields_counts(name: str) -> None:
     values = {"dur_ns": b"%d", "launch": b"%d", "pid": b"%d", "args": b'{"n":%d}', "name": b'"n%d"'}
     field = b',"%b":%b' % (name.encode(), values[name])
     head = b'{"ts_ns":4,"type":"kernel","phase":"X","name":"f","dur_ns":1'
@@ -493,7 +493,7 @@ def test_warps_come_as_columns() -> None:
 
 
 @pytest.mark.parametrize("first", ["ts_ns", "type"])
-def test_each_of_many_batches_of_warps_stands_by_itself(first: str) -> None:
+def test_each_of_many_batches_of_warps_can_be_read_alone(first: str) -> None:
     good: Record = {"ts_ns": 7, "type": "gpu_warp", "name": "k", "launch": 3, "grid": [1, 1, 1]}
     good |= {"warp": [0], "entry_ns": [0], "exit_ns": [7]}
     records = [

@@ -237,9 +237,7 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     assert result.notes[2].startswith("1 entries and exits of single threads are left out")
 
 
-def test_of_very_many_gpus_those_with_most_work_are_looked_at(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_busiest_of_very_many_gpus_are_examined(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_work, "GPUS_MAX", 2)
     work = [
         kernel(at, at + 10, "k", gpu=gpu)
@@ -256,7 +254,7 @@ def test_functions_of_python_are_called_so(load: Load) -> None:
     assert causes(run(load(*EVERY_LAYER, step), Options()))["Python functions", "step"] == 30 + 40
 
 
-def test_of_many_threads_those_that_were_in_calls_for_longest_are_listed(load: Load) -> None:
+def test_the_threads_with_the_longest_time_in_calls_are_listed(load: Load) -> None:
     calls = [span(1_000 + at, 2_000 + 2 * at, "cuLaunchKernel", tid=at + 1) for at in range(70)]
     work = [span(ns, ns + 10, "k", "gpu_kernel", gpu=0) for ns in (3_000, 4_000)]
     for top, listed, others in (

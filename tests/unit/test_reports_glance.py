@@ -37,7 +37,7 @@ def glance(load: Load, *records: dict[str, Any]) -> tuple[list[str], dict[str, A
     return [row["says"] for row in found.get("glance", [])], found
 
 
-def test_what_passes_at_one_time_counts_once_for_busy_and_as_hidden(load: Load) -> None:
+def test_work_at_one_time_counts_once_as_busy_and_as_hidden(load: Load) -> None:
     _, found = glance(
         load,
         kernel(2_000, 2_400),

@@ -56,7 +56,7 @@ def frames(run: Run) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
-def test_what_tables_forget_is_kept(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_keep_what_tables_forget(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = frames(load_run(str(case.input)))
     relieved_at_every_turn(monkeypatch)
     assert frames(load_run(str(case.input))) == whole

@@ -66,7 +66,7 @@ def test_after_a_synchronise_call_the_gpu_is_idle_until_it_gets_work(load: Load)
     assert (row["process"], row["gaps"], row["total_ns"]) == ("vec_add 1", 1, 200)
 
 
-def test_what_another_thread_asks_for_meanwhile_makes_it_unsure(load: Load) -> None:
+def test_work_that_another_thread_asks_for_meanwhile_makes_it_uncertain(load: Load) -> None:
     began_before = span(1_050, 1_150, "cudaMemcpyAsync", tid=2)
     began_meanwhile = span(1_150, 1_160, LAUNCH, tid=2)
     of_another_process = span(1_150, 1_160, LAUNCH, pid=2, tid=2)
@@ -86,7 +86,7 @@ def test_what_another_thread_asks_for_meanwhile_makes_it_unsure(load: Load) -> N
         [span(1_001, 1_002, "cuCtxCreate_v2"), span(1_003, 1_004, "cuCtxCreate_v2")],
     ],
 )
-def test_of_several_gpus_nothing_is_claimed(calls: list[dict[str, Any]], load: Load) -> None:
+def test_nothing_is_claimed_about_several_gpus(calls: list[dict[str, Any]], load: Load) -> None:
     around = [span(1_010, 1_020, LAUNCH), span(1_100, 1_200, SYNCHRONISE), span(1_300, 1_310, LAUNCH)]
     found = run(load(*calls, *around), Options()).as_json()
     assert "gaps" not in found
@@ -96,7 +96,7 @@ def test_of_several_gpus_nothing_is_claimed(calls: list[dict[str, Any]], load: L
     assert longest(run(load(calls[0], *around), Options()).as_json()) == [(200, 100, SYNCHRONISE, LAUNCH)]
 
 
-def test_where_calls_were_left_out_nothing_is_sure(tmp_path: Path) -> None:
+def test_nothing_is_certain_where_calls_were_left_out(tmp_path: Path) -> None:
     around = [span(1_010, 1_020, LAUNCH), span(1_100, 1_200, SYNCHRONISE), span(1_300, 1_310, LAUNCH)]
     path = write(tmp_path / "run.jsonl", *around)
     text = path.read_text().replace('"command"', '"options": {"only": ["cuLaunch*"]}, "command"', 1)
@@ -124,7 +124,7 @@ def test_short_stretches_and_long_lists_are_left_out(load: Load) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_idle_is_what_no_call_can_have_given_work(seed: int, load: Load) -> None:
+def test_a_gpu_is_idle_where_no_call_can_have_given_it_work(seed: int, load: Load) -> None:
     dice = random.Random(seed)
     events, ends = [], {1: 1_000, 2: 1_000}
     for _ in range(14):

@@ -204,7 +204,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 
 
 @given(SPANS, SPANS)
-def test_cover_is_what_counting_the_nanoseconds_gives(stretches: Any, asked: Any) -> None:
+def test_cover_equals_counting_each_nanosecond(stretches: Any, asked: Any) -> None:
     def columns(pairs: Any) -> tuple[Any, Any]:
         starts = np.array([start for start, _ in pairs], np.int64)
         return starts, starts + np.array([length for _, length in pairs], np.int64)

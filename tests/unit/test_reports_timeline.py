@@ -193,7 +193,7 @@ def test_levels_are_the_same_since_1970() -> None:
     assert set(drawn[0]) == set("▄▅▇█")
 
 
-def test_any_depth_may_be_asked_for_whatever_the_number_of_layers(load: Load) -> None:
+def test_any_depth_may_be_asked_for_with_any_number_of_layers(load: Load) -> None:
     layers = [
         span(1_100 + at * 10, 1_105 + at * 10, "f", "hook", tid=at) | {"layer": f"layer {at}"}
         for at in range(1, 4)

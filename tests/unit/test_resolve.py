@@ -246,7 +246,7 @@ def test_why_functions_are_not_found(built: Path, tmp_path: Path) -> None:
 
 
 @needs_gcc
-def test_of_alternatives_one_is_enough(built: Path, kernel: Path) -> None:
+def test_one_of_several_alternatives_is_enough(built: Path, kernel: Path) -> None:
     program = [str(built / "shared")]
     for hook in (
         "uprobe:libodd.so.1:oddNew|oddInit(a: i32)",

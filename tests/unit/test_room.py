@@ -33,7 +33,7 @@ def test_what_is_reserved_can_be_written_when_the_disk_is_full(disk: Path) -> No
         assert ours.write(b"x" * 100_000) == 100_000
 
 
-def test_what_is_given_back_can_be_written_by_others(disk: Path) -> None:
+def test_freed_space_can_be_written_by_others(disk: Path) -> None:
     with (
         (disk / "ours").open("w+b", buffering=0) as ours,
         (disk / "theirs").open("wb", buffering=0) as theirs,

@@ -41,7 +41,7 @@ def test_other_gpus_are_free(uuid: str) -> None:
         pass
 
 
-def test_of_several_gpus_all_are_taken_or_none(uuid: str) -> None:
+def test_several_gpus_are_sampled_together_or_not_at_all(uuid: str) -> None:
     others = [f"{uuid}-{number}" for number in (1, 2, 3)]
     with SamplingLock([others[1]]):
         with pytest.raises(CaptureUnavailable, match="-2 is being sampled"):

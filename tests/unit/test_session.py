@@ -157,7 +157,7 @@ def test_a_command_is_not_started_after_an_interrupt(number: signal.Signals, run
     assert sink.getvalue() == b""
 
 
-def test_without_a_fault_it_is_recorded_to_its_end(run: Any) -> None:
+def test_a_command_is_recorded_to_its_end_where_nothing_fails(run: Any) -> None:
     messages, done, sink = run()
     assert done.exists()
     assert messages == []
@@ -279,7 +279,7 @@ def test_a_full_disk_of_temporary_files_may_have_room_again(
     assert ("cannot be kept in" in summary.error) == is_over
 
 
-def test_what_the_engine_cannot_read_back_ends_the_recording_alone(unread: Any) -> None:
+def test_records_that_cannot_be_read_back_end_the_recording_alone(unread: Any) -> None:
     error = unread_error(OSError(errno.EIO, os.strerror(errno.EIO)))
     summary, messages, found = unread(lost=lambda: error)
     assert messages == ["the recording is not complete; sleep continues (Ctrl-C ends it)"]

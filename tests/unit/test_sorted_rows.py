@@ -60,7 +60,7 @@ def test_rows_are_in_order_however_many(core: str, count: int, small: None) -> N
 
 
 @BOTH
-def test_texts_that_are_longer_than_what_is_at_hand(core: str, small: None) -> None:
+def test_texts_that_are_longer_than_the_buffer(core: str, small: None) -> None:
     texts = (b"a" * 5_000, b"", b"b" * 200_000, b"c")
     rows = [SortedRow(-at, 0, 0, at, texts[at % 4], texts[at % 3]) for at in range(40)]
     assert [row for part in given(core, rows) for row in part] == rows[::-1]

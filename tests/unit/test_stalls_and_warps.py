@@ -94,7 +94,7 @@ def beside(stalls: Path, warps: Path, **options: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_belongs_together_is_a_sentence(
+def test_related_figures_are_one_sentence(
     kernel: SyntheticKernel, samples: dict[str, int], finding: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     warps = write_recording(tmp_path / "warps.jsonl", kernel, 11, SHORT)

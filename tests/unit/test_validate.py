@@ -101,7 +101,7 @@ def test_a_fault_names_field_and_value(fields: dict[str, Any], fault: tuple[str,
     assert first_fault({**EVENT, **fields}) == fault
 
 
-def test_a_fault_inside_an_object_names_the_way_to_it() -> None:
+def test_a_fault_inside_an_object_names_the_path_to_it() -> None:
     header = {"type": "header", "schema": SCHEMA_VERSION, "start": {"monotonic_ns": "now"}}
     assert first_fault(header) == ("start.monotonic_ns", "must be an integer, not 'now'")
     assert first_fault({**header, "start": 3}) == ("start", "must be an object, not 3")

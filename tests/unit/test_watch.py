@@ -249,7 +249,7 @@ def test_a_system_call_that_took_longer_is_written(core: str) -> None:
     assert seen.due(2260 * MS) == "syscall:fut* > 50ms: futex took 51.0 ms"
 
 
-def test_a_system_call_that_does_not_end_is_written_and_one_whose_end_was_lost_is_not_taken_for_it() -> None:
+def test_a_system_call_without_an_end_is_written_unless_its_end_was_lost() -> None:
     seen = watch("syscall:futex > 50ms", plan=WITH_SYSCALLS)
     seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=0) + blocked(40, 41))
     assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
@@ -258,7 +258,7 @@ def test_a_system_call_that_does_not_end_is_written_and_one_whose_end_was_lost_i
     assert seen.due(3051 * MS) == "syscall:futex > 50ms: futex still runs after 51.0 ms"
 
 
-def test_what_a_thread_was_in_when_it_ended_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_a_thread_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.capture.flight.watch.own_namespace", lambda: None)
     gone, here = 1 << 30, os.getpid()
     seen = watch("syscall:futex > 50ms", "cuInit > 50ms", plan=WITH_SYSCALLS)

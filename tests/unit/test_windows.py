@@ -125,7 +125,7 @@ def test_a_recording_without_windows_is_open_until_its_duration_is_over() -> Non
     assert course.windows.recorded is None
 
 
-def test_who_samples_learns_what_is_recorded_with_windows_and_without() -> None:
+def test_the_device_gets_the_times_that_are_recorded_with_and_without_windows() -> None:
     whole, windowed = Course(has_device=True), Course(duration_ns=10, delay_ns=50, has_device=True)
     whole.windows.finish(70)
     assert whole.device.recorded == [(0, True), (70, False)]
