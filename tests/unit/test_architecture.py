@@ -26,6 +26,7 @@ SOURCES = {
 # put the rooms together; the command line may import any.
 ROOMS: dict[str, set[str]] = {
     "event": {"native"},
+    "event.counter_names": set(),
     "hooks": set(),
     "capture.request": {"hooks"},
     "capture.summary": {"event"},
@@ -39,7 +40,10 @@ ROOMS: dict[str, set[str]] = {
         "hooks", "capture.request", "capture.records", "capture.machine", "capture.bpf", "capture.find",
         "capture.tick", "native",
     },
-    "capture.gpu": {"hooks", "capture.request", "capture.records", "capture.find", "capture.engines"},
+    "capture.gpu": {
+        "event.counter_names", "hooks", "capture.request", "capture.records", "capture.find",
+        "capture.engines",
+    },
     "capture": {"event", "hooks", "capture"},
     "readers": {"event", "hooks", "native"},
     "clocks": {"event", "native"},

@@ -50,6 +50,13 @@ def test_what_calls_did_needs_the_calls_that_did_it(
     assert not names & not_there
 
 
+def test_what_calls_did_is_not_missing_where_a_device_records_the_calls() -> None:
+    messages: list[str] = []
+    request = CaptureRequest(["true"], ("userspace", "memory"))
+    plan, missing = plan_of(PrebuiltEngine(), request, 1, messages.append, frozenset({"userspace"}))
+    assert (plan.probes, missing, messages) == ([], {}, [])
+
+
 def test_a_script_is_not_a_library(tmp_path: Path, standin: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\nexec true\n")

@@ -35,7 +35,7 @@ def attachment() -> ProbeAttachment:
     vars(attached).update(
         _maps=SimpleNamespace(control=control),
         _probing=Probes(),
-        _said_refused=set(),
+        _reported_refused=set(),
         _plan=SimpleNamespace(windows=WindowPlan()),
     )
     return attached

@@ -78,46 +78,22 @@ def plan_of(
     scope = _scope(request, command_pid)
     libraries = _libraries(request, scope)
     users = read_hooks(list(request.hooks))
-    # The functions of a hook are recorded whatever layers are requested, and layers of what calls did need
-    # the calls.
-    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
-    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
-    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
-    names = dict.fromkeys(
-        name
-        for layer in layers
-        for name in LAYER_SETS.get(layer, ())
-        if layer in asked and layer not in device_layers
-    )
-    shipped = [load_set(name) for name in names]
-    selection = resolve(
-        [*users, *shipped], libraries, only=request.only, exclude=request.exclude, notify=notify
-    )
+    layers, sets = _asked(request, users, device_layers)
+    hooks = [*users, *map(load_set, sets)]
+    selection = resolve(hooks, libraries, only=request.only, exclude=request.exclude, notify=notify)
     _check_found(users, selection)
     for message in selection.passed_over:
         notify(f"skipped: {message}")
-    theirs = {hook.origin for hooks in users for hook in hooks.hooks}
-    rule = call_rule(request.calls)
-    probes = [
-        probe
-        for probe in (_in_layer(found, request.layers) for found in selection.probes)
-        if probe.hook.origin in theirs
-        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
-    ]
+    probes = _chosen(request, users, selection)
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
     missing = _missing(layers, {probe.layer for probe in probes}, selection)
+    unknown = (layer for layer in layers if layer not in engine.layers)
+    missing |= dict.fromkeys(unknown, f"the {engine.name} engine does not record it")
     missing = {layer: reason for layer, reason in missing.items() if layer not in device_layers}
-    missing |= {
-        layer: f"the {engine.name} engine does not record it"
-        for layer in layers
-        if layer not in engine.layers and layer not in device_layers
-    }
-    missing |= {
-        layer: missing["userspace"]
-        for layer in CALL_LAYERS
-        if layer in request.layers and layer not in device_layers and "userspace" in missing
-    }
+    if "userspace" in missing:
+        derived = (layer for layer in CALL_LAYERS if layer in request.layers and layer not in device_layers)
+        missing |= dict.fromkeys(derived, missing["userspace"])
     for layer, reason in missing.items():
         notify(f"no {layer} layer: {reason}")
     if ANNOTATION in request.layers and ANNOTATION not in device_layers:  # a message has stated the reason
@@ -126,22 +102,54 @@ def plan_of(
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
     layers = tuple(layer for layer in layers if layer not in missing)
     if not layers and not device_layers:
-        if not missing:
-            raise TracepipeError(
-                "Nothing is asked for: neither a layer nor a hook.",
-                "Name layers with --layers, or functions with --hook.",
-            )
-        reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
-        raise CaptureUnavailable(
-            f"None of the requested layers can be recorded: {reasons}.",
-            "Run tracepipe doctor: it shows what each layer needs.",
-        )
+        raise _nothing(missing)
     ring_bytes = 1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length()
-    values = {kind: names for hooks in reversed([*users, *shipped]) for kind, names in hooks.values.items()}
+    values = {kind: names for one in reversed(hooks) for kind, names in one.values.items()}
     kept = [probe for probe in probes if probe.layer in layers]
     own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
     windows = window_plan(request, libraries, sees)
     return Plan(layers, own, kept, scope, request.filters, ring_bytes, values, windows), missing
+
+
+def _asked(
+    request: CaptureRequest, users: list[HookSet], device_layers: frozenset[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The layers that are recorded by probes, and the shipped sets that have their functions.
+
+    The functions of a hook are recorded whatever layers are requested, and layers of what calls did need the
+    calls.
+    """
+    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
+    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
+    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
+    with_sets = [layer for layer in layers if layer in asked and layer not in device_layers]
+    return layers, list(dict.fromkeys(name for layer in with_sets for name in LAYER_SETS.get(layer, ())))
+
+
+def _chosen(request: CaptureRequest, users: list[HookSet], selection: Selection) -> list[Probe]:
+    """The found probes that the request asks for: those of the user's hooks, and those of its layers."""
+    theirs = {hook.origin for hooks in users for hook in hooks.hooks}
+    rule = call_rule(request.calls)
+    return [
+        probe
+        for probe in (_in_layer(found, request.layers) for found in selection.probes)
+        if probe.hook.origin in theirs
+        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
+    ]
+
+
+def _nothing(missing: Mapping[str, str]) -> TracepipeError:
+    """The error for a request of which nothing can be recorded."""
+    if not missing:
+        return TracepipeError(
+            "Nothing is asked for: neither a layer nor a hook.",
+            "Name layers with --layers, or functions with --hook.",
+        )
+    reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
+    return CaptureUnavailable(
+        f"None of the requested layers can be recorded: {reasons}.",
+        "Run tracepipe doctor: it shows what each layer needs.",
+    )
 
 
 def window_plan(

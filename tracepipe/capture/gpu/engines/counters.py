@@ -35,10 +35,10 @@ from tracepipe.capture.gpu.engines.spans import ChannelSpans
 from tracepipe.capture.gpu.engines.transport import KIND_SAMPLE, RECORD, GpuRecord, whole_bytes
 from tracepipe.capture.gpu.engines.untrusted import Malformed
 from tracepipe.capture.gpu.sampling_lock import SamplingLock
-from tracepipe.capture.records.counter_names import GPU_COUNTERS
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.loss import Loss
 from tracepipe.capture.records.spans import Wanted
+from tracepipe.event.counter_names import GPU_COUNTERS
 
 _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")

@@ -21,8 +21,8 @@ from tracepipe.capture.engines.engine import Turn
 from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.capture.gpu.engines.untrusted import MALFORMED
 from tracepipe.capture.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
-from tracepipe.capture.records.counter_names import GPU_COUNTERS, SM_CLOCK
 from tracepipe.capture.records.loss import Loss
+from tracepipe.event.counter_names import GPU_COUNTERS, SM_CLOCK
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
 _LATE_NS: Final = 10**9  # the longest wait for a sample that comes after later ones
