@@ -279,3 +279,17 @@ def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> No
     assert clocks["bound_ns"].max() < 7_000
     assert clocks["early_ns"].is_between(7_000, 12_000).all()
     assert clocks["late_ns"].is_between(7_000, 12_000).all()
+
+
+def test_the_clocks_of_two_h200s_are_placed_where_they_are(tmp_path: Path) -> None:
+    """Both were recorded on one clock, so the two are apart by the error."""
+    recorded = sorted((ROOT / "fixtures" / "collectives-h200").glob("*.zst"))
+    build(list(map(str, recorded)), str(tmp_path / "ds"), jobs=1)
+    reference, placed = pl.read_parquet(tmp_path / "ds" / "layer=alignment" / "part-0.parquet").to_dicts()
+    assert (reference["clock"], placed["shared"]) == ("host0: monotonic", 15)
+    errors_ns = [
+        abs(placed["offset_ns"] + (ns - placed["at_ns"]) * placed["drift_ppb"] // 10**9)
+        for ns in (placed["first_ns"], placed["last_ns"])
+    ]
+    assert max(errors_ns) < 1_000
+    assert placed["bound_ns"] + reference["bound_ns"] < 30_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import polars as pl
+import pytest
 
 from tracepipe.ranks.behaviour import behaviours
 from tracepipe.ranks.causes import causes
@@ -74,6 +75,18 @@ def test_each_ns_of_a_section_is_of_one_cause() -> None:
         ("GPU idle", "forward", 30), ("computes", "a", 40), ("computes", "b", 10), ("loads data", loader, 20),
     ]  # fmt: skip
     assert sum(ns for *_, ns in found) == 100
+
+
+@pytest.mark.parametrize(
+    "name", ["data loading", "Dataloader", "train: data_load", "enumerate(DataLoader)#next"]
+)
+def test_ranges_in_which_data_is_loaded(name: str) -> None:
+    assert listed(WORK, frame(), frame((name, 100, 200))) == [("loads data", name, 100)]
+
+
+@pytest.mark.parametrize("name", ["payload", "load weights", "data upload", "metadata loading_rules"])
+def test_other_ranges_load_no_data(name: str) -> None:
+    assert listed(WORK, frame(), frame((name, 100, 200))) == [("GPU idle", name, 100)]
 
 
 def test_a_section_without_records_is_idle() -> None:

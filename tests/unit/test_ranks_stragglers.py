@@ -98,6 +98,23 @@ def test_two_ranks_are_slow_at_different_things() -> None:
     assert {(one.ranks, one.slow) for one in found_in(times)} == {((2,), "data loading"), ((5,), "host")}
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_host_is_not_slow_where_less_of_it_is_hidden(ranks: int) -> None:
+    """Rank 0's GPU computes for 4 ms longer, behind which its program launches."""
+    times = noisy(1, ranks, 10, 0.01)
+    times["compute_ns"][0] += 4e6
+    times["host_ns"][1:] += 3e6
+    assert [(one.ranks, one.slow) for one in found_in(times)] == [((0,), "GPU")]
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_host_that_takes_longer_than_others_compute_is_slow(ranks: int) -> None:
+    times = noisy(1, ranks, 10, 0.01)
+    times["compute_ns"][0] += 4e6
+    times["host_ns"][1] += 8e6
+    assert [(one.ranks, one.slow) for one in found_in(times)] == [((0,), "GPU"), ((1,), "host")]
+
+
 def test_ranks_that_do_other_work_are_not_compared() -> None:
     times = noisy(1, 8, 10, 0.01)
     times["compute_ns"][4:] *= 2

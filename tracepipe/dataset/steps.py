@@ -22,7 +22,7 @@ SCHEMA: Final = {
 # ProfilerStep#12 is what torch.profiler calls a step; others call theirs "step", "train_step 7", "Step: 3".
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,9})|(?:\w+[ _./])?step(?:[ _:#=./]*(\d{1,9}))?", re.IGNORECASE)
 # enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__
-_LOADING: Final = re.compile(r"(enumerate\(DataLoader\)|.*\bdata_?load(er|ing)?\b)", re.IGNORECASE)
+_LOADING: Final = re.compile(r"(enumerate\(DataLoader\)|.*\bdata[ _.-]?load(er|ing)?\b)", re.IGNORECASE)
 
 
 def is_step(name: str) -> bool:

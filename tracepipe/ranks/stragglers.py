@@ -22,6 +22,8 @@ SLOWER: Final = {
 }
 """A time of COMPARED → what is slow where it is longer than on peers."""
 LINK: Final = "link"
+_IDLE: Final = ("loading_ns", "host_ns")
+_WORK: Final = ("compute_ns", "copies_ns")
 # A rank is slower where the difference is more than a share of the step, more than a share of what is usual,
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
@@ -69,7 +71,8 @@ def stragglers(ranks: pl.DataFrame) -> Iterator[Straggler]:
             own_ns = peers[name].to_numpy() / steps
             us, us2 = (peers[name.replace("_ns", unit)].to_numpy() for unit in ("_us", "_us2"))
             error_ns = _errors_ns(np.maximum(us2 - us / steps * us, 0) * 1e6, steps, own_ns, step_ns)
-            for at in np.flatnonzero(_is_slower(own_ns, error_ns, step_ns)).tolist():
+            hidden_ns = _hidden_ns(peers) if name in _IDLE else np.zeros(len(peers))
+            for at in np.flatnonzero(_is_slower(own_ns, error_ns, hidden_ns, step_ns)).tolist():
                 yield _straggler(peers, at, name)
 
 
@@ -143,15 +146,30 @@ def _errors_ns(
     return limit_ns
 
 
+def _hidden_ns(peers: pl.DataFrame) -> NDArray[np.float64]:
+    """How long other peers' GPUs work where those of each peer may idle. Shape `(peers,)`.
+
+    What the host does is hidden while the GPU works. Where one rank's GPU is slow, those of its peers idle
+    longer than its own, and no host is slow.
+    """
+    steps, _ = _steps(peers)
+    work_ns = np.sum([peers[name].to_numpy() / steps for name in _WORK], axis=0)
+    hidden_ns: NDArray[np.float64] = np.maximum(-_median(-work_ns) - work_ns, 0)  # of two ranks, the slower
+    return hidden_ns
+
+
 def _is_slower(
-    own_ns: NDArray[np.float64], error_ns: NDArray[np.float64], step_ns: float
+    own_ns: NDArray[np.float64],
+    error_ns: NDArray[np.float64],
+    hidden_ns: NDArray[np.float64],
+    step_ns: float,
 ) -> NDArray[np.bool_]:
     """Which of some peers are slower than the others. Shapes `(peers,)`."""
     usual_ns = _median(own_ns)
     more_ns = own_ns - usual_ns
     deviation_ns = _DEVIATION * _median(np.abs(more_ns))
     least_ns = max(_OF_STEP * step_ns, _OF_USUAL * usual_ns, _DEVIATIONS * deviation_ns)
-    is_slower: NDArray[np.bool_] = more_ns > np.maximum(least_ns, error_ns)
+    is_slower: NDArray[np.bool_] = more_ns - hidden_ns > np.maximum(least_ns, error_ns)
     return is_slower
 
 
