@@ -253,7 +253,7 @@ def test_a_missing_library_or_dataset_is_reported(
     code, _, err = query(tmp_path, "select 1")
     assert (code, "is no dataset" in err, "tracepipe dataset build" in err) == (1, True, True)
     code, _, err = query(ds, "select 1", "--strict")
-    assert (code, "A dataset is asked as it is." in err) == (2, True)
+    assert (code, "A dataset takes no options for recordings." in err) == (2, True)
     monkeypatch.setitem(sys.modules, "duckdb", None)
     code, _, err = query(ds, "select 1")
     assert (code, "pip install 'tracepipe[ranks]'" in err) == (3, True)

@@ -68,7 +68,7 @@ RUNS = ["--", "true"]
         ),
         (
             ["capture", "--gpu", "off", "--blocks", "1", *RUNS],
-            "--gpu off leaves the GPUs alone",
+            "--gpu off records nothing of the GPUs",
             "Use --blocks with --gpu warps",
         ),
         (["cut", "run", "-o", "x"], "There is no stretch of time to cut.", "Give --from, --to or both."),

@@ -101,7 +101,7 @@ def test_a_library_that_cannot_be_asked_is_a_note(
     notes: list[str] = []
     assert handed_out(path, ["cuInit"], notes.append) == []
     (note,) = notes
-    assert note.startswith(f"{path} could not be asked for functions that it does not export: ")
+    assert note.startswith(f"{path} could not be searched for functions that it does not export: ")
     assert reason in note
 
 

@@ -96,7 +96,7 @@ class Capture:
         cannot be written or is not complete, and CaptureTimeout, after which the file will still be written.
         """
         if self._order.request.last is None:
-            raise TracepipeError("Nothing is kept that could be written now.", 'Give last="10s".')
+            raise TracepipeError("This capture keeps no last events that it could write.", 'Give last="10s".')
         self._check_not_forked()
         with self._hearing:
             if self._summary is not None:
@@ -110,8 +110,8 @@ class Capture:
 
         if not self._hear_until(lambda: bool(written() or self._summary), timeout_s):
             raise CaptureTimeout(
-                f"What was kept was not written within {timeout_s:g} s.",
-                "It will be written: look for it in run.summary.recordings.",
+                f"The last events were not written within {timeout_s:g} s.",
+                "They will be written: look for the file in run.summary.recordings.",
             )
         answer = written()
         if answer is None:  # the recording ended meanwhile, and wrote what was kept
@@ -189,9 +189,9 @@ class Capture:
         """
         trigger = triggers_of(self._order.request.windows)[0 if order.begins else 1]
         if trigger is None or trigger.kind != API:
-            option, does = ("start_on", "begins") if order.begins else ("stop_on", "ends")
+            option, does = ("start_on", "begin") if order.begins else ("stop_on", "end")
             raise TracepipeError(
-                f"No window of this capture {does} when the program says so.", f'Give {option}="api".'
+                f"The windows of this capture do not {does} with {does}_window().", f'Give {option}="api".'
             )
         self._check_not_forked()
         with self._asking:

@@ -120,7 +120,7 @@ def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form
     ending = PurePath(path).suffix
     if ending in (".gz", ".zst") and not form.by_suffix:
         raise OutputError(
-            f"{format} is not written compressed, which the name {path} asks for",
+            f"the format {format} cannot be compressed, but {path} ends with {ending}",
             f"Leave out {ending}, and compress the file.",
         )
     return path

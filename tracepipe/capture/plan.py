@@ -249,7 +249,8 @@ def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> li
     unlikely = set(libraries.find(_RUNTIME)) - set(programs)
     likely = [p for p in probes if not (isinstance(p.place, FilePlace) and p.place.path in unlikely)]
     if len(likely) < len(probes):
-        notify(f"not probed: {', '.join(sorted(unlikely))}, which it does not need; name it with --library")
+        names = ", ".join(sorted(unlikely))
+        notify(f"not probed: {names}, which the program does not need; name it with --library")
     return likely
 
 

@@ -56,7 +56,7 @@ def run_session(
         target: Target | None = None
         interrupts = Interrupts(listeners.control)
         if by_signal:
-            notify(f"kill -USR2 {os.getpid()} begins a window, and again ends it")
+            notify(f"kill -USR2 {os.getpid()} begins a window; the same signal ends it")
         elif request.last is not None:
             notify(f"kill -USR2 {os.getpid()} writes the last events")
         try:

@@ -55,9 +55,9 @@ def capture(
     output: Annotated[
         str,
         output_option(
-            f"Write the recording to this file, {COMPRESSED}; {TO_STANDARD} A FOLDER/ gets a file in it. "
-            "Filled in are %h (host), %r (rank), %w (number of ranks), %p (process), %e (program) and %t "
-            "(time). Default: PROGRAM.jsonl, numbered if it exists."
+            f"Write the recording to this file, {COMPRESSED}; {TO_STANDARD} FOLDER/ makes a file in that "
+            "folder. The name may contain %h (host), %r (rank), %w (number of ranks), %p (process), %e "
+            "(program) and %t (time). Default: PROGRAM.jsonl, numbered if it exists."
         ),
     ] = "",
     command_output: CommandOutput = "",
@@ -76,13 +76,15 @@ def capture(
     ] = False,
     local: Annotated[bool, local_option("With --open: use")] = False,
 ) -> None:
-    """Run a command, or watch what runs, and record what it, the driver, the kernel and the GPUs do."""
+    """Run a command, or attach to running processes, and record what they, the driver, the kernel and the
+    GPUs do.
+    """
     request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes, has_gpus=True)
     request = with_gpus(request, gpus)
     request = replace(request, windows=in_windows.of(request))
     request = with_last(request, only_last)
     if command_output and not request.command:
-        raise Misuse("Only a command that is run has an output.", option="--command-output")
+        raise Misuse("There is no command after -- whose output could be written.", option="--command-output")
     names = OutputNames(request)
     target = named(names.recording, output, "--output")
     command_output = named(names.command_output, command_output, "--command-output")

@@ -15,7 +15,7 @@ from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.api.options import ConvertOptions, RankOptions
 from tracepipe.cli.groups import with_groups
-from tracepipe.cli.input_options import RECORDING, ReadFields, ReadingTimes, Recording, SourceOption
+from tracepipe.cli.input_options import ReadFields, ReadingTimes, Recording, SourceOption
 from tracepipe.cli.output_options import (
     AS_RECORDING,
     OUTPUT,
@@ -57,7 +57,7 @@ class _OfDataset:
         typer.Option(
             "--ranks",
             metavar="N,N-N",
-            help="Of a dataset: convert the recordings of these ranks. Default: all.",
+            help="With a dataset: convert the recordings of these ranks. Default: all.",
         ),
     ] = ""
     start: Annotated[
@@ -65,14 +65,14 @@ class _OfDataset:
         typer.Option(
             "--from",
             metavar="TIME",
-            help="Of a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
-            f"the clock of the dataset. {SECONDS} Of a recording: as --source.",
+            help="With a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS "
+            f"on the clock of the dataset. {SECONDS} With a recording: the same as --source.",
             autocompletion=lambda: list(READERS),
         ),
     ] = ""
     end: Annotated[
         str,
-        typer.Option("--to", metavar="TIME", help="Of a dataset: end before this time, in the same forms."),
+        typer.Option("--to", metavar="TIME", help="With a dataset: end before this time, in the same forms."),
     ] = ""
 
 
@@ -100,7 +100,7 @@ def convert(
     files: Annotated[
         list[str],
         typer.Argument(
-            help=f"{RECORDING} Several become one timeline. Or a dataset.",
+            help="A recording, several for one timeline, or a dataset: paths, or - for standard input.",
             metavar="FILE...",
         ),
     ],
@@ -109,7 +109,7 @@ def convert(
         typer.Option(
             "--format",
             "-f",
-            help="Write this format. Default: the one that the output is named after, or perfetto.",
+            help="Write this format. Default: the format of the output's ending, or perfetto.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -140,7 +140,7 @@ def convert(
     ] = None,
     how: ReadingTimes,
 ) -> None:
-    """Turn a recording, several of the same time, or ranks of a dataset, into a timeline."""
+    """Convert a recording, several recordings, or ranks of a dataset to one timeline."""
     asked = text_of(to) if to else ""
     if archive:
         if output or asked not in ("", "archive"):

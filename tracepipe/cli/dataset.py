@@ -36,7 +36,8 @@ def build(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Recordings, or folders of them. Each is of one rank, which it or its name states.",
+            help="Recordings, or folders of recordings. Each is of one rank, which the recording or the name "
+            "of its file states.",
             metavar="INPUT...",
         ),
     ],
@@ -94,14 +95,14 @@ def _clock_lines(built: Built) -> list[str]:
         return []
     bounds_ns = sorted(one.bound_ns for one in found.placements.values())
     lines = [
-        f"clocks: {len(found.placements)} of {len(clocks)} are on that of {clocks[found.reference]}, within "
+        f"clocks: {len(found.placements)} of {len(clocks)} are placed on {clocks[found.reference]}, within "
         f"{duration_text(bounds_ns[-1])} (median {duration_text(bounds_ns[len(bounds_ns) // 2])})"
     ]
     through = sum(not one.shared for number, one in found.placements.items() if number != found.reference)
     if through:
         lines.append(
-            f"{through} of them by the header or footer of a capture on the same host, away from which "
-            "CLOCK_REALTIME may have been slewed by up to 500 ppm"
+            f"{through} of them are placed by the header or footer of a capture on the same host; at other "
+            "times CLOCK_REALTIME may have been slewed, by up to 500 ppm"
         )
     refused = [f"not placed: {clocks[number]}: {reason}" for number, reason in found.refused.items()]
     more = [f"… and {len(refused) - _SHOWN_MAX} more clocks"] if len(refused) > _SHOWN_MAX else []

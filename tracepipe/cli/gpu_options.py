@@ -18,12 +18,12 @@ Stacks = choices("Stacks", list(STACKS))
 Gpu = choices("Gpu", ["auto", "off", *GPU_ENGINES])
 GPUS = "GPUs"
 _COUNTERS = (
-    "Sample the hardware counters of all GPUs (SMs, tensor cores, DRAM, PCIe, clocks) at this interval, from "
-    "100us to 1s: 1ms, 200us."
+    "Sample the hardware counters of all GPUs (SMs, tensor cores, DRAM, PCIe, clocks) at this interval: 1ms, "
+    "200us. The interval is from 100us to 1s."
 )
 _MARKS = (
-    "Record warps of kernels that fit the first expression, with their calls of device functions that "
-    "fit the second. This slows both down."
+    "Record the warps of kernels that match the first expression, and in them the calls of device functions "
+    "that match the second. This slows both down."
 )
 
 
@@ -35,8 +35,8 @@ class OnGpus:
         Gpu,  # type: ignore[valid-type]
         typer.Option(
             "--gpu",
-            help="Record what the command's GPUs do, without root: kernels and copies (almost free), or "
-            "every warp. auto takes the one that suits the command, and says which.",
+            help="Record what the command does on the GPUs, without root: kernels and copies (kernels; it "
+            "costs almost nothing), or every warp (warps). auto chooses by the command, and says which.",
             rich_help_panel=GPUS,
         ),
     ] = "auto"
@@ -45,7 +45,7 @@ class OnGpus:
         typer.Option(
             "--kernel",
             metavar="REGEX",
-            help="Record warps of kernels whose name, mangled or demangled, this finds.",
+            help="Record the warps of kernels whose name, mangled or demangled, contains a match.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -54,8 +54,8 @@ class OnGpus:
         typer.Option(
             "--launches",
             metavar="RANGE",
-            help="Record warps of these launches, counted from 1 among those of the chosen kernels: 10, "
-            "10-20, 10-.",
+            help="Record the warps of these launches, counted from 1 among the launches of the chosen "
+            "kernels: 10, 10-20, 10-.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -65,9 +65,9 @@ class OnGpus:
             "--launches-per-kernel",
             parser=whole(),
             metavar="N",
-            help="Record warps of the first N launches of each kernel; 0: of all. Default: "
-            f"{BUDGET_LAUNCHES} with "
-            "a budget, which auto or --gpu-warps sets, and without --launches; else all.",
+            help="Record the warps of the first N launches of each kernel; 0: of all launches. Default: "
+            f"{BUDGET_LAUNCHES} if there is a budget of warps (--gpu-warps or auto) and no --launches; "
+            "else all.",
             rich_help_panel=GPUS,
         ),
     ] = None
@@ -76,7 +76,7 @@ class OnGpus:
         typer.Option(
             "--blocks",
             metavar="RANGE",
-            help="Record warps of these blocks of each grid, counted from 0: 5, 0-131, 100-.",
+            help="Record the warps of these blocks of each grid, counted from 0: 5, 0-131, 100-.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -85,8 +85,8 @@ class OnGpus:
         typer.Option(
             "--gpu-memory",
             metavar="SIZE",
-            help="Record warps, with this much memory on each GPU for records in flight, from 1M. By "
-            "default it is chosen.",
+            help="Record warps, with a buffer of this size on each GPU, from 1M. Default: a size that suits "
+            "the GPU.",
             rich_help_panel=GPUS,
         ),
     ] = ""
@@ -96,8 +96,8 @@ class OnGpus:
             "--gpu-warps",
             parser=whole(1),
             metavar="N",
-            help="Record warps, and no further launch after N warps. With auto, the default is "
-            f"{AUTO_WARPS}.",
+            help="Record warps, and start no further launch's recording after N warps. Default: no limit; "
+            f"with auto, {AUTO_WARPS}.",
             rich_help_panel=GPUS,
         ),
     ] = None
@@ -105,8 +105,8 @@ class OnGpus:
         bool,
         typer.Option(
             "--gpu-stalls",
-            help="Sample what warps wait for, with --gpu kernels (which auto takes then) or, with --gpu off, "
-            "alone.",
+            help="Sample why warps wait (stall reasons): with --gpu kernels, which auto then chooses, or "
+            "alone, with --gpu off.",
             rich_help_panel=GPUS,
         ),
     ] = False
@@ -114,7 +114,7 @@ class OnGpus:
         Stacks,  # type: ignore[valid-type]
         typer.Option(
             "--stacks",
-            help="Record where a Python program launches, copies and allocates, by its frames; or not.",
+            help="Record the Python stack of each launch, copy and allocation (python), or no stacks (off).",
             rich_help_panel=GPUS,
         ),
     ] = "python"
@@ -122,7 +122,7 @@ class OnGpus:
         bool,
         typer.Option(
             "--thread-exits",
-            help="Record warps, and also write a line for the exit of each thread: 32 times as many lines.",
+            help="Record warps, and write a line for the exit of each thread too: 32 times as many lines.",
             rich_help_panel=GPUS,
         ),
     ] = False

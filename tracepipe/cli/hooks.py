@@ -16,7 +16,7 @@ from tracepipe.terminal.output import put, say
 
 hooks_app = typer.Typer(
     name="hooks",
-    help="List what can be hooked on this machine, and test hooks.",
+    help="List the functions and tracepoints that can be hooked on this machine, and test hooks.",
     no_args_is_help=True,
 )
 app = typer.Typer()
@@ -28,7 +28,7 @@ def list_command(
     pattern: Annotated[
         str,
         typer.Argument(
-            help="A shell pattern of names, such as nv*ioctl*, or PLACE:NAME; or what --hook takes.",
+            help="A shell pattern of names, such as nv*ioctl*; PLACE:NAME; or any form that --hook accepts.",
             metavar="PATTERN",
             autocompletion=complete_sets,
         ),
@@ -111,7 +111,8 @@ def test_command(
     hook: Annotated[
         list[str],
         typer.Argument(
-            help="Hooks as --hook takes them, then -- and the command.", metavar="HOOK… -- COMMAND"
+            help="Hooks in any form that --hook accepts, then -- and the command.",
+            metavar="HOOK… -- COMMAND",
         ),
     ],
     library: Libraries = None,

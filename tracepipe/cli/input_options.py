@@ -56,7 +56,7 @@ class Reading:
         bool,
         typer.Option(
             "--strict",
-            help="Fail at the first line that cannot be used, which is skipped otherwise.",
+            help="Fail at the first line that cannot be used. Otherwise such lines are skipped and counted.",
             rich_help_panel=READING,
         ),
     ] = False
@@ -65,8 +65,8 @@ class Reading:
         typer.Option(
             "--assume-offset",
             metavar="CLOCK=NS",
-            help="Place a clock that has no clock pairs, by nanoseconds to add or by a clock of the host "
-            "that it equals: globaltimer:0=realtime. Repeat for more.",
+            help="Place a clock that has no clock pairs: CLOCK=NS adds nanoseconds to its times; "
+            "globaltimer:0=realtime takes it as equal to that clock of the host. Repeat for more.",
             rich_help_panel=READING,
         ),
     ] = None

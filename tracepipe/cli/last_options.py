@@ -25,7 +25,7 @@ class OnlyLast:
         typer.Option(
             "--last",
             metavar="TIME",
-            help="Keep only what came in this last time (10s, 2m) in memory, and write it at the end and on "
+            help="Keep only the events of the last 10s, 2m, … in memory. Write them at the end and on "
             f"SIGUSR2, each time to a separate file. {SECONDS}",
             rich_help_panel=LAST,
         ),
@@ -44,7 +44,7 @@ class OnlyLast:
         typer.Option(
             "--when",
             metavar="CONDITION",
-            help="With --last: also write when a call took long, as 'cudaStreamSynchronize > 50ms', "
+            help="With --last: also write when a call took too long: 'cudaStreamSynchronize > 50ms', "
             "'syscall:NAME > 50ms', 'nvtx:RANGE > 200ms' or 'kernel:REGEX > 5ms'. Repeat for more.",
             rich_help_panel=LAST,
         ),

@@ -51,8 +51,8 @@ def live(
     command: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The command to run and watch, after --; or - for a recording on standard input, while "
-            "it is written.",
+            help="The command to run and watch, after --; or - to read a recording from standard input "
+            "while it is being written.",
             metavar="-- COMMAND | -",
         ),
     ] = None,
@@ -65,7 +65,7 @@ def live(
             "--top",
             parser=whole(1),
             metavar="N",
-            help="Show at most N functions, from 1. Default: as many as fit; at the end all.",
+            help="Show at most N functions, from 1. Default: as many as fit the screen, and all at the end.",
         ),
     ] = None,
     interval: Annotated[
@@ -73,8 +73,8 @@ def live(
         typer.Option(
             "--interval",
             metavar="TIME",
-            help=f"Show the view again after this time: 250ms, 1s. {SECONDS} "
-            "Default: 250ms on a terminal; elsewhere there is only the last view.",
+            help=f"Update the view at this interval: 250ms, 1s. {SECONDS} "
+            "Default: 250ms on a terminal; elsewhere only the last view is shown.",
         ),
     ] = "",
     which: Which,
@@ -83,7 +83,7 @@ def live(
     method: MethodOption = "auto",
     ring_bytes: RingBytes = "",
 ) -> None:
-    """Run a command, or watch what runs, and show counts, rates, latencies and losses meanwhile."""
+    """Run a command, or attach to running processes, and show live counts, rates, latencies and losses."""
     interval_ns = read(interval, duration_ns, "--interval", least=1)
     view = partial(
         live_view, sort=text_of(sort), top=top, interval_s=interval_ns / 1e9 if interval_ns else None

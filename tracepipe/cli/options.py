@@ -55,8 +55,8 @@ CommandOutput = Annotated[
     typer.Option(
         "--command-output",
         metavar="FILE",
-        help="Write the command's standard output to this file. With -o -, it goes to standard error "
-        "otherwise.",
+        help="Write the command's standard output to this file. Without this option it is not changed; "
+        "with -o - it goes to standard error.",
         rich_help_panel=OUTPUT,
     ),
 ]
@@ -64,7 +64,8 @@ MethodOption = Annotated[
     Method,  # type: ignore[valid-type]
     typer.Option(
         "--method",
-        help="Record events of the host by this method; auto takes the best that works on this machine.",
+        help="Record events of the host by this method. auto chooses the best one that works on this "
+        "machine.",
     ),
 ]
 RingBytes = Annotated[
@@ -89,7 +90,7 @@ class Which:
             metavar="LAYER,...",
             autocompletion=complete_layers,
             help=f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first "
-            "four and, of a command, the last; none: only what --hook names. "
+            "four, and annotation if a command is run; none: only the functions of --hook. "
             "Default: all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
@@ -102,7 +103,7 @@ class Which:
             autocompletion=complete_sets,
             help="Also record these functions: uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION or "
             "tracepoint:GROUP:NAME, with arguments and a condition if wanted; a shipped set (see "
-            "tracepipe hooks list); or a file.toml. Repeat for more.",
+            "tracepipe hooks list); or FILE.toml. Repeat for more.",
             rich_help_panel=WHAT,
         ),
     ] = None
@@ -128,7 +129,7 @@ class Which:
         Calls,  # type: ignore[valid-type]
         typer.Option(
             "--calls",
-            help="Record these calls of CUDA: all; default: without query-only calls (cudaGetDevice), unless "
+            help="Record these CUDA calls: all; default: all but query-only calls (cudaGetDevice), unless "
             "--only names functions; launches: only launches, copies, memsets and synchronisations.",
             rich_help_panel=WHAT,
         ),
@@ -148,7 +149,7 @@ class Which:
             "--sample",
             parser=whole(1),
             metavar="N",
-            help="Record one call in N of each function, N from 1.",
+            help="Record one in N calls of each function, N from 1.",
             rich_help_panel=WHAT,
         ),
     ] = 1
@@ -175,7 +176,7 @@ class Whose:
         typer.Option(
             "--comm",
             metavar="NAME",
-            help="Record every process of this name: those that run, and those that start later.",
+            help="Record every process of this name, running now or started later.",
             rich_help_panel=WHO,
         ),
     ] = ""
@@ -186,7 +187,7 @@ class Whose:
         bool,
         typer.Option(
             "--children/--no-children",
-            help="Also record the processes that these start.",
+            help="Also record the child processes of these, or not.",
             rich_help_panel=WHO,
         ),
     ] = True
@@ -220,7 +221,7 @@ class UntilFull(Until):
         typer.Option(
             "--max-size",
             metavar="SIZE",
-            help="Stop when the events fill this size, before compression: 100M, 1G.",
+            help="Stop when the events reach this size, before compression: 100M, 1G.",
             rich_help_panel=WHEN,
         ),
     ] = ""

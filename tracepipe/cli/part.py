@@ -30,7 +30,7 @@ def cut(
             "--from",
             "--start",
             metavar="TIME",
-            help="Keep the time from here on: 1.5ms or 2s after the start of the run, or @NS on the "
+            help="Keep events from this time on: 1.5ms or 2s after the start of the run, or @NS on the "
             f"trace's clock. {SECONDS} Default: the start.",
         ),
     ] = "",
@@ -40,14 +40,14 @@ def cut(
             "--to",
             "--end",
             metavar="TIME",
-            help="Keep the time before this, in the same forms. Default: the end.",
+            help="Keep events before this time, in the same forms. Default: the end.",
         ),
     ] = "",
     output: Annotated[str, output_option(f"Write this event file, {COMPRESSED}; {TO_STANDARD}")],
     force: Force = False,
     how: ReadingTimes,
 ) -> None:
-    """Write a stretch of a recording's time as a separate recording."""
+    """Write the events of a stretch of time as a separate recording."""
     from tracepipe.api.cut import cut as cut_recording
     from tracepipe.api.options import ReadOptions
     from tracepipe.errors import FormatError

@@ -54,8 +54,8 @@ def query(
         typer.Option(
             "--trace-processor",
             metavar="PATH",
-            help="Ask this trace_processor_shell. Default: one in PATH, or else the one of "
-            "tracepipe\\[query].",
+            help="Use this trace_processor_shell. Default: the one in PATH, or else the one that "
+            "tracepipe\\[query] installs.",
         ),
     ] = "",
     as_json: Annotated[bool, json_option("the rows", ": short for --format json")] = False,
@@ -67,7 +67,7 @@ def query(
     force: Force = False,
     how: Reading,
 ) -> None:
-    """Ask in SQL about a recording, with Perfetto's tables and functions, or about a dataset."""
+    """Query a recording in SQL, with Perfetto's tables and functions, or a dataset."""
     from tracepipe.sql.processor import QueryError
 
     kind, asked = "json" if as_json else text_of(form), _statements(sql, sql_file)
@@ -76,7 +76,7 @@ def query(
     try:
         if seen.is_folder(file):
             if trace_processor or options != ConvertOptions():
-                raise Misuse("A dataset is asked as it is.", "Leave out the options for recordings.")
+                raise Misuse("A dataset takes no options for recordings.", "Leave them out.")
             count = _ask_dataset(file, asked, kind, to)
         else:
             count = _ask_recording(file, asked, kind, to, (trace_processor, options))

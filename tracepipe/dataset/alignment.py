@@ -278,7 +278,7 @@ def _fitted(own: Meetings, common: _Common) -> Line | str:
         slope = float(np.polyfit(away[inside] - middle, off[inside], 1)[0])
     offset = float(np.mean(off[inside] - slope * away[inside]))
     if abs(slope) * 1e6 > DRIFT_MAX_PPM:
-        return f"its clock would drift by {slope * 1e6:.0f} ppm: its collectives are not the same ones"
+        return f"its clock would drift by {slope * 1e6:.0f} ppm: these are not the same collectives"
     return Line(base_ns, first_ns + round(offset), round(slope * _BILLION))
 
 

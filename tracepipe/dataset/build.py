@@ -88,7 +88,7 @@ def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
             if not files:
                 raise InputError(
                     "holds no recordings",
-                    f"Name the files: taken are those that end with {', '.join(ENDINGS)}.",
+                    f"Name the files. Of a folder, only files that end with {', '.join(ENDINGS)} are read.",
                     path=path,
                 )
         root = path if seen.is_folder(path) else str(Path(path).parent)
@@ -190,7 +190,7 @@ class _Build:
             rank, host = written.identity.rank, written.identity.host
             other = self._of_rank.get(rank)
             if other is not None and other != (host, source.path):
-                self.built.left_out[source.path] = f"is of rank {rank}, as {other[1]} is, of {other[0]}"
+                self.built.left_out[source.path] = f"is of rank {rank}, as is {other[1]} of host {other[0]}"
             else:
                 self._of_rank[rank] = host, source.path
                 self.dataset.replace_rank(host, rank, folder)

@@ -36,7 +36,7 @@ class Place:
         if away_ns <= 0 or not self.last_ns:  # the only clock there is
             return True, ""
         away = duration_text(away_ns)
-        return False, f"{self.bound_ns} ns while collectives ran, and up to {away} away from them less sure"
+        return False, f"{self.bound_ns} ns while collectives ran, not known up to {away} away from them"
 
 
 @dataclass(frozen=True, slots=True)

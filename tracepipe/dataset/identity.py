@@ -39,7 +39,9 @@ def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Ident
     if rank is None and (launcher := launcher_in(header.get("command", []))):
         # A number in its name is that of a host, or of an attempt.
         raise InputError(
-            f"has all ranks that {launcher} started, and not which is which", IN_EACH_RANK, path=path
+            f"has all ranks that {launcher} started, and does not state which is which",
+            IN_EACH_RANK,
+            path=path,
         )
     if rank is None:
         rank = _rank_in(PurePath(path).name)

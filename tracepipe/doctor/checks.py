@@ -65,7 +65,7 @@ def _privileges(facts: Machine) -> Answer:
     if facts.euid != 0:
         return FAILS, detail, SUDO
     if facts.is_initial_user_namespace is False:
-        return FAILS, f"{detail}; of a user namespace only", "Be root outside of it (sudo)."
+        return FAILS, f"{detail}; in a user namespace only", "Run it as root outside of it (sudo)."
     if "CAP_SYS_ADMIN" not in facts.capabilities:
         lacks = ", ".join(name for name in wanted if name not in has)
         return (

@@ -66,7 +66,7 @@ def _unjudged(job: Job) -> list[str]:
     if (longest := longest_unjudged(job.ranks)) is None:
         return []
     return [
-        "one step of each of few ranks does not tell how much steps differ, so none is called slow; longest: "
-        f"rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
+        "with one step of few ranks it is not known how much steps differ, so no rank is called slow; "
+        f"longest: rank {longest.ranks[0]}, {longest.slow}, {duration_text(longest.own_ns)}, usual "
         f"{duration_text(longest.usual_ns)}. Record more steps, each in a range that is called step"
     ]

@@ -53,10 +53,10 @@ def slow(job: Job) -> Table:
         for one in job.stragglers
     ]
     note = (
-        "Times of one step, on the average. usual: the median of the ranks that do the same work. GPU: its "
-        "kernels take longer. data loading: the GPU idles while data is loaded. host: the GPU idles "
-        f"otherwise. {LINK}: the length of a transfer, and that in process groups alike. costs: how long "
-        "others wait for this rank, because of what it does itself; of a link, how much longer the "
+        "Mean times of one step. usual: the median of the ranks that do the same work. GPU: its kernels take "
+        "longer. data loading: the GPU idles while data is loaded. host: the GPU idles for another reason. "
+        f"{LINK}: the time is the length of a transfer, and usual is the length in similar process groups. "
+        "costs: how long others wait for this rank because of its own work; for a link, how much longer the "
         "transfers take."
     )
     empty = "No rank is slower than the ranks that do the same work."
@@ -84,8 +84,8 @@ def waited_for(job: Job) -> Table:
         Column("kind", "straggler"),
     )
     note = (
-        "steps: in how many of them the others waited longest because of this rank. persists: in half of "
-        "the steps or more, early and late ones; not known: of one step."
+        "steps: the number of steps in which the others waited longest because of this rank. persists: these "
+        "are half of the steps or more, early and late ones; not known: there is one step only."
     )
     return Table(
         "waited_for", "Ranks that others waited for longest", columns, rows, note, empty=_NO_COLLECTIVES
@@ -129,10 +129,10 @@ def ranks(job: Job) -> Table:
         )
     rows.sort(key=lambda row: (-row[-1], row[0]))
     note = (
-        "Times of one step, on the average. exposed: communication without compute at the same time. "
-        "loading: the GPU idles while data is loaded. waits: in collectives, for the rank that came last. "
-        "came last: how often. others wait: because this rank worked longer than they did; not because it "
-        "was delayed itself."
+        "Mean times of one step. exposed: communication without compute at the same time. loading: the GPU "
+        "idles while data is loaded. waits: in collectives, for the rank that came last. came last: how "
+        "often. others wait: the time that others wait because this rank worked longer than they did, not "
+        "because it was delayed itself."
     )
     return Table("ranks", "Ranks", columns, rows, note)
 
@@ -177,13 +177,13 @@ def collectives(job: Job) -> Table:
         )
     rows.sort(key=lambda row: (-row[6] * row[4], row[0], row[1]))
     note = (
-        "transfer: how long the rank took that came last. waits: how much longer the others took, on the "
-        "average. last: the rank that came last most often. which: the ranks that recorded it."
+        "transfer: the time of the rank that came last. waits: how much longer the others took, in the mean. "
+        "last: the rank that came last most often. which: the ranks that recorded the collective."
     )
     if rows and not any(job.groups["process_group"]):
         note += (
-            " No recording names process groups: all ranks are taken for one group. capture --hook nccl, and "
-            "PyTorch's profiler, name them."
+            " No recording names process groups, so all ranks are treated as one group. capture --hook nccl "
+            "and PyTorch's profiler record the names."
         )
     return Table("collectives", "Collectives", columns, rows, note, empty=_NO_COLLECTIVES)
 
@@ -245,10 +245,10 @@ def critical_path(job: Job, step: int) -> Table:
         Column("times", "times", "count", True),
     )
     note = (
-        "What the step waited for: shorten one of these, and the step becomes shorter, until another path "
-        "is the longest. GPU idle: with the range of the program that was open."
+        "The step takes as long as these take together. If one becomes shorter, so does the step, until "
+        "another path is the longest. GPU idle: with the range of the program that was open."
     )
-    empty = f"No path is known of step {step}: it has too many collectives, as where nothing marks steps."
+    empty = f"The path of step {step} is not known: it has too many collectives. Mark the steps as ranges."
     title = f"Critical path of step {step}"
     return Table("critical_path", title, columns, rows, note, empty=empty)
 

@@ -35,7 +35,7 @@ from tracepipe.readers.sorted_rows import Rows
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
 _LIST = re.compile(rb"\[\s*(?:\{|\]|$)")
-_OVERFLOWN: Final = "VizTracer's buffer was full: it has the last events, and not how many came before"
+_OVERFLOWN: Final = "VizTracer's buffer was full: the first events are missing, their number is not known"
 # An event at 0 has no time, if all others are more than a day later.
 _DAY_NS: Final = 24 * 3600 * 10**9
 

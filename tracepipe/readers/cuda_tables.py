@@ -97,13 +97,13 @@ _WHOLE_SECONDS = (
 _NO_TIMES = "is missing: rows keep their order and are placed 1 µs apart (args.placed_by)"
 _OTHER_TABLE = "is of another table, whose rows have no place among the times of this one"
 _NO_THREADS = (
-    "begins while another call of its process runs, and the table names no threads: exits are matched "
-    "by name alone, with the first call of a name to begin, and after a loss with the last"
+    "begins while another call of its process runs, and the table names no threads: an exit is matched with "
+    "the call of its name that began first or, after a loss, last"
 )
 _NO_EXITS = "the table has no exits: calls are drawn as instants"
 _MAY_BE_KIND = (
-    "may be the kind: cuda_events.bt prints cudaMemcpy's fourth argument as its size, and a fifth, which it "
-    "has not, as its kind; no direction is taken from such rows"
+    "may be the kind: cuda_events.bt prints the fourth argument of cudaMemcpy as its size, and as its kind a "
+    "fifth, which does not exist; no direction is taken from such rows"
 )
 _OWN_NAME = "is a name by the tool's own numbering, which differs from CUDA's above 9"
 

@@ -14,7 +14,7 @@ NO_TIME: Final[Fault] = (
     "is missing: the line has no place in time; --undated between places it between its neighbours",
 )
 SAID: Final = "is missing: such lines are placed between their neighbours (args.placed)"
-NO_NEIGHBOUR: Final[Fault] = "ts", "is missing, as that of every line around it"
+NO_NEIGHBOUR: Final[Fault] = "ts", "is missing, and so are the times of all lines around it"
 # The most lines that wait for one with a time. Beyond that, they get the time of the last one.
 _WAITING_MAX: Final = 1 << 12
 

@@ -60,17 +60,17 @@ REPORTS = _Reports(
         "summary": "How the GPUs spent their time; then counts, times and sizes: calls, launches, "
         "memory, copies, ioctls.",
         "timeline": "The timeline on the terminal: layers of threads, streams of GPUs, running warps.",
-        "layers": "What calls cost at each layer: in themselves, in ioctls, in the driver, "
+        "layers": "Time of calls at each layer: in the call itself, in ioctls, in the driver, "
         "off-CPU, on the GPU.",
         "gaps": "Idle times of each GPU: how long, what the CPU did then, which call ended them.",
         "lines": "Which lines of Python use the GPU's time: kernels, copies, allocations by line.",
         "annotations": "What the GPU did for each range that the program marked (NVTX): wall, busy, idle.",
         "memory": "Allocations: peak, over time, by call; never freed, freed twice, freed and "
         "never allocated.",
-        "diff": "Compare runs of two sides: what differs by more than runs of one side do, and by how much.",
+        "diff": "Compare two runs, or two sets of runs: what differs, by how much, and whether by chance.",
         "warps": "Warps of each kernel: lifetimes, skew, occupancy; divergence, strides, stragglers, "
         "waves, imbalance.",
-        "stalls": "What warps of each kernel waited for: stall reasons, instructions, lines of the source.",
+        "stalls": "Why the warps of each kernel waited: stall reasons, instructions, lines of the source.",
         "plot": "Pictures: warps on the SMs over time, exit skew, latencies, idle GPUs; PNG, SVG or HTML.",
         "html_report": "One HTML page with the reports and the pictures; it needs no network.",
         "export": "Tables for DuckDB, Polars, Spark, pandas: a Parquet file for each layer.",

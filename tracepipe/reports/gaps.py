@@ -181,9 +181,9 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: Hos
         Column("after_ns", "after", "ns"),
     )
     note = (
-        "States of the thread that launched the next work. Each ns counts once, for the innermost state: "
-        "off-CPU before driver before system call before the call itself"
-        f"{f', and that before {states.hooked}' if HOOKED in states.states else ''}. "
+        "States of the thread that launched the next work. Each ns counts once, for the innermost state. "
+        "From the innermost: off-CPU, driver, system call, the call itself"
+        f"{f', {states.hooked}' if HOOKED in states.states else ''}. "
         "Percentiles: of the time per gap."
     )
     return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)

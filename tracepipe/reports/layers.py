@@ -26,9 +26,9 @@ from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 
 _EXCLUSIVE = (
-    "Each ns of a call counts once, for the innermost layer: off-CPU before driver before system call before "
-    "the call itself. With inner: all the time in a layer, including the layers inside it. Calls: how many "
-    "spent time there; percentiles are over all calls, with 0 for the others. GPU: the work that a call "
+    "Each ns of a call counts once, for the innermost layer. From the innermost: off-CPU, driver, system "
+    "call, the call itself. With inner: all the time in a layer, including the layers inside it. Calls: how "
+    "many spent time there; percentiles are over all calls, with 0 for the others. GPU: the work that a call "
     "launched runs during and after the call, so it is not part of the call's time."
 )
 _SLOWEST = 5

@@ -92,8 +92,9 @@ def side_by_side(stalls: Run, warps: Run, names: Iterable[str]) -> tuple[list[Ta
         return [], [_nothing_common(stalls, warps)]
     rows = [_row(kernel) for kernel in kernels]
     note = (
-        "Of two recordings: samples and their main reason; active warps of an SM in the mean, and as many as "
-        "the launch allows; the median skew of the warps of a block; and the kinds of findings."
+        "Samples and main reason: of the recording of stall reasons. The rest: of the recording of warps. "
+        "Warps/SM: the mean number of active warps of an SM; allowed: the most that the launch allows. Skew: "
+        "the median skew of the warps of a block."
     )
     table = Table("beside", "Stall reasons and what warps show", _COLUMNS, rows, note)
     return [table, _together(kernels)], [*_notes(kernels, left_out)]
@@ -211,7 +212,7 @@ def _together(kernels: list[_Kernel]) -> Drawing:
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         yield "How they are related"
         if not data:
-            yield "Nothing: no stall reason and finding of one kernel explain each other."
+            yield "Nothing: in no kernel do a stall reason and a finding explain each other."
         for one in data:
             text = f"{one['kernel']}: {one['sentence']}"
             yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
@@ -242,14 +243,14 @@ def _at_barriers(one: _Kernel) -> _Sentence | None:
     apart, block = one.found("divergence"), one.found("straggler") or one.found("imbalance")
     if late:
         text = (
-            f"some warps of a block are late. {late.evidence}. The others wait for them at __syncthreads(): "
-            "both have one cause. Divide the work of a block evenly among its warps."
+            f"some warps of a block are late. {late.evidence}. The others wait for them at __syncthreads(), "
+            "so both have one cause. Divide the work of a block evenly among its warps."
         )
         return ("barrier",), late.kind, f"{begin} {text}"
     if apart:
         text = (
-            f"the lanes of a warp exit apart. {apart.evidence}. A warp is at a barrier when its slowest lane "
-            "is, and the other warps of the block wait for it."
+            f"the lanes of a warp exit apart. {apart.evidence}. A warp reaches a barrier when its slowest "
+            "lane does, and the other warps of the block wait for it."
         )
         return ("barrier",), apart.kind, f"{begin} {text}"
     if one.skew_ns and one.skew_percent and one.skew_percent >= _MUCH_SKEW:
@@ -261,8 +262,8 @@ def _at_barriers(one: _Kernel) -> _Sentence | None:
         return ("barrier",), None, f"{begin} {text}"
     if block:
         text = (
-            f"some blocks take longer. {block.evidence}. A barrier holds only the warps of one block: both "
-            "have one cause where the additional work of such a block falls on a few of its warps."
+            f"some blocks take longer. {block.evidence}. A barrier holds only the warps of one block, so "
+            "both have one cause if a few warps of such a block do its additional work."
         )
         return ("barrier",), block.kind, f"{begin} {text}"
     return None
@@ -278,7 +279,8 @@ def _of_branches(one: _Kernel) -> _Sentence | None:
     if branches >= _BRANCHES:
         text = (
             f"{branches:.0f}% of the samples are branch_resolving, and the lanes of a warp exit apart. "
-            f"{evidence}. A branch by lane costs both: its target is waited for, and its sides run in turn."
+            f"{evidence}. A branch that differs between lanes causes both: warps wait for its target, and "
+            "its two sides run one after the other."
         )
         return ("branch_resolving",), apart.kind, text
     share = one.group_percent("issue")
@@ -287,7 +289,7 @@ def _of_branches(one: _Kernel) -> _Sentence | None:
     reasons = tuple(sorted(reason for reason in one.samples if group_of(reason) == "issue"))
     text = (
         f"{share:.0f}% of the samples are of warps that issue or could issue, and the lanes of a warp exit "
-        f"apart. {evidence}. Then an instruction is issued for a part of the lanes: less work is done than "
+        f"apart. {evidence}. Then an instruction runs for some of the lanes only: less work is done than "
         "that share suggests."
     )
     return reasons, apart.kind, text
@@ -301,7 +303,7 @@ def _of_few_warps(one: _Kernel) -> _Sentence | None:
     reasons = tuple(sorted(reason for reason in one.samples if group_of(reason) == "memory"))
     begin = f"{share:.0f}% of the samples wait for memory, and"
     if (wave := one.found("wave", "blocks")) is not None:
-        text = f"the last wave is small. {wave.evidence}. Few warps are there in it to hide the waiting."
+        text = f"the last wave is small. {wave.evidence}. It has too few warps to hide the waiting."
         return reasons, wave.kind, f"{begin} {text}"
     achieved = one.occupancy.get("achieved_percent")
     if achieved is None or achieved > _FEW_WARPS:
@@ -314,7 +316,7 @@ def _of_few_warps(one: _Kernel) -> _Sentence | None:
         else f"; the launch allows {allowed:.4g}" + (f", limited by {limited}" if limited else "")
     )
     text = (
-        f"an SM has {active:.3g} active warps in the mean, {achieved:.0f}% of those that it can hold"
+        f"an SM has {active:.3g} active warps on average, {achieved:.0f}% of those that it can hold"
         f"{of_launch}. More warps at a time would hide more of the waiting."
     )
     return reasons, None, f"{begin} {text}"

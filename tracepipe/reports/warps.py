@@ -359,7 +359,7 @@ def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
         if kernel.rows_mixed:
             yield (
                 f"note: the recording names no blocks, and thread indices of {kernel.kernel} recur in "
-                "another order: threads of several blocks are mixed, and only what shows anyway is found"
+                "another order: threads of several blocks are mixed, so small effects are not found"
             )
 
 

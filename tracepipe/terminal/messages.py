@@ -16,7 +16,8 @@ Progress = Callable[[int, int], None]
 """Called with the bytes read and the total bytes, 0 if unknown."""
 _QUIET_S = 1.0
 UNDATED_HELP = (
-    "Skip and count lines without a time that stand among others, or place them between their neighbours."
+    "Treat lines without a time, among lines with one, like this: skip and count them, or place them between "
+    "their neighbours."
 )
 
 

@@ -34,8 +34,10 @@ from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 
 _COMM_BYTES = 16
 _OVER = 1 << 62  # in Control.ASKED_NS: OVER of probes.bpf.c
-_MISSED = "at most: the kernel ran no program, as another was under way on the processor"
-_UNSEEN = "wakeups and migrations in interrupts of perf or of another BPF program, where the kernel runs none"
+_MISSED = "at most: the kernel skipped the probe's program, as another program was running on the processor"
+_UNSEEN = (
+    "wakeups and migrations in interrupts of perf or of another BPF program: the kernel runs no second one"
+)
 
 
 class ProbeAttachment:

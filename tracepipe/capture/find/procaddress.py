@@ -89,7 +89,7 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
     """
     if path.startswith("/proc/"):
         why = "it was deleted, or it is in another container"
-        notify(f"{path} could not be asked for functions that it does not export: {why}")
+        notify(f"{path} could not be searched for functions that it does not export: {why}")
         return []
     task = {"path": path, "names": sorted(names), "versions": _VERSIONS, "flags": [_DEFAULT, _PER_THREAD]}
     try:
@@ -97,7 +97,7 @@ def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[
         size_bytes = Path(path).stat().st_size
     except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
         reason = "no answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-        notify(f"{path} could not be asked for functions that it does not export: {reason}")
+        notify(f"{path} could not be searched for functions that it does not export: {reason}")
         return []
     return _named(answer, set(names), size_bytes)
 

@@ -107,9 +107,9 @@ def check(request: CaptureRequest) -> None:
                 f"Use --gpu {GPU_LAYERS[layer]}.",
             )
     if given and request.gpu not in ("auto", "warps"):
-        alone = "leaves the GPUs alone" if request.gpu == "off" else "records every kernel"
+        does = "records nothing of the GPUs" if request.gpu == "off" else "records every kernel, and no warps"
         raise TracepipeError(
-            f"--gpu {request.gpu} {alone}: it does not take {given}.", f"Use {given} with --gpu warps."
+            f"--gpu {request.gpu} {does}: it cannot be used with {given}.", f"Use {given} with --gpu warps."
         )
     warp_options(request).check()
     interval_ns = request.gpu_counters_ns
@@ -144,7 +144,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
     by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
     if by:
         raise TracepipeError(
-            f"CUPTI samples what warps wait for, and cannot be used together with {by}.",
+            f"CUPTI samples stall reasons, and cannot be used together with {by}.",
             "Make two recordings: one with --gpu-stalls, and one of the warps.",
         )
     if request.gpu_counters_ns is not None:
@@ -154,7 +154,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
         )
     if not request.command:
         raise TracepipeError(
-            "What warps wait for can be sampled only from a program's start.",
+            "Stall reasons can be sampled only from a program's start.",
             "Give a command after --.",
         )
 

@@ -22,10 +22,10 @@ _COLUMNS: Final = (
     Column("limited_by", "limited by"),
 )
 _NOTE: Final = (
-    "Achieved: active warps of an SM that had any, the mean over a launch's duration, of those that an SM "
-    "can hold. Theoretical: what the launch allows, by what limits it. Less is achieved where a grid or its "
-    "last wave is small, where blocks last for different times, and where the recording's own code in the "
-    "kernel needs registers."
+    "Achieved: the mean number of active warps over a launch's duration, on SMs that had any, as a share of "
+    "the warps that an SM can hold. Theoretical: the share that the launch allows; limited by: what limits "
+    "it. The achieved share is lower if the grid or its last wave is small, if blocks last for different "
+    "times, or if the recording's own code in the kernel needs registers."
 )
 
 

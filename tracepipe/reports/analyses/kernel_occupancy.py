@@ -38,9 +38,9 @@ _COLUMNS: Final = (
     Column("limited_by", "limited by"),
 )
 _NOTE: Final = (
-    "Of a block: threads, registers of each thread, shared memory. Warps/SM: the most of such a launch that "
-    "an SM can hold, and as a share of those that it can hold at all. By the first launches of each kernel "
-    "and size of block."
+    "Threads, shared memory: of a block. Registers: of a thread. Warps/SM: the most warps of such a launch "
+    "that an SM can hold; occup.: their share of the warps that an SM can hold at all. A row is computed "
+    "from the first launches of a kernel with that block size."
 )
 
 

@@ -176,7 +176,7 @@ class Process:
         filters = int(status.get("Seccomp_filters", "0"))
         if filters > _own_filters():
             raise CaptureUnavailable(
-                f"Process {self.pid} has a seccomp filter, which could end it for what the library does.",
+                f"Process {self.pid} has a seccomp filter, which could end it for what the library calls.",
                 _FROM_START,
             )
 

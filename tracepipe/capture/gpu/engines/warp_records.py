@@ -46,7 +46,7 @@ LOST_WHY: Final = {
     5: "no room was left for the exits of warps that diverge",
     7: "the budget of --gpu-warps was used up",
     8: "the kernel launches kernels, and Compute Sanitizer does not see their entries",
-    9: "the graph's node runs on another GPU than its first node",
+    9: "the node runs on another GPU than the first node of its graph",
     10: "its module was loaded while a stream was captured",
     11: "marks were overwritten before they were read, or end a range that did not begin",
 }
