@@ -47,7 +47,7 @@ def dataset(job: tuple[SimulatedJob, Path]) -> Path:
     done = tracepipe("dataset", "build", job[1], "-o", folder)
     assert (done.returncode, done.stdout) == (0, "")
     *_, clocks, wrote = done.stderr.splitlines()
-    assert clocks.startswith("clocks: 2 of 2 are on that of node000: realtime, within ")
+    assert clocks.startswith("clocks: 2 of 2 are placed on node000: realtime, within ")
     assert wrote == f"wrote {folder}: 4 ranks (4 written, 0 unchanged, 0 left out)"
     return folder
 

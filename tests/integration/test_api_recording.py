@@ -148,7 +148,7 @@ def test_a_flight_recorder_is_written_when_the_program_asks_for_it(tmp_path: Pat
     ]
     assert 0 < sleeps[0] < sleeps[1]
     plain = tracepipe.capture(output=tmp_path / "plain.jsonl", options=QUICK)
-    with pytest.raises(tracepipe.TracepipeError, match="Nothing is kept"):
+    with pytest.raises(tracepipe.TracepipeError, match="keeps no last events"):
         plain.write_now()
 
 

@@ -100,10 +100,10 @@ def test_threads_are_answered_while_another_one_waits_for_the_end(recorder: Call
 def test_windows_that_no_program_begins_are_refused_at_once(recorder: Callable[..., None]) -> None:
     recorder("send(Began())", "assert heard() == 'stop'", "send(SUMMARY)")
     with tracepipe.capture(output="x", options=tracepipe.CaptureOptions(layers=(), start_on="signal")) as run:
-        with pytest.raises(tracepipe.TracepipeError, match="begins when the program") as refused:
+        with pytest.raises(tracepipe.TracepipeError, match="do not begin with begin_window") as refused:
             run.begin_window()
         assert refused.value.hint == 'Give start_on="api".'
-        with pytest.raises(tracepipe.TracepipeError, match="ends when the program"):
+        with pytest.raises(tracepipe.TracepipeError, match="do not end with end_window"):
             run.end_window()
     later = tracepipe.capture(output="x", options=BY_API)
     with pytest.raises(tracepipe.TracepipeError, match="x is not being recorded"):

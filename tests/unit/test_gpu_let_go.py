@@ -99,7 +99,7 @@ def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Reco
     (loss,) = recorded.of("loss")
     assert (loss["layer"], loss["count"]) == ("gpu_kernel", 4)
     assert "another profiler took over CUPTI in process" in loss["reason"]
-    assert "4 launches have no kernel, and later ones could not be seen" in loss["reason"]
+    assert "no kernels of 4 launches and all later ones" in loss["reason"]
     assert recorded.renderer.losses == {"gpu_kernel": 4}
     assert [note for note in recorded.renderer.notes if "another profiler" in note]
     assert recorded.do("asked") == "asked for some", "CUPTI is the other's"

@@ -78,7 +78,7 @@ def beside(stalls: Path, warps: Path, **options: Any) -> dict[str, Any]:
             SyntheticKernel(late_lanes=(31,), delay=0.2),
             {"branch_resolving": 80, "long_scoreboard": 920},
             "divergence",
-            ("8% of the samples are branch_resolving", "its sides run in turn"),
+            ("8% of the samples are branch_resolving", "its two sides run one after the other"),
         ),
         (
             SyntheticKernel(late_lanes=(31,), delay=0.2),

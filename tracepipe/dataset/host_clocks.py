@@ -120,8 +120,9 @@ def related(found: Alignment, relations: Iterable[Relation], clocks: list[str]) 
         if away_ns > 0:
             del placements[one.clock]
             refused[one.clock] = (
-                f"its collectives and the header of a capture place it {duration_text(away_ns)} apart from "
-                f"{clocks[one.other]}: these are not the same collectives, or CLOCK_REALTIME was set"
+                f"its collectives contradict what the header of a capture says of {clocks[one.other]}, by "
+                f"{duration_text(away_ns)} more than all bounds: these are not the same collectives, or "
+                "CLOCK_REALTIME was set"
             )
     for one in all_of_them:
         if one.clock in refused and one.clock not in found.placements and one.other in placements:
