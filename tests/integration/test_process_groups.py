@@ -140,4 +140,6 @@ def test_a_recording_that_begins_later_has_no_known_groups(standin: Path, tmp_pa
     for remark in remarks:
         assert remark.startswith("calls of NCCL whose process groups are not known: ")
     report = tracepipe("ranks", tmp_path / "ds")
-    assert "No recording names process groups, so all ranks are treated as one group." in " ".join(report.split())
+    assert "No recording names process groups, so all ranks are treated as one group." in " ".join(
+        report.split()
+    )

@@ -99,7 +99,7 @@ def test_what_another_profiler_takes_over_is_a_loss_with_a_reason(recorded: Reco
     (loss,) = recorded.of("loss")
     assert (loss["layer"], loss["count"]) == ("gpu_kernel", 4)
     assert "another profiler took over CUPTI in process" in loss["reason"]
-    assert "no kernels of 4 launches and all later ones" in loss["reason"]
+    assert "kernels of 4 launches and all later ones are lost" in loss["reason"]
     assert recorded.renderer.losses == {"gpu_kernel": 4}
     assert [note for note in recorded.renderer.notes if "another profiler" in note]
     assert recorded.do("asked") == "asked for some", "CUPTI is the other's"
@@ -114,7 +114,7 @@ def test_the_loss_is_reported_too_where_the_program_ends(recorded: Recorded) -> 
     assert recorded.end() == 0
     (loss,) = recorded.of("loss")
     assert (loss["layer"], loss["count"]) == ("gpu_kernel", 1), "one at least"
-    assert loss["reason"].endswith(": later launches could not be seen")
+    assert loss["reason"].endswith(": kernels of later launches are lost")
 
 
 @pytest.mark.slow
