@@ -217,7 +217,9 @@ class KernelsRenderer(ChannelRenderer):
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
             count = self._process(record.pid).launches.take_waiting()
             counted = f"{count} launches and all later ones" if count else "later launches"
-            reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {counted} are lost"
+            reason = (
+                f"another profiler took over CUPTI in process {record.pid}: kernels of {counted} are lost"
+            )
             self._note(f"{reason}; run the program without that profiler to record them")
             # At least 1, as something was lost even if no launch is known.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
