@@ -1,6 +1,7 @@
 // A program that says of itself what NVTX can say.
 //
 //     annotated all          one of each
+//     annotated payloads     ranges and a mark with extended payloads, as NCCL's
 //     annotated many N       N ranges, each with one inside, on each of 4 threads
 //     annotated fork         a range open over a fork, and one in the child
 //     annotated steps N      N ranges in one of the thread, and all in one of the process
@@ -14,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtPayload.h>
 #include <string>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -43,6 +45,16 @@ static_assert(unsigned(tracepipe::nvtx::DOMAIN_CREATE_W) == NVTX_CBID_CORE2_Doma
 static_assert(int(tracepipe::nvtx::MESSAGE_REGISTERED) == NVTX_MESSAGE_TYPE_REGISTERED);
 static_assert(int(tracepipe::nvtx::PAYLOAD_FLOAT) == NVTX_PAYLOAD_TYPE_FLOAT);
 static_assert(int(tracepipe::nvtx::COLOR_ARGB) == NVTX_COLOR_ARGB);
+
+static_assert(tracepipe::nvtx::PAYLOADS == NVTX_EXT_PAYLOAD_MODULEID);
+static_assert(size_t(tracepipe::nvtx::MARK_PAYLOAD) == NVTX3EXT_CBID_nvtxMarkPayload);
+static_assert(size_t(tracepipe::nvtx::RANGE_POP_PAYLOAD) == NVTX3EXT_CBID_nvtxRangePopPayload);
+static_assert(size_t(tracepipe::nvtx::RANGE_END_PAYLOAD) == NVTX3EXT_CBID_nvtxRangeEndPayload);
+static_assert(offsetof(tracepipe::nvtx::Extension, module) == offsetof(nvtxExtModuleInfo_t, moduleId));
+static_assert(offsetof(tracepipe::nvtx::Extension, segments) == offsetof(nvtxExtModuleInfo_t, segments));
+static_assert(sizeof(tracepipe::nvtx::Extension) <= sizeof(nvtxExtModuleInfo_t));
+static_assert(sizeof(tracepipe::nvtx::ExtensionSegment) == sizeof(nvtxExtModuleSegment_t));
+static_assert(offsetof(tracepipe::nvtx::ExtensionSegment, slots) == offsetof(nvtxExtModuleSegment_t, functionSlots));
 
 static nvtxEventAttributes_t named(const char *name) {
     nvtxEventAttributes_t given{};
@@ -98,6 +110,20 @@ static void all() {
     nvtxRangeEnd(fourth);
     nvtxMarkA(nullptr);
     nvtxRangePushA("open at the end");
+}
+
+static void payloads() {
+    nvtxDomainHandle_t data = nvtxDomainCreateA("data");
+    nvtxEventAttributes_t given = named("pushed with a name");
+    int32_t ranks = 4;
+    nvtxPayloadData_t payload{NVTX_PAYLOAD_ENTRY_TYPE_INT32, sizeof ranks, &ranks};
+    nvtxDomainRangePushEx(data, &given);
+    int inner = nvtxRangePushPayload(data, &payload, 1);
+    nvtxMarkPayload(data, &payload, 1);
+    nvtxDomainRangePop(data);
+    printf("%d %d\n", inner, nvtxRangePopPayload(data, &payload, 1));
+    nvtxRangeEndPayload(data, nvtxRangeStartPayload(data, &payload, 1), &payload, 1);
+    nvtxDomainMarkEx(data, &given);
 }
 
 static void many(int count) {
@@ -170,6 +196,7 @@ int main(int count, char **given) {
     const char *what = count > 1 ? given[1] : "";
     long number = count > 2 ? atol(given[2]) : 0;
     if (!strcmp(what, "all")) all();
+    if (!strcmp(what, "payloads")) payloads();
     if (!strcmp(what, "many")) many(int(number));
     if (!strcmp(what, "fork")) forked();
     if (!strcmp(what, "steps")) steps(int(number));

@@ -72,6 +72,25 @@ def test_all_annotations_of_a_program_are_recorded(program: Path, tmp_path: Path
     assert lines[0]["engine"] == "none, nvtx"
 
 
+def test_ranges_that_end_with_a_payload_end(program: Path, tmp_path: Path) -> None:
+    """NVTX has an extension for payloads. NCCL ends the range of ncclCommInitRank with it."""
+    lines, done = captured(tmp_path, program, "payloads")
+    name = "pushed with a name"
+    assert shown(lines) == [
+        ("B", name, "data", None, None),
+        ("B", "unnamed", "data", None, None),
+        ("I", "unnamed", "data", None, None),
+        ("E", "unnamed", "data", None, None),
+        ("E", name, "data", None, None),
+        ("B", "unnamed", "data", 0, None),
+        ("E", "unnamed", "data", 0, None),
+        ("I", name, "data", None, None),
+    ]
+    assert done.stdout == "1 0\n"
+    without = subprocess.run([program, "payloads"], capture_output=True, text=True, check=True)
+    assert without.stdout == "-2 -2\n"  # NVTX_NO_PUSH_POP_TRACKING
+
+
 def test_annotations_of_a_python_program_say_where_they_were_made(program: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     loading = f"library = ctypes.CDLL({str(program.with_suffix('.so'))!r})"

@@ -2,7 +2,7 @@
 // Records a program's NVTX annotations into the channel as the program makes them.
 //
 //     NVTX in the program ──InitializeInjectionNvtx2──▶ functions in its tables ──▶ a record a call ──▶ channel
-//     (NVTX_INJECTION64_PATH)
+//     (NVTX_INJECTION64_PATH)     InitializeInjectionNvtxExtension
 //
 // Each library of the program that was built with NVTX has its own tables, and has them filled at its first
 // NVTX call. A range allocates nothing, takes no lock and makes no system call, except for a new Python
@@ -267,6 +267,20 @@ void fill_core2(nvtx::Function **table, unsigned size) {
     set(nvtx::DOMAIN_CREATE_W, +[](const wchar_t *name) { return domain_of(name); });
 }
 
+// Payloads are not recorded, so what such a call begins by a payload alone has no name.
+void fill_payloads(const nvtx::ExtensionSegment &segment) {
+    auto set = [&](size_t at, auto *function) {
+        if (at < segment.slot_count) segment.slots[at] = reinterpret_cast<intptr_t>(function);
+    };
+    using Payload = const nvtx::PayloadData *;
+    constexpr const Attributes *UNNAMED = nullptr;
+    set(nvtx::MARK_PAYLOAD, +[](Domain domain, Payload, size_t) { mark(handle(domain), UNNAMED); });
+    set(nvtx::RANGE_PUSH_PAYLOAD, +[](Domain domain, Payload, size_t) { return push(handle(domain), UNNAMED); });
+    set(nvtx::RANGE_POP_PAYLOAD, +[](Domain domain, Payload, size_t) { return pop(handle(domain)); });
+    set(nvtx::RANGE_START_PAYLOAD, +[](Domain domain, Payload, size_t) { return start(handle(domain), UNNAMED); });
+    set(nvtx::RANGE_END_PAYLOAD, +[](Domain domain, uint64_t number, Payload, size_t) { end(handle(domain), number); });
+}
+
 void wait_for_end(void *) {
     constexpr long LOOK_MS = 25;
     if (!windows.are_asked()) channel.wait_until_over();
@@ -315,5 +329,12 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(n
     unsigned size = 0;
     if (callbacks->get_module_function_table(nvtx::CORE, &table, &size)) fill_core(table, size);
     if (callbacks->get_module_function_table(nvtx::CORE2, &table, &size)) fill_core2(table, size);
+    return 1;
+}
+
+// Called once for each extension of each library. Functions that are not filled in do nothing.
+extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtxExtension(nvtx::Extension *extension) {
+    if (extension->struct_size < sizeof *extension || !is_begun()) return 0;
+    if (extension->module == nvtx::PAYLOADS && extension->segment_count) fill_payloads(extension->segments[0]);
     return 1;
 }

@@ -32,6 +32,23 @@ enum Core2 : unsigned {
     DOMAIN_CREATE_A, DOMAIN_CREATE_W,
 };
 
+// Extensions of NVTX have tables of their own. That of extended payloads has further functions that begin and end
+// ranges: NCCL pushes some of its ranges with RANGE_PUSH_EX, and pops them with RANGE_POP_PAYLOAD.
+constexpr uint16_t PAYLOADS = 2;
+enum PayloadFunction : size_t {
+    MARK_PAYLOAD = 2, RANGE_PUSH_PAYLOAD, RANGE_POP_PAYLOAD, RANGE_START_PAYLOAD, RANGE_END_PAYLOAD,
+};
+struct ExtensionSegment {
+    size_t id, slot_count;
+    intptr_t *slots;  // a function each
+};
+struct Extension {  // only what is used here: it continues
+    uint16_t nvtx_version, struct_size, module, compatibility;
+    size_t segment_count;
+    ExtensionSegment *segments;
+};
+struct PayloadData;
+
 // A domain and a registered string; the tool decides what they point to.
 using Domain = const void *;
 using String = const void *;
