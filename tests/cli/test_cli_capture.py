@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.cli.test_cli import run
 from tracepipe.capture.find.cubin import Kernel
 from tracepipe.capture.find.kernel_list import KernelListing, KernelRow
 from tracepipe.capture.request import CaptureRequest, Filters, Limits
-from tracepipe.capture.summary import CaptureSummary
+from tracepipe.capture.summary import CaptureSummary, Recording, summary_lines
 from tracepipe.cli import app
 from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
@@ -132,6 +133,21 @@ def test_a_recording_is_called_after_what_it_is_of(
     code, _, err = run("capture", *options)
     assert code == 0
     assert err.startswith(f"{name}: 4 userspace in 2.50 s, by bcc 0.26.0\n")
+
+
+@pytest.mark.parametrize(
+    ("counts", "samples", "text"),
+    [
+        ({}, 112, "112 samples of what warps wait for (tracepipe stalls)"),
+        ({"gpu_kernel": 2}, 7, "2 gpu_kernel, 7 samples of what warps wait for (tracepipe stalls)"),
+        ({}, 0, "no events"),
+    ],
+)
+def test_samples_are_stated_beside_events(counts: dict[str, int], samples: int, text: str) -> None:
+    summary = replace(SUMMARY, counts=counts, stall_samples=samples)
+    assert next(summary_lines("x.jsonl", summary)) == f"x.jsonl: {text} in 2.50 s, by bcc 0.26.0"
+    one = Recording("x-1.jsonl", counts, {}, {}, {}, 10**9, "stopped", 10**6, samples)
+    assert one.text == f"x-1.jsonl: {text} of the last 1.00 s, by stopped; written in 0.00 s"
 
 
 def test_losses_and_filters_are_reported(run: Run, asked: list[CaptureRequest]) -> None:

@@ -35,6 +35,7 @@ class FakeDevice:
     sees: Mapping[str, Path] = MappingProxyType({})
     counters: tuple[Mapping[str, Any], ...] = ()
     sampling: tuple[Mapping[str, Any], ...] = ()
+    stall_samples = 112
 
     def __init__(self, chunks: list[bytes]) -> None:
         self.chunks, self.finals, self.is_closed = chunks, [], False
@@ -138,6 +139,7 @@ def test_the_engines_events_are_in_the_file_without_any_privilege(
     assert [event["name"] for event in events if "phase" in event] == ["add", "cuLaunchKernel"] * 2
     assert summary.counts == footer["counts"] == {"userspace": 2, "gpu_kernel": 2}
     assert summary.losses == footer["losses"] == {"gpu_kernel": 5}
+    assert summary.stall_samples == 112, "which are no events"
     assert header["gpus"] == footer["gpus"] == [{"index": 0, "name": "a GPU", "sm_count": 132}]
     assert [turn.begins for turn in device.turns] == [True, False]
     assert header["engine"] == "none, fake"

@@ -112,7 +112,7 @@ def test_samples_are_added_up_by_function_and_reason_and_by_instruction(start: S
         ("reduce", f"{0xABC:016x}", 16),
     }
     assert losses(recorded) == []
-    assert recorded.renderer.notes == ["112 samples of what warps wait for: tracepipe stalls"]
+    assert (recorded.renderer.stall_samples, recorded.renderer.notes) == (112, [])
     assert {record["period_cycles"] for record in recorded.of("gpu_stall")} == {1 << 18}
 
 

@@ -239,6 +239,7 @@ class _Session:
             error=error,
             hint=hint,
             recordings=tuple(self._recorder.recordings) if self._recorder else (),
+            stall_samples=self.device.renderer().stall_samples if self.device else 0,
         )
 
     def _store(self) -> Store:

@@ -21,7 +21,7 @@ class RecordedWindows:
 @dataclass(frozen=True, slots=True)
 class Recording:
     """A recording that a flight recorder wrote: events by layer, lost events, events that did not fit, how
-    much time it holds, why it was written, and how long that took.
+    much time it holds, why it was written, how long that took, and samples of what warps wait for.
     """
 
     path: str
@@ -32,11 +32,12 @@ class Recording:
     span_ns: int
     reason: str
     took_ns: int
+    stall_samples: int = 0
 
     @property
     def text(self) -> str:
         """One line for the user."""
-        counts = counts_text(self.counts)
+        counts = counts_text(self.counts, self.stall_samples)
         wrote = f"written in {self.took_ns / 1e9:.2f} s"
         return f"{self.path}: {counts} of the last {self.span_ns / 1e9:.2f} s, by {self.reason}; {wrote}"
 
@@ -49,7 +50,8 @@ class CaptureSummary:
     target's as a shell gives it: its own, or 128 + the signal that ended it. `windows` is None for a
     recording without windows. `recordings` are those of a flight recorder, whose counts and losses are then
     those of the last one. `error` is "" for a recording that is complete and has the requested name;
-    otherwise it states what went wrong, and `hint` what to do.
+    otherwise it states what went wrong, and `hint` what to do. `stall_samples` are samples of what warps
+    wait for, which are no events.
     """
 
     counts: dict[str, int]
@@ -66,6 +68,7 @@ class CaptureSummary:
     error: str = ""
     hint: str = ""
     recordings: tuple[Recording, ...] = ()
+    stall_samples: int = 0
 
     def check(self) -> None:
         """Raise OutputError for a recording that is not complete, or has another name."""
@@ -73,16 +76,20 @@ class CaptureSummary:
             raise OutputError(self.error, self.hint)
 
 
-def counts_text(counts: Mapping[str, int]) -> str:
-    """The number of events of each layer, as text."""
-    return ", ".join(f"{counts[layer]} {layer}" for layer in LAYERS if counts.get(layer)) or "no events"
+def counts_text(counts: Mapping[str, int], stall_samples: int) -> str:
+    """The number of events of each layer, and of samples, as text."""
+    stated = [f"{counts[layer]} {layer}" for layer in LAYERS if counts.get(layer)]
+    if stall_samples:
+        stated.append(f"{stall_samples} samples of what warps wait for (tracepipe stalls)")
+    return ", ".join(stated) or "no events"
 
 
 def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     """The lines that tell a user about a capture, the most important last."""
     seconds = summary.wall_ns / 1e9
     if not summary.recordings:
-        yield f"{path}: {counts_text(summary.counts)} in {seconds:.2f} s, by {summary.engine}"
+        counts = counts_text(summary.counts, summary.stall_samples)
+        yield f"{path}: {counts} in {seconds:.2f} s, by {summary.engine}"
     else:
         several = "s" if len(summary.recordings) > 1 else ""
         yield f"{len(summary.recordings)} recording{several} in {seconds:.2f} s, by {summary.engine}:"

@@ -146,6 +146,11 @@ class DeviceRenderer(Decoder, Protocol):
         """What processes that sample GPUs took so far, in the form of a footer."""
         ...
 
+    @property
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for so far, which are not counted as events."""
+        ...
+
     def rest(self) -> Iterator[Lines]:
         """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
         MB.

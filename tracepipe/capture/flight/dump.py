@@ -151,6 +151,7 @@ class Dump(threading.Thread):
             kept.end["monotonic_ns"] - self._start_ns,
             kept.reason,
             time.monotonic_ns() - began_ns,
+            self._device.stall_samples if self._device else 0,
         )
 
     def _divided(self) -> tuple[dict[bool, list[bytes]], list[Chunk | Loss]]:

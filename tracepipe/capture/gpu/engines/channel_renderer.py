@@ -56,6 +56,11 @@ class ChannelRenderer(ABC):
         """What processes that sample GPUs took, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
         return []
 
+    @property
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for, which are not counted as events."""
+        return 0
+
     def render(self, chunk: bytes) -> Lines:
         """Lines of one chunk, without those of `rest`; chunks are rendered in the order of their
         collection.

@@ -95,9 +95,9 @@ class KernelsRenderer(ChannelRenderer):
         }
 
     @property
-    def notes(self) -> list[str]:
-        """Messages for the user."""
-        return self._notes + self._stalls.notes
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for, which are not counted as events."""
+        return self._stalls.samples
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and their number."""

@@ -136,6 +136,11 @@ class RendererOver(ChannelRenderer):
         """What processes that sample GPUs took, in the form of a footer."""
         return self._device.sampling
 
+    @property
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for, which are not counted as events."""
+        return self._device.stall_samples
+
     def begin_at(self, start_ns: int | None) -> None:
         """Records rendered from now on began before `start_ns`; None ends that."""
         super().begin_at(start_ns)

@@ -58,12 +58,7 @@ class StallLines:
 
     def __init__(self, kept: Kept, losses: dict[str, int]) -> None:
         self._kept, self._losses = kept, losses
-        self._samples = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """The number of samples, which are not counted as events."""
-        return [f"{self._samples} samples of what warps wait for: tracepipe stalls"] if self._samples else []
+        self.samples = 0
 
     def take_name(self, process: Process, record: GpuRecord) -> None:
         """Take the name of a reason. May raise one of REFUSALS."""
@@ -88,7 +83,7 @@ class StallLines:
         head |= {"gpu": process.gpus.get(gpu, gpu), "period_cycles": 1 << period_log2}
         if record.kind == KIND_STALL_PCS:
             return [{"type": f"{LAYER}_pc"} | head | columns for columns in _by_instruction(process, entries)]
-        self._samples += sum(samples for _, _, samples in entries)
+        self.samples += sum(samples for _, _, samples in entries)
         return [{"type": LAYER} | head | columns for columns in _by_function(process, entries)]
 
     def _loss(self, record: GpuRecord) -> dict[str, Any]:
