@@ -23,6 +23,10 @@ from tests.support.standin import build_standin
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Under sudo a captured command runs as the user who called it, and the folders of tests are root's.
+for name in ("SUDO_COMMAND", "SUDO_GID", "SUDO_UID", "SUDO_USER"):
+    os.environ.pop(name, None)
+
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
 # runs is the same for all examples of a test.
 # A change is judged by the same examples as the one before it: a test of unchanged code does not fail. `make

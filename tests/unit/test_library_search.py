@@ -174,7 +174,6 @@ def test_folders_of_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for folder in (own, given, tmp_path / "pyenv/versions/3.12.1/lib/python3.12/site-packages"):
         folder.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.delenv("SUDO_UID", raising=False)
     monkeypatch.setenv("PYTHONPATH", f"{given}:")
     folders = package_folders(str(environment(tmp_path)))
     assert {own, given} <= set(folders)
