@@ -21,9 +21,8 @@ class Ids:
 
 
 def sudo_ids() -> Ids | None:
-    """Of the user who called sudo; None where this is not root, or root called it.
-
-    Raises TracepipeError for variables that are not ids: what root would do instead is not for it to guess.
+    """The user who called sudo; None if this is not root, or root called it. Raises TracepipeError for
+    variables that are not ids: it does not guess what root would do instead.
     """
     if os.geteuid() != 0 or not os.environ.get("SUDO_UID"):
         return None

@@ -50,7 +50,7 @@ class OutputError(TracepipeError):
 
 
 class CaptureTimeout(TracepipeError):
-    """What was asked of a capture that runs was not done in the time that was given."""
+    """A running capture did not do in time what it was asked for."""
 
 
 class CaptureUnavailable(TracepipeError):

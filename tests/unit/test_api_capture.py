@@ -171,7 +171,7 @@ def test_what_is_written_now_is_the_answer_to_this_call(recorder: Callable[..., 
         with pytest.raises(tracepipe.OutputError, match="There is no room") as failed:
             run.write_now()
         assert failed.value.hint == "Free some."
-        with pytest.raises(tracepipe.CaptureTimeout, match="was not written within 0 s"):
+        with pytest.raises(tracepipe.CaptureTimeout, match="were not written within 0 s"):
             run.write_now(timeout_s=0.0)
         assert run.write_now() == "x-3.jsonl"
     with pytest.raises(tracepipe.TracepipeError, match="is complete"):

@@ -39,9 +39,9 @@ _SPREAD_MAX_NS: Final = 1_000_000
 _BILLION: Final = 1_000_000_000
 _REFINEMENTS: Final = 2
 _OFTEN: Final = 0.4
-"""Of its collectives, a clock that comes last in so many may lie on a line through those alone."""
+"""If a clock comes last in this share of its collectives, they alone may decide its line."""
 _ALWAYS: Final = 0.9
-"""Of its collectives, a clock that comes last in so many comes last each time."""
+"""If a clock comes last in this share of its collectives, it counts as always last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -356,7 +356,8 @@ def _placement(
         # Its line may be one through the ends at which it left late. Its other ends are far from it, but no
         # further than a transfer, and are no mistakes.
         inside |= np.abs(off_ns) <= own.transfer_ns
-    # Of two clocks the common end lies between them, and is as wrong as that of the one that comes last.
+    # With two clocks, the common end lies between them, and is as wrong as the end of the clock that comes
+    # last.
     distances_ns: NDArray[np.float64] = off_ns[inside].astype(np.float64)
     bound_ns = float(np.abs(distances_ns).max()) + _line_error_ns(distances_ns)
     if not line.drift_ppb and clock != reference:

@@ -76,7 +76,7 @@ class Chosen:
 
 
 def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
-    """These ranks of a dataset, all of it where none is named, by number.
+    """The named ranks of a dataset by number, or all of them if none is named.
 
     Raises InputError for a rank that is not there, and for a recording that is gone or has changed;
     ClockError for a rank whose clock is not placed.

@@ -61,7 +61,7 @@ def write_alignment(dataset: Dataset) -> Aligned:
 
 
 def _ends(dataset: Dataset, ranks: list[tuple[str, int, int]], one_of: int) -> Iterator[tuple[Any, ...]]:
-    """Of each rank the columns clock, collective (a hash of what is the same on all ranks), start and end."""
+    """For each rank the columns clock, collective (a hash of what all ranks share), start and end."""
     for host, rank, clock in ranks:
         file = dataset.part("collectives", host, rank)
         if not file.is_file():

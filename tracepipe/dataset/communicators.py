@@ -36,8 +36,9 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Communicated:
-    """Of each of some kernels the one call that it is of, as its place in `asked`: that of None where several
-    may be meant, or none is known. `unknown` is how many calls have a communicator that is not known.
+    """For each of some kernels, the call that it belongs to, as a place in `asked`. The place holds None if
+    several calls may be meant or none is known. `unknown` is the number of calls whose communicator is not
+    known.
     """
 
     place: Int64s
@@ -61,8 +62,8 @@ class _Distinct:
 
 
 def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[[str], str]) -> Communicated:
-    """Of some kernels (rows of their layer, by their start), with the operations that their names tell.
-    `named` tells that of a function's name without `nccl`.
+    """The calls that launched some kernels: rows of their layer, by their start, with the operations that the
+    names of the kernels state. `named` returns the operation of a function's name without `nccl`.
     """
     found = rows_named(run, "userspace", lambda name: _CALL.fullmatch(name) is not None)
     if not len(found):
@@ -89,8 +90,8 @@ def communicated(run: Run, rows: Int64s, operations: list[str], named: Callable[
 
 
 class _Requests:
-    """What calls that may launch kernels were asked for: a collective, or the end of a group of them. Each is
-    a number of a tuple in `distinct`.
+    """The requests of calls that may launch kernels: a collective, or the end of a group of calls. Each
+    request is the number of a tuple in `distinct`.
     """
 
     def __init__(self, named: Callable[[str], str]) -> None:

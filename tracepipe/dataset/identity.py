@@ -31,9 +31,10 @@ class Identity:
 
 
 def identity_of(header: Header, trace_clock: str, path: str, root: str) -> Identity:
-    """Of the recording at `path`, found below `root`. Raises InputError where its rank is not known.
+    """The identity of the recording at `path`, found below `root`. Raises InputError if its rank is not
+    known.
 
-    The folder is taken for the host where the recording does not name it, as in `HOST/RANK.jsonl`.
+    If the recording does not name the host, the folder is taken for it, as in `HOST/RANK.jsonl`.
     """
     rank = header.get("rank")
     if rank is None and (launcher := launcher_in(header.get("command", []))):

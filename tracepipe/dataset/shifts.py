@@ -70,7 +70,7 @@ def renumber(dataset: Dataset) -> None:
 
 
 def _ends(dataset: Dataset, host: str, rank: int) -> Iterator[tuple[_Key, int, Int64s]]:
-    """Of each operation and group of a rank without numbers: the first `nth`, and the ends in that order."""
+    """For each operation and group of a rank without numbers: the first `nth`, and the ends in that order."""
     file = dataset.part(LAYER, host, rank)
     if not file.is_file():
         return

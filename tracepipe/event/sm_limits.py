@@ -14,7 +14,7 @@ WARP_THREADS: Final = 32
 REGISTER_UNIT: Final = 256
 """Registers are allocated to a warp in units of this many."""
 PARTITIONS: Final = 4
-"""An SM has so many parts with equal shares of its registers; a warp's registers are in one of them."""
+"""An SM has this many parts with equal shares of its registers; a warp's registers are in one of them."""
 _KIB: Final = 1024
 
 

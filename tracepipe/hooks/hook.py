@@ -26,7 +26,7 @@ INTEGER_KINDS: dict[str, tuple[int, bool]] = {
     "ioctl": (32, False),
 }
 HASH_KINDS = ("hash128", "hash128*")
-"""Of a structure, which is passed by value or pointed to, the hash is recorded, of 64 bits."""
+"""A structure that is passed by value or by pointer is recorded as a hash of 64 bits."""
 HASHED_WORDS = 16
 """The words of such a structure."""
 WHOLE_KINDS = ("str", "dim3", *HASH_KINDS)

@@ -23,9 +23,9 @@ COMMUNICATES: Final = "communicates"
 def causes(
     path: Iterable[Section], kernels: dict[int, pl.DataFrame], ranges: dict[int, pl.DataFrame]
 ) -> Iterator[tuple[Section, str, str, int]]:
-    """Of each section: what the rank did, the name of the kernel, range or collective, and for how many ns.
+    """For each section: what the rank did, the name of the kernel, range or collective, and for how many ns.
 
-    `kernels` and `ranges` have for a rank those of the step: `name`, `start_ns`, `end_ns`. Ranges are what
+    `kernels` and `ranges` have those of the step by rank: `name`, `start_ns`, `end_ns`. Ranges are those that
     the program marked on its threads.
     """
     for section in path:

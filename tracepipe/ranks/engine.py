@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ibis.expr.types import Table
 
 MEMORY: Final = "200MB"
-"""What DuckDB keeps in memory; of more it writes a part to disk."""
+"""What DuckDB keeps in memory; it writes the rest to disk."""
 
 
 class Engine(Protocol):

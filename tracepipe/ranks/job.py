@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from ibis.expr.types import Table
 
 PATH_MAX: Final = 1 << 20
-"""Rows of collectives of one step of which a path is made; of more, which is a run without steps, none is."""
+"""The most rows of collectives of one step for which a path is made. A step has more if a run has no steps.
+"""
 # Ranks of a path whose kernels are read: those that it is longest on.
 _LOOKED_INTO: Final = 32
 
@@ -85,7 +86,7 @@ class Job:
 
     @cached_property
     def waited_for(self) -> pl.DataFrame:
-        """Of each step the rank that made others wait longest: `step`, `rank`, `waited_ns`."""
+        """For each step the rank that made others wait longest: `step`, `rank`, `waited_ns`."""
         found = self.engine.rows(queries.by_step_and_last(self._meetings)).sort("step")
         pairs = [queries.unpacked(most) for most in found["most"]]
         return found.select("step").with_columns(

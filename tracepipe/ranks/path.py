@@ -76,7 +76,7 @@ def _by_rank(members: pl.DataFrame) -> dict[int, _Rank]:
 
 
 def _last_of(members: pl.DataFrame) -> NDArray[np.int64]:
-    """Of each meeting, by number, the row of the rank that came last: the one with the shortest kernel."""
+    """For each meeting, by number, the row of the rank that came last: the one with the shortest kernel."""
     order = np.lexsort(tuple(members[name].to_numpy() for name in ("rank", "dur_ns", "meeting")))
     of, first = np.unique(members["meeting"].to_numpy()[order], return_index=True)
     last = np.zeros(int(of.max(initial=0)) + 1, np.int64)
@@ -91,7 +91,7 @@ def _back(
     members: pl.DataFrame,
     rank: int,
 ) -> Iterator[Section]:
-    """The sections from the end of the step, which is that of `rank`, back.
+    """The sections of the path back from the end of the step, at which `rank` ended.
 
     No rank is followed to a collective twice, nor to a later one than before, whatever the times say.
     """

@@ -74,7 +74,9 @@ def _panel(
 
 
 def farthest(cells: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-    """Of so many rows each, by column, the value farthest from that column's median; NaN where none is."""
+    """For each `rows` rows and each column, the value farthest from that column's median; NaN if there is
+    none.
+    """
     median = np.nanmedian(cells, axis=0)
     padded = np.full((-(-len(cells) // rows) * rows, cells.shape[1]), np.nan)
     padded[: len(cells)] = cells

@@ -43,7 +43,7 @@ def step_times(steps: Table) -> Table:
 
 
 def by_rank(steps: Table) -> Table:
-    """A row for each rank: `steps` (of all its GPUs), and of STEP_TIMES the sums; of COMPARED also the sums
+    """A row for each rank: `steps` (of all its GPUs), the sums of STEP_TIMES, and for COMPARED also the sums
     of whole µs, `compute_us`, and of their squares, `compute_us2`.
     """
     timed = step_times(steps)
@@ -88,12 +88,12 @@ def members(collectives: Table) -> Table:
 
 def meetings(members: Table) -> Table:
     """A row for each collective that two ranks or more recorded: KEY, `ranks`, `last` (the rank that came
-    last), `transfer_ns`, `waited_ns` (how long the others waited for it, on the average), `made_wait_ns` and
+    last), `transfer_ns`, `waited_ns` (how long the others waited for it, in the mean), `made_wait_ns` and
     `longest_wait_ns`.
 
-    Who comes last may have left another collective late, for which a third rank is to blame. So
-    `made_wait_ns` has of the waiting only as much as the last rank worked longer than the others since its
-    last collective.
+    The rank that comes last may have left another collective late, because of a third rank. So `made_wait_ns`
+    counts only the part of the waiting by which the last rank worked longer than the others since its last
+    collective.
     """
     least = _packed(members["dur_ns"], members["rank"])
     met = members.group_by(KEY).aggregate(
@@ -127,7 +127,7 @@ def by_group(meetings: Table) -> Table:
     return meetings.group_by("operation", "process_group").aggregate(
         collectives=meetings.count(),
         ranks=meetings["ranks"].max(),
-        # Of communicators that were split off others the recordings do not say it.
+        # The recordings do not state it for communicators that were split off others.
         group_size=meetings["group_size"].max().coalesce(meetings["ranks"].max()),
         elements=_sum(meetings["elements"]),
         transfer_ns=_sum(meetings["transfer_ns"]),
@@ -176,7 +176,7 @@ def _sum(column: IntegerColumn) -> IntegerColumn:
 
 
 def in_windows(rows: Table, windows: Iterable[tuple[int, int, int]]) -> Table:
-    """Of the rows of a layer with `start_ns` and `end_ns` those of each of `windows`: rank, start, end."""
+    """The rows of a layer with `start_ns` and `end_ns` that are in one of `windows`: rank, start, end."""
     is_inside = [
         (rows["rank"] == rank) & (rows["start_ns"] < end_ns) & (rows["end_ns"] > start_ns)
         for rank, start_ns, end_ns in windows

@@ -28,10 +28,10 @@ _WORK: Final = ("compute_ns", "copies_ns")
 # and far outside of what its own steps and its peers differ by.
 _OF_STEP, _OF_USUAL = 0.02, 0.05
 _ERRORS, _DEVIATIONS = 4.0, 8.0
-# Of fewer ranks with a step each nothing tells how much they differ without a reason.
+# With fewer ranks of one step each, nothing shows how much they differ by chance.
 _FEW_RANKS = 32
 _POWER_MAX: Final = 50.0
-# Of a normal distribution: its standard deviation by the median of the distances from the median.
+# A normal distribution's standard deviation, divided by the median of the distances from the median.
 _DEVIATION: Final = 1.4826
 _SLOW_TRANSFER: Final = 1.25
 _LEAST_GROUPS: Final = 2
@@ -39,11 +39,11 @@ _LEAST_GROUPS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that is slower than its peers. Times are those of a step, on the average.
+    """A rank that is slower than its peers. Times are means of one step.
 
-    `own_ns` and `usual_ns` are the time of the rank and the median of its peers; of a link the length of a
-    transfer in the rank's process groups and in others alike. `costs_ns`: how long others waited for it, or
-    by how much the transfers of a step are longer. `ranks`: all that may be meant.
+    `own_ns` and `usual_ns` are the time of the rank and the median of its peers. For a link they are the
+    length of a transfer in the rank's process groups and in similar ones. `costs_ns` is how long others
+    waited for it, or by how much the transfers of a step are longer. `ranks` are all ranks that may be meant.
     """
 
     ranks: tuple[int, ...]
@@ -84,8 +84,8 @@ def is_judged(peers: pl.DataFrame) -> bool:
 
 
 def longest_unjudged(ranks: pl.DataFrame) -> Straggler | None:
-    """Of ranks that are not judged, the one with the longest time beyond that of its peers, which may be
-    chance; None where none has one that is worth a look.
+    """The rank that is longest beyond its peers, among ranks that are not judged; it may be chance. None if
+    no rank exceeds its peers by enough to mention it.
     """
     found = []
     for peers in _peers(ranks):
@@ -127,8 +127,9 @@ def _errors_ns(
 ) -> NDArray[np.float64]:
     """How far the difference of each peer from the others may be chance. Shapes `(peers,)`.
 
-    `squares` are sums of squared distances from the peer's mean. Of few steps the smaller they are the less
-    they tell, so peers vouch for each other, and the limit is that of Student's distribution.
+    `squares` are sums of squared distances from the peer's mean. Sums of few steps say little, and the less
+    the smaller they are. So the variance of all peers is a lower limit for each, and Student's distribution
+    gives the limit of a difference.
     """
     free = int((steps - 1).sum())
     if not free:
@@ -138,7 +139,8 @@ def _errors_ns(
         limit = min(_DEVIATIONS * _DEVIATION * _median(np.abs(ratios)), _POWER_MAX)
         return np.full(len(steps), math.expm1(limit) * (usual_ns + least_ns))
     variance = np.maximum(squares.sum() / free, squares / np.maximum(steps - 1, 1))
-    # What is compared with is as uncertain where it is one rank. A µs: squares are of whole ones.
+    # The usual time is as uncertain as a single rank's, if it is one rank. A µs is added, as squares are of
+    # whole µs.
     error_ns = np.sqrt(variance / steps * (1 + 2 / len(steps))) + 1_000
     # Wallace's approximation of that distribution, which is finite for any number that is free.
     power = min((_ERRORS * (8 * free + 3) / (8 * free + 1)) ** 2 / free, _POWER_MAX)
@@ -149,7 +151,7 @@ def _errors_ns(
 def _hidden_ns(peers: pl.DataFrame) -> NDArray[np.float64]:
     """How long other peers' GPUs work where those of each peer may idle. Shape `(peers,)`.
 
-    What the host does is hidden while the GPU works. Where one rank's GPU is slow, those of its peers idle
+    While a GPU works, it hides what the host does. If one rank's GPU is slow, the GPUs of its peers idle
     longer than its own, and no host is slow.
     """
     steps, _ = _steps(peers)
@@ -174,20 +176,20 @@ def _is_slower(
 
 
 def slow_links(groups: pl.DataFrame, members: pl.DataFrame, steps: int) -> Iterator[Straggler]:
-    """Ranks all of whose process groups transfer slower than groups alike. `groups` are rows of `by_group`,
-    `members` those of `Job.members`; the run has so many `steps`.
+    """Ranks whose process groups all transfer slower than similar groups. `groups` are rows of `by_group`,
+    `members` those of `Job.members`; the run has `steps` steps.
 
-    Groups are alike that run one operation on as many ranks and elements. Their shortest transfers are
-    compared: of a collective to which a rank came last that is not recorded the transfer is not known, and
-    seems longer. A slow link slows every group that its rank is in. Other ranks of these groups are in faster
-    ones too, unless each is in one group alone, or there are several slow links: ranks that cannot be
+    Groups are similar if they run one operation on equally many ranks and elements. Their shortest transfers
+    are compared: if the last rank of a collective is not recorded, the transfer is not known, and seems
+    longer. A slow link slows every group that its rank is in. Other ranks of these groups are in faster ones
+    too, unless each is in one group alone, or there are several slow links: ranks that cannot be
     distinguished are named together.
     """
     alike = ["operation", "group_size", "each"]
     of = groups.with_columns(each=(pl.col("elements") / pl.col("collectives")).fill_null(0).round())
     of = of.with_columns(
         usual_ns=pl.col("shortest_ns").quantile(0.5, "lower").over(alike),
-        # The group of all ranks has none alike.
+        # No group is similar to the group of all ranks.
         others=pl.len().over(alike),
     )
     ratio = pl.col("shortest_ns") / pl.col("usual_ns")

@@ -64,7 +64,7 @@ def slow(job: Job) -> Table:
 
 
 def waited_for(job: Job) -> Table:
-    """Of each step the rank that made others wait longest: whether it is the same one."""
+    """The ranks that made others wait longest: in how many steps, and whether in early and late ones."""
     found, half = job.waited_for, len(job.waited_for) // 2
     rows = []
     for (rank,), steps in found.with_row_index("at").group_by("rank"):

@@ -19,8 +19,8 @@ class Account:
     """The account of the recording `path` in the format `source`. `output` is the file of its timeline, if
     one was made. `counts` are the records by layer, where a warp counts as one. `losses` are the lost events
     by layer. `clocks` describes each clock that placed an event. `unplaced` are the events by clock that
-    could not be placed. Of several recordings, `parts` are the separate accounts, each with its `anchor`: how
-    it was placed on the common clock.
+    could not be placed. With several recordings, `parts` are the separate accounts, each with its `anchor`:
+    how it was placed on the common clock.
     """
 
     path: str

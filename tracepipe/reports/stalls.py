@@ -36,8 +36,8 @@ class Options:
 
 
 def run(run: Run, options: Options, warps: Run | None = None) -> Result:
-    """The kernels' samples by reason and instruction. Raises TracepipeError where the pattern is invalid, or
-    matches no kernel. With `warps`, a recording of the same kernels, what it shows of them stands beside.
+    """The kernels' samples by reason and instruction. `warps` is a recording of the same kernels with which
+    they are compared. Raises TracepipeError if the pattern is invalid, or matches no kernel.
     """
     table = run.stall_table
     if not len(table):

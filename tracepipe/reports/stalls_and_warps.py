@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FEW_SAMPLES: Final = 400
 """With fewer samples, chance dominates the shares: with 400, a share of 25% varies from 21% to 29% in 19 of
 20 runs."""
-# The least shares of the samples, in percent, that are set beside a finding.
+# The least shares of the samples, in percent, that are related to a finding.
 _BARRIER, _MEMORY, _BRANCHES, _ISSUE = 10, 30, 5, 20
 # The largest share of the warps that an SM can hold which counts as few, in percent, and the least skew of a
 # block's warps by their life which counts as much.

@@ -1,4 +1,4 @@
-"""The occupancy that warps achieved, beside the one that their launch allows."""
+"""The occupancy that warps achieved, and the one that their launch allows."""
 
 from __future__ import annotations
 

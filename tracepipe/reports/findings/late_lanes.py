@@ -76,7 +76,7 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
         "idle_lane_share": parted.idle_share if kernel.has_entries else None,
     }
     cause = LANES_CAUSE if stride else _cause(named, seen)
-    # Of fewer idle lanes only the time between the exits is stated, not what it could save.
+    # With fewer idle lanes, only the time between the exits is stated, not the possible saving.
     saves = None if place or parted.idle_share < MIN_SAVED else parted.idle_share
     return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers, saves)
 

@@ -33,7 +33,7 @@ from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
 
 MIN_SUPERIORITY = 0.8
-"""The least chance that a border block takes longer than an inner one; with less, the two are much alike."""
+"""The least chance that a border block takes longer than an inner one; with less, the two hardly differ."""
 MOST_LAUNCHES = 3
 """The most launches with stragglers that are reported one by one."""
 

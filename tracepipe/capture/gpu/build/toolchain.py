@@ -129,7 +129,7 @@ class Toolchain:
             include += [f"-isystem{folder}" for folder in part.include]
             if self.owner.uid == 0:
                 check_safe(part.library, {0})
-        # RPATH, as CUPTI opens a library beside itself by its bare name: RUNPATH is not searched for that.
+        # RPATH, as CUPTI opens a library next to itself by its bare name: RUNPATH is not searched for that.
         libraries = [*map(str, (part.library for part in parts)), "-Wl,--disable-new-dtags"]
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
         command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]

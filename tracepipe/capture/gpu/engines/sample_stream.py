@@ -27,8 +27,9 @@ from tracepipe.event.counter_names import GPU_COUNTERS, SM_CLOCK
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
 _LATE_NS: Final = 10**9  # the longest wait for a sample that comes after later ones
 _MUCH: Final = 1.25
-"""A value may be so many times the greatest: the begin and the end of a sample are not the same instants for
-all units. Rates of a short sample were up to 1.01 times the greatest (H200)."""
+"""A value may be this many times the greatest: the begin and the end of a sample are not the same instants
+for all units. Rates of a short sample were up to 1.01 times the greatest (H200).
+"""
 _STEADY: Final = 0.01  # how much the clocks of the samples beside one differ at most, as a share
 _LOW_STEADY, _LOW = 0.97, 0.8  # of the lower one of these clocks: a sample with less is not complete
 _OF_SMS: Final = "sm__"  # CUPTI's prefix of what SMs count
