@@ -228,8 +228,8 @@ static void graph_update() {
     cudaGraphExec_t ready = executable(on, body(0));
     for (int at = 0; at < 3; at++) {
         if (at) {
-            cudaGraphExecUpdateResultInfo told;
-            CHECK(cudaGraphExecUpdate(ready, captured(on, body(at)), &told));
+            cudaGraphExecUpdateResultInfo updated;
+            CHECK(cudaGraphExecUpdate(ready, captured(on, body(at)), &updated));
         }
         for (int k = 0; k < 2; k++) CHECK(cudaGraphLaunch(ready, on));
         warps_launched += 2ull * ((2 + 5 * at) * 2 + 1);

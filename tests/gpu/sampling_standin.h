@@ -90,9 +90,9 @@ struct SamplingStandin {
         static const std::set<std::string> words{"context", "destroy", "sample", "drop", "full", "fail", "load", "unload", "sampling"};
         return words.count(word);
     }
-    // Does what a line says, of which the first word was read, and answers.
+    // Carries out a line, of which the first word was read, and answers.
     std::string done(const std::string &word) {
-        if (word == "sampling") return said();
+        if (word == "sampling") return sampled();
         char text[256];
         if (scanf("%255s", text) != 1) return "what?";
         if (word == "fail") return failing.insert(text), word;
@@ -119,7 +119,7 @@ struct SamplingStandin {
         if (word == "full") contexts[handle].is_full = true;
         return word;
     }
-    std::string said() {
+    std::string sampled() {
         std::lock_guard lock(mutex);
         std::string text;
         for (auto &[handle, context] : contexts)

@@ -128,7 +128,7 @@ void launch_marked(CUmodule module) {
 }
 // The main thread captures.
 bool is_captured_by_another() { return is_captured && gettid() != getpid(); }
-SanitizerResult said(const char *what) {
+SanitizerResult printed(const char *what) {
     puts(what), fflush(stdout);
     return SANITIZER_SUCCESS;
 }
@@ -140,7 +140,7 @@ SanitizerResult sanitizerSubscribe(Sanitizer_SubscriberHandle *, Sanitizer_Callb
     subscribed = data, subscriber = function;
     return SANITIZER_SUCCESS;
 }
-SanitizerResult sanitizerUnsubscribe(Sanitizer_SubscriberHandle) { return said("unsubscribed"); }
+SanitizerResult sanitizerUnsubscribe(Sanitizer_SubscriberHandle) { return printed("unsubscribed"); }
 SanitizerResult sanitizerEnableDomain(uint32_t enable, Sanitizer_SubscriberHandle, Sanitizer_CallbackDomain domain) {
     domains[domain] = enable != 0;
     return SANITIZER_SUCCESS;
@@ -152,13 +152,13 @@ SanitizerResult sanitizerEnableCallback(uint32_t enable, Sanitizer_SubscriberHan
 }
 SanitizerResult sanitizerAddPatches(const void *, CUcontext) { return SANITIZER_SUCCESS; }
 SanitizerResult sanitizerPatchInstructions(Sanitizer_InstructionId what, CUmodule, const char *) {
-    return what == SANITIZER_INSTRUCTION_CALL ? said("calls patched") : SANITIZER_SUCCESS;
+    return what == SANITIZER_INSTRUCTION_CALL ? printed("calls patched") : SANITIZER_SUCCESS;
 }
 SanitizerResult sanitizerPatchModule(CUmodule) {
-    return said(is_captured_by_another() ? "a capture is invalidated" : "patched");
+    return printed(is_captured_by_another() ? "a capture is invalidated" : "patched");
 }
 SanitizerResult sanitizerUnpatchModule(CUmodule) {
-    return said(calls ? "unpatched in a call" : is_busy ? "unpatched while the GPU is busy" : "unpatched");
+    return printed(calls ? "unpatched in a call" : is_busy ? "unpatched while the GPU is busy" : "unpatched");
 }
 SanitizerResult sanitizerSetLaunchCallbackData(Sanitizer_LaunchHandle, CUfunction, Sanitizer_StreamHandle,
                                                const void *given) {
@@ -180,7 +180,7 @@ SanitizerResult sanitizerGetFunctionPcAndSize(CUmodule, const char *name, uint64
 }
 
 extern "C" void standin_asked_for_idle() {
-    if (is_captured) said("a capture is invalidated");
+    if (is_captured) printed("a capture is invalidated");
     is_asked = true;
 }
 extern "C" int standin_is_idle() { return !is_busy; }
@@ -191,7 +191,7 @@ extern "C" void standin_allocates(bool is_relaxed) {
 void unload() {
     std::thread([] {
         site(SANITIZER_API_ENTER, "cuModuleUnload", 16);
-        said(is_captured_by_another() ? "a capture is invalidated" : "unloaded");
+        printed(is_captured_by_another() ? "a capture is invalidated" : "unloaded");
         site(SANITIZER_API_EXIT, "cuModuleUnload", 16);
     }).detach();
 }
@@ -206,7 +206,7 @@ int main() {
     Sanitizer_ResourceModuleData module{};
     module.context = CONTEXT, module.module = MODULE;
     call_back(SANITIZER_CB_DOMAIN_RESOURCE, SANITIZER_CBID_RESOURCE_MODULE_LOADED, &module);
-    said("begun");
+    printed("begun");
     char word[64];
     while (scanf("%63s", word) == 1) {
         std::string what = word;
@@ -248,6 +248,6 @@ int main() {
         }
         while (what == "callbacks" && domains[SANITIZER_CB_DOMAIN_DRIVER_API]) usleep(100);
         if (what == "quit") break;
-        said(what.c_str());
+        printed(what.c_str());
     }
 }

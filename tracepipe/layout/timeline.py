@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from tracepipe.event.columns import NONE, Int64s, TraceColumns, unsigned
+from tracepipe.event.columns import NONE, Int64s, Ints, TraceColumns, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op, OpColumns
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
@@ -93,7 +93,7 @@ class Drawn:
     declared: list[Track]
     events: TraceColumns | None
     ops: OpColumns
-    order: Any
+    order: Ints
     extras: list[Args]
     warps: list[WarpChanges]
     switches: TraceColumns | None = None

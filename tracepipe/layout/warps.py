@@ -52,7 +52,7 @@ class _Gpu:
     sm_rows: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
     """By track: the row on which its SM shows how many warps it has."""
     slots: Any = field(default_factory=new_slots)
-    table: Any = field(default_factory=lambda: np.full((0, 0), NO_ROW, np.int32))
+    table: Int32s = field(default_factory=lambda: np.full((0, 0), NO_ROW, np.int32))
     """The row of each SM and slot."""
     sparse: dict[tuple[Any, ...], int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)

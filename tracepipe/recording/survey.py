@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -58,9 +58,9 @@ class Survey:
     _rounds: int = 0
     _flags: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
     """By the number of a shape: what its events are, as flags."""
-    _keys: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _keys: Ints = field(default_factory=lambda: np.zeros(0, np.uint64))
     """By the number of a shape: the key of its launch calls, 0 for other events."""
-    _calls: Any = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _calls: Ints = field(default_factory=lambda: np.zeros(0, np.uint64))
     """By the number of a shape: the key of calls of its thread and name, 0 for other events."""
 
     _open: dict[tuple[int | None, int | None, str], int] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
 from tracepipe.reports.analyses.gpu_contexts import context_tables
 from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
-from tracepipe.reports.analyses.host_states import IN_CALL, STATES, HostStates
+from tracepipe.reports.analyses.host_states import IN_CALL, STATES, HostStates, Spent
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.reports.analyses.launch_gaps import launch_tables
 from tracepipe.reports.frames.arrays import Ints
@@ -151,7 +151,7 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
     return Table("gpus", "Each GPU", columns, rows, note)
 
 
-def _causes(idle: list[Idle], gaps: IdleGaps, doing: dict[str, Any], states: HostStates, top: int) -> Table:
+def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, top: int) -> Table:
     causes = Causes(gaps, doing, states)
 
     def rows() -> Iterator[tuple[Any, ...]]:
@@ -201,7 +201,7 @@ def _longest(
     work: Work,
     idle: list[Idle],
     gaps: IdleGaps,
-    doing: dict[str, Any],
+    doing: Spent,
     states: HostStates,
     options: Options,
 ) -> Table:
@@ -268,7 +268,7 @@ def _first(gaps: IdleGaps, top: int) -> Int32s:
     return shown[np.lexsort((gaps.start_ns[shown], -dur_ns[shown]))]
 
 
-def _mostly(doing: dict[str, Any], count: int) -> Int32s:
+def _mostly(doing: Spent, count: int) -> Int32s:
     """For each of `count` gaps the row of `doing` with the longest time, the first among equal ones. Shape
     `(count,)`.
     """

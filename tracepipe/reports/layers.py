@@ -98,7 +98,7 @@ class _Names:
     there are.
     """
 
-    shown: Any
+    shown: Ints
     count: int
 
 

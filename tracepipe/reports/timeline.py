@@ -97,9 +97,9 @@ class _Drawn:
     name: str
     start_ns: int
     end_ns: int
-    places: Any
+    places: Ints
 
-    def rows(self) -> Iterator[tuple[Layer, Int64s, Int64s]]:
+    def rows(self) -> Iterator[tuple[Layer, Int64s, Ints]]:
         """Yield the layer, rows of it that are drawn, and their places, a part at a time."""
         layer = self.run.layer(self.name)
         for part in parts(len(layer)):
@@ -315,7 +315,7 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
         first += len(warps)
     gpus, rows, starts, ends = (column.whole() for column in columns.values())
 
-    def names(places: Int64s) -> list[str | None]:
+    def names(places: Ints) -> list[str | None]:
         return run.warp_table.frame("name", rows=rows[places])["name"].to_list()
 
     own = Grouped(gpus, np.arange(len(gpus), dtype=np.int32))
@@ -344,7 +344,7 @@ def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
         len(table), np.int64, lambda part: starts_ns[part] + np.maximum(0, table.column("dur_ns")[part])
     )
 
-    def names(rows: Int64s) -> list[str | None]:
+    def names(rows: Ints) -> list[str | None]:
         return [f"lost {count}" for count in counts[rows].tolist()]
 
     def strip(place: int, label: str) -> Strip:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
@@ -101,7 +101,7 @@ class HostTime:
         scheduled: Bools = self._is_scheduled[self._thread[self._run.layer("userspace").shape[rows]]]
         return scheduled
 
-    def split(self, rows: Ints) -> dict[str, Any]:
+    def split(self, rows: Ints) -> dict[str, Int64s]:
         """The time of calls in ns, as columns of shape `(rows,)`: for each of `PARTS` without inner parts,
         and as "… inclusive" with them. `rows` are sorted; the exclusive times add up to the lengths of the
         calls.
@@ -149,7 +149,9 @@ class HostTime:
             inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
         return np.flatnonzero(inside)
 
-    def _split(self, line: _Line, here: Touching, spans: dict[str, Touching], found: dict[str, Any]) -> None:
+    def _split(
+        self, line: _Line, here: Touching, spans: dict[str, Touching], found: dict[str, Int64s]
+    ) -> None:
         """Add the times of the calls on a line to `found`."""
         calls, start, end = line.placed(here)
         covered, inside_ns = nothing(), np.zeros(len(start), np.int64)

@@ -55,8 +55,8 @@ class Difference:
     a score, None where the difference does not exceed the spread, or there is no spread.
     """
 
-    a: Any
-    b: Any
+    a: Floats
+    b: Floats
     score: float | None
     p: float | None
 

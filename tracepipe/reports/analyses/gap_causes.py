@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import nsmallest
-from typing import Any
 
 from tracepipe.event.columns import Int64s
 from tracepipe.reports.analyses.breakdown import HOOKED
-from tracepipe.reports.analyses.host_states import STATES, USER, HostStates
+from tracepipe.reports.analyses.host_states import STATES, USER, HostStates, Spent
 from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, greatest
@@ -43,7 +42,7 @@ class Causes:
     each, shape `(causes,)`, and `sums_ns` its time, for each of WHERE.
     """
 
-    def __init__(self, gaps: IdleGaps, doing: dict[str, Any], states: HostStates) -> None:
+    def __init__(self, gaps: IdleGaps, doing: Spent, states: HostStates) -> None:
         count, self._doing, self._states = len(doing["gap"]), doing, states
         gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
         of, first = equal(gpu_of, *(doing[key] for key in KEYS))

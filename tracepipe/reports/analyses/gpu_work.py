@@ -40,15 +40,15 @@ class Work:
     recorded, and `bounds` the first row of each, and the end of the last.
     """
 
-    gpus: Any
-    bounds: Any
-    what: Any
-    row: Any
-    pid: Any
-    start_ns: Any
-    end_ns: Any
-    call: Any
-    by_order: Any
+    gpus: Int64s
+    bounds: Ints
+    what: Ints
+    row: Ints
+    pid: Ints
+    start_ns: Int64s
+    end_ns: Int64s
+    call: Ints
+    by_order: Bools
 
     def __len__(self) -> int:
         return len(self.row)

@@ -25,8 +25,8 @@ recorded function. ABSENT: before the thread first ran, or after it last did. UN
 known. `HOOKED` is a state too: in a function of a hook's own layer, and in no CUDA call."""
 OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
-Spent = dict[str, Any]
-"""The columns that `HostStates.of` yields."""
+Spent = dict[str, Ints]
+"""The columns that `HostStates.of` yields, of one shape `(n,)`."""
 _INNERMOST_FIRST = tuple(reversed([part for part in PARTS[1:] if part != HOOKED]))
 STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER, UNKNOWN)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.analyses.gpu_work import Idle, Work, outermost_rows
-from tracepipe.reports.analyses.host_states import STATES, UNKNOWN, HostStates
+from tracepipe.reports.analyses.host_states import STATES, UNKNOWN, HostStates, Spent
 from tracepipe.reports.frames.arrays import Ints, Rows
 from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.libraries import np
@@ -34,14 +34,14 @@ class IdleGaps:
     itself), NONE where it is not known. `by_order` is as in `Work`.
     """
 
-    gpu: Any
-    where: Any
-    start_ns: Any
-    end_ns: Any
-    previous: Any
-    following: Any
-    call: Any
-    by_order: Any
+    gpu: Ints
+    where: Ints
+    start_ns: Int64s
+    end_ns: Int64s
+    previous: Ints
+    following: Ints
+    call: Ints
+    by_order: Bools
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -86,7 +86,7 @@ def gaps_of(run: Run, work: Work, idle: list[Idle]) -> IdleGaps:
     return IdleGaps(**{name: column.whole() for name, column in found.items()}, call=call)
 
 
-def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, Any], Any]]:
+def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, int | Ints], Ints]]:
     """Yield the gaps of a GPU, a part at a time, and for each the row of the work whose call ended it."""
     first, gaps = idle.rows.start, idle.gaps
     begin_ns, end_ns = min(run.facts.start_ns, idle.first_ns), max(run.facts.end_ns, idle.last_ns)
@@ -108,13 +108,15 @@ def _gaps(run: Run, number: int, idle: Idle) -> Iterator[tuple[dict[str, Any], A
         yield _outside(number, LAST, (idle.last_ns, end_ns), (last, NONE)), np.array([last])
 
 
-def _outside(gpu: int, where: int, times_ns: tuple[int, int], between: tuple[int, int]) -> dict[str, Any]:
+def _outside(
+    gpu: int, where: int, times_ns: tuple[int, int], between: tuple[int, int]
+) -> dict[str, int | Ints]:
     """The gap before the first work, or after the last."""
     values = (gpu, where, *times_ns, *between)
     return dict(zip(("gpu", "where", "start_ns", "end_ns", "previous", "following"), values, strict=True))
 
 
-def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> dict[str, Any]:
+def doing_in(run: Run, states: HostStates, gaps: IdleGaps) -> Spent:
     """What the thread that launched the following work did in each gap: the columns gap, and state, call,
     syscall and dur_ns as in `HostStates.of`.
     """

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import NONE
-from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.counter_columns import SERIES, is_long
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import empty, parts
+from tracepipe.reports.frames.stored import parts, zeros
 from tracepipe.reports.report import Column, Table
 from tracepipe.units import duration_text
 
@@ -36,10 +36,10 @@ class _Counted:
     and the counts of the values of SERIES, shapes `(names, series)`.
     """
 
-    launches: Any
-    samples: Any
-    sums: Any
-    known: Any
+    launches: Ints
+    samples: Ints
+    sums: Floats
+    known: Floats
 
     def means(self, at: int) -> Iterator[float | None]:
         """The means of one name, in the units of the columns; None where no sample has a value."""
@@ -84,12 +84,9 @@ def _counted(run: Run, of_shape: Ints, names: int) -> _Counted:
     found = _Counted(
         np.zeros(names, np.int32),
         np.zeros(names, np.int64),
-        empty(names, np.float64, (len(SERIES),)),
-        empty(names, np.float64, (len(SERIES),)),
+        zeros(names, np.float64, (len(SERIES),)),
+        zeros(names, np.float64, (len(SERIES),)),
     )
-    for column in (found.sums, found.known):
-        for part in parts(names):
-            column[part] = 0
     for part in parts(len(layer) if run.counters.gpus else 0):
         gpus = run.shapes.column("gpu", layer.shape[part])
         start_ns, end_ns, has_length = layer.start_ns[part], layer.end_ns[part], layer.has_length[part]

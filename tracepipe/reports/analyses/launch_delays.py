@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.analyses.gpu_work import Work, outermost_rows
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, made, parts
@@ -14,9 +15,9 @@ from tracepipe.reports.frames.stored import Growing, made, parts
 class Delays(NamedTuple):
     """The delays of the launches on one GPU, as columns of shape `(launches,)`."""
 
-    delay_ns: Any
+    delay_ns: Int64s
     """From the return of the call to the start of its work; 0 where the work started earlier."""
-    depth: Any
+    depth: Ints
     """How many launches had not started on the GPU when a call began, including its own."""
 
 

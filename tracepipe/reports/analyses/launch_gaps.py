@@ -46,11 +46,11 @@ class _Idle:
     process and time. `pid` is the number of the process's id; `after` and `before` are rows of calls.
     """
 
-    pid: Any
+    pid: Ints
     start_ns: Int64s
     end_ns: Int64s
-    after: Any
-    before: Any
+    after: Ints
+    before: Ints
 
 
 def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tracepipe.reports.frames.arrays import Bools, Ints
+from tracepipe.reports.frames.arrays import Bools, Int64s, Ints
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, flagged, parts, taken
@@ -24,13 +24,13 @@ class DrawnWarps:
     end of the run for a warp that never exited.
     """
 
-    sm: Any
-    entry_ns: Any
-    end_ns: Any
-    gpu: Any
-    launch: Any
-    has_launch: Any
-    name: Any
+    sm: Ints
+    entry_ns: Int64s
+    end_ns: Int64s
+    gpu: Ints
+    launch: Ints
+    has_launch: Bools
+    name: Ints
     names: Sequence[str] = ()
 
     def __len__(self) -> int:

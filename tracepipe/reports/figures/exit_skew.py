@@ -38,10 +38,10 @@ class Exits:
     launch, and the time from the first lane's exit to the last one's.
     """
 
-    warp: Any
-    first_ns: Any
-    last_ns: Any
-    apart_ns: Any
+    warp: Ints
+    first_ns: Int64s
+    last_ns: Int64s
+    apart_ns: Int64s
 
     def __len__(self) -> int:
         return len(self.warp)
@@ -53,12 +53,12 @@ class Groups:
     `edges` has the shape `(groups + 1,)`, the others `(groups,)`.
     """
 
-    edges: Any
-    least: Any
-    p5: Any
-    p50: Any
-    p95: Any
-    most: Any
+    edges: Floats
+    least: Floats
+    p5: Floats
+    p50: Floats
+    p95: Floats
+    most: Floats
 
 
 @dataclass(frozen=True, slots=True)

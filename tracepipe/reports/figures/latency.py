@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tracepipe.reports.analyses.distribution import PERCENTS, of_values
 from tracepipe.reports.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.reports.figures.panel import Panel, Scope, short
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
+from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
 from tracepipe.reports.frames.grouping import greatest
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
@@ -38,7 +38,7 @@ class CallLengths:
     """
 
     name: str
-    dur_ns: Any
+    dur_ns: Int64s
     least_ns: int
     spread: tuple[int | None, ...]
 

@@ -36,8 +36,8 @@ class Grid:
 
     start_ns: int
     end_ns: int
-    level: Any
-    sms: Any
+    level: Floats
+    sms: Ints
     sms_in_row: int
 
     @property

@@ -48,7 +48,7 @@ class LaunchIds(NamedTuple):
     `(launches,)`.
     """
 
-    id: Any
+    id: Ints
     is_nameless: Flags
 
 

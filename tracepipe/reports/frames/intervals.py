@@ -5,7 +5,7 @@ they cover.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracepipe.event.columns import Int64s
 from tracepipe.event.model import TIME_LIMIT_NS
@@ -17,17 +17,18 @@ from tracepipe.reports.frames.stored import Growing, flagged, joined, made, part
 class Gaps(NamedTuple):
     """The gaps between stretches, as columns of shape `(gaps,)`: when, and between which stretches."""
 
-    start_ns: Any
-    end_ns: Any
-    previous: Any
+    start_ns: Int64s
+    end_ns: Int64s
+    previous: Ints
     """The first stretch that ends where the gap starts."""
-    following: Any
+    following: Ints
     """The first stretch that starts where the gap ends."""
 
 
 def gaps_between(start_ns: Int64s, end_ns: Int64s) -> Gaps:
     """The gaps between stretches, which are sorted by start, and each longer than 0. Shapes `(n,)`."""
-    found = [Growing(dtype) for dtype in (np.int64, np.int64, np.int32, np.int32)]
+    begins_ns, untils_ns = Growing(np.int64), Growing(np.int64)
+    before, after = Growing(np.int32), Growing(np.int32)
     # The latest end so far, and the first row that has it.
     until_ns, latest = TIME_LIMIT_NS + 1, -1
     for part in parts(len(start_ns)):
@@ -40,11 +41,12 @@ def gaps_between(start_ns: Int64s, end_ns: Int64s) -> Gaps:
         rows = np.maximum(np.maximum.accumulate(reached), latest)
         following = np.flatnonzero(starts_ns > before_ns)
         previous = np.concatenate(([latest], rows[:-1]))[following]
-        values = (before_ns[following], starts_ns[following], previous, following + part.start)
-        for column, of in zip(found, values, strict=True):
-            column.extend(of, len(following))
+        begins_ns.extend(before_ns[following], len(following))
+        untils_ns.extend(starts_ns[following], len(following))
+        before.extend(previous, len(following))
+        after.extend(following + part.start, len(following))
         until_ns, latest = int(reach_ns[-1]), int(rows[-1])
-    return Gaps(*(column.whole() for column in found))
+    return Gaps(begins_ns.whole(), untils_ns.whole(), before.whole(), after.whole())
 
 
 class Stretches:

@@ -151,7 +151,7 @@ class WarpTable:
         stays_ns: Int64s = made(self._count, np.int64, lambda part: last_ns[part] - entry_ns[part])
         return stays_ns[self._columns["exits"] > 0] if "exits" in self._columns else stays_ns
 
-    def frame(self, *columns: str, rows: Int64s | None = None) -> pl.DataFrame:
+    def frame(self, *columns: str, rows: Ints | None = None) -> pl.DataFrame:
         """A row for each warp, in the order of the file, or for some `rows`; with all columns, or a few.
 
         launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch. warp: the linear index on the

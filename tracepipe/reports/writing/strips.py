@@ -9,6 +9,7 @@ from heapq import merge
 from typing import Any
 
 from tracepipe.event.columns import Int64s
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import Growing, parts
@@ -21,10 +22,10 @@ LABEL_COLUMNS = 13
 class Spans:
     """Some `rows` of columns of starts and ends, sorted by start; `names` returns the names of rows."""
 
-    start_ns: Any
-    end_ns: Any
-    names: Callable[[Int64s], list[str | None]]
-    rows: Any
+    start_ns: Int64s
+    end_ns: Int64s
+    names: Callable[[Ints], list[str | None]]
+    rows: Ints
 
     def parts(self) -> Iterator[Part]:
         """Yield starts, ends and the function for names, a part at a time."""
@@ -32,7 +33,7 @@ class Spans:
             rows = self.rows[part]
             yield self.start_ns[rows], self.end_ns[rows], partial(self._names, rows)
 
-    def _names(self, rows: Int64s, places: Int64s) -> list[str | None]:
+    def _names(self, rows: Ints, places: Int64s) -> list[str | None]:
         return self.names(rows[places])
 
     def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
