@@ -56,6 +56,7 @@ class Database:
         except BaseException:
             self.close()
             raise
+        self._is_asking = False  # of the schema: Python 3.10 cannot take an authorizer away again
         self._connection.set_authorizer(self._may)
         self._connection.set_progress_handler(lambda: 0, _STEPS)
 
@@ -94,7 +95,7 @@ class Database:
     def _may(self, action: int, of: str | None, name: str | None, _: object, within: str | None) -> int:
         """Whether a part of a statement is allowed. SQLite calls this when it compiles a statement."""
         is_read = action in _READS and within is None
-        if is_read or (action == sqlite3.SQLITE_FUNCTION and name in _FUNCTIONS):
+        if self._is_asking or is_read or (action == sqlite3.SQLITE_FUNCTION and name in _FUNCTIONS):
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
 
@@ -115,11 +116,11 @@ class Database:
         return any(row[2] == column for rows in firsts for row in rows)
 
     def _asked(self, pragma: str) -> list[Values]:
-        self._connection.set_authorizer(None)
+        self._is_asking = True
         try:
             return self._connection.execute(f"PRAGMA {pragma}").fetchmany(_COLUMNS_MAX)
         finally:
-            self._connection.set_authorizer(self._may)
+            self._is_asking = False
 
     def count(self, table: str) -> int:
         """How many rows a table has. Raises sqlite3.Error."""
@@ -202,7 +203,7 @@ def quoted(name: str) -> str:
 
 def unreadable(error: Exception) -> str:
     """The message for an error of a table. Raises KeyboardInterrupt where a signal ended the reading."""
-    text = str(error) if isinstance(error, sqlite3.Error) else "the database is broken"
+    text = str(error) if isinstance(error, sqlite3.Error) else ""
     if text == "interrupted":  # the handler of a signal did this while SQLite was working
         raise KeyboardInterrupt from error
     if "full" in text:
@@ -210,7 +211,7 @@ def unreadable(error: Exception) -> str:
             "its tables cannot be sorted: no room for temporary files",
             "Free some space in /var/tmp, or set SQLITE_TMPDIR to a folder with space.",
         ) from error
-    return text
+    return text or "the database is broken"  # Python 3.10 has no text for what is not UTF-8
 
 
 class Strings:

@@ -17,7 +17,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.printable import printable
@@ -50,7 +50,7 @@ class SamplingLock:
             held.close()
         self._held = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> SamplingLock:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -82,6 +82,7 @@ class Bpftrace:
             "BPFTRACE_PERF_RB_PAGES": str(1 << (pages - 1).bit_length()),
             "BPFTRACE_STRLEN": str(TEXT_PIECE_BYTES + 1),
             "BPFTRACE_MAX_STRLEN": str(TEXT_PIECE_BYTES + 1),
+            "BPFTRACE_STR_TRUNC_TRAILER": "",  # 0.20 ends a text that it cuts with ".."
             "BPFTRACE_NO_CPP_DEMANGLE": "1",
         }
         read, write = os.pipe()
