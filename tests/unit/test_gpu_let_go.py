@@ -303,7 +303,7 @@ def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
     assert [patched.answer(), patched.answer()] == ["unpatched"] * 2
     assert patched.do("marks") == "free"
     assert patched.do("mark") == "mark"
-    assert patched.do("unload") == "unload"
+    assert sorted([patched.do("unload"), patched.answer()]) == ["unload", "unloaded"]  # by two threads
     assert patched.end() == 0
     assert patched.of("loss") == []
 
