@@ -11,6 +11,7 @@ from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.analyses.cuda_calls import rows_by_effect
 from tracepipe.reports.analyses.gpu_work import outermost_of
 from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.grouping import Grouped, equal, grouped, in_order
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run
@@ -91,7 +92,7 @@ class AllocationEvents:
         calls = self._run.part("userspace", rows, *_OF_CALL)
         failed = pl.col("result").fill_null(0) != 0
         return calls.with_columns(
-            pl.Series("effect", _EFFECTS, dtype=pl.String).gather(self._effects[places]),
+            picked(pl.Series("effect", _EFFECTS, dtype=pl.String), self._effects[places]),
             pl.Series("outer", outermost_of(self._run, calls["parent"])["name"], dtype=pl.String),
         ).select(
             self._threads("userspace", rows),

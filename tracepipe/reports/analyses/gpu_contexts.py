@@ -10,6 +10,7 @@ from tracepipe.hooks.sets import load_set
 from tracepipe.reports.analyses.cuda_calls import outermost_named, rows_named
 from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths
 from tracepipe.reports.analyses.gpu_work import Idle, Work
+from tracepipe.reports.frames.eager import nulls, picked
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np, pl
@@ -66,10 +67,10 @@ def _processes(run: Run, work: Work) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "start_ns": starts_ns,
-            "name": pl.Series(names, dtype=pl.String).gather(of.reshape(-1)),
+            "name": picked(pl.Series(names, dtype=pl.String), of.reshape(-1)),
             "gpu": work.gpus[np.searchsorted(work.bounds, rows, "right") - 1],
             "pid": pl.Series([pids("pid", number) for number in work.pid[rows].tolist()], dtype=pl.Int64),
-            "tid": pl.repeat(None, len(rows), dtype=pl.Int64, eager=True),
+            "tid": nulls("tid", len(rows), pl.Int64()),
             "dur_ns": np.maximum(starts_ns - work.end_ns[rows - 1], 0),
         }
     ).select("start_ns", _kind(_PROCESS), "name", "gpu", "pid", "tid", "dur_ns")

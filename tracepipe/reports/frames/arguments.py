@@ -10,6 +10,7 @@ from typing import Any
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
+from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.kept_args import KeptArgs
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.shapes import series, three
@@ -143,7 +144,7 @@ def _gathered(name: str, numbers: Int32s, text: Callable[[int], str | None]) -> 
         for start in range(0, len(wanted), _AT_ONCE)
     ]
     whole = pl.concat(parts) if parts else pl.Series(name, [], dtype=pl.String)
-    return whole.gather(places)
+    return picked(whole, places)
 
 
 def _three(value: object) -> list[int] | None:

@@ -14,9 +14,9 @@ from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.eager import picked, where
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
-from tracepipe.reports.frames.shapes import where
 
 WARP_LANES: Final = 32
 LARGEST: Final = (1 << 63) - 1
@@ -110,7 +110,7 @@ class LaunchTable:
             return where(known, pl.Series(name, values))
         numbers, places = np.unique(values, return_inverse=True)
         texts = [None if number == NONE else self.name(number) for number in numbers.tolist()]
-        return pl.Series(name, texts, dtype=pl.String).gather(places)
+        return picked(pl.Series(name, texts, dtype=pl.String), places)
 
     def text_bytes(self, launches: Ints) -> int:
         """How many bytes the names of some launches' kernels have, each name counted once."""

@@ -13,8 +13,9 @@ from tracepipe.event.stacks import Stacks
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.arguments import ArgsTable
 from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.eager import nulls, picked, where
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three, where
+from tracepipe.reports.frames.shapes import FRAMES, ShapeTable, three
 from tracepipe.reports.frames.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
 from tracepipe.reports.frames.stored import flagged, made, parts, taken
 
@@ -166,7 +167,7 @@ class Frames:
         return self._table.series(name, layer.shape) if make is None else make(self, layer)
 
     def _kind(self, layer: Layer) -> pl.Series:
-        return pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)).gather(np.ascontiguousarray(layer.kind))
+        return picked(pl.Series("kind", KINDS, dtype=pl.Enum(KINDS)), np.ascontiguousarray(layer.kind))
 
     def _parent(self, layer: Layer) -> pl.Series:
         return where(layer.parent != NONE, pl.Series("parent", layer.parent.astype(np.int64)))
@@ -176,13 +177,13 @@ class Frames:
 
     def _launch(self, layer: Layer) -> pl.Series:
         if layer.launch is None and not bool(self._table.has_launch(layer.shape).any()):
-            return _nulls("launch", len(layer), pl.UInt64())
+            return nulls("launch", len(layer), pl.UInt64())
         launch = np.zeros(len(layer), np.int64) if layer.launch is None else layer.launch
         return where(self._table.has_launch(layer.shape), pl.Series("launch", launch.view(np.uint64)))
 
     def _bound_ns(self, layer: Layer) -> pl.Series:
         if layer.bound_ns is None or layer.source_ns is None:
-            return _nulls("bound_ns", len(layer), pl.Int64())
+            return nulls("bound_ns", len(layer), pl.Int64())
         # A time that was recorded on the trace's clock has no error from an alignment.
         return where(layer.source_ns != NONE, pl.Series("bound_ns", layer.bound_ns))
 
@@ -197,15 +198,15 @@ class Frames:
 
     def _stack(self, layer: Layer) -> pl.Series:
         if layer.stack is None:
-            return _nulls("stack", len(layer), pl.Int64())
+            return nulls("stack", len(layer), pl.Int64())
         return where(layer.stack != NONE, pl.Series("stack", layer.stack.astype(np.int64)))
 
     def _python(self, layer: Layer) -> pl.Series:
         if layer.stack is None:
-            return _nulls("python", len(layer), pl.String())
+            return nulls("python", len(layer), pl.String())
         own, places = np.unique(self._stacks.own(layer.stack), return_inverse=True)
         texts = [None if at == NONE else str(self._stacks.frames[at]) for at in own.tolist()]
-        return pl.Series("python", texts, dtype=pl.String).gather(places)
+        return picked(pl.Series("python", texts, dtype=pl.String), places)
 
     def _kernel(self, layer: Layer) -> pl.Series:
         """The longest name that the recording has for a kernel; some formats have it as an argument."""
@@ -227,7 +228,7 @@ class Frames:
 
     def _thread(self, layer: Layer) -> pl.Series:
         if layer.index is None:
-            return _nulls("thread", len(layer), three())
+            return nulls("thread", len(layer), three())
         return _indices("thread", layer.index[:, 3:])
 
     def _end_args(self, layer: Layer) -> pl.Series:
@@ -254,10 +255,6 @@ _MADE_BY: dict[str, Callable[[Frames, Layer], pl.Series]] = {
 
 def _indices(name: str, index: Int32s) -> pl.Series:
     return where(index[:, 0] != NONE, pl.Series(name, index.astype(np.int64)))
-
-
-def _nulls(name: str, count: int, dtype: pl.DataType | type[pl.DataType]) -> pl.Series:
-    return pl.repeat(None, count, dtype=dtype, eager=True).alias(name)
 
 
 def _with_source(texts: pl.Series, source_ns: Int64s | None) -> pl.Series:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.model import Record
+from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.stored import Growing
 
@@ -81,7 +82,7 @@ class LossTable:
             # The last place is for NONE.
             texts = pl.Series([*self.texts(name), None], dtype=pl.String)
             places = self.column(name)[rows]
-            columns[name] = texts.gather(np.where(places == NONE, len(texts) - 1, places))
+            columns[name] = picked(texts, np.where(places == NONE, len(texts) - 1, places))
         frame = pl.DataFrame(columns)
         known = (pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in ("dur_ns", "cpu"))
         return frame.with_columns(*known).select("layer", *_NUMBERS, "reason")

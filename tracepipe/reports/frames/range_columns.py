@@ -6,6 +6,7 @@ from typing import Any
 
 from tracepipe.event.ranges import nested
 from tracepipe.event.warps import PlacedWarps
+from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.stored import Growing
@@ -68,5 +69,5 @@ class RangeTable:
         frame = self.numbers(*_KINDS, rows=rows)
         numbers, places = np.unique(frame["name"].to_numpy(), return_inverse=True)
         texts = [self._names[at].decode("utf-8", "replace") for at in numbers.tolist()]
-        names = pl.Series("name", texts, pl.String()).gather(places)
+        names = picked(pl.Series("name", texts, pl.String()), places)
         return frame.with_columns(names, pl.col("warp_row").cast(pl.Int64))

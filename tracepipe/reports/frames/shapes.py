@@ -13,6 +13,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.arrays import AnyArray, Ints
+from tracepipe.reports.frames.eager import nulls, picked, where
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -57,16 +58,11 @@ def series(name: str, values: Sequence[Sequence[int] | None], dtype: pl.DataType
     if dtype != three():
         return pl.Series(name, values, dtype=dtype, strict=False)
     if not any(values):
-        return pl.repeat(None, len(values), dtype=dtype, eager=True).alias(name)
+        return nulls(name, len(values), dtype)
     # One flat list, as polars converts lists of lists one by one.
     flat = pl.Series([size for value in values for size in value or (0, 0, 0)], dtype=pl.Int64, strict=False)
     known = pl.Series([value is not None for value in values])
     return where(known, flat.reshape((len(values), 3)).alias(name))
-
-
-def where(known: Bools | pl.Series, values: pl.Series) -> pl.Series:
-    """The values, and null where `known` (numpy booleans, or a series of them) is False. Shapes `(n,)`."""
-    return pl.select(pl.when(pl.Series(known, dtype=pl.Boolean)).then(values).alias(values.name)).to_series()
 
 
 class ShapeTable:
@@ -282,13 +278,13 @@ class ShapeTable:
         if name in _TEXTS and len(values) < len(self._texts):
             return pl.Series(name, self.texts(name, shapes), dtype=pl.String)
         if name == "layer" and not (values < 0).any():
-            return pl.Series(name, LAYERS, dtype=pl.String).gather(values)
+            return picked(pl.Series(name, LAYERS, dtype=pl.String), values)
         if name not in self._columns:
             self._columns[name] = self._text_series(name)
         places = np.where(values == NONE, len(self._texts), values) if name in _TEXTS else values
         if name == "layer":
             places = np.where(values < 0, len(LAYERS) + ~values, values)
-        return self._columns[name].gather(places).alias(name)
+        return picked(self._columns[name], places).alias(name)
 
     def texts(self, name: str, shapes: Int32s) -> list[str | None]:
         """A column of texts for a few rows, None where there is no text."""

@@ -10,10 +10,10 @@ from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps, joined_column
 from tracepipe.reports.frames.arrays import Ints, Rows
+from tracepipe.reports.frames.eager import where
 from tracepipe.reports.frames.launch_columns import OF_KERNEL, OF_LAUNCH, WARP_LANES, LaunchTable
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.range_columns import RangeTable
-from tracepipe.reports.frames.shapes import where
 from tracepipe.reports.frames.stored import Growing, made, parts, release
 
 FULL_MASK = (1 << WARP_LANES) - 1
