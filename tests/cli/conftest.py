@@ -1,29 +1,32 @@
-"""What the tests of the command line share: one examination of the machine for all of a process."""
+"""What the tests of the command line share: what takes seconds is left out where it is not the question."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pytest
 
 from tracepipe import doctor
-from tracepipe.doctor.diagnosis import Diagnosis
+from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis
 
-
-@pytest.fixture(scope="session")
-def found_here() -> Callable[..., list[Diagnosis]]:
-    """What `tracepipe doctor` finds, which tries out captures, and takes seconds: it is looked for once."""
-    examined = cache(doctor.examine)
-
-    def examine(notify: Any = None) -> list[Diagnosis]:
-        return examined()
-
-    return examine
+# A row of each state. A hint is on a line of its own.
+FOUND = [
+    Diagnosis("machine", "kernel", WORKS, "Linux 6.12"),
+    Diagnosis("methods", "uprobes", FAILS, "needs root", "Run it with sudo."),
+    Diagnosis("layers", "userspace", LIMITED, "without kernel names"),
+    Diagnosis("gpu", "kernels", ABSENT, "no GPU"),
+]
 
 
 @pytest.fixture
-def quick_doctor(found_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has `tracepipe doctor`, in this process, state what it found before."""
-    monkeypatch.setattr(doctor, "examine", found_here)
+def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has `tracepipe doctor`, in this process, state a row of each kind, where it would try out captures."""
+    monkeypatch.setattr(doctor, "examine", lambda **_: FOUND)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has pages lack their pictures, and files of pictures be empty: what is printed does not depend on them,
+    and each takes some tenths of a second.
+    """
+    monkeypatch.setattr("tracepipe.reports.page.html_page.inline_svg", lambda panel: "")
+    for module in ("tracepipe.reports.plot", "tracepipe.ranks.page"):
+        monkeypatch.setattr(f"{module}.write_picture", lambda panels, to, out: None)

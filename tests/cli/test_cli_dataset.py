@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from tests.cli.test_output import piped
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tracepipe.dataset.build import build
@@ -181,15 +182,16 @@ def test_what_has_not_changed_is_not_read_again(job: tuple[SimulatedJob, Path], 
     assert layer(folder, "ranks").sort("rank")["kernels"][2] < 68
 
 
+@pytest.mark.usefixtures("inline")
 def test_a_rank_that_cannot_be_read_is_named_and_left_out(
     job: tuple[SimulatedJob, Path], tmp_path: Path
 ) -> None:
     runs, folder = recordings(job, tmp_path), tmp_path / "ds"
     (runs / "node000" / "1.jsonl").write_bytes(b"\x00\x01 no recording")
     (runs / "node000" / "nobody.jsonl").write_bytes((runs / "node000" / "0.jsonl").read_bytes())
-    done = tracepipe("dataset", "build", runs, "-o", folder, "--json")
-    assert done.returncode == 1
-    found = json.loads(done.stdout)
+    code, out, _ = piped(["dataset", "build", str(runs), "-o", str(folder), "--json"])
+    assert code == 1
+    found = json.loads(out)
     assert (found["ranks"], len(found["written"])) == (3, 3)
     left_out = {Path(path).name: reason for path, reason in found["left_out"].items()}
     assert list(left_out) == ["1.jsonl", "nobody.jsonl"]

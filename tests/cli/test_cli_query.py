@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 
 import tracepipe
 from tests.cli.test_output import piped
-from tests.support.program import PYTHONPATH
 from tests.support.recordings import span, write
 from tracepipe.errors import InputError
 from tracepipe.sql import processor
@@ -49,12 +48,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_rows_are_a_table_of_text_and_the_trace_goes(run: Path, tmp_path: Path) -> None:
+def test_rows_are_a_table_of_text_and_the_trace_goes(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "tracepipe", "query", str(run), NAMES]
-    environment = os.environ | {"PYTHONPATH": PYTHONPATH, "TMPDIR": str(scratch)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    done = asked(run, NAMES)
     assert done.stdout.splitlines() == ["name         dur", "cuInit       500", "cuCtxCreate  100"]
     assert (done.returncode, list(scratch.iterdir())) == (0, [])
 

@@ -63,9 +63,6 @@ RUN = [
     for block in TYPED
     if not block.reason and block.page not in RUN_ELSEWHERE and not block.page.startswith("fixtures/")
 ]
-# What draws pictures takes seconds, and several pages name it: a line is run once.
-SLOW = re.compile(r"tracepipe (?:plot|report) ")
-DONE: set[str] = set()
 
 RUNS = [[block] for block in RUN if block.page not in STORIES]
 RUNS += [[block for block in RUN if block.page == page] for page in sorted(STORIES)]
@@ -98,6 +95,7 @@ def test_commands_are_parsed(page: str) -> None:
     assert count or "tracepipe " not in "".join(block.text for block in blocks(page))
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("some", RUNS, ids=lambda some: str(some[0]))
 def test_blocks_run(
     some: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -106,10 +104,6 @@ def test_blocks_run(
     for block in some:
         copy_recordings(block, tmp_path)
         for line, shown in commands(block):
-            command = line.partition(" #")[0].strip()
-            if SLOW.match(command) and command in DONE:
-                continue
-            DONE.add(command)
             printed = run(line, tmp_path, monkeypatch, capsys)
             if block.language == "console":
                 assert is_shown(shown, printed), f"{block}: {line}\n{printed}"

@@ -87,6 +87,7 @@ def test_every_example_is_read_by_its_command(name: str, line: str) -> None:
     assert name in named
 
 
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("name", "line"),
     [

@@ -162,9 +162,8 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     ]
 
 
-def test_the_page_can_list_all_that_it_advises_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a page lists does not depend on its pictures, which take a second.
-    monkeypatch.setattr("tracepipe.reports.page.html_page.inline_svg", lambda panel: "")
+@pytest.mark.usefixtures("without_pictures")
+def test_the_page_can_list_all_that_it_advises_to(tmp_path: Path) -> None:
     pages = []
     for top in ([], ["--top", "0"], ["--top", "1"]):
         target = tmp_path / f"{len(pages)}.html"

@@ -182,12 +182,6 @@ def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.terminal.messages._QUIET_S", math.inf)
 
 
-@pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages lack their pictures, which take a second: what is printed does not depend on them."""
-    monkeypatch.setattr("tracepipe.reports.page.html_page.inline_svg", lambda panel: "")
-
-
 def test_every_command_is_asked_here() -> None:
     group = typer.main.get_group(cli.app)
     assert set(ASKED) == set(group.list_commands(typer.Context(group)))  # type: ignore[arg-type]

@@ -134,7 +134,8 @@ OTHERS = [
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """By command line: what one imports, the next of the process has imported too."""
-    ends = ran_each({"polars", *EXTRA}, OTHERS, tmp_path_factory.mktemp("others"))
+    # Without BCC `doctor` tries out no captures, which take a second.
+    ends = ran_each({"bcc", "polars", *EXTRA}, OTHERS, tmp_path_factory.mktemp("others"))
     return {" ".join(argv): end for argv, end in zip(OTHERS, ends, strict=True)}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.cases import Case, cases
+from tests.golden.cases import Case, cases, with_sample
 from tests.golden.seen import lines_by_track
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
@@ -36,7 +36,7 @@ def drawn(path: Path, options: ConversionOptions) -> tuple[list[tuple[tuple[str,
     return tracks, account
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_an_event_file_of_a_recording_draws_the_same(case: Case, tmp_path: Path) -> None:
     path, account = written(case, tmp_path)
     of_file, read = drawn(path, case.options())
@@ -47,7 +47,7 @@ def test_an_event_file_of_a_recording_draws_the_same(case: Case, tmp_path: Path)
     assert (footer["counts"], footer["losses"]) == (+account.counts, account.losses)
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_an_event_file_is_the_same_when_it_is_written_again(case: Case, tmp_path: Path) -> None:
     path, _ = written(case, tmp_path)
     again = io.BytesIO()

@@ -41,7 +41,7 @@ def test_text_shows_what_was_laid_out(case: Case) -> None:
     assert totals == f"{tracks} tracks, {len(slices) - instants} slices, {instants} instants, {counts} counts"
 
 
-@every_case
+@case_or_sample
 def test_the_trace_processor_sees_what_was_laid_out(case: Case) -> None:
     asked = Asked(case.convert("perfetto")[0])
     assert asked.problems == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden.both import converted
-from tests.golden.cases import FIXTURES, Case
+from tests.golden.cases import FIXTURES, Case, with_sample
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.reports.frames.run import load_run
 
@@ -27,13 +27,15 @@ select f.ts as start_ns, t.ts as end_ns from flow
 join slice f on f.id = slice_out join slice t on t.id = slice_in"""
 # What a timeline says of the recording that it is made of.
 _OF_ITSELF = frozenset({"capture", "ambiguous", "clock trace"})
-_WRITTEN = (
-    "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
-    "counters-and-arrows",
-    "cuda-table-threads", "device-memory", "flows", "host-layers", "host-nesting", "kineto-b200-overlaps",
-    "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
-    "warps-ranges", "warps-slots", "wprof", "xplane-mi300",
-)  # fmt: skip
+_WRITTEN = [
+    Case(FIXTURES / name) for name in (
+        "annotations", "capture-h200-pytorch", "capture-standin", "causality", "chrome-forms",
+        "counters-and-arrows",
+        "cuda-table-threads", "device-memory", "flows", "host-layers", "host-nesting", "kineto-b200-overlaps",
+        "kineto-mi250", "losses", "nsys", "proton-warps", "python-stacks", "rocprof-mi350", "viztracer",
+        "warps-ranges", "warps-slots", "wprof", "xplane-mi300",
+    )
+]  # fmt: skip
 _TAKEN = ("perfetto-callstacks", "perfetto-counters", "perfetto-sched", "perfetto-tracks")
 Facts = tuple[Counter[object], ...]
 
@@ -57,9 +59,9 @@ def assert_same_facts(trace: bytes, folder: Path) -> None:
         assert {name for name, *_ in (after - before)} <= _OF_ITSELF, "more than there was"
 
 
-@pytest.mark.parametrize("name", _WRITTEN)
-def test_all_that_was_written_is_read(name: str, tmp_path: Path) -> None:
-    trace, _ = Case(FIXTURES / name).convert("perfetto")
+@pytest.mark.parametrize("case", with_sample(_WRITTEN), ids=lambda case: case.name)
+def test_all_that_was_written_is_read(case: Case, tmp_path: Path) -> None:
+    trace, _ = case.convert("perfetto")
     assert_same_facts(trace, tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 from functools import cache
@@ -12,16 +13,23 @@ import pytest
 from tracepipe.capture import ENGINES
 from tracepipe.errors import CaptureUnavailable
 
-_SOURCES = Path(__file__).parents[2] / "fixtures/standin"
+_ROOT = Path(__file__).parents[2]
+_SOURCES, _MADE = _ROOT / "fixtures/standin", _ROOT / "build/standin"
 
 
 def build_standin(folder: Path) -> Path:
-    """The folder, with vec_add, its kin and their libraries in it. Skips where they cannot be compiled."""
+    """The folder, with vec_add, its kin and their libraries in it: made anew where a source changed.
+
+    Skips where they cannot be compiled.
+    """
     if not (shutil.which("gcc") and shutil.which("make")):
         pytest.skip("there is no gcc or no make (apt install gcc libc6-dev make)")
-    make = ["make", "-s", "-C", str(_SOURCES), f"BUILD={folder}"]
-    subprocess.run(make, check=True, capture_output=True, text=True)
-    return folder
+    _MADE.mkdir(parents=True, exist_ok=True)
+    with _MADE.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the same run may be making them
+        make = ["make", "-s", "-C", str(_SOURCES), f"BUILD={_MADE}"]
+        subprocess.run(make, check=True, capture_output=True, text=True)
+        return shutil.copytree(_MADE, folder, symlinks=True, dirs_exist_ok=True)
 
 
 @cache

@@ -17,16 +17,7 @@ from tracepipe.capture.find.fatbin import cubins, lz4_block
 from tracepipe.capture.find.kernel_list import list_kernels
 from tracepipe.errors import InputError
 
-SOURCE = """\
-__global__ void add(const float *a, float *b) {
-    __shared__ float s[64];
-    s[threadIdx.x] = a[threadIdx.x];
-    __syncthreads();
-    b[threadIdx.x] = s[63 - threadIdx.x];
-}
-namespace ns { template <class T> __global__ void scale(T *x, T by) { x[threadIdx.x] *= by; } }
-template __global__ void ns::scale<double>(double *, double);
-"""
+SOURCE = ROOT / "tests/support/listed.cu"
 ADD, SCALE = "add(float const*, float*)", "void ns::scale<double>(double*, double)"
 
 
@@ -34,14 +25,13 @@ ADD, SCALE = "add(float const*, float*)", "void ns::scale<double>(double*, doubl
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The source as fat binaries that are compressed in each way, as a cubin, and in a program's object."""
     folder = tmp_path_factory.mktemp("kernels")
-    (folder / "k.cu").write_text(SOURCE)
     command = nvcc()
     codes = ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_90,code=[sm_90,compute_90]"]
     for mode in ("none", "speed", "size"):
-        made = [command, "-fatbin", f"--compress-mode={mode}", *codes, "-o", f"{mode}.fatbin", "k.cu"]
-        subprocess.run(made, check=True, cwd=folder, capture_output=True)
-    for what in (["-cubin", "-lineinfo", "-o", "k.cubin"], ["-c", "-o", "k.o"]):
-        subprocess.run([command, "-arch=sm_90", *what, "k.cu"], check=True, cwd=folder, capture_output=True)
+        made = [command, "-fatbin", f"--compress-mode={mode}", *codes, str(SOURCE)]
+        compiled(made, folder / f"{mode}.fatbin")
+    for what, name in ((["-cubin", "-lineinfo"], "k.cubin"), (["-c"], "k.o")):
+        compiled([command, "-arch=sm_90", *what, str(SOURCE)], folder / name)
     return folder
 
 
@@ -58,8 +48,8 @@ def test_kernels_of_a_fat_binary_however_it_is_compressed(built: Path, mode: str
 def test_sources_stand_where_the_compiler_wrote_lines(built: Path) -> None:
     rows = list_kernels("", [str(built / "k.cubin")]).rows
     assert [(row.name, row.kernel.source) for row in rows] == [
-        (ADD, f"{built}/k.cu:1"),
-        (SCALE, f"{built}/k.cu:7"),
+        (ADD, f"{SOURCE}:1"),
+        (SCALE, f"{SOURCE}:7"),
     ]
     assert {row.kernel.source for row in list_kernels("", [str(built / "k.o")]).rows} == {""}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.golden.cases import Case, cases
+from tests.golden.cases import Case, cases, with_sample
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader
 from tracepipe.errors import InputError, LibraryMissing
 from tracepipe.kernel_names import without_namespaces
@@ -249,7 +249,7 @@ _FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "k
 _DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
 def test_the_spans_are_those_that_the_timeline_draws(case: Case) -> None:
     options = case.options()
     run = load_run(str(case.input), assumed=options.assumed, undated=options.undated)
