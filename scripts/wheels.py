@@ -220,7 +220,7 @@ class Trial:
 
     def installed_mb(self) -> int:
         (packages,) = self.bin.parent.glob("lib/python*/site-packages")
-        return sum(path.lstat().st_blocks for path in packages.rglob("*")) * 512 >> 20
+        return sum(path.lstat().st_blocks for path in packages.rglob("*")) * 512 // 10**6
 
     def converted(self) -> bytes:
         self.tracepipe("convert", ROOT / SAMPLE, "-o", "trial.pftrace", "--force")
