@@ -332,7 +332,7 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (["convert", "missing"], "missing: cannot be read: No such file or directory", "Check the path."),
         (["convert", "folder"], "folder: cannot be read: Is a directory", "Check the path."),
         (["convert", "empty"], "empty: is empty", "Record something first"),
-        (["convert", "noise"], "the content is not of a known input format", "Name it with --from"),
+        (["convert", "noise"], "noise: the content is not of a known input format", "Name it with --from"),
         (
             ["convert", "program"],
             "the file is a program or a library (ELF)",
@@ -341,8 +341,16 @@ def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here:
         (["convert", "config"], "the file is JSON, but not a known", "Name it with --from"),
         (["convert", "blank"], "the content is not of a known input format", "Name it with --from"),
         (["convert", "run.jsonl", "-f", "chrome", "-o", "y.pftrace"], "y.pftrace has the ending", "y.json"),
-        (["convert", "run.jsonl", "-o", "y.json.gz"], "chrome is not written compressed", "Leave out .gz"),
-        (["convert", "run.jsonl", "-o", "y.zst"], "perfetto is not written compressed", "Leave out .zst"),
+        (
+            ["convert", "run.jsonl", "-o", "y.json.gz"],
+            "the format chrome cannot be compressed",
+            "Leave out .gz",
+        ),
+        (
+            ["convert", "run.jsonl", "-o", "y.zst"],
+            "the format perfetto cannot be compressed",
+            "Leave out .zst",
+        ),
         (["convert", "old"], "the file is 'tracepipe/0'", "Use the version of tracepipe that wrote it"),
         (["convert", "header"], "header:1: clock: must be a string, not 5", "Check that the file"),
         (["convert", "run.jsonl", "-o", "no/such/out"], "cannot write to no/such", "Name another place"),

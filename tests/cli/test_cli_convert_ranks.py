@@ -181,13 +181,17 @@ def test_a_dataset_needs_a_name_for_its_timeline(job: Path) -> None:
     code, _, err = convert(job / "ds")
     assert (code, "The timeline of a dataset has no name." in err) == (2, True)
     code, _, err = convert(job, "--ranks", "1", "-o", "x.pftrace")
-    assert (code, "--ranks is for a dataset, which this is not." in err) == (2, True)
+    assert (code, "--ranks is for a dataset, and this is a recording." in err) == (2, True)
 
 
 @pytest.mark.parametrize("option", [["--ranks", "1"], ["--to", "1s"], ["--from", "1s"]])
 def test_options_for_datasets_are_not_for_recordings(job: Path, option: list[str]) -> None:
     code, _, err = convert(job / "runs/node000/0.jsonl", *option)
-    assert (code, "is for a dataset, which this is not." in err, "tracepipe cut" in err) == (2, True, True)
+    assert (code, "is for a dataset, and this is a recording." in err, "tracepipe cut" in err) == (
+        2,
+        True,
+        True,
+    )
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ def test_a_missing_library_or_dataset_is_reported(
     ds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = query(tmp_path, "select 1")
-    assert (code, "is no dataset" in err, "tracepipe dataset build" in err) == (1, True, True)
+    assert (code, "is not a dataset" in err, "tracepipe dataset build" in err) == (1, True, True)
     code, _, err = query(ds, "select 1", "--strict")
     assert (code, "A dataset takes no options for recordings." in err) == (2, True)
     monkeypatch.setitem(sys.modules, "duckdb", None)

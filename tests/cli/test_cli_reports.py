@@ -276,7 +276,7 @@ def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a"], "There is no recording B.\n  Name A and B, or several of each by --a and --b."),
+        (["a"], "There is no recording B.\n  Name A and B, or several of each with --a and --b."),
         (["--a", "a1", "a2"], "There are no recordings of B.\n  Name one or more by --b."),
         (["--a", "--b", "b1"], "Option --a requires an argument"),
         (["--b", "b1"], "There are no recordings of A.\n  Name one or more by --a."),

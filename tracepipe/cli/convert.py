@@ -188,8 +188,8 @@ def _source_in(part: _OfDataset) -> str:
     """The input format that `--from` names, of a recording. Raises Misuse for what is for datasets."""
     if part.ranks or part.end or (part.start and part.start not in READERS):
         given = "--ranks" if part.ranks else "--to" if part.end else f"--from {part.start}"
-        hint = f"tracepipe cut makes a part of a recording. Formats are {', '.join(READERS)}."
-        raise Misuse(f"{given} is for a dataset, which this is not.", hint)
+        hint = f"Use tracepipe cut for a part of a recording. Formats are {', '.join(READERS)}."
+        raise Misuse(f"{given} is for a dataset, and this is a recording.", hint)
     return part.start
 
 
@@ -212,7 +212,7 @@ def _kind(asked: str, output: str) -> str:
     fitting = [kind for kind, of in CONVERTERS.items() if of.suffix == ending]
     if asked and fitting and asked not in fitting:
         raise OutputError(
-            f"{output} has the ending of {' and '.join(fitting)}, and {asked} is asked for",
+            f"{output} has the ending of {' and '.join(fitting)}, but --format is {asked}",
             f"Name it {name.name.removesuffix(ending)}{CONVERTERS[asked].suffix}, or leave out --format.",
         )
     return asked or (fitting[0] if fitting else "perfetto")

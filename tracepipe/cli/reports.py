@@ -88,11 +88,11 @@ def _sides(report: Report, paths: list[str | None], given: dict[str, Any]) -> li
             if path is None:
                 both = " and ".join(report.inputs)
                 raise Misuse(
-                    f"There is no recording {name}.", f"Name {both}, or several of each by {options}."
+                    f"There is no recording {name}.", f"Name {both}, or several of each with {options}."
                 )
         return [[path] for path in paths if path is not None]
     if strange := [path for path in paths if path is not None]:
-        raise Misuse(f"{strange[0]} is of neither side.", f"Name all recordings by {options}.")
+        raise Misuse(f"{strange[0]} is of neither side.", f"Name all recordings with {options}.")
     for name, some in zip(report.inputs, by_option, strict=True):
         if not some:
             raise Misuse(f"There are no recordings of {name}.", f"Name one or more by --{name.lower()}.")

@@ -47,7 +47,7 @@ def _of_value(error: Any, hint: str) -> tuple[str, str]:
         known = [str(getattr(choice, "value", choice)) for choice in choices]
         message = f"takes {', '.join(known[:-1])} or {known[-1]}, not {given}."
     name = error.param_hint or (_name(error.param, error.ctx) if error.param is not None else "")
-    if not name:
+    if not name or message.startswith(f"{name} "):
         return message, hint
     return f"{name}{' ' if message.startswith('takes ') else ': '}{message}", hint
 

@@ -58,7 +58,7 @@ class Dataset:
         try:
             about = json.loads((folder / _ABOUT).read_bytes())
         except (OSError, ValueError) as e:
-            reason = "is no dataset" if isinstance(e, (FileNotFoundError, NotADirectoryError)) else str(e)
+            reason = "is not a dataset" if isinstance(e, (FileNotFoundError, NotADirectoryError)) else str(e)
             raise InputError(reason, "Make one with tracepipe dataset build.", path=path) from e
         found = about.get("format") if isinstance(about, dict) else None
         if found != FORMAT:

@@ -46,4 +46,4 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     near = near_names(name, known)
     if near:
         return f"Did you mean {' or '.join(near)}?"
-    return f"Known: {', '.join(sorted(known))}." if 0 < len(known) <= 20 else ""
+    return f"Choose from: {', '.join(sorted(known))}." if 0 < len(known) <= 20 else ""

@@ -70,13 +70,13 @@ class InputFormat:
 _OTHERS: Final = {
     b"\x7fELF": (
         "the file is a program or a library (ELF)",
-        "record it first: tracepipe capture -- ./program, then give the recording",
+        "Record it first: tracepipe capture -- ./program; then give the recording.",
     ),
     b"<!DOCTYPE html": (
         "the file is an HTML page",
-        "give the recording that it was made from; a browser shows the page",
+        "Give the recording that it was made from; a browser shows the page.",
     ),
-    b"PAR1": ("the file is a table of Parquet", "give the recording that it was exported from"),
+    b"PAR1": ("the file is a table of Parquet", "Give the recording that it was exported from."),
 }
 _SQLITE: Final = b"SQLite format 3\0"
 # In the order in which they are tried: the strictest first.

@@ -161,6 +161,10 @@ def _recognised(
         return recognise(head, source_format, file)
     except InputError as e:
         raise InputError(e.message, e.hint, path=path) from e
+    except FormatError as e:
+        if source_format:
+            raise
+        raise FormatError(f"{path}: {e.message}", e.hint) from e
 
 
 def _read(source: InputFormat, stream: BinaryIO, path: str, undated: str) -> Recording:
