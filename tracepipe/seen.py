@@ -25,6 +25,14 @@ def is_there(path: str | Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
+def is_same(path: str | Path, other: str | Path) -> bool:
+    """Whether both are there, and are one."""
+    try:
+        return os.path.samefile(path, other)  # noqa: PTH121
+    except OSError:
+        return False
+
+
 def fitting(folder: Path, pattern: str) -> list[Path]:
     """What fits a pattern in a folder, sorted."""
     try:

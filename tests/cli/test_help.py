@@ -90,11 +90,7 @@ def test_every_example_is_read_by_its_command(name: str, line: str) -> None:
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("name", "line"),
-    [
-        (name, line)
-        for name, line in EXAMPLES
-        if name.split(" ")[0] not in _NOT_RUN and "spark://" not in line
-    ],
+    [(name, line) for name, line in EXAMPLES if name.split(" ")[0] not in _NOT_RUN and "://" not in line],
 )
 def test_every_example_on_files_runs(
     name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

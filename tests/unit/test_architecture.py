@@ -50,8 +50,9 @@ ROOMS: dict[str, set[str]] = {
     "layout": {"event", "native"},
     "converters": {"event", "layout", "native"},
     "recording.compression": set(),
+    "recording.remote": set(),
     "recording.convert": {"event", "clocks", "layout", "readers", "converters", "recording"},
-    "recording": {"event", "clocks", "readers", "recording.compression"},
+    "recording": {"event", "clocks", "readers", "recording.compression", "recording.remote"},
     "part": {"event", "clocks", "readers", "converters", "recording", "native"},
     "reports.report": set(),
     "reports.frames": {"event", "clocks", "recording", "native"},
@@ -109,6 +110,7 @@ SLOW = {
     "ibis",
     "pyspark",
     "py4j",
+    "fsspec",
 }
 
 

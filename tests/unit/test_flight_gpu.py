@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tracepipe.api.record import NumberedOutputs
+from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.capture.engines.engine import DeviceEngine, Listeners
 from tracepipe.capture.engines.none import NoProbes
 from tracepipe.capture.gpu.engines.kernels import KernelsEngine
@@ -34,7 +34,7 @@ def recorded(
     script = f"{script.format(order=order)}; echo quit"
     command = ["sh", "-c", f"({script}) | {program}"]
     request = CaptureRequest(command, ("userspace",), gpu="kernels", last=last)
-    with NumberedOutputs(str(folder / "run.jsonl"), force=False, notify=print) as outputs:
+    with NumberedOutputs(str(folder / "run.jsonl"), Files(print), force=False) as outputs:
         try:
             run_session(NoProbes(), "", request, outputs, Listeners(notify), engine)
         finally:

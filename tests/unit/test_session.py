@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_capture_record import raw
-from tracepipe.api.record import NumberedOutputs
+from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, backlog, capture, spool
 from tracepipe.capture.backlog import Backlog
 from tracepipe.capture.engines.none import NothingRecorded
@@ -190,7 +190,7 @@ def test_a_flight_recorder_keeps_no_more_of_what_is_left_at_the_end(
     stop = lambda: left.extend([chunk] * 64)  # noqa: E731
     monkeypatch.setitem(ENGINES, "broken", lambda: Engine(stop=stop, collect=collect))  # type: ignore[arg-type]
     request = CaptureRequest(["true"], ("syscall",), method="broken", last=Last(10**12, 3 * len(chunk)))
-    with NumberedOutputs(str(tmp_path / "run.jsonl"), force=False, notify=print) as outputs:
+    with NumberedOutputs(str(tmp_path / "run.jsonl"), Files(print), force=False) as outputs:
         summary = capture(request, outputs, notify=print)
     assert 0 < max(sizes) <= 3 * len(chunk)
     assert 0 < summary.counts["scheduler"] <= 300
@@ -207,7 +207,7 @@ def test_a_flight_recorder_writes_without_a_folder_of_temporary_files(
 
     monkeypatch.setitem(ENGINES, "broken", lambda: Engine(collect=collect))  # type: ignore[arg-type]
     request = CaptureRequest(["true"], ("syscall",), method="broken", last=Last(10**12))
-    with NumberedOutputs(str(tmp_path / "run.jsonl"), force=False, notify=print) as outputs:
+    with NumberedOutputs(str(tmp_path / "run.jsonl"), Files(print), force=False) as outputs:
         summary = capture(request, outputs, notify=print)
     assert (summary.counts, summary.losses, summary.error) == ({"scheduler": 7}, {}, "")
 

@@ -81,7 +81,7 @@ def _refuse_sources(out: str, ranks: Sequence[ChosenRank]) -> None:
     """Raise OutputError where the output is one of the recordings."""
     target = Path(out)
     for one in ranks:
-        if seen.is_there(target) and target.samefile(one.source.path):
+        if seen.is_same(target, one.source.path):
             raise OutputError(f"{out} is the recording of rank {one.rank}", "Name another file with -o.")
 
 

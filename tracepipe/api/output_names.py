@@ -17,6 +17,7 @@ from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 from tracepipe.launchers import place_of
 from tracepipe.recording.files import STANDARD, free_name, made_folder
+from tracepipe.recording.remote import check_url, is_url
 
 _PARTS = re.compile(r"%(.?)", re.DOTALL)
 
@@ -51,12 +52,17 @@ class OutputNames:
 
     def command_output(self, given: str) -> str:
         """The name of the command's output, which has none by default."""
+        if is_url(given):
+            raise TracepipeError("The command's output does not go to a URL.", "Name a file for it.")
         return self._named(given, ".txt") if given else ""
 
     def _named(self, given: str, suffix: str) -> str:
         if given == STANDARD:
             return given
         name = _PARTS.sub(lambda found: self._part(found, given), given)
+        if is_url(name):
+            check_url(name)
+            return f"{name}{self._program}{suffix}" if name.endswith("/") else name
         if name.endswith("/") or seen.is_folder(name):
             return free_name(self._program, suffix, made_folder(Path(name)))
         made_folder(Path(name).parent)

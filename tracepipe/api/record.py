@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -14,6 +14,8 @@ from tracepipe.errors import OutputError
 from tracepipe.recording.files import STANDARD, named_at_once
 from tracepipe.recording.kept import keeping
 from tracepipe.recording.naming import free_of, is_taken
+from tracepipe.recording.remote import is_url
+from tracepipe.recording.uploads import Uploads, check
 
 if TYPE_CHECKING:
     from tracepipe.capture.engines.engine import Collector
@@ -45,7 +47,7 @@ def record(
             f"{output} cannot be both the recording and the command's output", "Name another file for one."
         )
     summary, failures = None, list[OutputError]()
-    with ExitStack() as kept:
+    with Uploads(notify) as uploads, ExitStack() as kept:
 
         def complete() -> None:
             try:
@@ -53,7 +55,7 @@ def record(
             except OutputError as error:
                 failures.append(error)
 
-        sink = kept.enter_context(_sink(request, output, force=force, notify=notify))
+        sink = kept.enter_context(_sink(request, output, uploads, force=force, notify=notify))
         try:
             with _stdout_of_command(output, command_output, force=force) as stdout:
                 request = replace(request, stdout=stdout)
@@ -65,6 +67,7 @@ def record(
                 raise
             failures.append(error)
         complete()
+        failures += uploads.wait()
     for failure in failures:
         both = " ".join(part for part in (summary.error, f"{failure.message}.") if part)
         summary = replace(summary, error=both, hint=summary.hint or failure.hint)
@@ -72,12 +75,31 @@ def record(
 
 
 def _sink(
-    request: CaptureRequest, output: str, *, force: bool, notify: Notify
+    request: CaptureRequest, output: str, uploads: Uploads, *, force: bool, notify: Notify
 ) -> AbstractContextManager[Any]:
     """The output for the recording, or for those of a flight recorder."""
+    place: Files | Uploads = Files(notify)
+    if is_url(output):
+        check(output, force=force)
+        place = uploads
     if request.last is None:
-        return keeping(output, force=force, notify=notify)
-    return NumberedOutputs(output, force=force, notify=notify)
+        return place.keeping(output, force=force)
+    return NumberedOutputs(output, place, force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Recordings that are files, as `keeping` writes them."""
+
+    notify: Notify
+
+    def keeping(self, path: str, *, force: bool) -> AbstractContextManager[BinaryIO]:
+        """The file of one."""
+        return keeping(path, force=force, notify=self.notify)
+
+    def another(self, path: str) -> str:
+        """The first free name similar to one."""
+        return str(next(name for name in free_of(Path(path)) if not is_taken(name)))
 
 
 class NumberedOutputs:
@@ -85,12 +107,12 @@ class NumberedOutputs:
     after it. The name is reserved from the start.
     """
 
-    def __init__(self, path: str, *, force: bool, notify: Notify) -> None:
+    def __init__(self, path: str, place: Files | Uploads, *, force: bool) -> None:
         if path == STANDARD:
             raise OutputError("--last may write more than one recording", "Name a file with -o.")
-        self._path, self._notify = path, notify
+        self._path, self._place = path, place
         self._first = ExitStack()
-        self._sink: BinaryIO | None = self._first.enter_context(keeping(path, force=force, notify=notify))
+        self._sink: BinaryIO | None = self._first.enter_context(place.keeping(path, force=force))
 
     def __enter__(self) -> NumberedOutputs:
         return self
@@ -106,8 +128,8 @@ class NumberedOutputs:
             with self._first:
                 yield self._path, sink
             return
-        path = str(next(name for name in free_of(Path(self._path)) if not is_taken(name)))
-        with keeping(path, force=False, notify=self._notify) as sink:
+        path = self._place.another(self._path)
+        with self._place.keeping(path, force=False) as sink:
             yield path, sink
 
 

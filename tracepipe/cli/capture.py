@@ -56,8 +56,9 @@ def capture(
         str,
         output_option(
             f"Write the recording to this file, {COMPRESSED}; {TO_STANDARD} FOLDER/ makes a file in that "
-            "folder. The name may contain %h (host), %r (rank), %w (number of ranks), %p (process), %e "
-            "(program) and %t (time). Default: PROGRAM.jsonl, numbered if it exists."
+            "folder. A URL, such as s3://BUCKET/RUN.jsonl, gets the recording when it is complete. The name "
+            "may contain %h (host), %r (rank), %w (number of ranks), %p (process), %e (program) and %t "
+            "(time). Default: PROGRAM.jsonl, numbered if it exists."
         ),
     ] = "",
     command_output: CommandOutput = "",

@@ -31,6 +31,7 @@ from tracepipe.errors import OutputError
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
+from tracepipe.recording.remote import is_url
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, say
 
@@ -220,6 +221,8 @@ def _kind(asked: str, output: str) -> str:
 
 def _how_to_open(target: str, to: str) -> str:
     if not CONVERTERS[to].takes_several or CONVERTERS[to].on_terminal:
+        return ""
+    if is_url(target):
         return ""
     where = "ui.perfetto.dev" if to != "chrome" else "ui.perfetto.dev, chrome://tracing or speedscope.app"
     return f": open it in {where}, or run tracepipe open {target}"

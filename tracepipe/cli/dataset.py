@@ -36,8 +36,8 @@ def build(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Recordings, or folders of recordings. Each is of one rank, which the recording or the name "
-            "of its file states.",
+            help="Recordings, or folders of recordings: paths or URLs. Each is of one rank, which the "
+            "recording or the name of its file states.",
             metavar="INPUT...",
         ),
     ],

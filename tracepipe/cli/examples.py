@@ -41,6 +41,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     "dataset build": (
         "tracepipe dataset build runs -o ds",
         "tracepipe dataset build rank0.jsonl rank1.jsonl -o ds",
+        "tracepipe dataset build s3://bucket/runs/ -o ds",
     ),
     "ranks": (
         "tracepipe ranks ds",

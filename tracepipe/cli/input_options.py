@@ -17,7 +17,7 @@ Undated = choices("Undated", UNDATED)
 
 READING = "Reading"
 """The panel of the options for reading a recording."""
-RECORDING = "A recording: a path, or - for standard input."
+RECORDING = "A recording: a path, a URL, or - for standard input."
 """The help of an argument that names one."""
 
 

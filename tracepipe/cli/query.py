@@ -18,7 +18,7 @@ from tracepipe.cli.input_options import Reading
 from tracepipe.cli.output_options import OUTPUT, TO_STANDARD, Force, json_option, output_option
 from tracepipe.cli.values import Misuse
 from tracepipe.errors import InputError
-from tracepipe.recording.files import STANDARD, replacing
+from tracepipe.recording.files import STANDARD, opened_again, replacing
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import say
 
@@ -102,9 +102,12 @@ def _ask_recording(file: str, sql: str, kind: str, to: _Opener, how: tuple[str, 
 
     trace_processor, options = how
     shell = find_shell(trace_processor)
-    with tempfile.TemporaryDirectory(prefix="tracepipe-") as place:
-        trace = Path(file) if file.endswith(_TRACES) else _converted(file, Path(place), options)
-        answer = ask(trace, sql, shell)
+    if file.endswith(_TRACES):
+        with opened_again(file) as trace:
+            answer = ask(Path(trace), sql, shell)
+    else:
+        with tempfile.TemporaryDirectory(prefix="tracepipe-") as place:
+            answer = ask(_converted(file, Path(place), options), sql, shell)
     with to() as out:
         write_answer(answer, kind, out)
     return len(answer.rows)

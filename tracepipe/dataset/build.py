@@ -19,6 +19,7 @@ from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
 from tracepipe.dataset.shifts import renumber
 from tracepipe.errors import InputError, OutputError, TracepipeError
+from tracepipe.recording import remote
 from tracepipe.recording.reading import Progress
 
 ENDINGS: Final = (
@@ -58,8 +59,8 @@ def build(
     options: dict[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Built:
-    """Add the recordings at some paths, or below folders, to the dataset `output`, which is made if it is not
-    there. A rank that is there is replaced where its recording is another one.
+    """Add the recordings at some paths and URLs, or below folders, to the dataset `output`, which is made if
+    it is not there. A rank that is there is replaced where its recording is another one.
 
     `options` are those of `load_run`; `progress` is called with the bytes of the recordings that are done,
     and of all. Raises InputError for a path where nothing is, OutputError.
@@ -69,7 +70,8 @@ def build(
     dataset.clear()
     known = _known(dataset)
     there = {source for _, source in known.values()}
-    wanted = [(source, root) for source, root in sources if source not in there]
+    # An object without a version may be another one each time.
+    wanted = [(source, root) for source, root in sources if source not in there or source.version == ""]
     built.unchanged = len(sources) - len(wanted)
     of_rank = {rank: (host, source.path) for rank, (host, source) in known.items()}
     _Build(dataset, built, options, progress, of_rank).run(wanted, jobs or len(os.sched_getaffinity(0)))
@@ -82,43 +84,67 @@ def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
     """The recordings, each with the folder that it was found below. Raises InputError."""
     found: dict[str, tuple[Source, str]] = {}
     for path in paths:
-        files = [Path(path)]
-        if seen.is_folder(path):
-            files = sorted(_below(Path(path), Path(output)))
-            if not files:
-                raise InputError(
-                    "holds no recordings",
-                    f"Name the files. Of a folder, only files that end with {', '.join(ENDINGS)} are read.",
-                    path=path,
-                )
-        root = path if seen.is_folder(path) else str(Path(path).parent)
-        for file in files:
-            try:
-                source = Source.of(str(file.absolute()))
-            except OSError as e:
-                raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
-            found.setdefault(source.path, (source, str(Path(root).absolute())))
+        for source, root in (_objects if remote.is_url(path) else _files)(path, output):
+            found.setdefault(source.path, (source, root))
     yield from found.values()
+
+
+def _files(path: str, output: str) -> Iterator[tuple[Source, str]]:
+    """The recordings at a path, each with its folder."""
+    files, root = [Path(path)], Path(path).parent
+    if seen.is_folder(path):
+        files, root = sorted(_below(Path(path), Path(output))), Path(path)
+        if not files:
+            raise _holds_none(path)
+    for file in files:
+        try:
+            yield Source.of(str(file.absolute())), str(root.absolute())
+        except OSError as e:
+            raise InputError(f"cannot be read: {e.strerror}", "Check the path.", path=str(file)) from e
+
+
+def _objects(url: str, _: str) -> Iterator[tuple[Source, str]]:
+    """The recordings at a URL, each with its folder."""
+    there = remote.found(url)
+    if not there.is_folder:
+        yield Source.of_object(there), url.rpartition("/")[0]
+        return
+    base = url.rstrip("/")
+    objects = [one for one in remote.listed(url) if _is_recording(one.url.removeprefix(base))]
+    if not objects:
+        raise _holds_none(url)
+    for one in objects:
+        yield Source.of_object(one), base
+
+
+def _is_recording(place: str) -> bool:
+    """Whether what lies there below a folder is named as recordings are, and nothing of it is hidden."""
+    parts = place.split("/")
+    return place.endswith(ENDINGS) and not any(part.startswith(".") for part in parts)
+
+
+def _holds_none(path: str) -> InputError:
+    return InputError(
+        "holds no recordings",
+        f"Name the files. Of a folder, only files that end with {', '.join(ENDINGS)} are read.",
+        path=path,
+    )
 
 
 def _below(folder: Path, output: Path) -> Iterator[Path]:
     """The files below a folder that are named as recordings are, but for what is hidden and the dataset."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(
-            name for name in folders if name[0] != "." and not _is_same(Path(place, name), output)
+            name for name in folders if name[0] != "." and not seen.is_same(Path(place, name), output)
         )
         for name in names:
             if name[0] != "." and name.endswith(ENDINGS):
                 yield Path(place, name)
 
 
-def _is_same(one: Path, other: Path) -> bool:
-    return seen.is_there(other) and one.samefile(other)
-
-
 def _known(dataset: Dataset) -> dict[int, tuple[str, Source]]:
     """The ranks that are there, each with its host and recording."""
-    names = ["source", "source_bytes", "source_mtime_ns"]
+    names = ["source", "source_bytes", "source_mtime_ns", "source_version"]
     return {
         rank: (host, Source(*read_part(dataset.part(RANKS, host, rank), names).row(0)))
         for host, rank in dataset.ranks()

@@ -102,7 +102,9 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
             raise ClockError(
                 f"rank {rank} is not on the clock of the others: {why}", "Leave it out of --ranks."
             )
-        source = _unchanged(Source(row["source"], row["source_bytes"], row["source_mtime_ns"]))
+        source = _unchanged(
+            Source(row["source"], row["source_bytes"], row["source_mtime_ns"], row["source_version"])
+        )
         ranks.append(
             ChosenRank(
                 there[rank], rank, row["world_size"], source, row["source_format"], row["clock"],
@@ -138,7 +140,9 @@ def _unchanged(known: Source) -> Source:
         raise InputError(f"cannot be read: {e.strerror}", _AGAIN, path=known.path) from e
     if now.size_bytes != known.size_bytes:
         what = f"it had {known.size_bytes:,} bytes, and has {now.size_bytes:,}"
-    elif now.mtime_ns != known.mtime_ns:
+    elif now.version != known.version:
+        what = f"it was version {known.version}, and is {now.version}"
+    elif now.mtime_ns is not None and known.mtime_ns is not None and now.mtime_ns != known.mtime_ns:
         later = "later" if now.mtime_ns > known.mtime_ns else "earlier"
         what = f"it was changed {duration_text(abs(now.mtime_ns - known.mtime_ns))} {later} than the one read"
     else:

@@ -17,13 +17,15 @@ from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
 from tracepipe.recording.files import made_folder
 from tracepipe.recording.naming import writing
+from tracepipe.recording.remote import is_url
 from tracepipe.reports.frames.libraries import pl
 
-FORMAT: Final = "tracepipe-dataset/2"
+FORMAT: Final = "tracepipe-dataset/3"
 """What `dataset.json` says the folder is; it changes when a column changes its meaning."""
 RANKS: Final = "ranks"
 """The layer with a row for each rank: a rank without it is not there."""
 _ABOUT: Final = "dataset.json"
+_COPY: Final = "Build it in a folder, which can be copied to a store and back: aws s3 sync FOLDER URL."
 _PART: Final = "part-0.parquet"
 # Readers of datasets pass over folders that begin with a dot.
 _UNFINISHED: Final = ".unfinished-"
@@ -54,6 +56,8 @@ class Dataset:
     @classmethod
     def opened(cls, path: str) -> Dataset:
         """The dataset at a path. Raises InputError."""
+        if is_url(path):
+            raise InputError("is a URL, and a dataset is read from a file system", _COPY, path=path)
         folder = Path(path)
         try:
             about = json.loads((folder / _ABOUT).read_bytes())
@@ -72,6 +76,8 @@ class Dataset:
     @classmethod
     def made(cls, path: str) -> Dataset:
         """The dataset at a path, which is made if nothing is there. Raises InputError, OutputError."""
+        if is_url(path):
+            raise OutputError(f"{path} is a URL, and a dataset is built on a file system", _COPY)
         folder = Path(path)
         if seen.is_there(folder / _ABOUT):
             return cls.opened(path)

@@ -12,6 +12,7 @@ from tracepipe.dataset.collectives import collectives_of
 from tracepipe.dataset.identity import Identity, identity_of
 from tracepipe.dataset.places import RANKS
 from tracepipe.dataset.steps import gpu_times, steps_of
+from tracepipe.recording import remote
 from tracepipe.recording.naming import writing
 from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.frames.libraries import pl
@@ -20,7 +21,8 @@ from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
 
 RANK: Final = {
     "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",
-    "source_bytes": "Int64", "source_mtime_ns": "Int64", "start_ns": "Int64", "end_ns": "Int64",
+    "source_bytes": "Int64", "source_mtime_ns": "Int64", "source_version": "String",
+    "start_ns": "Int64", "end_ns": "Int64",
     "realtime_offset_ns": "Int64", "last_at_ns": "Int64", "last_realtime_offset_ns": "Int64",
     "gpus": "Int64", "kernels": "Int64", "collectives": "Int64",
     "lost": "Int64", "skipped_lines": "Int64", "notes": "List",
@@ -28,17 +30,27 @@ RANK: Final = {
 
 
 class Source(NamedTuple):
-    """A recording as it is on disk: when it has other values, it was recorded again."""
+    """A recording at a path or URL: when it has other values, it was recorded again. A file has the time of
+    its last change, and an object its version, "" where its store gives it none.
+    """
 
     path: str
     size_bytes: int
-    mtime_ns: int
+    mtime_ns: int | None
+    version: str | None = None
 
     @classmethod
     def of(cls, path: str) -> Source:
-        """The recording at a path. Raises OSError."""
+        """The recording at a path or URL. Raises OSError, TracepipeError."""
+        if remote.is_url(path):
+            return cls.of_object(remote.found(path))
         found = Path(path).stat()
         return cls(path, found.st_size, found.st_mtime_ns)
+
+    @classmethod
+    def of_object(cls, found: remote.Found) -> Source:
+        """The recording that is an object."""
+        return cls(found.url, found.size_bytes, None, found.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,8 @@ def _row(run: Run, identity: Identity, source: Source, counts: dict[str, int]) -
     last_at_ns, last_ahead_ns = _realtime((facts.footer or {}).get("end"), facts.trace_clock)
     values = {
         "world_size": identity.world_size, "clock": identity.clock, "source": source.path,
-        "source_format": facts.source, "source_bytes": source.size_bytes, "source_mtime_ns": source.mtime_ns,
+        "source_format": facts.source, "source_bytes": source.size_bytes,
+        "source_mtime_ns": source.mtime_ns, "source_version": source.version,
         "start_ns": facts.start_ns, "end_ns": facts.end_ns,
         "realtime_offset_ns": 0 if facts.trace_clock == "realtime" else ahead_ns,
         "last_at_ns": last_at_ns, "last_realtime_offset_ns": last_ahead_ns, **counts,

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from tracepipe import seen
 from tracepipe.errors import InputError, OutputError
+from tracepipe.recording import remote
 from tracepipe.recording.compression import DamageError, decompressed
 from tracepipe.recording.naming import (
     free_of,
@@ -120,9 +121,10 @@ def _not_copied(error: OSError, path: str) -> InputError:
 
 @contextmanager
 def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
-    """Open a path or `-`. Plain text, gzip and zstd are recognized by content. Raises InputError.
+    """Open a path, a URL or `-`. Plain text, gzip and zstd are recognized by content. Raises InputError.
 
-    A pipe is copied first, so that it can be read twice. One that `is_growing` is read once, as it comes.
+    A pipe and what is at a URL are copied first, so that they can be read twice. A pipe that `is_growing` is
+    read once, as it comes.
     """
     if path == STANDARD:
         if sys.stdin is None:
@@ -132,6 +134,10 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
             return
         with _spooled(sys.stdin.buffer, path) as spool:
             yield InputStream(spool, "<stdin>")
+        return
+    if remote.is_url(path):
+        with remote.fetched(path) as copy:
+            yield InputStream(copy, path)
         return
     try:
         raw = Path(path).open("rb")  # noqa: SIM115 - closed below; only the opening is translated
@@ -170,10 +176,12 @@ def opened_again(path: str) -> Iterator[str]:
 
 
 def default_output(path: str, suffix: str) -> str:
-    """The path for the output of `path`: next to it, with `suffix` in place of its own."""
+    """The path for the output of `path`: next to it, or in this folder for a URL, with `suffix` in place of
+    its own.
+    """
     if path == STANDARD:
         return STANDARD
-    out = Path(path)
+    out = Path(remote.name_of(path) if remote.is_url(path) else path)
     if out.suffix in (".gz", ".zst"):
         out = out.with_suffix("")
     if out.suffix in (".jsonl", ".json", ".txt", ".ndjson"):
@@ -195,18 +203,12 @@ def trace_names(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _is_same_file(target: Path, source: str) -> bool:
-    try:
-        return target.samefile(source)
-    except OSError:  # no such source: reading it will report that
-        return False
-
-
 @contextmanager
 def replacing(
     path: str, *, force: bool, sources: Sequence[str] = (), on_terminal: bool = False
 ) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is complete. Raises OutputError if the name exists already.
+    """Write a file that gets its name when it is complete, or a copy at a URL. Raises OutputError if the name
+    exists already.
 
     The file must not be one of `sources`, from which it is made. `on_terminal` is for output that people can
     read.
@@ -220,10 +222,16 @@ def replacing(
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
         return
+    if remote.is_url(path):
+        if path in sources:
+            raise OutputError(f"{path} is the recording itself", "Name another file with -o.")
+        with remote.sending(path, force=force) as out, writing(path):
+            yield out
+        return
     target = Path(path)
     kind = output_kind(path, force=force)
     made_of = [source for source in sources if source != STANDARD]
-    if kind == stat.S_IFREG and any(_is_same_file(target, source) for source in made_of):
+    if kind == stat.S_IFREG and any(seen.is_same(target, source) for source in made_of):
         raise OutputError(f"{path} is the recording itself", "Name another file with -o.")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with writing(path), target.open("wb") as out:
@@ -259,6 +267,7 @@ def named_at_once(path: str, *, force: bool, option: str) -> Iterator[int]:
 
     If an exception ends the context and the file is empty, it is removed.
     """
+    _refuse_url(path, option)
     target = Path(path)
     kind = output_kind(path, force=force, option=option)
     is_new = kind in (0, stat.S_IFREG)
@@ -290,6 +299,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     With `force`, a folder that has only files with the same names is replaced. One that has anything else
     stays.
     """
+    _refuse_url(path, "-o")
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "Name it with -o.")
@@ -313,6 +323,17 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
         _give_name(made, target, force=force)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _refuse_url(path: str, option: str) -> None:
+    """Raise OutputError for a URL, where others write and read the output while it is made, or it is several
+    files.
+    """
+    if remote.is_url(path):
+        raise OutputError(
+            f"{path} is a URL, to which this output cannot go",
+            f"Name a place on a file system with {option}, and copy it.",
+        )
 
 
 def _give_name(made: Path, target: Path, *, force: bool) -> None:

@@ -28,6 +28,7 @@ from tracepipe.recording.members import Member
 from tracepipe.recording.numbers import Part, numbered
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
+from tracepipe.recording.remote import is_url
 from tracepipe.recording.survey import surveyed
 from tracepipe.units import duration_text
 
@@ -304,7 +305,7 @@ def _apart(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
 
 def _names(paths: Sequence[str]) -> list[str]:
     """The shortest names that distinguish the files, as text that can be written."""
-    files = [os.path.realpath(path) for path in paths]
+    files = [path if is_url(path) else os.path.realpath(path) for path in paths]
     for at, path in enumerate(paths):
         if files[at] in files[:at]:
             raise InputError("is named twice", "Name each file once.", path=path)

@@ -1,0 +1,137 @@
+"""Recordings for URLs: each is kept in a temporary folder while it is made, and copied when it is complete.
+
+TMP/tracepipe-…/3.jsonl.part    while it is recorded, as for any other file
+TMP/tracepipe-…/3.jsonl         when the recording has ended; removed when it is copied
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from tracepipe import seen
+from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.recording import apart, remote
+from tracepipe.recording.kept import Notify, keeping
+from tracepipe.recording.naming import free_of, give_to_caller
+
+_PROGRAMS: Final = {"s3": "aws s3 cp", "gs": "gcloud storage cp"}
+_CODE: Final = (
+    "import sys, fsspec.core as c; fs, path = c.url_to_fs(sys.argv[2]); fs.put_file(sys.argv[1], path)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    """A complete recording that a process copies."""
+
+    url: str
+    file: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def by_hand(self) -> str:
+        """How to copy it later."""
+        program = _PROGRAMS.get(self.url.partition("://")[0]) or shlex.join([sys.executable, "-c", _CODE])
+        return f"Copy it: {program} {shlex.quote(str(self.file))} {shlex.quote(self.url)}"
+
+
+class Uploads:
+    """The recordings of one capture that go to URLs. When its context is left, none is being copied."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._running: list[_Upload] = []
+
+    def __enter__(self) -> Uploads:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for error in self.wait():  # of a capture that failed: its error is raised
+            self._notify(f"{error.message}. {error.hint}")
+
+    @contextmanager
+    def keeping(self, url: str, *, force: bool) -> Iterator[BinaryIO]:
+        """Write a recording that is copied to a URL at the end. What was written is copied in every case.
+
+        Raises what `keeping` raises.
+        """
+        file = _folder(url) / remote.name_of(url)
+        self._notify(f"{url} is recorded to {file} first")
+        try:
+            with keeping(str(file), force=False, notify=self._notify) as sink:
+                yield sink
+        finally:
+            if seen.is_file(file):
+                self._running.append(_Upload(url, file, apart.sending(file, url, force=force)))
+            else:
+                with suppress(OSError):  # what it has was named by `keeping`
+                    file.parent.rmdir()
+
+    def another(self, url: str) -> str:
+        """The first free URL similar to one: …/run-2.jsonl, …/run-3.jsonl. Raises OutputError."""
+        folder, _, name = url.rpartition("/")
+        others = (f"{folder}/{other}" for other in free_of(Path(name)))
+        return next(other for other in others if not apart.is_taken(other))
+
+    def wait(self) -> list[OutputError]:
+        """Wait until all is copied. Returns the errors of what is not, and stays. The first signal does not
+        end it, the second one does.
+        """
+        failures: list[OutputError] = []
+        is_asked_to_end = False
+        for upload in self._running:
+            if upload.process.poll() is None:
+                self._notify(f"copying to {upload.url}")
+        while self._running:
+            upload = self._running[0]
+            try:
+                apart.wait_for(upload.process)
+            except (KeyboardInterrupt, SystemExit):
+                if is_asked_to_end:
+                    self._give_up()
+                    raise
+                is_asked_to_end = True
+                self._notify("a second signal ends the copying")
+                continue
+            except TracepipeError as e:
+                failures.append(OutputError(f"{e.message}; the recording is {upload.file}", upload.by_hand))
+            self._running.pop(0)
+        return failures
+
+    def _give_up(self) -> None:
+        for upload in self._running:
+            upload.process.kill()
+            self._notify(f"{upload.url} is not written; the recording is {upload.file}. {upload.by_hand}")
+        self._running.clear()
+
+
+def check(url: str, *, force: bool) -> None:
+    """Raise OutputError where a recording cannot get this URL, LibraryMissing."""
+    if apart.is_taken(url) and not force:
+        raise remote.taken(url)
+
+
+def _folder(url: str) -> Path:
+    """A new folder for a recording, that of the caller of sudo. Raises OutputError."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="tracepipe-"))
+    except OSError as e:
+        raise OutputError(
+            f"{url} cannot be recorded to {tempfile.gettempdir()} first: {e.strerror}",
+            "Free some space there, or set TMPDIR.",
+        ) from e
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        give_to_caller(fd)
+    finally:
+        os.close(fd)
+    return folder
