@@ -283,7 +283,7 @@ def test_one_of_several_runs_may_be_standard_input(run: Run, tmp_path: Path) -> 
         (["--a", "a1", "--b"], "Option '--b' requires an argument"),
         (
             ["a", "b", "--a", "a1", "--b", "b1"],
-            "a is of neither side.\n  Name all recordings by --a and --b.",
+            "a is of neither side.\n  Name all recordings with --a and --b.",
         ),
         (["--a", "a1", "a1", "--b", "b1"], "a1 is named twice"),
         (["--a", "-", "a1", "--b", "-"], "Standard input can be read only once."),

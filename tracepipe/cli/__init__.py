@@ -80,7 +80,7 @@ class _Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def _load(self, place: str, name: str = "") -> None:
-        """Load the commands of a module; of the reports only the one with that name, if there is one."""
+        """Load the commands of a module. If they are reports, load only the one with that name, if any."""
         module = import_module(place)
         loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
         for command in loaded.values():

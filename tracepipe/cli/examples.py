@@ -70,7 +70,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples_of(command: str) -> tuple[str, ...]:
-    """Command lines of a command, which is named without the program; of a report at least the shortest."""
+    """Example lines of a command, which is named without the program. A report has at least the shortest."""
     return _EXAMPLES.get(command, (f"tracepipe {command} run.jsonl",))
 
 

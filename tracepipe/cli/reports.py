@@ -37,7 +37,7 @@ _GROUPS: dict[str, tuple[Any, Any]] = {"shown": (Shown, _REQUIRED), "how": (Read
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What all reports are asked for; `output` and `force` are of those that write files."""
+    """The options of all reports; `output` and `force` are only for reports that write files."""
 
     shown: Shown
     how: Reading

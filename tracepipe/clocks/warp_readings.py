@@ -1,4 +1,4 @@
-"""What finer times of warps are computed from."""
+"""The readings from which finer times of warps are computed."""
 
 from __future__ import annotations
 

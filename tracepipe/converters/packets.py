@@ -53,7 +53,7 @@ _ALIKE_MAX = 1 << 13
 # This many changes of warps are written at a time, as each takes several Python objects.
 _AT_ONCE = 1 << 12
 _Key = tuple[int, int, int]
-"""What operations that are written the same way share: kind, line and mark, row and name, shape and
+"""The key of operations that are written the same way: kind, line and mark, row and name, shape and
 arguments."""
 
 

@@ -1,7 +1,7 @@
 """Put the clocks of several hosts on one, by the ends of collectives that their ranks ran together.
 
 A collective such as an all-reduce ends on no rank before every rank has started it, and the ranks leave it
-nearly together: what a rank needs of the last one arrives at all of them during the transfer.
+nearly together: the data of the last rank arrives at all others during the transfer.
 
     host A  ├─ waits ──────────┬─ transfers ──┤ end
     host B                     ├─ transfers ──┤ end       nearly the same moment, on two clocks

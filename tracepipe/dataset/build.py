@@ -175,7 +175,7 @@ class _Build:
                 self.built.left_out[one[0].path] = _DIED
 
     def _together(self, wanted: list[tuple[Source, str]], jobs: int) -> list[tuple[Source, str]]:
-        """Write ranks, so many at a time; those that are left when a process has died."""
+        """Write ranks, `jobs` at a time. Return those that are left if a process has died."""
         left = {source.path: (source, root) for source, root in wanted}
         with ExitStack() as kept:
             # Threads of this process may hold locks, which a fork would never get back.

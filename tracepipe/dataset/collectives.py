@@ -1,7 +1,8 @@
 """The collectives of one rank: what its GPUs ran to exchange data with other ranks.
 
-PyTorch's profiler names the operation, the process group and the number of each. Of other recordings the
-kernels' names tell the operation, NCCL's calls the group, and the order of its kernels stands for the number.
+PyTorch's profiler names the operation, the process group and the number of each. In other recordings the
+name of a kernel states the operation, NCCL's calls state the group, and
+the order of its kernels is the number.
 """
 
 from __future__ import annotations

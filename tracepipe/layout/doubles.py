@@ -1,9 +1,9 @@
 """Merges a call, kernel or copy that two recordings have into one slice with the arguments of both.
 
-Calls of one name on one thread follow each other, and so do, usually, kernels of one name on a stream. Of two
-recordings, those that begin nearest to each other are the same. XLA names a launch after its kernel, and
-records no id of its thread: such a call is the same as a function's call that has that kernel among its
-arguments, where all calls near it are of one thread.
+Calls of one name on one thread follow each other, and so do, usually, kernels of one name on a stream. The
+two that begin nearest to each other, one of each recording, are the same. XLA names a launch after its
+kernel, and records no id of its thread: such a call is the same as a function's call that has that kernel
+among its arguments, if all calls near it are of one thread.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ def with_ranges(
     """Add the slices of ranges to those of a batch's warps, which come in an `order` and some of which are
     `drawn`.
 
-    Return all slices, with those of ranges last, and the columns of all changes, in which those of ranges are
-    between their warp's begin and end.
+    Return all slices, those of ranges last, and the columns of all changes. The changes of ranges are between
+    the begin and the end of their warp.
     """
     assert batch.range_ns is not None and batch.range_dur_ns is not None
     inside, steps = nested(batch)

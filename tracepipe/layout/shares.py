@@ -21,7 +21,7 @@ class Stretches:
         self._count: Int64s = np.zeros(0, np.int64)
         self._begin_ns: Int64s = np.zeros(0, np.int64)
         self._most: Int64s = np.zeros(0, np.int64)
-        """Of a stretch that has not ended, by track: how many run, since when, and how many ran at most."""
+        """The stretch that has not ended, by track: how many run, since when, and how many ran at most."""
 
     def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
         """Take changes in the order of time. Return the stretches that have ended: track, how many ran at

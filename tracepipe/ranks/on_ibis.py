@@ -33,7 +33,7 @@ def library(name: str) -> Any:
 def reason_of(error: Exception) -> str:
     """What an engine's exception says, in a line."""
     first, _, rest = str(error).strip().partition("\n")
-    # Of an exception of Java py4j has the call first.
+    # For an exception of Java, the text of py4j begins with the call.
     return rest.partition("\n")[0][2:] if rest.startswith(": ") else first
 
 

@@ -39,7 +39,7 @@ _SNIFFED = re.compile(
     rb'"pid"\s*:\s*"(?:[^"\\]|\\.)* Core\d+ CTA\d+"\s*,\s*"tid"\s*:\s*"warp \d+ \(line \d+\)"'
 )
 _TREE = re.compile(rb'\s*\[\s*\{\s*"children"\s*:.*"frame"\s*:\s*\{', re.DOTALL)
-# The most that a block may have. What follows is taken for another life of its warps.
+# The most that a block may have. Events after these are read as another life of its warps.
 _EVENTS_MAX: Final = 1 << 16
 _NAMES_MAX: Final = 1 << 21
 _KERNELS_MAX: Final = 1 << 12

@@ -176,7 +176,7 @@ class Dump(threading.Thread):
 
 
 def _with(carry: Carry, carried: Carried, early: list[bytes]) -> Carried:
-    """What is carried after more records were evicted."""
+    """The carried records, after more records were evicted."""
     for chunk in (*carried, *early):
         carry.take(chunk)
     return carry.carried()

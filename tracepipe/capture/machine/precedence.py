@@ -29,8 +29,8 @@ def runs_first() -> None:
     The threads that it starts do not get this priority: they render lines, which can wait.
 
     It runs soon because its time slice is short (from Linux 6.12 on), rather than because of its weight. The
-    kernel spreads threads over processors by weight: it would put two threads of a program on one processor
-    to leave another to a thread that weighs as much as nine and sleeps most of the time.
+    kernel spreads threads over processors by weight. With the weight of nine threads, this thread would get a
+    processor of its own, although it sleeps most of the time, and two threads of a program would share one.
     """
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, _RESET_ON_FORK, _NICE, 0, _SLICE_NS, 0, 0)
     number = _SCHED_SETATTR.get(platform.machine())

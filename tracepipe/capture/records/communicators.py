@@ -1,8 +1,8 @@
-"""What communicators are (NCCL): the same name on all ranks for the group of ranks that one connects.
+"""Names of communicators (NCCL): the same name on all ranks for the group of ranks that one connects.
 
-A rank knows its communicator by an address. What all ranks of a group have in common is the id that its
-communicator is made with, of which the hook records the hash. A communicator that is split or shrunk off
-another one is named by that one, by how many were split off it before, and by the color: all ranks of a
+A rank knows its communicator by an address. All ranks of a group have the id in common with which the
+communicator is made; the hook records its hash. A communicator that is split or shrunk off another one is
+named after that one, with the number of those that were split off before, and the color: all ranks of a
 communicator split it in the same order.
 
     ncclCommInitRank(id: 9f21c3a4d5e6f708)   9f21c3a4d5e6f708
