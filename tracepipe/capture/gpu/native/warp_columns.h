@@ -39,7 +39,7 @@ enum Lost : uint32_t {
     LOST_EXITS = 5,       // exits that found no room
     LOST_BUDGET = 7,      // beyond TRACEPIPE_GPU_BUDGET
     LOST_PARENT = 8,      // warps of a kernel that launches kernels, whose entries are not seen
-    LOST_OTHER_GPU = 9,   // the graph's node runs on another GPU than its first node
+    LOST_OTHER_GPU = 9,   // the node runs on another GPU than the first node of its graph
     LOST_CAPTURE = 10,    // warps of a module that was loaded while another thread captured a stream
     LOST_MARKS = 11,      // marks of warps, not warps
 };
