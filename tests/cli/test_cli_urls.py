@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,11 @@ def test_a_converted_trace_at_a_url_is_asked(bucket: Bucket) -> None:
     ours, theirs = (piped(["query", one, "select count(*) from slice"]) for one in (str(RECORDING), url))
     assert (ours[:2]) == theirs[:2]
     assert ours[0] == 0
+
+
+def test_the_ui_gets_a_trace_from_a_file(bucket: Bucket) -> None:
+    code, _, messages = piped(["open", bucket.url("asked/run.pftrace")])
+    assert (code, messages.splitlines()[1]) == (1, "  Copy it here first.")
 
 
 def test_what_is_not_an_object_is_named(bucket: Bucket) -> None:
@@ -379,19 +385,30 @@ def test_what_cannot_be_copied_stays(bucket: Bucket, temporary: Path, tmp_path: 
     (error,) = kept(url, b"a line\n", [])
     (file,) = temporary.glob("*/3.jsonl")
     assert error.message == f"{url} exists; the recording is {file}"
-    assert error.hint == f"Copy it: aws s3 cp {file} {url}"
+    assert error.hint == f"Copy it under another name: aws s3 cp {file} s3://job/stays/NAME"
     assert (file.read_bytes(), bucket.get("stays/3.jsonl")) == (b"a line\n", b"of another")
     file.unlink()
     file.parent.rmdir()
 
 
-def test_the_command_that_copies_by_hand_does(bucket: Bucket, temporary: Path) -> None:
-    url = bucket.put("hand/it's 3.jsonl", b"of another").replace("s3://", "s3a://")
-    (error,) = kept(url, b"a line\n", [])
-    command = error.hint.removeprefix("Copy it: ")
-    subprocess.run(command, shell=True, check=True)
-    assert bucket.get("hand/it's 3.jsonl") == b"a line\n"
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_the_command_to_copy_it_later_is_stated(
+    bucket: Bucket, temporary: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    url = f"{scheme}://job/hand/it's 3.jsonl"
+    with monkeypatch.context() as stopped:
+        stopped.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        (error,) = kept(url, b"a line\n", [])
     (file,) = temporary.glob("*/*.jsonl")
+    assert error.message.startswith(f"{url} cannot be written: ")
+    assert error.message.endswith(f"; the recording is {file}")
+    command = shlex.split(error.hint.removeprefix("Copy it: "))
+    assert command[-2:] == [str(file), url]
+    if scheme == "s3":
+        assert command[:3] == ["aws", "s3", "cp"]
+    else:  # which the program of AWS does not know
+        subprocess.run(command, check=True)
+        assert bucket.get("hand/it's 3.jsonl") == b"a line\n"
     file.unlink()
     file.parent.rmdir()
 

@@ -45,8 +45,8 @@ _FLUSH_STREAM_S = 0.1  # for a stream, which may be watched live
 _HINTS = {
     errno.EPIPE: "Let the program that reads the recording read it to its end.",
     errno.EFBIG: "ulimit -f unlimited",
-    errno.ENOSPC: "Free some space, or name a file on another disk with -o.",
-    errno.EDQUOT: "Free some space, or name a file on another disk with -o.",
+    errno.ENOSPC: "Free some space, or choose another disk: with -o, or with TMPDIR if -o is a URL.",
+    errno.EDQUOT: "Free some space, or choose another disk: with -o, or with TMPDIR if -o is a URL.",
 }
 _ELSE = "Name a file on another disk with -o; journalctl -k may say more."
 

@@ -27,7 +27,7 @@ from tracepipe.cli.output_options import (
 from tracepipe.cli.values import SECONDS, Misuse, file_offsets
 from tracepipe.cli.values import ranks as rank_numbers
 from tracepipe.converters import CONVERTERS
-from tracepipe.errors import OutputError
+from tracepipe.errors import InputError, OutputError
 from tracepipe.layout.options import WARP_TRACKS
 from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
@@ -275,11 +275,13 @@ def validate(
 
 @app.command("open")
 def open_command(
-    file: Annotated[Path, typer.Argument(help="A converted trace.", metavar="FILE")],
+    file: Annotated[str, typer.Argument(help="A converted trace.", metavar="FILE")],
     local: Annotated[bool, local_option("Serve")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser, or only print the address.")] = True,
 ) -> None:
     """Open a converted trace in the Perfetto UI. It is served from this machine to this machine only."""
     from tracepipe.ui.serve import open_trace
 
-    open_trace(file, local=local, browser=browser, notify=say)
+    if is_url(file):
+        raise InputError("is a URL, and the UI gets a trace from a file", "Copy it here first.", path=file)
+    open_trace(Path(file), local=local, browser=browser, notify=say)

@@ -29,6 +29,8 @@ _VERSIONS: Final = ("ETag", "etag", "generation", "mtime", "LastModified", "last
 # Stores whose URLs begin with a bucket or container, which must be there before an object can be.
 _WITH_BUCKETS: Final = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# s3fs keeps this many pieces of 50 MB in memory, 10 if nothing is said.
+_FRUGAL: Final[dict[str, object]] = {"max_concurrency": 1}
 _CHECK: Final = "Check the URL, the credentials and the endpoint."
 
 
@@ -109,7 +111,7 @@ def fetched(url: str) -> Iterator[BinaryIO]:
                     "Name an object in it, or gather the ranks of a job: tracepipe dataset build.",
                     path=url,
                 )
-            fs.get_file(path, f"/proc/self/fd/{copy.fileno()}")
+            fs.get_file(path, f"/proc/self/fd/{copy.fileno()}", **_taken_by(fs, "get_file", _FRUGAL))
         copied_bytes = copy.seek(0, 2)
         if copied_bytes != there.size_bytes:
             raise InputError(
@@ -168,9 +170,14 @@ def send(file: str, url: str, *, force: bool) -> None:
     fs, path = _opened(url)
     with _translated(url, _unwritable):
         # Many protocols can refuse an object that came meanwhile.
-        method = getattr(fs, "_put_file", fs.put_file)
-        only_new = {"mode": "create"} if "mode" in inspect.signature(method).parameters else {}
-        fs.put_file(file, path, **({} if force else only_new))
+        options = _FRUGAL if force else _FRUGAL | {"mode": "create"}
+        fs.put_file(file, path, **_taken_by(fs, "put_file", options))
+
+
+def _taken_by(fs: Any, method: str, options: dict[str, object]) -> dict[str, object]:
+    """Those options that a method of a protocol has."""
+    own = inspect.signature(getattr(fs, f"_{method}", getattr(fs, method))).parameters
+    return {name: value for name, value in options.items() if name in own}
 
 
 def taken(url: str) -> OutputError:

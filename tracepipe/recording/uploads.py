@@ -40,8 +40,16 @@ class _Upload:
     @property
     def by_hand(self) -> str:
         """How to copy it later."""
-        program = _PROGRAMS.get(self.url.partition("://")[0]) or shlex.join([sys.executable, "-c", _CODE])
-        return f"Copy it: {program} {shlex.quote(str(self.file))} {shlex.quote(self.url)}"
+        return f"Copy it: {self._command(self.url)}"
+
+    @property
+    def elsewhere(self) -> str:
+        """How to copy it where something is at the URL, which may be the recording of another rank."""
+        return f"Copy it under another name: {self._command(self.url.rpartition('/')[0] + '/NAME')}"
+
+    def _command(self, url: str) -> str:
+        program = _PROGRAMS.get(url.partition("://")[0]) or shlex.join([sys.executable, "-c", _CODE])
+        return f"{program} {shlex.quote(str(self.file))} {shlex.quote(url)}"
 
 
 class Uploads:
@@ -103,7 +111,9 @@ class Uploads:
                 self._notify("a second signal ends the copying")
                 continue
             except TracepipeError as e:
-                failures.append(OutputError(f"{e.message}; the recording is {upload.file}", upload.by_hand))
+                is_taken = e.message == remote.taken(upload.url).message
+                hint = upload.elsewhere if is_taken else upload.by_hand
+                failures.append(OutputError(f"{e.message}; the recording is {upload.file}", hint))
             self._running.pop(0)
         return failures
 
