@@ -28,7 +28,7 @@ captures: .venv/.test native
 computed: .venv/.test native
 	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
 	nice $(BIN)/python benchmarks/identical.py 100000
-	nice $(BIN)/python -m tests.native.sanitize --seconds 60
+	nice $(BIN)/python -m tests.native.sanitize --seconds 30
 	nice $(BIN)/python -m tests.fuzz.run --seconds 30
 
 check: .venv/.test native

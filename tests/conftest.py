@@ -27,6 +27,9 @@ sys.dont_write_bytecode = False
 for name in ("SUDO_COMMAND", "SUDO_GID", "SUDO_UID", "SUDO_USER"):
     os.environ.pop(name, None)
 
+# Each processor has a process that tests: more threads of polars would wait for each other.
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
 # How long an example takes says what else the machine is doing, not whether the code is right. Which core
 # runs is the same for all examples of a test.
 # A change is judged by the same examples as the one before it: a test of unchanged code does not fail. `make

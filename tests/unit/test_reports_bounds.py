@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ import orjson
 import pytest
 
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
+from tests.support.peaks import compared_bytes, peak_bytes
 from tests.support.recordings import GPU_CLOCK, HEADER, event, span
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.libraries import np
@@ -23,27 +21,8 @@ from tracepipe.reports.writing.table_formats import FORMATS
 
 pytestmark = pytest.mark.slow
 
-MEASURE = r"""
-import re, sys
-from tracepipe.cli import app
-app(sys.argv[1:], standalone_mode=False)
-# Not ru_maxrss, which is never below that of the process that forked this one.
-print(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1], file=sys.stderr)
-"""
-# More than the tables keep at a time. The peak of one command differs by a megabyte from run to run, so the
-# counts are far enough apart that this is some 25 bytes for each.
+# More than the tables keep at a time, and many more than that.
 FEW, MANY = 25_000, 75_000
-
-
-def peak_bytes(*command: str) -> int:
-    """Peak memory of a process that makes one report and does nothing else."""
-    output = REPORTS[command[0]].output
-    with tempfile.TemporaryDirectory() as folder:
-        # All that a report writes can be HTML, or a folder.
-        to = ["-o", str(Path(folder, "out.html"))] if output is not None else []
-        argv = [sys.executable, "-c", MEASURE, *command, *to]
-        done = subprocess.run(argv, check=True, capture_output=True, text=True)
-    return int(done.stderr.split()[-1]) * 1024
 
 
 def write(path: Path, *records: dict[str, Any]) -> Path:
@@ -87,8 +66,8 @@ SUMMARY: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 @pytest.mark.parametrize("what", SUMMARY)
 def test_summary_takes_a_few_bytes_for_whatever_there_is_much_of(what: str, tmp_path: Path) -> None:
     make, most_bytes = SUMMARY[what]
-    few = peak_bytes("summary", str(write(tmp_path / "few.jsonl", *map(make, range(FEW)))))
-    many = peak_bytes("summary", str(write(tmp_path / "many.jsonl", *map(make, range(MANY)))))
+    few = compared_bytes("summary", str(write(tmp_path / "few.jsonl", *map(make, range(FEW)))))
+    many = compared_bytes("summary", str(write(tmp_path / "many.jsonl", *map(make, range(MANY)))))
     assert (many - few) / (MANY - FEW) < most_bytes
 
 
@@ -111,14 +90,14 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_a_report_takes_a_bounded_number_of_bytes_for_each_event(
     report: str, mixed: tuple[Path, Path]
 ) -> None:
-    few, many = (peak_bytes(report, str(path)) for path in mixed)
+    few, many = (compared_bytes(report, str(path)) for path in mixed)
     assert (many - few) / 200_000 < OF_MIXED[report]
 
 
 def test_names_that_are_not_shown_take_little(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         calls = (call(at, f"function number {at}") for at in range(count))
-        return peak_bytes("layers", str(write(tmp_path / "run.jsonl", *calls)))
+        return compared_bytes("layers", str(write(tmp_path / "run.jsonl", *calls)))
 
     assert (peak(25_000) - peak(5_000)) / 20_000 < 1_000
 
@@ -126,7 +105,7 @@ def test_names_that_are_not_shown_take_little(tmp_path: Path) -> None:
 def test_long_names_are_not_in_memory(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         calls = (call(at, f"{at}" + "x" * 2_000) for at in range(count))
-        return peak_bytes("summary", str(write(tmp_path / "run.jsonl", *calls)))
+        return compared_bytes("summary", str(write(tmp_path / "run.jsonl", *calls)))
 
     assert (peak(12_000) - peak(4_000)) / 8_000 < 1_000
 
@@ -138,7 +117,7 @@ def test_names_that_are_compared_take_little(names: tuple[str, str], tmp_path: P
             str(write(tmp_path / name, *(call(at, f"{name} number {at}") for at in range(count))))
             for name in names
         ]
-        return peak_bytes("diff", *paths)
+        return compared_bytes("diff", *paths)
 
     assert (peak(MANY) - peak(FEW)) / (MANY - FEW) < 600
 
@@ -161,9 +140,9 @@ def test_calls_of_many_threads_are_looked_for_where_memory_was_used_alone(tmp_pa
     def peak(count: int) -> int:
         of_memory = span(3, 5, "alloc", "memory", args={"size": 64, "address": "0x10"})
         calls = (call(at, tid=at) for at in range(count))
-        return peak_bytes("memory", str(write(tmp_path / "run.jsonl", of_memory, *calls)))
+        return compared_bytes("memory", str(write(tmp_path / "run.jsonl", of_memory, *calls)))
 
-    assert (peak(25_000) - peak(5_000)) / 20_000 < 300
+    assert (peak(MANY) - peak(FEW)) / (MANY - FEW) < 300
 
 
 # Bytes at most of an allocation that is never freed, from so many on: `summary` follows fewer.
@@ -179,7 +158,7 @@ def test_an_allocation_that_is_never_freed_takes_some_bytes(report: str, tmp_pat
             span(at * 10, at * 10 + 5, "alloc", "memory", args={"size": at, "address": hex(at << 9)})
             for at in range(count)
         )
-        return peak_bytes(report, str(write(tmp_path / "run.jsonl", *allocated)))
+        return compared_bytes(report, str(write(tmp_path / "run.jsonl", *allocated)))
 
     assert (peak(few + 100_000) - peak(few)) / 100_000 < most_bytes
 
@@ -199,7 +178,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("report", OF_MANY)
 def test_millions_of_calls_are_not_in_memory(report: str, calls: tuple[Path, Path]) -> None:
-    few, many = (peak_bytes(report, str(path)) for path in calls)
+    few, many = (compared_bytes(report, str(path)) for path in calls)
     assert (many - few) / 250_000 < OF_MANY[report]
 
 
@@ -264,7 +243,7 @@ def test_launches_of_one_warp_take_little(report: str, tmp_path: Path) -> None:
         return kernel(at) | {"name": "k", "launch": at, "grid": [1, 1, 1], "block": [32, 1, 1]}
 
     few, many = (
-        peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(launch, range(count)))))
+        compared_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(launch, range(count)))))
         for count in (5_000, 25_000)
     )
     assert (many - few) / 20_000 < 550
@@ -272,7 +251,7 @@ def test_launches_of_one_warp_take_little(report: str, tmp_path: Path) -> None:
 
 def test_kernels_with_warps_that_are_not_looked_at_take_little(tmp_path: Path) -> None:
     few, many = (
-        peak_bytes("warps", str(write(tmp_path / f"{count}.jsonl", *map(kernel, range(count)))))
+        compared_bytes("warps", str(write(tmp_path / f"{count}.jsonl", *map(kernel, range(count)))))
         for count in (5_000, 15_000)
     )
     assert (many - few) / 10_000 < 2_000
@@ -303,7 +282,7 @@ DRAWN: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
 def test_rows_that_are_not_drawn_take_little(what: str, tmp_path: Path) -> None:
     make, most_bytes = DRAWN[what]
     few, many = (
-        peak_bytes("timeline", str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
+        compared_bytes("timeline", str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
         for count in (10_000, 40_000)
     )
     assert (many - few) / 30_000 < most_bytes
@@ -349,7 +328,7 @@ def test_an_export_of_long_texts_takes_little(what: str, form: str, tmp_path: Pa
 def test_ranges_of_many_names_take_little(tmp_path: Path) -> None:
     def peak(count: int) -> int:
         begins = (event("B", at * 10, f"range {at}", "annotation", tid=at % 4) for at in range(count))
-        return peak_bytes("annotations", str(write(tmp_path / "run.jsonl", *begins)))
+        return compared_bytes("annotations", str(write(tmp_path / "run.jsonl", *begins)))
 
     assert (peak(60_000) - peak(20_000)) / 40_000 < 400
 
@@ -377,7 +356,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_what_lists_all_is_not_in_memory(command: str, named: tuple[Path, Path]) -> None:
     report, *options = command.split()
     inputs = len(REPORTS[report].inputs)
-    few, many = (peak_bytes(report, *[str(path)] * inputs, *options) for path in named)
+    few, many = (compared_bytes(report, *[str(path)] * inputs, *options) for path in named)
     assert (many - few) / 30_000 < LISTING[command]
 
 
@@ -420,7 +399,7 @@ def test_what_lists_all_of_each_kind_is_not_in_memory(
             # One in which all names differ.
             paths.append(str(tmp_path / path.name))
             Path(paths[1]).write_bytes(path.read_bytes().replace(b'"dur_ns":8,', b'"dur_ns":9,'))
-        return peak_bytes(report, *paths, *options)
+        return compared_bytes(report, *paths, *options)
 
     few, many = map(peak, of_their_own)
     assert (many - few) / 40_000 < LISTING_EACH[command]
@@ -444,7 +423,7 @@ OF_THREADS: dict[str, tuple[str, Callable[[int], dict[str, Any]], int]] = {
 def test_many_threads_and_processes_take_little(what: str, tmp_path: Path) -> None:
     report, make, most_bytes = OF_THREADS[what]
     few, many = (
-        peak_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
+        compared_bytes(report, str(write(tmp_path / f"{count}.jsonl", *map(make, range(count)))))
         for count in (35_000, 115_000)
     )
     assert (many - few) / 80_000 < most_bytes
