@@ -97,6 +97,8 @@ def error_of_bound(job: SimulatedJob, dataset: Path) -> float:
     true = job.clocks[numbers[reference]]
     shares = []
     for host, row in clocks.items():
+        if host == reference:
+            continue
         for at_ns in (row["first_ns"], row["last_ns"]):
             job_ns = at_ns - true.of(0)
             own_ns = job.clocks[numbers[host]].of(job_ns)

@@ -278,9 +278,10 @@ def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> No
     build(list(map(str, recorded)), str(tmp_path / "ds"), jobs=1)
     clocks = pl.read_parquet(tmp_path / "ds" / "layer=alignment" / "part-0.parquet")
     assert clocks["shared"].to_list() == [60, 60, 60, 60]
-    assert clocks["bound_ns"].max() < 7_000
-    assert clocks["early_ns"].is_between(7_000, 12_000).all()
-    assert clocks["late_ns"].is_between(7_000, 12_000).all()
+    assert clocks["bound_ns"].is_between(11_000, 16_000).to_list() == [False, True, True, True]
+    assert clocks["residual_ns"].max() < 7_000
+    assert clocks["early_ns"].drop_nulls().is_between(11_000, 12_000).to_list() == [True] * 3
+    assert clocks["late_ns"].drop_nulls().is_between(11_000, 12_000).to_list() == [True] * 3
 
 
 def test_the_clocks_of_two_h200s_are_placed_where_they_are(tmp_path: Path) -> None:
@@ -293,5 +294,6 @@ def test_the_clocks_of_two_h200s_are_placed_where_they_are(tmp_path: Path) -> No
         abs(placed["offset_ns"] + (ns - placed["at_ns"]) * placed["drift_ppb"] // 10**9)
         for ns in (placed["first_ns"], placed["last_ns"])
     ]
-    assert max(errors_ns) < 1_000
-    assert placed["bound_ns"] + reference["bound_ns"] < 30_000
+    assert max(errors_ns) < 2_000
+    assert (reference["bound_ns"], placed["residual_ns"] < 12_000) == (0, True)
+    assert 76_000 < placed["bound_ns"] < 90_000  # half of the shortest transfers both ways

@@ -23,7 +23,7 @@ from tests.support.here import build_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tests.support.waiting import wait_until
-from tracepipe.dataset.alignment import Line
+from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import rank_folder
 from tracepipe.sql.datasets import asked
 from tracepipe.sql.processor import QueryError

@@ -60,7 +60,7 @@ def test_the_slow_ranks_are_found_and_no_other(tables: dict[str, Any]) -> None:
 def test_only_the_longest_time_of_a_single_step_is_stated(tmp_path: Path) -> None:
     found = asked(made(tmp_path, {1: "gpu"}, steps=1))
     assert found["slow"] == []
-    (note,) = (note for note in found["notes"] if note.startswith("one step of each of few ranks"))
+    (note,) = (note for note in found["notes"] if note.startswith("with one step of few ranks"))
     assert "no rank is called slow; longest: rank 1, GPU, " in note
     assert {one["kind"] for one in found["waited_for"]} == {"not known"}
 

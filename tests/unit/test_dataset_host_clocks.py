@@ -8,9 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from tracepipe.dataset.alignment import Alignment, Line, Placement
+from tracepipe.dataset.alignment import Alignment, Placement
 from tracepipe.dataset.build import build
 from tracepipe.dataset.host_clocks import Recorded, related, relations
+from tracepipe.dataset.meetings import Line
 
 _PAIR = Path(__file__).parents[2] / "fixtures/merged-pytorch"
 _BOOT, _REAL, _FAR = "node0: monotonic since boot a", "node0: realtime", "node1: realtime"

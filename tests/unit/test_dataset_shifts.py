@@ -82,7 +82,8 @@ def test_recordings_that_begin_at_different_collectives_are_compared(tmp_path: P
     assert dict(found.group_by("rank").agg(pl.col("nth").min()).iter_rows()) == {0: 0, 1: 3, 2: 11, 3: 0}
     assert found["nth"].max() == 59
     clocks = pl.read_parquet(f"{dataset}/layer=alignment/part-0.parquet")
-    assert clocks["bound_ns"].max() < 20_000  # type: ignore[operator]
+    assert clocks["residual_ns"].max() < 20_000  # type: ignore[operator]
+    assert clocks["bound_ns"].max() < 70_000  # type: ignore[operator]  # a transfer takes 60 us
     assert clocks["dropped"].sum() == 0
 
 

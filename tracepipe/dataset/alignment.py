@@ -6,27 +6,28 @@ nearly together: the data of the last rank arrives at all others during the tran
     host A  ├─ waits ──────────┬─ transfers ──┤ end
     host B                     ├─ transfers ──┤ end       nearly the same moment, on two clocks
 
-The difference of two clocks at many such ends gives their offset and drift. On two H200s the ends of
-transfers of 78 µs were 0.2 to 2.3 µs apart and those of 140 µs 9.6 to 13.1 µs, and the rank that came last
-left last; so the shorter half of the transfers is used. How far their ends lie from the line is the bound.
-A rank that comes last each time may leave later each time, which no distance shows: its bound has the
-shortest transfer in addition. What holds in any case is stated too: no rank can have left before another
-one came.
+The difference of two clocks at many such ends gives their drift, and about their offset. Ranks need not leave
+at one moment: some leave earlier by a part of the transfer each time, which no distance shows. On two H200s
+the ends of transfers of 78 µs were 0.2 to 2.3 µs apart and those of 140 µs 9.6 to 13.1 µs; where NCCL sends
+by sockets, those of 60 µs were 30 µs apart. So each clock is put in the middle of where it can be: that no
+rank left before another one came is certain (causality.py), and that ranks leave within a transfer of each
+other is likely. The latter matters where one rank comes last each time.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracepipe.dataset.causality import against, certain_limits, likely_limits
+from tracepipe.dataset.meetings import BILLION, LEAST_SHARED, Line, Meetings
 from tracepipe.event.columns import Bools, Int64s
 
-LEAST_SHARED: Final = 8
-"""Collectives that two clocks must share: fewer cannot show which of them are wrong."""
 CRYSTAL_PPM: Final = 100
 DRIFT_MAX_PPM: Final = 500
 """Clocks of running hosts differ by less: their crystals by CRYSTAL_PPM, and NTP slews by up to 500."""
@@ -36,7 +37,6 @@ _OUTLIERS: Final = 8
 _LEAST_NOISE_NS: Final = 1_000
 # No transfer has ranks leave this far from each other.
 _SPREAD_MAX_NS: Final = 1_000_000
-_BILLION: Final = 1_000_000_000
 _REFINEMENTS: Final = 2
 _OFTEN: Final = 0.4
 """If a clock comes last in this share of its collectives, they alone may decide its line."""
@@ -44,107 +44,15 @@ _ALWAYS: Final = 0.9
 """If a clock comes last in this share of its collectives, it counts as always last."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Meetings:
-    """What the ranks of each clock saw of collectives: columns of one length, a row for each clock and
-    collective.
-
-    `clock` and `collective` are numbers from 0; `arrived_ns` is the last start of a rank of this clock,
-    `left_ns` the first end, and `end_ns` the mean of the ends, all on this clock. `transfer_ns` is how long
-    the collective took the rank that took the least, of all clocks: the one that came last.
-    """
-
-    clock: Int64s
-    collective: Int64s
-    arrived_ns: Int64s
-    left_ns: Int64s
-    end_ns: Int64s
-    transfer_ns: Int64s
-
-    def __len__(self) -> int:
-        return len(self.clock)
-
-    @classmethod
-    def of(cls, clock: Int64s, collective: Int64s, start_ns: Int64s, end_ns: Int64s) -> Meetings:
-        """The meetings of some ranks' collectives: columns of one length, a row for each rank and
-        collective, of those that all ranks leave together.
-        """
-        transfer_ns = np.full(int(collective.max(initial=-1)) + 1, np.iinfo(np.int64).max)
-        np.minimum.at(transfer_ns, collective, end_ns - start_ns)
-        order = np.lexsort((collective, clock))
-        clock, collective = clock[order], collective[order]
-        start_ns, end_ns = start_ns[order], end_ns[order]
-        is_first = np.ones(len(clock), np.bool_)
-        is_first[1:] = (clock[1:] != clock[:-1]) | (collective[1:] != collective[:-1])
-        first = np.flatnonzero(is_first)
-        if not len(first):
-            return cls(clock, collective, start_ns, end_ns, end_ns, end_ns)
-        left_ns = np.minimum.reduceat(end_ns, first)
-        # Ends of one host lie near to each other: their mean is the first one's and a mean of small numbers.
-        after_ns = end_ns - np.repeat(left_ns, np.diff(np.append(first, len(clock))))
-        count = np.diff(np.append(first, len(clock)))
-        mean_ns = left_ns + np.add.reduceat(after_ns, first) // count
-        arrived_ns, collective = np.maximum.reduceat(start_ns, first), collective[first]
-        return cls(clock[first], collective, arrived_ns, left_ns, mean_ns, transfer_ns[collective])
-
-    def take(self, rows: Bools) -> Meetings:
-        """Some of the rows."""
-        return Meetings(
-            self.clock[rows],
-            self.collective[rows],
-            self.arrived_ns[rows],
-            self.left_ns[rows],
-            self.end_ns[rows],
-            self.transfer_ns[rows],
-        )
-
-    def of_short_transfers(self) -> Meetings:
-        """The half of the rows whose transfers are the shorter ones; all of them where they are few."""
-        if len(self.transfer_ns) < 2 * LEAST_SHARED:
-            return self
-        return self.take(self.transfer_ns <= np.median(self.transfer_ns))
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Puts a clock on the reference: `ns + offset_ns + (ns - at_ns) * drift_ppb / 10⁹`."""
-
-    at_ns: int = 0
-    offset_ns: int = 0
-    drift_ppb: int = 0
-
-    def place(self, ns: int) -> int:
-        """A time on the reference clock, to the ns below."""
-        return ns + self.offset_ns + (ns - self.at_ns) * self.drift_ppb // _BILLION
-
-    def first_at(self, reference_ns: int) -> int:
-        """The first time that is not before a time of the reference clock."""
-        after_ns = reference_ns - self.offset_ns - self.at_ns
-        ns = self.at_ns + after_ns * _BILLION // (_BILLION + self.drift_ppb)
-        while self.place(ns) >= reference_ns:
-            ns -= 1
-        while self.place(ns) < reference_ns:
-            ns += 1
-        return ns
-
-    def place_all(self, ns: Int64s) -> Int64s:
-        """Times on the reference clock, to the ns below."""
-        # In steps, as the product of a day and 500 ppm has more than 64 bits.
-        away_ns = ns - self.at_ns
-        whole, rest = np.divmod(away_ns, 1_000_000)
-        drift = whole * self.drift_ppb + rest * self.drift_ppb // 1_000_000
-        placed: Int64s = ns + self.offset_ns + drift // 1_000
-        return placed
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where one clock goes, and how sure that is.
 
-    `bound_ns`: of the collectives used, no end is further from the common end, between `first_ns` and
-    `last_ns` of the reference clock. `early_ns` and `late_ns`: how far the clock could be moved, to earlier
-    and to later, before a rank would leave a collective that another one has not come to; None of the only
-    clock. `shared` collectives were compared, of which `dropped` do not fit.
+    `bound_ns`: how far the clock can be off the reference clock, between `first_ns` and `last_ns` of that.
+    `early_ns` and `late_ns`: how far the clock could be moved, to earlier and to later, before a rank would
+    leave a collective that another one has not come to; None of the reference clock, and where nothing limits
+    it. `residual_ns`: of the collectives used, no end is further from the common end. `shared` collectives
+    were compared, of which `dropped` do not fit.
     """
 
     line: Line
@@ -155,6 +63,7 @@ class Placement:
     last_ns: int = 0
     early_ns: int | None = None
     late_ns: int | None = None
+    residual_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +105,7 @@ def align(meetings: Meetings, clocks: int) -> Alignment:
             better = _fitted(meetings.take(meetings.clock == clock), common)
             if isinstance(better, Line):
                 lines[clock] = better
-    common = _common_ends(meetings, lines)
-    fits = _fits(meetings, lines, common)
-    placements = {
-        clock: _placement(meetings, fits, clock, lines, common, reference) for clock in sorted(lines)
-    }
+    placements = dict(_placements(meetings, lines, _common_ends(meetings, lines), reference))
     for clock in range(clocks):
         if clock not in lines:
             refused.setdefault(
@@ -279,7 +184,7 @@ def _fitted(own: Meetings, common: _Common) -> Line | str:
     offset = float(np.mean(off[inside] - slope * away[inside]))
     if abs(slope) * 1e6 > DRIFT_MAX_PPM:
         return f"its clock would drift by {slope * 1e6:.0f} ppm: these are not the same collectives"
-    return Line(base_ns, first_ns + round(offset), round(slope * _BILLION))
+    return Line(base_ns, first_ns + round(offset), round(slope * BILLION))
 
 
 def _is_short(span_ns: float, off_ns: NDArray[np.float64]) -> bool:
@@ -328,48 +233,97 @@ def _fits(meetings: Meetings, lines: dict[int, Line], common: _Common) -> Bools:
     return fits
 
 
-def _placement(
-    meetings: Meetings, fits: Bools, clock: int, lines: dict[int, Line], common: _Common, reference: int
-) -> Placement:
-    """How well a clock is placed, by what all others say."""
-    line, own = lines[clock], meetings.take(meetings.clock == clock)
-    is_certain = fits[meetings.clock == clock]
-    others = meetings.take((meetings.clock != clock) & fits)
-    count = len(common.end_ns)
-    arrived_ns = np.full(count, np.iinfo(np.int64).min)
-    left_ns = np.full(count, np.iinfo(np.int64).max)
-    np.maximum.at(arrived_ns, others.collective, _placed_ns(others.clock, others.arrived_ns, lines))
-    np.minimum.at(left_ns, others.collective, _placed_ns(others.clock, others.left_ns, lines))
-    met = left_ns[own.collective] < np.iinfo(np.int64).max
-    if not met.any():
-        return Placement(line, 0)
-    sure, own = own.take(met & is_certain), own.take(met)
-    early_ns = int((line.place_all(sure.left_ns) - arrived_ns[sure.collective]).min()) if len(sure) else None
-    late_ns = int((left_ns[sure.collective] - line.place_all(sure.arrived_ns)).min()) if len(sure) else None
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How near the ends of a clock's collectives are to the common ends.
+
+    `residual_ns` is that of the furthest one. Its line may be off by `drift_ns` at either end. `transfer_ns`
+    is the median transfer.
+    """
+
+    residual_ns: float
+    drift_ns: float
+    transfer_ns: float
+    shared: int
+    dropped: int
+    first_ns: int
+    last_ns: int
+
+
+def _spread(own: Meetings, line: Line, common: _Common, *, is_reference: bool) -> _Spread:
+    """The spread of a clock's ends, of collectives that it shares with others."""
     own = own.of_short_transfers()
-    is_last = line.place_all(own.arrived_ns) >= arrived_ns[own.collective]
     end_ns = line.place_all(own.end_ns)
     off_ns = end_ns - common.end_ns[own.collective]
-    inside = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
-    is_last_often = is_last.mean() >= _OFTEN or len(lines) == 2
-    if is_last_often:
-        # Its line may be one through the ends at which it left late. Its other ends are far from it, but no
-        # further than a transfer, and are no mistakes.
-        inside |= np.abs(off_ns) <= own.transfer_ns
-    # With two clocks, the common end lies between them, and is as wrong as the end of the clock that comes
-    # last.
-    distances_ns: NDArray[np.float64] = off_ns[inside].astype(np.float64)
-    bound_ns = float(np.abs(distances_ns).max()) + _line_error_ns(distances_ns)
-    if not line.drift_ppb and clock != reference:
-        bound_ns += CRYSTAL_PPM * float(np.ptp(end_ns[inside])) / 2_000_000
-    is_always_last = is_last.mean() >= _ALWAYS or (len(lines) == 2 and is_last.mean() <= 1 - _ALWAYS)
-    return Placement(
-        line,
-        bound_ns=math.ceil(bound_ns) + (int(own.transfer_ns.min()) if is_always_last else 0),
-        shared=len(inside),
-        dropped=len(inside) - int(np.count_nonzero(inside)),
-        first_ns=int(end_ns[inside].min()),
-        last_ns=int(end_ns[inside].max()),
-        early_ns=early_ns,
-        late_ns=late_ns,
+    near = _inliers((off_ns - np.median(off_ns)).astype(np.float64))
+    distances_ns: NDArray[np.float64] = off_ns[near].astype(np.float64)
+    drift_ns = _line_error_ns(distances_ns)
+    if not line.drift_ppb and not is_reference:
+        drift_ns += CRYSTAL_PPM * float(np.ptp(end_ns[near])) / 2_000_000
+    # Ends that are no further than a transfer are no mistakes: there its ranks came last, or did not.
+    is_dropped = ~near & (np.abs(off_ns) > own.transfer_ns)
+    return _Spread(
+        residual_ns=float(np.abs(distances_ns).max()),
+        drift_ns=drift_ns,
+        transfer_ns=float(np.median(own.transfer_ns)),
+        shared=len(own),
+        dropped=int(np.count_nonzero(is_dropped)),
+        first_ns=int(end_ns[~is_dropped].min()),
+        last_ns=int(end_ns[~is_dropped].max()),
+    )
+
+
+def _placements(
+    meetings: Meetings, lines: dict[int, Line], common: _Common, reference: int
+) -> Iterator[tuple[int, Placement]]:
+    """Each clock in the middle of where it can be."""
+    fits = _fits(meetings, lines, common)
+    fitting = np.bincount(meetings.collective, fits, len(common.end_ns))
+    is_placed = np.isin(meetings.clock, list(lines))
+    met = meetings.take(is_placed & (fitting[meetings.collective] - fits > 0))
+    spreads = {
+        clock: _spread(met.take(met.clock == clock), line, common, is_reference=clock == reference)
+        for clock, line in lines.items()
+        if (met.clock == clock).any()
+    }
+    sure = meetings.take(fits)
+    clocks = max(lines) + 1
+    arrived_ns, left_ns = (_placed_ns(sure.clock, ns, lines) for ns in (sure.arrived_ns, sure.left_ns))
+    certain = certain_limits(sure.clock, sure.collective, arrived_ns, left_ns, clocks)
+    apart_ns = np.zeros(clocks)
+    for clock, spread in spreads.items():
+        apart_ns[clock] = spread.residual_ns + spread.drift_ns + spread.transfer_ns / 2
+    likely = likely_limits(met.clock, met.collective, apart_ns, reference)
+    sides = against(certain, reference)
+    both = against(np.minimum(certain, likely), reference) or against(likely, reference)
+    for clock, line in sorted(lines.items()):
+        if clock not in spreads or both is None:
+            yield clock, Placement(line, 0)
+            continue
+        spread, (early_ns, late_ns) = spreads[clock], (float(side[clock]) for side in both)
+        ahead_ns = round((late_ns - early_ns) / 2)
+        is_own = clock == reference
+        yield (
+            clock,
+            Placement(
+                replace(line, offset_ns=line.offset_ns + ahead_ns),
+                0 if is_own else math.ceil((late_ns + early_ns) / 2 + spread.drift_ns) + 2 * _LEAST_NOISE_NS,
+                spread.shared,
+                spread.dropped,
+                spread.first_ns + ahead_ns,
+                spread.last_ns + ahead_ns,
+                *((None, None) if is_own or sides is None else _certain_ns(sides, clock, ahead_ns)),
+                math.ceil(spread.residual_ns),
+            ),
+        )
+
+
+def _certain_ns(
+    sides: tuple[NDArray[np.float64], NDArray[np.float64]], clock: int, ahead_ns: int
+) -> tuple[int | None, int | None]:
+    """How far a clock can be moved to earlier and to later, after it was moved to later by `ahead_ns`."""
+    early_ns, late_ns = (float(side[clock]) for side in sides)
+    return (
+        math.ceil(early_ns + ahead_ns) if math.isfinite(early_ns) else None,
+        math.ceil(late_ns - ahead_ns) if math.isfinite(late_ns) else None,
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.dataset.alignment import Line
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.identity import UNKNOWN_HOST
+from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source
 from tracepipe.errors import ClockError, InputError

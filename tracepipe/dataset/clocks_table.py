@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.dataset.alignment import Alignment, Meetings, align
+from tracepipe.dataset.alignment import Alignment, align
 from tracepipe.dataset.host_clocks import Recorded, related, relations
+from tracepipe.dataset.meetings import Meetings
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.writing.table_formats import write_table
@@ -15,7 +16,8 @@ from tracepipe.reports.writing.table_formats import write_table
 ALIGNMENT: Final = "alignment"
 SCHEMA: Final = {
     "clock": "String", "reference": "String", "at_ns": "Int64", "offset_ns": "Int64", "drift_ppb": "Int64",
-    "bound_ns": "Int64", "early_ns": "Int64", "late_ns": "Int64", "shared": "Int64", "dropped": "Int64",
+    "bound_ns": "Int64", "early_ns": "Int64", "late_ns": "Int64",
+    "residual_ns": "Int64", "shared": "Int64", "dropped": "Int64",
     "first_ns": "Int64", "last_ns": "Int64", "refused": "String",
 }  # fmt: skip
 COLLECTIVES_MAX: Final = 1 << 21
@@ -91,9 +93,9 @@ def _table(clocks: list[str], found: Alignment) -> pl.DataFrame:
         one = found.placements.get(number)
         placed = (
             (one.line.at_ns, one.line.offset_ns, one.line.drift_ppb, one.bound_ns, one.early_ns, one.late_ns,
-             one.shared, one.dropped, one.first_ns, one.last_ns, None)
+             one.residual_ns, one.shared, one.dropped, one.first_ns, one.last_ns, None)
             if one is not None
-            else (*(None,) * 10, found.refused[number])
+            else (*(None,) * 11, found.refused[number])
         )  # fmt: skip
         rows.append((clock, reference, *placed))
     return pl.DataFrame(rows, schema={name: getattr(pl, kind) for name, kind in SCHEMA.items()}, orient="row")

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Line, Placement
+from tracepipe.dataset.alignment import DRIFT_MAX_PPM, Alignment, Placement
+from tracepipe.dataset.meetings import Line
 from tracepipe.units import duration_text
 
 # Reading both clocks takes up to 1 µs, and a tool whose times are on CLOCK_REALTIME converts them from

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from tracepipe.dataset.alignment import Line
 from tracepipe.dataset.clocks_table import ALIGNMENT
 from tracepipe.dataset.collectives import SCHEMA
+from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.errors import InputError
 from tracepipe.ranks import queries
