@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import built, tools_here  # noqa: E402
 
 COPIED = 4 << 30
+_ROUNDED_NS = 1_000  # by which a sample may be shorter than its interval
 Records = list[dict[str, Any]]
 # Of which group of reasons the samples say the same.
 REASONS = {"chase": ("long_scoreboard", "short_scoreboard", "lg_throttle"), "barrier": ("barrier",)}
@@ -59,8 +60,8 @@ def kernels(records: Records) -> Iterator[tuple[int, int]]:
 
 
 def samples(records: Records) -> Records:
-    """The samples of counters."""
-    return [record for record in records if record.get("layer") == "gpu_counters" and "dur_ns" in record]
+    """The samples of counters, without the lost ones."""
+    return [record for record in records if record.get("layer") == "gpu_counters" and "args" in record]
 
 
 def show_copies(program: Path, count: int = 40) -> None:
@@ -76,17 +77,21 @@ def show_copies(program: Path, count: int = 40) -> None:
 
 
 def show_pulses(program: Path) -> None:
-    """Compare edges: a sample at an edge was active for its share of the interval."""
+    """Compare edges: a sample at an edge was active for its share of the interval. Kernels near which a
+    sample was lost are left out.
+    """
     records, _ = recorded(program, ("pulses", "150"), "--gpu-counters", "200us")
     of_time, begins, ends = samples(records), [], []
     for begin_ns, end_ns in kernels(records):
-        active = [
+        near = [
             one
             for one in of_time
-            if one["args"]["SM active %"] > 0.1
-            and begin_ns - 150_000 < one["ts_ns"] + one["dur_ns"]
-            and one["ts_ns"] < end_ns + 150_000
+            if begin_ns - 150_000 < one["ts_ns"] + one["dur_ns"] and one["ts_ns"] < end_ns + 150_000
         ]
+        active = [one for one in near if one["args"]["SM active %"] > 0.1]
+        covered_ns = sum(one["dur_ns"] for one in near)
+        if covered_ns < end_ns - begin_ns + 300_000 - _ROUNDED_NS * len(near):
+            continue
         first, last = active[0], active[-1]
         if len(active) > 1 and max(first["args"]["SM active %"], last["args"]["SM active %"]) < 99:
             begins.append(first["ts_ns"] + first["dur_ns"] - _active_ns(first) - begin_ns)

@@ -96,6 +96,7 @@ def test_several_at_urls_are_one_timeline(bucket: Bucket, runs: Path) -> None:
     assert (code, messages.splitlines()[0]) == (1, f"tracepipe: {both[0]}: is named twice")
 
 
+@pytest.mark.slow
 def test_a_converted_trace_at_a_url_is_asked(bucket: Bucket) -> None:
     url = bucket.url("asked/run.pftrace")
     assert piped(["convert", str(RECORDING), "-o", url])[0] == 0
@@ -135,6 +136,7 @@ def test_an_object_that_comes_in_part_is_refused(monkeypatch: pytest.MonkeyPatch
 # Datasets -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_dataset_of_urls_is_that_of_the_files(bucket: Bucket, runs: Path, tmp_path: Path) -> None:
     url = put_all(bucket, runs, "gathered")
     bucket.put("gathered/node000/.hidden.jsonl", b"{}")
@@ -365,6 +367,7 @@ def test_a_recording_that_never_began_leaves_nothing(bucket: Bucket) -> None:
     assert bucket.keys("never/") == []
 
 
+@pytest.mark.slow
 def test_a_capture_that_fails_sends_what_it_has(bucket: Bucket) -> None:
     messages: list[str] = []
     url = bucket.url("failed/3.jsonl")
@@ -378,6 +381,7 @@ def test_a_capture_that_fails_sends_what_it_has(bucket: Bucket) -> None:
     assert bucket.get("failed/3.jsonl") == b"a line\n"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_copied_stays(bucket: Bucket, temporary: Path, tmp_path: Path) -> None:
     url = bucket.put("stays/3.jsonl", b"of another")
     with pytest.raises(OutputError, match="there is no bucket none"):
@@ -391,6 +395,7 @@ def test_what_cannot_be_copied_stays(bucket: Bucket, temporary: Path, tmp_path: 
     file.parent.rmdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "s3a"])
 def test_the_command_to_copy_it_later_is_stated(
     bucket: Bucket, temporary: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
@@ -438,6 +443,7 @@ def test_the_second_signal_ends_the_copying(
     file.parent.rmdir()
 
 
+@pytest.mark.slow
 def test_the_first_signal_lets_it_be_copied(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for, signals = apart.wait_for, iter([KeyboardInterrupt])
 
@@ -462,6 +468,7 @@ def test_the_process_that_copies_gets_no_signal_of_the_terminal(bucket: Bucket) 
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_flight_recorder_numbers_its_urls(bucket: Bucket) -> None:
     url = bucket.put("last/run.jsonl.zst", b"")
     bucket.put("last/run-2.jsonl.zst", b"")

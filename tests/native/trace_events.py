@@ -167,9 +167,9 @@ def _take(
         if why[0] == _NEW:
             what = rng.choice((_PASSED_OVER, _LEFT, _ROW, _ROW, _ALLOCATION))
             one = (what, *map(rng.randrange, (2, len(_RULES), len(_FIRSTS), len(_AHEAD), len(_FLOWS))))
-            texts = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_FLOWS[one[5]], "")[:-2]
-            sized = (ctypes.c_int64 * len(texts))(*map(len, texts))
-            pointers = (ctypes.c_char_p * len(texts))(*texts)
+            members = _FIRSTS[one[3]], orjson.dumps(_AHEAD[one[4]])[1:-1], flow_text(*_FLOWS[one[5]], "")[:-2]
+            sized = (ctypes.c_int64 * len(members))(*map(len, members))
+            pointers = (ctypes.c_char_p * len(members))(*members)
             rules = places[one[2]], places[one[2] + 1]
             assert core.tp_events_kind(known, *one[:2], *rules, pointers, sized) == len(kinds)
             kinds.append(one)
