@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import socket
 import statistics
 import subprocess
@@ -77,10 +78,15 @@ def train(slow: str) -> None:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """A port that nobody listens at, and that no connection is given before the job listens there."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", random.randrange(given // 2, given)))
+            except OSError:
+                continue
+            return int(one.getsockname()[1])
 
 
 def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool) -> None:

@@ -103,6 +103,7 @@ print(*{name.partition(".")[0] for name in sys.modules}, *sys.modules, file=sys.
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["convert", "--help"], ["capture", "--help"]])
 def test_help_needs_nothing_native_and_nothing_slow(argv: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", LOADED, *argv], capture_output=True, text=True, check=True)
@@ -127,6 +128,7 @@ target.wait()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 def test_numpy_starts_no_threads_and_a_captured_command_does_not_see_why() -> None:
     asked = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
@@ -233,6 +235,7 @@ def test_every_format_converts_every_input_format(run: Run, here: Path) -> None:
             assert Path(f"{case}.{name}").exists()
 
 
+@pytest.mark.slow
 def test_a_pipeline_reads_and_writes_standard_streams(run: Run, here: Path) -> None:
     code, out, err = run("convert", "-", "-f", "text", stdin=gzip.compress(GOOD.encode()))
     assert code == 0
@@ -295,6 +298,7 @@ def test_the_name_of_the_output_decides_its_format(run: Run, here: Path) -> None
     assert Path("no-ending").read_bytes()[:1] == b"\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--archive", "-o"])
 def test_an_archive_holds_a_trace_of_each_recording(option: str, run: Run, here: Path) -> None:
     other = (HEADER | {"clocks": ["monotonic"]}, CALL | {"pid": 9})
@@ -476,6 +480,7 @@ def test_validate_reads_other_formats_and_standard_input(run: Run, here: Path) -
 # Pipes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_not_an_error(here: Path) -> None:
     events = (json.dumps(CALL | {"ts_ns": 2_000 + 1_000 * n}) for n in range(20_000))
     Path("run.jsonl").write_text("\n".join([json.dumps(HEADER | {"clocks": ["monotonic"]}), *events]) + "\n")
@@ -488,6 +493,7 @@ def test_a_reader_that_has_seen_enough_is_not_an_error(here: Path) -> None:
     assert (done.stdout.strip(), "Traceback" in done.stderr) == ("10", False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", ["convert -f text", "convert -f chrome -o -", "convert -o -", "validate"])
 def test_a_reader_that_is_gone_is_not_an_error(argv: str, here: Path) -> None:
     Path("run.jsonl").write_text(GOOD + "{\n")  # validate has something to print
@@ -498,6 +504,7 @@ def test_a_reader_that_is_gone_is_not_an_error(argv: str, here: Path) -> None:
     assert (done.returncode, "Traceback" in done.stderr, "Exception" in done.stderr) == (0, False, False)
 
 
+@pytest.mark.slow
 def test_a_full_standard_output_is_an_error(here: Path) -> None:
     done = process("tracepipe convert run.jsonl -o - > /dev/full")
     assert done.returncode == 1
@@ -514,12 +521,14 @@ def test_a_full_standard_output_is_an_error(here: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_recording_from_a_named_pipe_has_its_clocks_placed(here: Path) -> None:
     done = process("tracepipe convert <(gzip -c run.jsonl) -f text")
     assert done.returncode == 0
     assert "k source_ns=900" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_module_runs_without_a_terminal(here: Path) -> None:
     done = process("tracepipe convert run.jsonl </dev/null")
     assert (done.returncode, done.stdout) == (0, "")
@@ -527,6 +536,7 @@ def test_the_module_runs_without_a_terminal(here: Path) -> None:
     assert "\x1b" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_conversion_that_is_ended_leaves_no_half_file(number: signal.Signals, here: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_folder_may_have_letters_of_patterns_in_its_name(job: Path, tmp_path: 
     assert list(drawn(out).values()) == [kernels(job, 3)]
 
 
+@pytest.mark.slow
 def test_a_window_is_the_same_stretch_of_time_on_all_ranks(job: Path, tmp_path: Path) -> None:
     out = tmp_path / "slow.pftrace"
     code, _, err = convert(job / "ds", "--ranks", "2,5", "--from", "20ms", "--to", "30ms", "-o", out)

@@ -233,6 +233,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_leaves_whole_ranks(
     job: tuple[SimulatedJob, Path], tmp_path: Path, inline: type[_Inline]
 ) -> None:
@@ -272,6 +273,7 @@ def test_other_folders_are_not_touched(job: tuple[SimulatedJob, Path], tmp_path:
     assert [file.name for file in mine.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> None:
     """Four processes with a GPU each: no rank can have left a collective before all had come to it."""
     recorded = sorted((ROOT / "fixtures" / "collectives-a100").glob("*.zst"))
@@ -284,6 +286,7 @@ def test_recorded_clocks_are_placed_within_what_is_certain(tmp_path: Path) -> No
     assert clocks["late_ns"].drop_nulls().is_between(11_000, 12_000).to_list() == [True] * 3
 
 
+@pytest.mark.slow
 def test_the_clocks_of_two_h200s_are_placed_where_they_are(tmp_path: Path) -> None:
     """Both were recorded on one clock, so the two are apart by the error."""
     recorded = sorted((ROOT / "fixtures" / "collectives-h200").glob("*.zst"))

@@ -174,6 +174,7 @@ def shell(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_program_is_asked_as_the_wasm_is(shell: Path, run: Path, tmp_path: Path) -> None:
     done = asked(run, NAMES, "--trace-processor", shell)
     assert done.stdout.splitlines() == ["name         dur", "cuInit       500", "cuCtxCreate  100"]
@@ -184,6 +185,7 @@ def test_a_program_is_asked_as_the_wasm_is(shell: Path, run: Path, tmp_path: Pat
         ask(tmp_path / "x.pftrace", "select 1", str(shell))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/parse", "/query"])
 def test_a_program_that_ends_meanwhile_is_reported(path: str, shell: Path, run: Path) -> None:
     done = asked(run, NAMES, "--trace-processor", shell, ENDS_AT=path)
@@ -192,6 +194,7 @@ def test_a_program_that_ends_meanwhile_is_reported(path: str, shell: Path, run: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "why"),
     [

@@ -225,6 +225,7 @@ def test_no_rows_have_columns(ds: Path) -> None:
     assert rows(ds, "select rank, name from kernels where rank = 99") == []
 
 
+@pytest.mark.slow
 def test_a_table_is_for_people_and_has_an_end(ds: Path) -> None:
     code, out, err = query(ds, "select * from range(200_000)")
     assert (code, out) == (1, "")

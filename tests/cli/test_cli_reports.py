@@ -92,6 +92,7 @@ def test_reports_that_write_are_known_here() -> None:
     assert set(WRITING) == {report.name for report in REPORTS.values() if report.output}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("report", WRITING)
 def test_a_report_writes_to_the_output_that_is_named(run: Run, tmp_path: Path, report: str) -> None:
     target = tmp_path / WRITING[report]
@@ -117,6 +118,7 @@ def test_the_output_is_named_after_the_recording(run: Run, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.slow
 def test_a_picture_goes_to_standard_output_and_its_kind_is_that_of_its_name(run: Run, tmp_path: Path) -> None:
     code, out, err = run("plot", SAMPLE, "--what", "latency", "-o", "-")
     assert (code, out.startswith("<!DOCTYPE html>")) == (0, True)
@@ -341,6 +343,7 @@ def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:
     return done.stdout, set(done.stderr.splitlines()[-1].split())
 
 
+@pytest.mark.slow
 def test_a_command_loads_what_it_needs_alone() -> None:
     _, loaded = printed_and_loaded("validate", SAMPLE)
     assert {"tracepipe.cli.convert", "tracepipe.readers"} <= loaded
@@ -348,6 +351,7 @@ def test_a_command_loads_what_it_needs_alone() -> None:
     assert not loaded & {*others, "tracepipe.capture", "tracepipe.reports", "tracepipe.terminal.live_view"}
 
 
+@pytest.mark.slow
 def test_help_needs_no_library_of_the_reports() -> None:
     printed, loaded = printed_and_loaded("--help")
     assert not {"polars", "numpy", "scipy", "matplotlib", "jinja2"} & loaded

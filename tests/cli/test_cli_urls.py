@@ -74,6 +74,7 @@ def ranks(dataset: Path) -> pl.DataFrame:
 # Reading ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_a_recording_at_a_url_is_read_as_its_file_is(bucket: Bucket, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"run.jsonl{suffix}"
@@ -86,6 +87,7 @@ def test_a_recording_at_a_url_is_read_as_its_file_is(bucket: Bucket, tmp_path: P
     assert "wrote run.pftrace" in piped(["convert", url, "--force"])[2]
 
 
+@pytest.mark.slow
 def test_several_at_urls_are_one_timeline(bucket: Bucket, runs: Path) -> None:
     url = put_all(bucket, runs, "several")
     both = [f"{url}/node000/{rank}.jsonl" for rank in range(2)]
@@ -152,6 +154,7 @@ def test_a_dataset_of_urls_is_that_of_the_files(bucket: Bucket, runs: Path, tmp_
     assert piped(["convert", "ds", "--ranks", "1,2", "-o", "slow.pftrace"])[0] == 0
 
 
+@pytest.mark.slow
 def test_an_object_is_read_again_when_it_is_another_one(
     bucket: Bucket, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_an_object_is_read_again_when_it_is_another_one(
     assert ranks(tmp_path / "ds")["world_size"].to_list() == [4, 5, 4, 4]
 
 
+@pytest.mark.slow
 def test_names_of_a_listing_are_not_trusted(
     bucket: Bucket, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +239,7 @@ def test_datasets_stay_on_file_systems(bucket: Bucket) -> None:
 # Writing ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_output_is_copied_when_it_is_complete(bucket: Bucket, tmp_path: Path) -> None:
     url = bucket.url("out/run.json")
     assert piped(["convert", str(RECORDING), "-o", url])[2].endswith(f"wrote {url}\n")
@@ -326,6 +331,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [["convert", str(RECORDING), "-o", "run.pftrace"], ["capture", "-o", "run.jsonl", "--", "./no-program"]],
@@ -351,6 +357,7 @@ def kept(url: str, content: bytes, messages: list[str], *, force: bool = False) 
         return uploads.wait()
 
 
+@pytest.mark.slow
 def test_a_recording_is_copied_when_it_has_ended(bucket: Bucket, temporary: Path) -> None:
     url, messages = bucket.url("kept/a/3.jsonl.gz"), list[str]()
     check(url, force=False)

@@ -95,6 +95,7 @@ def test_commands_are_parsed(page: str) -> None:
     assert count or "tracepipe " not in "".join(block.text for block in blocks(page))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("some", RUNS, ids=lambda some: str(some[0]))
 def test_blocks_run(

@@ -162,6 +162,7 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 def test_the_page_can_list_all_that_it_advises_to(tmp_path: Path) -> None:
     pages = []

@@ -187,6 +187,7 @@ def test_every_command_is_asked_here() -> None:
     assert set(ASKED) == set(group.list_commands(typer.Context(group)))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize("command", ASKED)
 def test_no_name_writes_but_as_letters(command: str, here: Path) -> None:
@@ -390,6 +391,7 @@ def write_large(path: Path) -> None:
         large.write("}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "command", "message"), SHORT)
 def test_a_machine_without_room_is_not_reported_as_a_bug(
     limit: str, command: str, message: str, here: Path
@@ -416,12 +418,14 @@ def test_a_bug_keeps_its_traceback(here: Path) -> None:
             cli.main()
 
 
+@pytest.mark.slow
 def test_a_command_that_writes_a_file_needs_no_standard_output(bad: None) -> None:
     done = shell(f"tracepipe convert {F} -o x.pftrace >&-", True)
     assert (done.returncode, Path("x.pftrace").stat().st_size > 100) == (0, True)
     assert done.stderr.splitlines()[-1].startswith("wrote x.pftrace")
 
 
+@pytest.mark.slow
 def test_standard_error_that_cannot_be_written_loses_messages_alone(bad: None) -> None:
     for to in ("2>&-", "2>/dev/full"):
         done = shell(f"tracepipe validate bad.jsonl {to}", True)

@@ -112,6 +112,7 @@ def test_a_missing_library_is_reported_before_the_recording_is_read(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_runs_with_warps_are_compared_by_scipy(tmp_path: Path) -> None:
     code, _, messages, _ = ran(EXTRA, "diff", WARPS, WARPS, folder=tmp_path)
     assert (code, messages[-1]) == (3, "  pip install 'tracepipe[reports]'")

@@ -108,6 +108,7 @@ def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -
             converted(path, to, ConversionOptions("chrome"), CORES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run_rows", [5, 1 << 11])
 def test_a_recording_many_times(run_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tracepipe.readers.sorted_rows, tracepipe.readers.native_sorted_rows):

@@ -147,6 +147,7 @@ def test_two_warps_at_one_time_on_a_slot_are_an_overlap(tmp_path: Path) -> None:
 DEEP = 1100
 
 
+@pytest.mark.slow
 def test_calls_deeper_than_perfetto_shows_go_on_an_overlap_track_and_keep_their_ends(tmp_path: Path) -> None:
     begins = [call(1_000 + at, "f", "B") | {"args": {"begun": at}} for at in range(DEEP)]
     ends = [call(9_000 - at, "f", "E") | {"args": {"ended": at}} for at in reversed(range(DEEP))]

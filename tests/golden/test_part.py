@@ -215,6 +215,7 @@ TWO_WINDOWS = [
 ]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @example(TWO_WINDOWS, 0, 800)
 @given(recordings(), st.integers(-50, SPAN_NS), st.integers(1, SPAN_NS))
@@ -239,6 +240,7 @@ LAUNCHING_FLOW = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @example("\n".join(map(json.dumps, [hostile.HEADER, LAUNCHING_FLOW])).encode(), 0, 1)
 @given(hostile.recordings(), st.integers(-20, 80), st.integers(1, 80))

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,6 +78,7 @@ def by_row(records: list[Record]) -> dict[tuple[Any, ...], list[Record]]:
     return rows
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_what_is_written_is_read_as_it_was(steps: list[tuple[Any, ...]]) -> None:

@@ -116,6 +116,7 @@ def effects(draw: st.DrawFn, where: dict[str, Any]) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_layered_lines_are_read_as_what_they_were_written_of(data: st.DataObject) -> None:
@@ -136,6 +137,7 @@ def test_layered_lines_are_read_as_what_they_were_written_of(data: st.DataObject
     assert after.facts.counts == before.facts.counts
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_rows_of_the_table_are_read_as_what_they_were_written_of(data: st.DataObject) -> None:

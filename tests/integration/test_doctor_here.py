@@ -42,6 +42,7 @@ def in_child(check: Callable[[], None]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_every_area_is_there_and_every_row_complete(findings: list[Diagnosis]) -> None:
     assert list(dict.fromkeys(finding.area for finding in findings)) == list(AREAS)
     assert set(rows(findings, "layers")) == {"userspace", "syscall", "kernel", "scheduler"}

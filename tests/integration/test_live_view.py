@@ -123,6 +123,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-u", "-c", f"import os, sys, time\n{code}"]
 
 
+@pytest.mark.slow
 def test_the_commands_output_stays_whole_above_the_view() -> None:
     code = """
 for i in range(60):
@@ -142,6 +143,7 @@ print("tty", os.isatty(1), os.isatty(2), os.get_terminal_size().columns)
     assert written.count(b"a title") > 3, "it was drawn again and again"
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end_is_seen_and_kept() -> None:
     code = """
 for i in range(20):
@@ -184,6 +186,7 @@ def test_a_line_that_ends_when_the_view_is_closed_is_one_line() -> None:
     assert "a title" in lines[1]
 
 
+@pytest.mark.slow
 def test_a_line_without_an_end_is_printed_once() -> None:
     counts: Counter[str] = Counter()
     is_drawn_again = threading.Event()
@@ -214,6 +217,7 @@ def test_a_line_without_an_end_is_printed_once() -> None:
     assert shown(on_terminal(child))[0] == "no end"
 
 
+@pytest.mark.slow
 def test_much_output_is_not_lost() -> None:
     lines = shown(on_terminal(watching(python("for i in range(20_000): print('row', i)"))))
     assert [line for line in lines if line.startswith("row")] == [f"row {i}" for i in range(20_000)]

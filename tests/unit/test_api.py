@@ -53,6 +53,7 @@ def test_the_list_of_names_is_complete() -> None:
         _ = tracepipe.nothing  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_room_is_a_function_whatever_is_imported_first() -> None:
     first = "import tracepipe; one = tracepipe.capture"
     then = "from tracepipe.capture.request import CaptureRequest; import tracepipe.capture.plan as plan"

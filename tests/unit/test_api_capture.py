@@ -121,6 +121,7 @@ def test_the_block_is_recorded_and_then_summed_up(recorder: Callable[..., None])
         run.__enter__()
 
 
+@pytest.mark.slow
 def test_a_command_is_waited_for_and_not_stopped(recorder: Callable[..., None]) -> None:
     recorder("send(Began())", "assert not caller.poll(0.3)", "send(SUMMARY)")
     with tracepipe.capture("./app", NO_LAYERS, output="x") as run:
@@ -279,6 +280,7 @@ recorder.main(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_the_recorder_follows_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     from multiprocessing.connection import Pipe
 
@@ -299,6 +301,7 @@ def test_the_recorder_follows_its_messages(monkeypatch: pytest.MonkeyPatch) -> N
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_the_recorder_ends_with_its_caller() -> None:
     from multiprocessing.connection import Pipe
 

@@ -302,6 +302,7 @@ def test_frames_hold_what_the_events_state(case: str) -> None:
     assert (loaded.facts.path, loaded.facts.clocks) == (str(path), events.clocks)
 
 
+@pytest.mark.slow
 def test_without_the_libraries_of_the_reports_all_but_frames_work(run: Path) -> None:
     code = (
         "import sys\n"

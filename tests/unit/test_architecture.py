@@ -173,6 +173,7 @@ def makes_report(module: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_imports_go_one_way() -> None:
     against = {module: not_allowed(module) for module in SOURCES if module != "tracepipe"}
     assert {module: others for module, others in against.items() if others} == {}
@@ -220,6 +221,7 @@ def is_format(module: str) -> bool:
     return module in readers | writers or (top(module) == "reports" and makes_report(module))
 
 
+@pytest.mark.slow
 def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
     named = {
         module

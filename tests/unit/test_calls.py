@@ -80,6 +80,7 @@ def test_no_probe_is_set_on_what_is_left_out(standin: Path, calls: str) -> None:
     assert ("cuMemAlloc_v2" in names) == (calls != "launches")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_the_engines_for_gpus_take_the_same(tmp_path: Path) -> None:
     source = tmp_path / "takes.cpp"

@@ -106,6 +106,7 @@ def test_a_damaged_library_is_an_input_error(tmp_path: Path) -> None:
             elf.functions(local=True)
 
 
+@pytest.mark.slow
 @needs_gcc
 @settings(max_examples=200)
 @given(st.data())

@@ -156,6 +156,7 @@ def test_nothing_of_an_ended_thread_is_kept() -> None:
     assert carry.carried() == Carried()
 
 
+@pytest.mark.slow
 def test_threads_beyond_the_bound_are_forgotten_oldest_first() -> None:
     carry = RecordCarry(PROBES)
     for tid in range(1, THREADS_MAX + 3):

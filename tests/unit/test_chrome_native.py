@@ -186,12 +186,14 @@ def changes_of(draw: st.DrawFn, declared: list[Track]) -> WarpChanges:
     return WarpChanges(0, declared[1:], kernels, ROWS, 0, *each, Slices(*columns))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(batches())
 def test_what_is_drawn_has_the_same_bytes(drawn: Drawn) -> None:
     written_by_both(drawn)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(batches(), batches())
 def test_what_is_known_of_a_batch_is_right_in_the_next(drawn: Drawn, other: Drawn) -> None:
@@ -216,6 +218,7 @@ def expected(item: Item) -> dict[str, Any]:
     return event | ({"args": orjson.loads(b"{" + members(args)[1:] + b"}")} if args else {})
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(batches())
 def test_a_reader_finds_what_is_drawn(drawn: Drawn) -> None:
@@ -376,6 +379,7 @@ def test_much_more_than_is_held_back_has_the_same_bytes(mode: str) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_given_anew_are_not_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def slices() -> list[dict[str, Any]]:
         return [one for one in events_of(converted_by_both(many_lines(has_warps=False))) if one["ph"] in "BE"]

@@ -56,6 +56,7 @@ def off_ns(clock_map: ClockMap, pair: ClockPair) -> int:
 noise = st.integers(0, 2_000)
 
 
+@pytest.mark.slow
 @given(
     drift=st.sampled_from([0.0, 10.1, -99.0]),
     wander=st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=40),

@@ -86,6 +86,7 @@ def claimed(values: Any, count_a: int) -> Any:
     return (scores > 1) & (comparison.p(scores) <= ALPHA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 5])
 def test_noisy_hosts_alone_are_reported_no_more_often_than_is_stated(count: int) -> None:
     alarms = sum(bool(claimed(hosts(np.random.default_rng(s), 2 * count), count).any()) for s in range(100))
@@ -93,6 +94,7 @@ def test_noisy_hosts_alone_are_reported_no_more_often_than_is_stated(count: int)
     assert alarms <= 12
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_a_tenth_slower_is_found_on_a_noisy_host() -> None:
     found = others = 0
     for seed in range(50):

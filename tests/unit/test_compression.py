@@ -171,6 +171,7 @@ def test_a_pipe_that_does_not_wait_is_waited_for() -> None:
     assert read == [content]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_file_cut_off_at_any_byte_lacks_only_the_rest(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"run.jsonl{suffix}"
@@ -345,6 +346,7 @@ def test_what_the_disk_has_no_room_for_is_counted_as_lost(monkeypatch: pytest.Mo
     assert spool.counts["userspace"] == written
 
 
+@pytest.mark.slow
 def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -417,6 +419,7 @@ def test_what_can_neither_be_written_nor_counted_is_a_loss_of_an_unknown_layer()
     assert (loss["count"], loss["reason"]) == (10, "at most: not written: no memory")
 
 
+@pytest.mark.slow
 def test_the_temporary_file_has_no_room_for_what_has_become_lines() -> None:
     spool = spooled(io.BytesIO(), 0)
     chunk = bytes(64 * 16384)

@@ -87,6 +87,7 @@ def test_a_recording_is_counted_and_drawn(recording: Any) -> None:
     assert any(line.startswith("0 capture source_format=tracepipe") for line in text)
 
 
+@pytest.mark.slow
 def test_a_pair_at_the_end_places_events_before_it(recording: Any) -> None:
     _, text = converted(recording(HEADER, on_gpu(500_100), *(call(n) for n in range(2_000, 9_000)), PAIR))
     assert "1100 + 50 k source_ns=500100" in text
@@ -225,6 +226,7 @@ def test_damage_keeps_what_came_before_and_is_drawn(
     assert any(words in line for line in messages)
 
 
+@pytest.mark.slow
 def test_progress_shows_bytes_read_of_bytes_in_all(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     write_mixed(path, 60_000)

@@ -85,6 +85,7 @@ def test_no_header_and_no_host_relate_nothing() -> None:
     assert list(relations(recorded()[1:], _CLOCKS)) == []
 
 
+@pytest.mark.slow
 def test_a_capture_and_a_trace_of_pytorch_of_one_host(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (runs / "vm").mkdir(parents=True)

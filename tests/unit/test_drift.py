@@ -73,6 +73,7 @@ def off_ns(clock: Drifting, anchor: Anchor, span_ns: int) -> int:
     return int(np.abs(anchor.way.place_all(clock.shown(truth_ns)) - truth_ns).max())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.randoms(use_true_random=False),

@@ -40,6 +40,7 @@ def test_sms_far_from_memory_are_not_a_finding_and_clusters_that_leave_sms_unuse
     assert [wave.numbers[of] for of in ("sms", "sms_of_gpu", "blocks_per_cluster")] == [124, 132, 4]
 
 
+@pytest.mark.slow
 def test_what_is_planted_is_found_and_nothing_else() -> None:
     kernels = found("planted")
     assert len(kernels) == 8

@@ -95,6 +95,7 @@ def test_threads_that_launch_are_pinned_and_not_those_that_wait(tmp_path: Path) 
     assert pinned(records, tmp_path) == [r"^CUDA API \(71\)$", "^GPU busy$", "^stream 3$", "^stream 4$"]
 
 
+@pytest.mark.slow
 def test_calls_after_the_last_work_were_none_for_it(tmp_path: Path) -> None:
     """The GPU's work was recorded for a part of the time."""
     records = [call(10, 71, launch=1), kernel(20, launch=1)]

@@ -47,6 +47,7 @@ def of(lines: list[Line], layer: str) -> list[Line]:
     return [line for line in lines if line["type"] == layer]
 
 
+@pytest.mark.slow
 def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
     tmp_path: Path, kernels_library: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
     assert footer["losses"] == {}
 
 
+@pytest.mark.slow
 def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     tmp_path: Path, warps_library: Path
 ) -> None:
@@ -74,6 +76,7 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     assert lines[-1]["evicted"]["gpu_warp"]
 
 
+@pytest.mark.slow
 def test_that_no_kernel_fits_is_reported_where_none_does(tmp_path: Path, warps_library: Path) -> None:
     for pattern, is_noted in (("scale", False), ("conv", True)):
         engine = WarpsEngine(warps_library, warps_library.parent / "patches", WarpOptions(pattern))

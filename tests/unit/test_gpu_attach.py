@@ -90,6 +90,7 @@ def entered(running: Running, built: Path, file: Path, library: str = "library.s
     return enter(running.pid, built / library, "entry", str(file), lambda: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ENDS)
 def test_a_program_notices_nothing(
     run: Callable[..., Running], built: Path, tmp_path: Path, what: str
@@ -105,9 +106,8 @@ def test_a_program_notices_nothing(
 
 
 # The thread that was stopped looks at the clock for two seconds before it helps itself.
-@pytest.mark.parametrize(
-    "what", ["read", *(pytest.param(what, marks=pytest.mark.slow) for what in ("condition", "threads"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["read", "condition", "threads"])
 def test_a_stopped_program_continues_when_the_process_that_stopped_it_ends(
     run: Callable[..., Running], built: Path, tmp_path: Path, what: str
 ) -> None:

@@ -34,6 +34,7 @@ def bench() -> gpu.Bench:
     return made
 
 
+@pytest.mark.slow
 def test_a_missing_gpu_is_stated() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=hidden)
@@ -61,6 +62,7 @@ def test_a_program_is_run_with_a_recording_and_its_figures_are_read(bench: gpu.B
         assert bench.run([sys.executable, "-c", asks], engine).figures == {"us": "2.5", "set": is_set}
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_or_hangs_is_reported(bench: gpu.Bench) -> None:
     with pytest.raises(RuntimeError, match=r"^ended with 1: out of memory$"):
         bench.run([sys.executable, "-c", "raise SystemExit('out of memory')"], "native")
@@ -114,6 +116,7 @@ def test_the_clocks_drift_and_bound_are_stated(
 # what is left after a recording
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_what_is_left_reports_that_there_is_no_gpu() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, gpu_after.__file__]
@@ -171,6 +174,7 @@ def test_launches_are_back_to_normal_when_they_stay_so_until_the_end() -> None:
 # what each layer costs
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_layers_reports_that_there_is_no_gpu() -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, gpu_layers.__file__], capture_output=True, text=True, env=hidden)

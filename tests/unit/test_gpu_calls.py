@@ -280,6 +280,7 @@ def test_a_call_has_the_same_lines_as_by_probes(
     assert by_library == by_probes
 
 
+@pytest.mark.slow
 def test_where_arguments_are_is_what_cudas_headers_say(tmp_path: Path) -> None:
     """Of each function as much as all versions have, and nothing else."""
     _compiler()

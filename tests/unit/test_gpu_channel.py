@@ -328,6 +328,7 @@ def test_a_process_that_keeps_filling_the_ring_does_not_hold_the_reader(
     assert channel.collect() == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_producer_writes_nowhere_else_whatever_its_header_says(
     producer: str, channel: Channel, seed: int

@@ -147,6 +147,7 @@ def test_pending_work_of_the_gpu_is_waited_for_at_the_end(recorded: Recorded) ->
     assert recorded.of("loss") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "end"])
 def test_work_that_is_not_done_then_is_a_loss_and_has_no_times(recorded: Recorded, end: str) -> None:
     """Of the recording, or of the program: CUPTI's records of it are zeros."""
@@ -223,6 +224,7 @@ def test_it_is_unpatched_for_a_capture_that_is_gone_too(patched: Recorded) -> No
     assert patched.do("callbacks") == "callbacks"
 
 
+@pytest.mark.slow
 def test_nothing_is_unpatched_while_a_thread_is_in_a_call(patched: Recorded) -> None:
     patched.do("stay")
     patched.stop()
@@ -240,6 +242,7 @@ def test_a_thread_that_waits_for_the_gpu_does_not_count(patched: Recorded) -> No
     assert patched.end() == 0
 
 
+@pytest.mark.slow
 def test_nothing_is_unpatched_while_the_gpu_has_something_to_do(patched: Recorded) -> None:
     """A kernel may be the program's next call away from its end, so that is not held up for it."""
     patched.do("busy")
@@ -308,6 +311,7 @@ def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
     assert patched.of("loss") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "ranges"),
     [

@@ -362,6 +362,7 @@ def test_a_late_slice_over_an_end_that_was_drawn_goes_on_an_overlap_track(
     assert layout.outcomes.overlaps == 1
 
 
+@pytest.mark.slow
 def test_the_window_holds_no_more_than_twice_its_events() -> None:
     tables = new_tables()
     layout = Layout(new_header(), tables)

@@ -87,6 +87,7 @@ def of_the_header(tmp_path: Path) -> str:
     return made.read_text().partition("\n{")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [of_triton, of_the_header])
 def test_the_lowest_lane_writes_to_the_ring_of_its_slot(code: Callable[[Path], str], tmp_path: Path) -> None:
     records, counts, slots = 0x7F00_0000_0000, 0x7F10_0000_0000, 132 * 64

@@ -37,12 +37,14 @@ def found_by_both(library: ctypes.CDLL, batches: list[Batch]) -> int:
     return finer
 
 
+@pytest.mark.slow
 def test_both_find_the_same_in_what_gpus_read(library: ctypes.CDLL) -> None:
     batches = [LikelyGpu(seed).batches() for seed in range(150)]
     finer = sum(found_by_both(library, some) for some in batches)
     assert finer > sum(map(len, batches)) // 3
 
 
+@pytest.mark.slow
 def test_both_find_the_same_in_what_no_gpu_reads(library: ctypes.CDLL) -> None:
     batches = [hostile_batches(seed) for seed in range(600)]
     assert sum(found_by_both(library, some) for some in batches) > 20

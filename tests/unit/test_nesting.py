@@ -451,6 +451,7 @@ def test_warps_find_their_flows_among_the_events_around_them() -> None:
     assert [op[0] for op in bench.taken()] == [BEGIN, BEGIN, END]
 
 
+@pytest.mark.slow
 def test_remembered_launches_are_bounded() -> None:
     bench = Bench()
     calls, stream = bench.row(), bench.row(on_stream=True)

@@ -242,6 +242,7 @@ def test_a_request_that_is_not_a_browsers_is_refused_with_its_status(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_clients_that_stand_still_do_not_keep_others_out(
     trace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -321,6 +321,7 @@ def test_the_same_arguments_are_written_alike_on_every_track(of_events: bool) ->
     assert [begin.track_uuid for begin in begins] == [6, 6, 8, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", [0, 3, 40_000])
 def test_compressed_packets_are_the_plain_ones(events: int) -> None:
     track, drawing = lone_track(), Drawing()

@@ -120,6 +120,7 @@ def test_an_overflow_is_reported_and_sampling_begins_again(program: Path) -> Non
     assert (kinds[-1], code) == (END, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -83,6 +83,7 @@ def test_functions_that_are_not_exported(tmp_path: Path) -> None:
     assert len(selection.probes) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

@@ -98,6 +98,7 @@ def test_two_kernels_of_one_rank_are_two_collectives() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_collectives_without_length_at_one_time_are_not_looked_for_over_and_over() -> None:
     """None that was seen is passed again: so often would take minutes."""

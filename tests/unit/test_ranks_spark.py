@@ -21,6 +21,7 @@ def dataset(tmp_path: Path) -> str:
     return str(Dataset.made(str(tmp_path / "ds")).folder)
 
 
+@pytest.mark.slow
 def test_missing_pyspark_is_reported_with_what_to_install(
     dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

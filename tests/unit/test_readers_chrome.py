@@ -44,6 +44,7 @@ def kineto(*some: dict[str, Any], **members: Any) -> list[Record]:
 ONE, TWO = b'{"ph":"X","name":"one","ts":1,"dur":1}', b'{"ph":"X","name":"two","ts":2,"dur":1}'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

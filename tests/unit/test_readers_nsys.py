@@ -367,6 +367,7 @@ def test_words_that_are_not_text_are_an_error_too(export: Any) -> None:
         read(path)
 
 
+@pytest.mark.slow
 def test_any_damage_is_an_error_or_reported(tmp_path: Path) -> None:
     rng = Random(7)
     whole = make(tmp_path / "run.sqlite", made.tables()).read_bytes()

@@ -128,6 +128,7 @@ def test_every_snippet_is_known() -> None:
     assert all(part in snippet for part, snippet in zip(RIGHT, SNIPPETS, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", range(len(SNIPPETS)), ids=lambda place: list(RIGHT)[place])
 def test_a_snippet_gives_what_the_recording_holds(place: int, tmp_path: Path) -> None:
     loss = {"type": "loss", "layer": "userspace", "count": 3, "ts_ns": 1}

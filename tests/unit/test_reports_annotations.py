@@ -83,6 +83,7 @@ def test_names_beyond_the_top_are_counted(load: Load) -> None:
     assert (list(found(result)), result.notes) == (["a"], ["1 more names are not listed: --top 0 lists all"])
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("(()LLL"), st.integers(0, 30), st.integers(1, 20)), max_size=30))
 def test_sums_are_those_of_each_range(steps: list[tuple[str, int, int]]) -> None:

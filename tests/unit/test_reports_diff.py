@@ -295,6 +295,7 @@ def threads(path: Path, launches: int, delay_ns: int, warps: int = 8, seed: int 
     return reader(path)
 
 
+@pytest.mark.slow
 def test_a_stride_that_was_removed_is_compared_by_threads(tmp_path: Path) -> None:
     a, b = (
         [threads(tmp_path / f"{name}{at}.txt", 12, delay_ns, seed=at) for at in range(4)]
@@ -395,6 +396,7 @@ def test_the_header_may_say_that_a_layer_was_recorded_and_empty(tmp_path: Path) 
     assert [(row["name"], row["run"]) for row in result.as_json()["only"]] == [("f", "B")]
 
 
+@pytest.mark.slow
 def test_all_that_was_compared_is_no_list_in_memory(compare: Compare) -> None:
     records = [span(at * 10, at * 10 + 5, f"function {at}") for at in range(8_000)]
     result = compare([records], [records])

@@ -143,6 +143,7 @@ def test_every_format_holds_the_same(run: Run, tmp_path: Path, to: str) -> None:
         assert tables[name].cast(made.schema, strict=True).rows() == made.rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_table_of_several_parts_is_that_of_one(
     load: Load, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
@@ -167,6 +168,7 @@ def test_a_table_of_several_parts_is_that_of_one(
     assert one["stacks"]["frame"].to_list() == [place for at in range(1, 7) for place in range(at)]
 
 
+@pytest.mark.slow
 def test_a_part_has_fewer_rows_where_texts_are_long(load: Load) -> None:
     records: list[dict[str, Any]] = []
     for at in range(300):

@@ -94,6 +94,7 @@ def test_cells_are_means_where_they_are_long() -> None:
     assert (grid.level[0, 240], grid.level[0, 239], grid.level.sum()) == (2, 1, 481)
 
 
+@pytest.mark.slow
 def test_centuries_are_drawn_too(load: Load) -> None:
     length_ns = 1 << 60
     frame = drawn([0, 0], [0, length_ns // 2], [length_ns, length_ns])
@@ -214,6 +215,7 @@ def count_artists(panel: Any) -> int:
     return len(whole.findobj())
 
 
+@pytest.mark.slow
 def test_pictures_of_many_warps_have_few_things_in_them(load: Load) -> None:
     count = 20_000
     rng = np.random.default_rng(0)
@@ -238,6 +240,7 @@ def test_a_png_has_the_dots_of_its_parts() -> None:
     assert (np.round(read * 255) == np.concatenate(parts)).all()
 
 
+@pytest.mark.slow
 def test_panels_stand_below_each_other(load: Load) -> None:
     panels = occupancy.panels(scope(load(batch(2_000, [0, 5], [100, 90]))))
     made = {}
@@ -259,6 +262,7 @@ def test_panels_stand_below_each_other(load: Load) -> None:
 ODD = "$\\frac{$ <script>alert(1)</script> \u4e2d\x00" + "x" * 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".png", ".svg"])
 def test_names_are_drawn_as_they_are(load: Load, ending: str) -> None:
     run = load(batch(2_000, [0, 5], [100, 90], name=ODD), span(1_100, 1_200, ODD), span(1_300, 1_400, "b"))
@@ -283,6 +287,7 @@ def test_an_empty_picture_has_a_note(load: Load) -> None:
     assert out.getvalue().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_same_run_is_the_same_file(load: Load) -> None:
     panels = occupancy.panels(scope(load(batch(2_000, [0, 5], [100, 90]))))
     files = []

@@ -86,6 +86,7 @@ def test_columns_in_files_are_as_in_memory(case: Case, monkeypatch: pytest.Monke
     assert frames(load_run(str(case.input))) == whole
 
 
+@pytest.mark.slow
 def test_events_in_no_order_are_sorted_in_files(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     columns_in_files(monkeypatch)
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 1 << 12)
@@ -162,6 +163,7 @@ def test_a_disk_without_room_for_columns_is_named(monkeypatch: pytest.MonkeyPatc
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_column_keeps_what_it_had_when_it_grows() -> None:
     column, expected = Growing(np.int32, (2,)), []
     for number in range(40):
@@ -179,6 +181,7 @@ def test_each_byte_string_has_one_number() -> None:
     assert numbered.number(b"") == 5_000 and numbered[5_000] == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 5, 200_000])
 def test_byte_strings_are_found_once_they_are_put_away(count: int) -> None:
     numbered, texts = Numbered(), [b"%d" % (number * 7919) for number in range(count)]

@@ -157,6 +157,7 @@ def test_exported_calls_and_kernels_have_their_stacks() -> None:
     assert calls.filter(name="cudaFree")["python"].to_list() == [None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recording", "belongs"), [("python-stacks", True), ("host-layers", False)])
 def test_a_page_has_lines_where_there_are_stacks(recording: str, belongs: bool) -> None:
     out = io.BytesIO()

@@ -99,6 +99,7 @@ def named(name: str, tmp_path: Path) -> Run:
     return load_run(str(path))
 
 
+@pytest.mark.slow
 def test_nothing_of_a_recording_is_markup(evil: Run, evil_page: str) -> None:
     for page in (evil_page, page_of(plot.run(evil, plot.Options()))):
         seen = Seen(page)
@@ -112,8 +113,8 @@ def test_nothing_of_a_recording_is_markup(evil: Run, evil_page: str) -> None:
 
 
 # Each takes a second, in which all pictures are drawn.
-NAMES = ["--><img src=x onerror=alert(1)><!--", "\x00\x1b[2J\x9b<b>"]
-FURTHER = [
+NAMES = [
+    "--><img src=x onerror=alert(1)><!--", "\x00\x1b[2J\x9b<b>",
     "<b>" * 20_000, "\" onmouseover=\"alert(1)",
     "</script><script>alert(1)</script>", "]]></svg><script>", "</pre></td></figure><script>",
     "\u2028\u2029\x85\u202e", "x" * 100_000, "&lt;script&gt;&#60;", "' onclick='alert(1)",
@@ -121,11 +122,8 @@ FURTHER = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)],
-    ids=lambda name: ascii(name[:20]),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name[:20]))
 def test_a_name_is_text_whatever_it_is(name: str, plain: Seen, tmp_path: Path) -> None:
     page = report(named(name, tmp_path))
     seen = Seen(page)
@@ -138,6 +136,7 @@ def test_a_name_is_text_whatever_it_is(name: str, plain: Seen, tmp_path: Path) -
     assert printable(name) in "".join(seen.text)
 
 
+@pytest.mark.slow
 def test_the_page_gathers_reports_and_pictures() -> None:
     run = load_run(str(ROOT / "fixtures" / "gpu-h200" / "input.jsonl"))
     page = report(run)
@@ -177,6 +176,7 @@ def test_what_was_not_recorded_is_stated(tmp_path: Path) -> None:
     assert page.count("<figure>") == 1
 
 
+@pytest.mark.slow
 def test_the_pictures_of_a_kernel_are_chosen() -> None:
     run = load_run(str(ROOT / "fixtures" / "gpu-h200" / "input.jsonl"))
     page = report(run, kernel="^vector")

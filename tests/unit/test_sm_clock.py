@@ -137,6 +137,7 @@ def test_warps_are_known_to_some_ns_where_readings_are_a_microsecond_apart() -> 
     assert mean(gpu.errors_ns(batch, raw(batch))) > 400
 
 
+@pytest.mark.slow
 def test_what_earlier_batches_show_of_the_rate_serves_the_next() -> None:
     # One wave of warps says little of the rate: all enter at once and leave at once.
     gpu = Gpu(1024, sms=80)

@@ -171,6 +171,7 @@ def test_recordings_that_lack_one_of_the_two_have_a_note(tmp_path: Path) -> None
     assert any("--gpu-stalls" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_both_commands_take_the_other_recording(tmp_path: Path) -> None:
     late = SyntheticKernel(warps=8, late_warps=(3, 7), delay=0.2)
     warps = write_recording(tmp_path / "w.jsonl", late, 11, SHORT)

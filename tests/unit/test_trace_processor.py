@@ -76,6 +76,7 @@ def test_a_wrong_query_is_an_error_and_the_next_one_works() -> None:
         assert tp.rows("select 1 as one") == [{"one": 1}]
 
 
+@pytest.mark.slow
 def test_a_trace_longer_than_one_request_grows_the_heap() -> None:
     builder = TraceProtoBuilder()
     packet = builder.add_packet()

@@ -150,6 +150,7 @@ def test_the_filter_needs_a_length_of_each_x() -> None:
     assert [(p.line, p.field) for p in problems] == [(3, "dur_ns")]
 
 
+@pytest.mark.slow
 @given(st.lists(records(), max_size=8))
 def test_the_filter_keeps_what_the_full_check_passes(items: list[dict[str, Any]]) -> None:
     problems: list[Problem] = []

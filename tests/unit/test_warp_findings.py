@@ -180,6 +180,7 @@ def test_what_was_planted_is_found_and_nothing_else(name: str) -> None:
         assert f"Usual cause: {finding.cause}." in data["sentence"]
 
 
+@pytest.mark.slow
 def test_the_numbers_show_what_was_planted() -> None:
     (stride,) = found(PLANTED["stride of threads"].run(11), "stride")
     assert (stride.numbers["modulus"], stride.numbers["residues"]) == (8, [7])
@@ -344,6 +345,7 @@ def test_work_that_grows_is_found_where_an_sm_serves_its_oldest_block_first(bloc
     assert finding.numbers["across"] == "block index"
 
 
+@pytest.mark.slow
 def test_few_lanes_that_hold_up_their_warps_are_found_and_few_that_leave_early() -> None:
     late = SyntheticKernel(late_lanes=(5, 21), delay=0.67)
     (finding,) = found(late.run(3), "divergence")
@@ -360,6 +362,7 @@ def test_few_lanes_that_hold_up_their_warps_are_found_and_few_that_leave_early()
     assert found(early.run(3)) == []
 
 
+@pytest.mark.slow
 def test_a_recording_of_many_kernels_asks_more_of_each() -> None:
     kernel = SyntheticKernel(
         blocks=1, warps=8, lanes_timed=True, lane_sigma=0.05, late_lanes=(7, 15, 23, 31), delay=0.07
@@ -554,6 +557,7 @@ warp_rows = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(warp_rows, min_size=1, max_size=80), st.booleans(), st.booleans())
 @pytest.mark.filterwarnings("error")

@@ -76,6 +76,7 @@ losses = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.one_of(batches(), batches(), calls, losses), max_size=12),
     st.sampled_from(["auto", "auto", "sm", "logical", "off"]),
