@@ -144,8 +144,6 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     """Yield the lines of a table, each with its style. Texts without room are elided in the middle; with
     `full_names` they are written in full, and lines may be longer than the terminal is wide.
     """
-    from rich.cells import cell_len
-
     kept = _kept(table, width)
     columns = [table.columns[at] for at in kept]
     rows = kept_rows(
@@ -160,21 +158,21 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     is_text = [not column.unit for column in headed]
     cells = [0] * len(headed)
     for row in rows:
-        cells = [*map(max, cells, map(cell_len, _below(row) if table.grouped else row))]
+        cells = [*map(max, cells, map(_cells, _below(row) if table.grouped else row))]
     between = 2 if width >= _WIDE else 1
     room = width - between * (len(titles) - 1)
-    sizes = [max(cell_len(title), size) for title, size in zip(titles, cells, strict=True)]
+    sizes = [max(_cells(title), size) for title, size in zip(titles, cells, strict=True)]
     words = [[title] for title in titles]
     if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > room:
         # Titles of number columns then take several lines, one for each word.
         words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
-        sizes = [max(size, *map(cell_len, of)) for of, size in zip(words, cells, strict=True)]
+        sizes = [max(size, *map(_cells, of)) for of, size in zip(words, cells, strict=True)]
     if not full_names:
         _narrow(sizes, is_text, room)
 
     def line(cells: list[str]) -> str:
-        placed = (_placed(*of) for of in zip(cells, sizes, is_text, strict=True))
-        return shown((" " * between).join(placed).rstrip(), ascii_only)
+        text = (" " * between).join(map(_placed, cells, sizes, is_text)).rstrip()
+        return shown(text, ascii_only) if ascii_only else text  # its cells are printable
 
     most = max(map(len, words))
     for at in range(most):
@@ -196,7 +194,9 @@ def _below(row: list[str]) -> list[str]:
 def _text(value: object, column: Column, ascii_only: bool, full_names: bool) -> str:
     """The text of a cell."""
     text = cell(value, column.unit)
-    return shown(text if full_names or column.unit else titled(text), ascii_only)
+    if column.unit:
+        return text.translate(_ASCII) if ascii_only else text
+    return shown(text if full_names else titled(text), ascii_only)
 
 
 def titled(text: str) -> str:
@@ -216,23 +216,31 @@ def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
                 sizes[at] -= step
 
 
-def _placed(text: str, size: int, is_text: bool) -> str:
-    """A cell padded to its column: text on the left, numbers on the right."""
+def _cells(text: str) -> int:
+    """The cells of a terminal that a printable text takes."""
+    if text.isascii():
+        return len(text)
     from rich.cells import cell_len
 
-    text = _elided(text, size)
-    blanks = " " * (size - cell_len(text))
+    return cell_len(text)
+
+
+def _placed(text: str, size: int, is_text: bool) -> str:
+    """A cell padded to its column: text on the left, numbers on the right."""
+    cells = _cells(text)
+    if cells > size:
+        text = _elided(text, size)
+        cells = _cells(text)
+    blanks = " " * (size - cells)
     return text + blanks if is_text else blanks + text
 
 
 def _elided(text: str, size: int) -> str:
     """A text that fits `size` cells; a longer one loses its middle."""
-    from rich.cells import cell_len
-
-    if cell_len(text) <= size:
+    if _cells(text) <= size:
         return text
     tail_size = (size - 1) // 3
     head, tail = text[: size - 1 - tail_size], text[len(text) - tail_size :]
-    while cell_len(head) + cell_len(tail) > size - 1 and (head or tail):
-        head, tail = (head[:-1], tail) if cell_len(head) > cell_len(tail) else (head, tail[1:])
+    while _cells(head) + _cells(tail) > size - 1 and (head or tail):
+        head, tail = (head[:-1], tail) if _cells(head) > _cells(tail) else (head, tail[1:])
     return f"{head}…{tail}"
