@@ -12,7 +12,7 @@ has to find by collectives that the clocks agree: what it finds instead is the e
 With `--one-gpu` the ranks share one GPU. Each is a host of its own to NCCL, which sends by sockets. Where
 CUDA's Multi-Process Service runs, their kernels run at the same time. Without it they take turns of about
 2 ms, and a rank leaves a collective when it has its turn. With `--windows N` only N steps are recorded, as by
-`--start-on nvtx:step --repeat N`.
+`--start-on nvtx:step --repeat N`. With `--profiler` PyTorch's profiler records the ranks, and no capture.
 
 A line has: what is slow, collectives compared, median transfer, the largest error and what the bounds allow,
 and the ranks that `ranks` calls slow: at what, the own time of a step, the usual one, and what it costs a
@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import socket
 import statistics
 import subprocess
@@ -46,8 +47,8 @@ RECORDED = ("--layers", "gpu_kernel,annotation", "--gpu", "kernels", "--calls", 
 _DEADLINE_S = 240
 
 
-def train(slow: str) -> None:
-    """One rank: steps of a model whose gradients NCCL adds up."""
+def train(slow: str, profiled: Path | None) -> None:
+    """One rank: steps of a model whose gradients NCCL adds up. PyTorch's profiler writes to `profiled`."""
     import torch
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -59,9 +60,10 @@ def train(slow: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     x = torch.randn(256, 1024, device="cuda")
     is_late = rank == ranks - 1
+    profiler = profiler_of(profiled) if profiled else None
     for step in range(WARM_UP + STEPS):
         with torch.cuda.nvtx.range("step" if step >= WARM_UP else "warm up"):
-            with torch.cuda.nvtx.range("data loading"):
+            with torch.cuda.nvtx.range("data loading"), torch.profiler.record_function("data loading"):
                 if is_late and slow == "loader":
                     time.sleep(LATE_S)
             if is_late and slow == "host":
@@ -74,7 +76,22 @@ def train(slow: str) -> None:
             optimizer.step()
             torch.distributed.all_reduce(loss)
             loss.item()
+        if profiler:
+            profiler.step()
     torch.distributed.destroy_process_group()
+
+
+def profiler_of(path: Path) -> Any:
+    """PyTorch's profiler of the steps after the warm-up, which writes to a path when they are over."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    profiler = torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=0, warmup=WARM_UP, active=STEPS, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    )
+    profiler.start()
+    return profiler
 
 
 def free_port() -> int:
@@ -89,8 +106,8 @@ def free_port() -> int:
             return int(one.getsockname()[1])
 
 
-def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool) -> None:
-    """A job for each kind of slowness: FOLDER/KIND/HOST/RANK.jsonl.zst."""
+def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool, profiler: bool) -> None:
+    """A job for each kind of slowness: FOLDER/KIND/HOST/RANK.jsonl.zst, or RANK.json.gz of the profiler."""
     import torch
 
     if torch.cuda.device_count() < (1 if one_gpu else ranks):
@@ -104,11 +121,12 @@ def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool) -> None:
             own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
             if one_gpu:
                 own["NCCL_HOSTID"] = f"rank{rank}"
-            command = [
-                *(sys.executable, "-m", "tracepipe", "capture", *RECORDED, *when),
-                *("-o", str(folder / slow / "%h" / "%r.jsonl.zst")),
-                *("--", sys.executable, __file__, "train", slow),
-            ]
+            command = [sys.executable, __file__, "train", slow]
+            if profiler:
+                command.append(str(folder / slow / socket.gethostname() / f"{rank}.json.gz"))
+            else:
+                capture = [sys.executable, "-m", "tracepipe", "capture", *RECORDED, *when]
+                command = [*capture, "-o", str(folder / slow / "%h" / "%r.jsonl.zst"), "--", *command]
             running.append(subprocess.Popen(command, env=shared | own, cwd=ROOT))
         ends_s = time.monotonic() + _DEADLINE_S
         for one in running:
@@ -118,7 +136,12 @@ def record(folder: Path, ranks: int, windows: int, *, one_gpu: bool) -> None:
 
 def on_own_hosts(job: Path, folder: Path) -> Path:
     """Copies of a job's recordings in which each rank is of a host of its own."""
-    folder.mkdir()
+    for file in job.glob("*/*.json.gz"):
+        rank = file.name.partition(".")[0]
+        own = folder / f"{file.parent.name}-{rank}"  # the profiler's trace states none
+        own.mkdir(parents=True)
+        shutil.copy(file, own)
+    folder.mkdir(exist_ok=True)
     for file in job.glob("*/*.jsonl.zst"):
         with zstandard.open(file, "rt") as lines, (folder / file.with_suffix("").name).open("w") as out:
             header = json.loads(next(lines))
@@ -200,7 +223,7 @@ def judge(folder: Path) -> None:
 def main() -> None:
     """Record, judge, or both."""
     if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2])
+        train(sys.argv[2], Path(sys.argv[3]) if sys.argv[3:] else None)
         return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,11 +233,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--one-gpu", action="store_true")
     parser.add_argument("--windows", type=int, default=0)
+    parser.add_argument("--profiler", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = given.folder or Path(made)
         if given.what != "judge":
-            record(folder, given.ranks, given.windows, one_gpu=given.one_gpu)
+            record(folder, given.ranks, given.windows, one_gpu=given.one_gpu, profiler=given.profiler)
         if given.what != "record":
             judge(folder)
 
