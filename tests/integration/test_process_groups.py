@@ -36,9 +36,12 @@ def tracepipe(*arguments: object, **environment: str) -> str:
 
 
 def captured(standin: Path, folder: Path, rank: int, *options: str, rounds: int = 1) -> list[dict[str, Any]]:
-    """The records of one rank. Its GPU's kernels are made up: one for each copy of the stand-in's NCCL."""
+    """The records of one rank. Its GPU's kernels are made up: one for each copy of the stand-in's NCCL.
+
+    The rank ends after so many rounds, or when its recording is complete.
+    """
     path = folder / f"{rank}.jsonl"
-    program = [standin / "nccl_rank", rank, RANKS, "one job", rounds]
+    program = [standin / "nccl_rank", rank, RANKS, "one job", rounds, path]
     environment = {"RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     tracepipe("capture", *_PROBES, *options, "-o", path, "--", *program, **environment)
     records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -110,7 +113,7 @@ def test_every_method_names_the_groups_alike(standin: Path, tmp_path: Path, meth
 
 def test_between_windows_communicators_are_followed(standin: Path, tmp_path: Path) -> None:
     window = ["--start-on", "call:libnccl.so:ncclGroupStart", "--duration", "1s"]
-    records = captured(standin, tmp_path, 2, *window, rounds=8)
+    records = captured(standin, tmp_path, 2, *window, rounds=300)
     begins = [record for record in records if record.get("phase") == "B" and record["type"] == "userspace"]
     assert begins[0]["ts_ns"] >= next(one["ts_ns"] for one in records if one["type"] == "window")
     assert not [one for one in begins if one["name"] in ("ncclCommInitRank", "ncclCommSplit")]
