@@ -13,6 +13,8 @@ from typing import Any
 
 # The number of items of a list whose text is in memory at a time.
 _AT_ONCE = 1_000
+# Pieces of this many characters are put together from shorter ones, as each piece is written by itself.
+_PIECE = 1 << 14
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]")
 
 
@@ -46,16 +48,28 @@ def json_text(value: object, indent: bool = False) -> str:
     return text if text.isprintable() else _NOT_ASCII.sub(_json_escape, text)
 
 
-def json_pieces(value: object, outer: str = "") -> Iterator[str]:
+def json_pieces(value: object) -> Iterator[str]:
     """The text of `json_text` on several lines, piece by piece. An iterator's items are written as a list,
-    which is never in memory as a whole. `outer` is the indentation of the surrounding lines.
+    which is never in memory as a whole.
     """
+    some, length = list[str](), 0
+    for text in _texts(value, ""):
+        some.append(text)
+        length += len(text)
+        if length >= _PIECE:
+            yield "".join(some)
+            some, length = [], 0
+    yield "".join(some)
+
+
+def _texts(value: object, outer: str) -> Iterator[str]:
+    """The same in short pieces. `outer` is the indentation of the surrounding lines."""
     inner, before = f"{outer}  ", ""
     if isinstance(value, Iterator):
         for items in _together(value):
             yield f"{before or '['}\n{inner}"
             if _is_lazy(items[0]):
-                yield from json_pieces(items[0], inner)
+                yield from _texts(items[0], inner)
             else:  # without the brackets, and the blanks before the first item
                 yield json_text(items, indent=True)[4:-2].replace("\n", f"\n{outer}")
             before = ","
@@ -63,7 +77,7 @@ def json_pieces(value: object, outer: str = "") -> Iterator[str]:
     elif isinstance(value, dict) and _is_lazy(value):
         for key, item in value.items():
             yield f"{before or '{'}\n{inner}{json_text(key)}: "
-            yield from json_pieces(item, inner)
+            yield from _texts(item, inner)
             before = ","
         yield f"\n{outer}}}"
     else:

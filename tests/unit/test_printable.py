@@ -55,4 +55,7 @@ def test_json_comes_in_pieces_with_the_same_bytes() -> None:
     pieces = [*json_pieces(lazy(value))]
     assert "".join(pieces) == json_text(value, indent=True)
     assert max(map(len, pieces)) < 100_000
+    # Pieces are written one by one: short texts are put together.
+    short = [*json_pieces(lazy([[at] for at in range(20_000)]))]
+    assert min(map(len, short[:-1])) > 10_000
     assert "".join(json_pieces(iter([]))) == "[]"

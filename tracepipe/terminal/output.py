@@ -98,8 +98,11 @@ class Guarded:
             if not self._losing:
                 raise self._closed()
             return len(text)
-        show = _coloured if self._has_colours else printable
-        shown = "\n".join(map(show, text.split("\n")))
+        if text.replace("\n", "").isprintable():  # most text is, and much is written in large pieces
+            shown = text
+        else:
+            show = _coloured if self._has_colours else printable
+            shown = "\n".join(map(show, text.split("\n")))
         if not shown.isascii():
             shown = shown.encode(self.encoding, "backslashreplace").decode(self.encoding)
         with self._writing():
