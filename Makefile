@@ -8,8 +8,8 @@ BIN := .venv/bin
 # images of containers, says to keep no bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# `captures` and `computed` are parts of `test`, which runs both at a time.
-.PHONY: demo test captures computed check format native sanitize fuzz explore bench docs clean
+# `captures`, `computed` and `searched` are parts of `test`, which runs them at a time.
+.PHONY: demo test captures computed searched check format native sanitize fuzz explore bench docs clean
 
 demo: .venv/.demo
 	-@$(BIN)/python -m tracepipe.native
@@ -18,7 +18,7 @@ demo: .venv/.demo
 # Captures wait more than they compute, so what computes runs while they do, and lets them go first. Of captures, three
 # files run at a time; those that are marked `alone`, and those of GPUs, have the machine to themselves.
 test: .venv/.test native
-	$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) captures computed
+	$(MAKE) --no-print-directory -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync) captures computed searched
 	$(BIN)/python -m pytest -m "alone or gpu" tests/integration tests/gpu
 
 # The files begin in the order of tests/conftest.py, not of how many tests they have.
@@ -27,6 +27,9 @@ captures: .venv/.test native
 
 computed: .venv/.test native
 	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
+
+# One process at a time, which leaves most of the processors to the tests.
+searched: .venv/.test native
 	nice $(BIN)/python benchmarks/identical.py 100000
 	nice $(BIN)/python -m tests.native.sanitize --seconds 30
 	nice $(BIN)/python -m tests.fuzz.run --seconds 30

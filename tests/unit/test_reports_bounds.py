@@ -208,9 +208,13 @@ def test_millions_of_warps_are_not_in_memory(report: str, kernels: tuple[Path, P
     assert many < most_mb * 10**6
 
 
+# How many MB for so many blocks at most, beyond those of a thousand.
+OF_BLOCKS = {"warps": 50, "report": 30, "diff": 60}
+
+
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Recordings of one launch of 100,000 and of 300,000 blocks of one warp, which run in waves."""
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """Recordings of one launch of 1,000, 100,000 and 300,000 blocks of one warp, which run in waves."""
     folder = tmp_path_factory.mktemp("blocks")
 
     def launched(count: int) -> Path:
@@ -229,13 +233,15 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             lines.append(launch | {"grid": [count, 1, 1]} | columns)
         return write(folder / f"{count}.jsonl", *lines)
 
-    return launched(100_000), launched(300_000)
+    return launched(1_000), launched(100_000), launched(300_000)
 
 
-@pytest.mark.parametrize("report", ["warps", "report", "diff"])
-def test_blocks_of_one_warp_are_not_in_memory(report: str, blocks: tuple[Path, Path]) -> None:
-    few, many = (compared_bytes(report, *[str(path)] * len(REPORTS[report].inputs)) for path in blocks)
+@pytest.mark.parametrize("report", OF_BLOCKS)
+def test_blocks_of_one_warp_are_not_in_memory(report: str, blocks: tuple[Path, Path, Path]) -> None:
+    inputs = len(REPORTS[report].inputs)
+    least, few, many = (compared_bytes(report, *[str(path)] * inputs) for path in blocks)
     assert (many - few) / 200_000 < 20
+    assert max(few, many) - least < OF_BLOCKS[report] * 10**6
 
 
 @pytest.mark.parametrize("report", ["warps", "gaps"])
