@@ -1,4 +1,4 @@
-"""Durations and sizes as people write and read them."""
+"""Durations, sizes and counts as people write and read them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _DURATIONS_NS = {
 }
 _SIZES_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 # More digits than any time or size has, and fewer than a float can take.
+_FORMS = re.compile(r"(\w+)\|(\w+)")
 _NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)\s*"
 
 
@@ -65,3 +66,15 @@ def three_digits(value: float) -> str:
     """`1.23`, `12.3`, `123`."""
     size = abs(value)
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f}"
+
+
+def counted(count: int, text: str) -> str:
+    """A count with its noun and verb: with `row|rows is|are not read`, `1 row is not read`."""
+    return f"{count} {agree(count, text)}"
+
+
+def agree(count: int, text: str) -> str:
+    """Text that agrees with a count: `one|many` becomes the first word for 1 and the second otherwise, and
+    `an_instant|instants` has a blank instead of each `_`.
+    """
+    return _FORMS.sub(lambda forms: forms[1 if count == 1 else 2].replace("_", " "), text)

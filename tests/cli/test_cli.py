@@ -265,7 +265,7 @@ def test_an_assumed_offset_is_taken_as_ns_or_as_a_host_clock(run: Run, here: Pat
     Path("run.jsonl").write_text(GOOD.replace(json.dumps(PAIR) + "\n", ""))
     _, out, err = run("convert", "run.jsonl", "-f", "text")
     assert " k " not in out
-    assert "not drawn: 1 events on globaltimer:0" in err
+    assert "not drawn: 1 event on globaltimer:0" in err
     assert "--assume-offset globaltimer:0=NS" in err
     _, out, err = run("convert", "run.jsonl", "-f", "text", "--assume-offset", f"{GPU}=-100")
     assert " k source_ns=900" in out
@@ -442,7 +442,7 @@ def test_bad_lines_are_named_and_do_not_stop_a_conversion(run: Run, here: Path) 
     assert code == 0
     assert "skipped: run.jsonl:3: pid: must be at least 0, not -4" in err.splitlines()
     assert "k source_ns=900" in out
-    assert "note: the footer counts 1 userspace events, the file has 0" in err
+    assert "note: the footer counts 1 userspace event, the file has 0" in err
 
 
 # Validate -----------------------------------------------------------------------------------------------
@@ -467,13 +467,13 @@ def test_validate_names_file_line_and_field(run: Run, here: Path) -> None:
     assert first == "run.jsonl:3: ts_ns: must be an integer, not 'soon'"
     assert second.startswith("run.jsonl:5: is not JSON")
     assert "1 events, 2 bad lines, 0 unclear" in err
-    assert "note: the footer counts 1 userspace events, the file has 0" in err
+    assert "note: the footer counts 1 userspace event, the file has 0" in err
 
 
 def test_validate_reads_other_formats_and_standard_input(run: Run, here: Path) -> None:
     assert run("validate", "-", stdin=LAYERED.encode())[0] == 0
     assert run("validate", "--from", "layered", "-", stdin=LAYERED.encode())[2].startswith(
-        "-: layered, 1 events"
+        "-: layered, 1 event"
     )
 
 

@@ -157,7 +157,7 @@ def test_losses_and_filters_are_reported(run: Run, asked: list[CaptureRequest]) 
         "note: 7 syscall events were left out by the filters",
         "lost: 3 userspace events happened and were not recorded (1 on processor 0, 2 on processor 5); "
         "raise --ring-bytes",
-        "lost: 1 scheduler events happened and were not recorded",
+        "lost: 1 scheduler event happened and was not recorded",
     ]
 
 

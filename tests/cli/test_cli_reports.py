@@ -158,7 +158,7 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
     )
     _, out, _ = run("summary", str(recording), columns=200)
     assert f"skipped: {recording}:6: is not JSON" in out
-    assert "note: 1 calls had no end: they are counted, but their length is not known" in out
+    assert "note: 1 call had no end: it is counted, but its length is not known" in out
     assert f"clock {GPU_CLOCK}: 1 pairs, drift unknown, within 12 ns of monotonic" in out
     assert "lost: 7 userspace events happened and were not recorded" in out
     code, _, err = run("summary", str(recording), "--strict")
@@ -307,7 +307,7 @@ def test_options_of_reports_are_options_of_commands(run: Run) -> None:
     code, _, err = run("layers", SAMPLE, "--call", "9")
     assert (code, err.splitlines()[0]) == (
         1,
-        "tracepipe: The recording has 1 outermost calls, and no call 9.",
+        "tracepipe: The recording has 1 outermost call, and no call 9.",
     )
     _, out, _ = run("timeline", SAMPLE, "--width", "60")
     assert max(len(line) for line in out.splitlines() if line.startswith(("CUDA", "driver"))) == 60

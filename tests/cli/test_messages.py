@@ -94,7 +94,7 @@ def test_an_error_of_usage_says_what_is_wrong_and_how_to_write_it(
 def test_every_duration_takes_the_same_forms(text: str) -> None:
     _, _, err = piped(["timeline", WARPS, "--start", text])
     assert err.splitlines() == [
-        "tracepipe: There is no time from 5.00 s to 719 ms of the run.",
+        "tracepipe: The stretch from 5.00 s to 719 ms of the run is empty.",
         "  The run lasts 719 ms; a number without a unit is in seconds.",
     ]
 

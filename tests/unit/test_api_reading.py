@@ -96,7 +96,7 @@ def test_a_conversion_reports_what_was_read(run: Path) -> None:
     assert (account.outcomes.unclosed, account.outcomes.causality) == (1, 1)
     assert [(statement["clock"], statement["method"]) for statement in account.clocks] == [(GPU_CLOCK, "fit")]
     assert repr(account) == (
-        "<Account of run.jsonl (tracepipe): 1 userspace, 1 gpu_kernel, 3 gpu_warp; 1 lines skipped; "
+        "<Account of run.jsonl (tracepipe): 1 userspace, 1 gpu_kernel, 3 gpu_warp; 1 line skipped; "
         "lost: 7 userspace>"
     )
 

@@ -157,15 +157,15 @@ def test_strict_is_content_with_a_good_file(recording: Any) -> None:
 
 def test_a_footer_that_counts_otherwise_is_a_note(recording: Any) -> None:
     report, _ = converted(recording(HEADER, PAIR, call(1_500), FOOTER))
-    assert report.notes == ["the footer counts 1 gpu_kernel events, the file has 0"]
+    assert report.notes == ["the footer counts 1 gpu_kernel event, the file has 0"]
     assert footer_notes(None, report.counts) == ["the file has no footer: the capture was cut off"]
 
 
 def test_what_stands_after_the_footer_is_a_note(recording: Any) -> None:
     report, _ = converted(recording(HEADER, PAIR, call(1_500), on_gpu(500_001), FOOTER, call(1_600)))
     assert report.notes == [
-        "1 records come after the footer",
-        "the footer counts 1 kernel events, the file has 2",
+        "1 record comes after the footer",
+        "the footer counts 1 kernel event, the file has 2",
     ]
 
 
@@ -259,7 +259,7 @@ def test_check_names_every_bad_line_and_draws_nothing(recording: Any) -> None:
         ":5: tid: must be an integer, not 'x'",
     ]
     assert (report.skipped, dict(report.counts)) == (3, {"kernel": 1})
-    assert report.notes == ["the footer counts 1 gpu_kernel events, the file has 0"]
+    assert report.notes == ["the footer counts 1 gpu_kernel event, the file has 0"]
 
 
 def test_check_counts_warps_and_not_batches(recording: Any) -> None:
@@ -305,9 +305,9 @@ def test_the_report_states_all_irregularities(recording: Any) -> None:
     del lines[1]
     assert lines == [
         "run: tracepipe, 4 kernel, 1 gpu_kernel",
-        "note: 1 calls had no end: drawn to the end and marked unclosed",
-        "note: 1 ends had no begin: drawn as instants and marked no_begin",
-        "note: 1 slices overlap others on their track: drawn on an overlap track",
+        "note: 1 call had no end: drawn to the end and marked unclosed",
+        "note: 1 end had no begin: drawn as an instant and marked no_begin",
+        "note: 1 slice overlaps others on its track: drawn on an overlap track",
         "note: the file has no footer: the capture was cut off",
         "clock globaltimer:0: 2 pairs, drift +10.000 ppm, within 11 ns",
         "not drawn: 2 events on globaltimer:1, which has no clock pairs; "

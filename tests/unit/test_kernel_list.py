@@ -99,12 +99,12 @@ def test_ptx_and_what_cannot_be_decompressed_is_reported(
     assert len(list(cubins(str(built / "damaged.fatbin"), notes.append))) < len(
         list(cubins(path, notes.append))
     )
-    assert notes == [f"{built}/damaged.fatbin: 1 cubins are damaged, or their compression is unknown"]
+    assert notes == [f"{built}/damaged.fatbin: 1 cubin is damaged, or its compression is unknown"]
     monkeypatch.setattr(fatbin, "_CUBIN", 99)
     notes.clear()
     assert list(cubins(path, notes.append)) == []
     assert notes == [
-        f"{path}: 1 parts are PTX, which the driver compiles at run time: their kernels are not listed"
+        f"{path}: 1 part is PTX, which the driver compiles at run time: its kernels are not listed"
     ]
 
 

@@ -123,7 +123,7 @@ def test_an_end_with_a_name_closes_the_slice_of_that_name_and_what_is_inside() -
     _, records, problems = read(trace.bytes)
     ends = [(one["ts_ns"], one["name"]) for one in records if one.get("phase") == "E"]
     assert ends == [(4, "inner"), (6, "outer")]
-    assert problems[0].message == "1 ends without an open slice: they are left out"
+    assert problems[0].message == "1 end without an open slice: it is left out"
 
 
 def test_begins_beyond_those_that_can_be_open_are_left_out_with_their_ends(
@@ -314,7 +314,7 @@ def test_events_on_a_track_that_is_not_described_are_kept_and_counted() -> None:
     trace = TraceMade()
     trace.event(1, INSTANT, "x", track_uuid=255)
     assert placed(trace)["x"][0] == "track ff"
-    assert messages_of(trace) == ["1 tracks with events are not described"]
+    assert messages_of(trace) == ["1 track with events is not described"]
 
 
 def test_a_descriptor_may_stand_behind_its_events() -> None:
@@ -338,8 +338,8 @@ def test_tracks_beyond_those_that_can_be_kept_are_counted(monkeypatch: pytest.Mo
     for uuid in range(3):
         trace.event(uuid, INSTANT, "x", track_uuid=uuid + 1)
     assert messages_of(trace) == [
-        "1 events on more tracks than can be kept: they are left out",
-        "1 tracks with events are not described",
+        "1 event on more tracks than can be kept: it is left out",
+        "1 track with events is not described",
     ]
 
 
@@ -393,8 +393,8 @@ def test_values_that_events_bring_along_are_those_of_the_tracks_that_are_named()
     found = [(one["name"], one["args"]["value"]) for one in records if one.get("phase") == "C"]
     assert found == [("a", 5), ("b", 7), ("b", 0.25)]
     assert {problem.message for problem in problems} == {
-        "1 values of a thread's time: they are left out",
-        "1 values without a counter: they are left out",
+        "1 value of a thread's time: it is left out",
+        "1 value without a counter: it is left out",
     }
 
 
@@ -512,7 +512,7 @@ def test_an_incremental_clock_is_its_sequence_s_and_counts_from_its_snapshot() -
 def test_events_on_a_clock_that_nothing_relates_are_counted() -> None:
     trace = made()
     trace.event(1, INSTANT, "x").timestamp_clock_id = MONOTONIC
-    assert messages_of(trace) == ["1 packets are on a clock that is not related to the trace's"]
+    assert messages_of(trace) == ["1 packet is on a clock that is not related to the trace's"]
 
 
 def test_packets_that_need_a_state_are_left_out_until_it_is_cleared() -> None:
@@ -673,7 +673,7 @@ def test_fields_of_a_wrong_type_are_none() -> None:
     wrong = delimited(11, number(4, 5) + delimited(9, b"x") + number(23, 7) + delimited(11, b""))
     _, records, problems = read(trace.bytes + delimited(1, number(8, 1) + wrong))
     assert [one for one in records if one["type"] == "hook"] == []
-    assert problems[0].message == "1 events of types that are not read: they are left out"
+    assert problems[0].message == "1 event of a type that is not read: it is left out"
 
 
 @pytest.mark.parametrize("seed", range(20))

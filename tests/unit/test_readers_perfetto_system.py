@@ -125,7 +125,7 @@ def test_times_of_ftrace_are_of_its_clock() -> None:
     unrelated.ftrace_clock = 3
     records, problems = read(trace)
     assert [one["ts_ns"] for one in records if one["type"] == "scheduler"] == [1010, 1020]
-    assert "1 bundles of ftrace are on a clock that is not related" in problems[0].message
+    assert "1 bundle of ftrace is on a clock that is not related" in problems[0].message
 
 
 def test_large_bundles_and_trees_are_read_as_small_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_states_of_threads_are_runs_and_wakeups() -> None:
         (5, 3, 9, "E", {"prev_state": "disk"}),
         (6, 3, 9, "E", {"prev_state": "sleeping"}),
     ]
-    assert problems[0].message == ("1 states of threads change nothing in a timeline: they are left out")
+    assert problems[0].message == ("1 state of threads changes nothing in a timeline: it is left out")
 
 
 def test_impossible_records_of_the_scheduler_are_counted() -> None:
@@ -175,10 +175,10 @@ def test_impossible_records_of_the_scheduler_are_counted() -> None:
     state = trace.packet(timestamp=1).generic_kernel_task_state_event
     state.cpu, state.tid, state.state = -1, 1, RUNNING
     assert {problem.message.partition(":")[0] for problem in read(trace)[1]} == {
-        "1 bundles of ftrace have an impossible processor",
-        "1 events of ftrace are of kinds that are not read",
-        "1 events of the scheduler have an impossible thread",
-        "1 states of threads have an impossible processor or time",
+        "1 bundle of ftrace has an impossible processor",
+        "1 event of ftrace is not of a kind that is read",
+        "1 event of the scheduler has an impossible thread",
+        "1 state of threads has an impossible processor or time",
     }
 
 
@@ -230,7 +230,7 @@ def test_queues_and_stages_have_the_names_of_their_numbers() -> None:
 def test_stages_of_no_gpu_that_can_be_are_counted() -> None:
     trace = TraceMade()
     trace.packet(timestamp=1).gpu_render_stage_event.MergeFrom(pb.GpuRenderStageEvent(stage_id=1, gpu_id=-1))
-    assert read(trace)[1][0].message.startswith("1 stages have an impossible GPU or time")
+    assert read(trace)[1][0].message.startswith("1 stage has an impossible GPU or time")
 
 
 def own_trace() -> TraceMade:

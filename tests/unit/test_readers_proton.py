@@ -137,7 +137,7 @@ def test_asynchronous_work_belongs_to_the_block_before_it() -> None:
     _, records, problems = inside(SCOPE, async_, flow)
     (warps,) = records
     assert (warps["warp"], warps["range_count"]) == ([5, 4], [1, 2])
-    assert [problem.message for problem in problems][1] == "1 flows between warps are not drawn"
+    assert [problem.message for problem in problems][1] == "1 flow between warps is not drawn"
 
 
 def test_without_a_frequency_times_are_the_globaltimers() -> None:

@@ -107,7 +107,7 @@ def test_each_kind_of_record_is_read_in_the_order_of_time() -> None:
     ]  # fmt: skip
     (kernel,) = [one for one in records if one["type"] == "gpu_kernel"]
     assert (kernel["gpu"], kernel["stream"], kernel["grid"], kernel["block"]) == (1, 9, [2, 2, 1], [64, 1, 1])
-    assert [problem.at("") for problem in problems] == ["counter_collection: 1 records are not read"]
+    assert [problem.at("") for problem in problems] == ["counter_collection: 1 record is not read"]
 
 
 def test_every_kernel_of_a_real_file_is_there_at_its_nanosecond() -> None:

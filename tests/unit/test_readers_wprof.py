@@ -87,7 +87,7 @@ def test_stacks_beyond_what_is_kept_are_stated(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wprof, "_STACK_BYTES_MAX", 10)
     (record,), problems = read(HEADER, {"id": 4, "frames": ["main"]}, TIMER)
     assert record["args"] == {"stack_id": 4}
-    assert [problem.message[:12] for problem in problems] == ["1 events ref", "1 stacks are"]
+    assert [problem.message[:12] for problem in problems] == ["1 event refe", "1 stack is l"]
 
 
 def test_begins_and_ends_at_one_time_stay_in_their_order() -> None:

@@ -201,7 +201,7 @@ def test_names_beyond_what_is_kept_are_numbers(monkeypatch: pytest.MonkeyPatch) 
     _, records, problems = read(space(host(event(1, 0, 0), event(2, 1000, 0), events=["f", "g"])))
     assert [one["name"] for one in records if one["type"] != "name"] == ["f", "event 2"]
     (problem,) = problems
-    assert problem.message.startswith("1 names and stats by number are left out")
+    assert problem.message.startswith("1 name or stat by number is left out")
 
 
 @pytest.mark.parametrize("head", [b"", b"\n", b"\n\x05", b"\n\x05\x08\x01\x18", b"\n\x09\x12\x07perfett"])

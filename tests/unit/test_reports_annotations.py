@@ -80,7 +80,7 @@ def test_work_on_several_streams_at_one_time_counts_once(load: Load) -> None:
 
 def test_names_beyond_the_top_are_counted(load: Load) -> None:
     result = run(load(*ranged(2_000, 2_100, "a"), *ranged(2_200, 2_250, "b")), Options(top=1))
-    assert (list(found(result)), result.notes) == (["a"], ["1 more names are not listed: --top 0 lists all"])
+    assert (list(found(result)), result.notes) == (["a"], ["1 more name is not listed: --top 0 lists all"])
 
 
 @pytest.mark.slow

@@ -244,7 +244,7 @@ def test_what_is_not_in_every_recording_is_compared_by_count_alone(compare: Comp
     a = both(runs("f", NOISY), [*runs("g", NOISY[:4]), []])
     result = compare(a, both(runs("f", NOISY), runs("g", [3_000] * 5)))
     assert names(result, "lengths") == []
-    assert result.notes[0].startswith("1 names of both sides have no length in some recording")
+    assert result.notes[0].startswith("1 name of both sides has no length in some recording")
     assert compare([[]], [[]]).title == "No name that both sides have differs by more than 1%."
     nothing = compare([[*calls("f", [5])], []] * 2, [[*calls("f", [5])], []] * 2)
     assert nothing.title == "Not enough data: nothing has a length in every recording."

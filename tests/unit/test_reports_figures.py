@@ -196,7 +196,7 @@ def test_a_stretch_and_a_kernel_are_chosen(load: Load) -> None:
     assert gpu_idle.panels(scope(run, start="4us", end="5us"))[0].title.startswith("No work on a GPU")
     with pytest.raises(TracepipeError, match="regular expression"):
         scope(run, kernel="(")
-    with pytest.raises(TracepipeError, match="There is no time from"):
+    with pytest.raises(TracepipeError, match="The stretch from"):
         scope(run, start="2us", end="1us")
 
 

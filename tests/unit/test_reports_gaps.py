@@ -81,8 +81,8 @@ def test_gaps_are_ranked_with_what_was_before_and_after_and_who_ended_them(load:
     ]
     least = run(load(*EVERY_LAYER), Options(min="0.92us", top=1))
     assert [row["dur_ns"] for row in least.as_json()["gaps"]] == [1_000]
-    assert "1 gaps shorter than 0.92us count only in the table of the GPUs: 900 ns in total" in least.notes
-    assert "1 more gaps are not listed: --top 0 lists all" in least.notes
+    assert "1 gap shorter than 0.92us counts only in the table of the GPUs: 900 ns in total" in least.notes
+    assert "1 more gap is not listed: --top 0 lists all" in least.notes
 
 
 def test_a_gap_is_where_no_kernel_copy_or_warp_is(load: Load) -> None:
@@ -223,7 +223,7 @@ def test_a_gap_within_the_bound_of_the_clock_and_lost_events_are_reported(load: 
         ),
         Options(),
     )
-    assert next(note for note in result.notes if "shorter than the error bound" in note).startswith("1 gaps")
+    assert next(note for note in result.notes if "shorter than the error bound" in note).startswith("1 gap")
     assert "4 events of the GPU were lost: it may have worked where it counts as idle" in result.notes
 
 
@@ -234,7 +234,7 @@ def test_without_work_on_a_gpu_nothing_is_claimed(load: Load) -> None:
     assert (
         result.notes[0] == "no work of a GPU (kernel, copy, warp) was recorded, so its idle time is not known"
     )
-    assert result.notes[2].startswith("1 entries and exits of single threads are left out")
+    assert result.notes[2].startswith("1 entry or exit of single threads is left out")
 
 
 def test_the_busiest_of_very_many_gpus_are_examined(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_the_process_is_named_whose_work_a_gpu_does(load: Load) -> None:
         ("GPU 1", "rank12 12"),
     ]
     assert (
-        "GPU 1 (rank12 12) is the last to start 1 of 1 collectives; the others wait 400 ns for it."
+        "GPU 1 (rank12 12) is the last to start 1 of 1 collective; the others wait 400 ns for it."
         in sentences
     )
 

@@ -48,7 +48,7 @@ def test_the_sample_of_a_launch_spends_its_time_in_the_driver() -> None:
     (share,) = result.as_json()["shares"]
     assert round(share["driver_percent"], 1) == 96.0
     assert share["ioctl_percent"] is None
-    assert "1 system calls have no length in this recording: they count as 0 ns" in result.notes
+    assert "1 system call has no length in this recording: it counts as 0 ns" in result.notes
 
 
 def test_every_nanosecond_goes_to_the_innermost_layer(load: Load) -> None:
@@ -155,13 +155,13 @@ def test_a_launch_id_that_comes_again_is_another_launch(load: Load) -> None:
 
 def test_kernels_that_no_call_names_are_reported(load: Load) -> None:
     result = run(load(span(1_100, 1_110, "f"), span(1_200, 1_210, "k", "gpu_kernel", launch=9)), Options())
-    assert "no call has the launch id of a kernel: 1 kernels are attributed to no call" in result.notes
+    assert "no call has the launch id of a kernel: 1 kernel is attributed to no call" in result.notes
 
 
 def test_calls_without_an_end_are_left_out_and_reported(load: Load) -> None:
     result = run(load(event("B", 1_100, "cuInit"), span(1_200, 1_210, "f", tid=2)), Options())
     assert [row["call"] for row in result.as_json()["shares"]] == ["f"]
-    assert "1 calls have no known length: they are left out" in result.notes
+    assert "1 call has no known length: it is left out" in result.notes
 
 
 def test_one_call_is_shown_in_its_parts(load: Load) -> None:

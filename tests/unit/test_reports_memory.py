@@ -90,7 +90,7 @@ def test_faults_are_distinguished(load: Load) -> None:
     assert (place["peak_bytes"], place["last_bytes"], place["never_freed"]) == (100, 30, 1)
     assert (place["reused"], place["total_bytes"]) == (1, 150)
     assert any(
-        note.startswith("1 allocations end when their address was allocated again") for note in result.notes
+        note.startswith("1 allocation ends when its address was allocated again") for note in result.notes
     )
 
 
@@ -197,7 +197,7 @@ def test_what_is_not_known_is_not_0(load: Load) -> None:
     result = run(load(span(1_100, 1_110, "cudaMalloc"), span(1_200, 1_210, "cudaFree")), Options())
     columns = ("count", "total_bytes", "peak_bytes", "last_bytes", "never_freed", "never_freed_bytes")
     assert rows(result, "processes", *columns) == [(1, None, None, None, None, None)]
-    assert "1 allocations have no size: they are counted with 0 bytes" in result.notes
+    assert "1 allocation has no size: it is counted with 0 bytes" in result.notes
 
 
 def test_with_losses_the_figures_are_bounds(load: Load) -> None:
@@ -214,7 +214,7 @@ def test_a_context_that_ends_takes_its_allocations(load: Load) -> None:
     ended = span(1_200, 1_300, "cudaDeviceReset")
     result = run(load(did("alloc", 1_100, 0x10, 1024), ended, did("alloc", 1_400, 0x20, 1)), Options())
     assert [note for note in result.notes if "ended a context" in note] == [
-        "cudaDeviceReset at 300 ns ended a context while 1 allocations (1.00 KiB) were live: the driver "
+        "cudaDeviceReset at 300 ns ended a context while 1 allocation (1.00 KiB) was live: the driver "
         "freed those of that context"
     ]
 
@@ -252,7 +252,7 @@ def test_processes_with_the_highest_peaks_are_listed_where_there_are_many(load: 
     assert rows(result, "processes", "peak_bytes") == [(1_000 + at,) for at in range(36, 100)]
     assert [len(chart["steps"]) for chart in result.as_json()["over_time"]] == [1] * 64
     assert (
-        "36 more processes and kinds of memory, with lower peaks, are not listed: --top 0 lists all"
+        "36 more processes or kinds of memory, with lower peaks, are not listed: --top 0 lists all"
         in result.notes
     )
     assert len(rows(run(load(*records), Options(top=0)), "processes", "peak_bytes")) == 100

@@ -367,4 +367,4 @@ def test_groups_of_tracks_that_are_not_processes_are_not_listed(load: Load) -> N
     )
     assert [row["pid"] for row in result.as_json()["processes"]] == [7, 2_147_483_646]
     (note,) = (note for part in result.parts if "Not listed" in (note := getattr(part, "note", "")))
-    assert note.endswith("Not listed: 1 groups of another tool's tracks that are not processes.")
+    assert note.endswith("Not listed: 1 group of another tool's tracks that is not a process.")

@@ -84,7 +84,7 @@ def test_a_stretch_of_time_is_chosen_from_the_start_of_the_run(load: Load) -> No
 
 
 def test_stretches_that_cannot_be_are_refused(load: Load) -> None:
-    with pytest.raises(TracepipeError, match="There is no time from "):
+    with pytest.raises(TracepipeError, match="The stretch from "):
         run(load(span(1_100, 1_200, "f")), Options(start="5us"))
     with pytest.raises(TracepipeError, match="is not a duration"):
         run(load(span(1_100, 1_200, "f")), Options(end="later"))

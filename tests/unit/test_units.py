@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracepipe.errors import TracepipeError
-from tracepipe.units import duration_ns, size_bytes
+from tracepipe.units import agree, counted, duration_ns, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,16 @@ def test_nonsense_is_reported(text: str) -> None:
     assert repr(text) in caught.value.message
     with pytest.raises(TracepipeError):
         size_bytes(text)
+
+
+def test_words_agree_with_a_count() -> None:
+    text = "row|rows is|are not read"
+    assert [counted(count, text) for count in (0, 1, 2)] == [
+        "0 rows are not read",
+        "1 row is not read",
+        "2 rows are not read",
+    ]
+    assert [agree(count, "drawn as an_instant|instants: no_begin") for count in (1, 2)] == [
+        "drawn as an instant: no_begin",
+        "drawn as instants: no_begin",
+    ]

@@ -13,6 +13,7 @@ from tracepipe import seen
 from tracepipe.api.convert import convert_members
 from tracepipe.api.options import ConvertOptions, RankOptions
 from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.dataset.chosen import Chosen, ChosenRank
@@ -98,7 +99,7 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
     how = (
         f"{one.clock}, which is the common clock"
         if is_reference
-        else f"{one.clock}, by {place.shared} collectives"
+        else f"{one.clock}, by {counted(place.shared, 'collective|collectives')}"
         if place.shared
         else f"{one.clock}, by the header or footer of a capture on its host"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import LAYERS
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def counts_text(counts: Mapping[str, int], stall_samples: int) -> str:
     """The number of events of each layer, and of samples, as text."""
     stated = [f"{counts[layer]} {layer}" for layer in LAYERS if counts.get(layer)]
     if stall_samples:
-        stated.append(f"{stall_samples} samples of what warps wait for (tracepipe stalls)")
+        stated.append(counted(stall_samples, "sample|samples of what warps wait for (tracepipe stalls)"))
     return ", ".join(stated) or "no events"
 
 
@@ -91,12 +91,13 @@ def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
         counts = counts_text(summary.counts, summary.stall_samples)
         yield f"{path}: {counts} in {seconds:.2f} s, by {summary.engine}"
     else:
-        several = "s" if len(summary.recordings) > 1 else ""
-        yield f"{len(summary.recordings)} recording{several} in {seconds:.2f} s, by {summary.engine}:"
+        recordings = counted(len(summary.recordings), "recording|recordings")
+        yield f"{recordings} in {seconds:.2f} s, by {summary.engine}:"
     for recording in summary.recordings:
         yield recording.text
         for layer, count in recording.evicted.items():
-            yield f"note: {count} {layer} events of that time did not fit: raise --last-size"
+            events = agree(count, "event|events")
+            yield f"note: {count} {layer} {events} of that time did not fit: raise --last-size"
         yield from _lost(recording.losses, recording.cpu_losses)
     if summary.windows is not None and summary.windows.count:
         count, length = summary.windows.count, duration_text(summary.windows.length_ns)
@@ -106,7 +107,7 @@ def summary_lines(path: str, summary: CaptureSummary) -> Iterator[str]:
     if summary.ended_by != "exit 0":
         yield f"note: the recording ended by {summary.ended_by}"
     for layer, count in summary.filtered.items():
-        yield f"note: {count} {layer} events were left out by the filters"
+        yield f"note: {count} {layer} {agree(count, 'event|events was|were')} left out by the filters"
     if not summary.recordings:
         yield from _lost(summary.losses, summary.cpu_losses)
 
@@ -117,4 +118,5 @@ def _lost(losses: Mapping[str, int], cpu_losses: Mapping[str, Mapping[int, int]]
             by_cpu = cpu_losses.get(layer, {})
             where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
             hint = f" ({where}); raise --ring-bytes" if where else ""
-            yield f"lost: {count} {layer} events happened and were not recorded{hint}"
+            happened = agree(count, "event|events happened and was|were not recorded")
+            yield f"lost: {count} {layer} {happened}{hint}"

@@ -34,6 +34,7 @@ from tracepipe.recording.files import STANDARD
 from tracepipe.recording.remote import is_url
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import put, say
+from tracepipe.units import counted
 
 app = typer.Typer()
 
@@ -265,7 +266,8 @@ def validate(
     with progress(f"validate {Path(file).name}") as bar:
         account = check(file, text_of(source) if source else "", put, bar)
     total = sum(account.counts.values())
-    found = f"{total} events, {account.skipped} bad lines, {account.ambiguous} unclear"
+    bad = counted(account.skipped, "bad line|lines")
+    found = f"{counted(total, 'event|events')}, {bad}, {account.ambiguous} unclear"
     say(f"{account.path}: {account.source}, {found}")
     for note in account.notes:
         say(f"note: {note}")

@@ -12,7 +12,7 @@ from tracepipe.cli.output_options import json_option, output_option
 from tracepipe.cli.values import whole
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import put_json, say
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 if TYPE_CHECKING:
     from tracepipe.dataset.build import Built
@@ -82,10 +82,12 @@ def _lines(output: str, built: Built) -> list[str]:
     for written in built.written[:_SHOWN_MAX]:
         lines += [f"rank {written.identity.rank}: {remark}" for remark in written.remarks]
     if lost:
-        lines.append(f"lost: {lost:,} events of {len(built.written)} ranks happened and are not recorded")
+        of = counted(len(built.written), "rank|ranks")
+        happened = agree(lost, "happened and is|are not recorded")
+        lines.append(f"lost: {lost:,} {agree(lost, 'event|events')} of {of} {happened}")
     lines += _clock_lines(built)
     counts = f"{len(built.written)} written, {built.unchanged} unchanged, {len(built.left_out)} left out"
-    return [*lines, f"wrote {output}: {built.ranks} ranks ({counts})"]
+    return [*lines, f"wrote {output}: {counted(built.ranks, 'rank|ranks')} ({counts})"]
 
 
 def _clock_lines(built: Built) -> list[str]:
@@ -105,7 +107,9 @@ def _clock_lines(built: Built) -> list[str]:
             "times CLOCK_REALTIME may have been slewed, by up to 500 ppm"
         )
     refused = [f"not placed: {clocks[number]}: {reason}" for number, reason in found.refused.items()]
-    more = [f"… and {len(refused) - _SHOWN_MAX} more clocks"] if len(refused) > _SHOWN_MAX else []
+    more = []
+    if len(refused) > _SHOWN_MAX:
+        more = [f"… and {counted(len(refused) - _SHOWN_MAX, 'more clock|clocks')}"]
     return [*lines, *refused[:_SHOWN_MAX], *more]
 
 

@@ -13,6 +13,7 @@ from tracepipe.cli.options import COMMAND_LAST, Libraries, MethodOption, Until, 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES, CALL_SETS
 from tracepipe.terminal.output import put, say
+from tracepipe.units import counted
 
 hooks_app = typer.Typer(
     name="hooks",
@@ -83,7 +84,9 @@ def _list_kernels(pattern: str, paths: list[str]) -> None:
         (
             row.name,
             row.kernel.architecture,
-            "registers not known" if row.kernel.registers is None else f"{row.kernel.registers} registers",
+            "registers not known"
+            if row.kernel.registers is None
+            else counted(row.kernel.registers, "register|registers"),
             f"{row.kernel.shared_bytes} B shared",
             f"{row.kernel.stack_bytes} B stack" if row.kernel.stack_bytes else "",
             row.kernel.source,
@@ -141,7 +144,8 @@ def test_command(
         put(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
         for arguments in row.first:
             put("             " + ", ".join(f"{name}={value}" for name, value in arguments.items()))
-    put(f"{sum(row.count for row in report.rows)} hits in {report.seconds:.2f} s, {report.lost_count} lost")
+    total = counted(sum(row.count for row in report.rows), "hit|hits")
+    put(f"{total} in {report.seconds:.2f} s, {report.lost_count} lost")
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
 

@@ -21,6 +21,7 @@ from tracepipe.errors import InputError
 from tracepipe.recording.files import STANDARD, opened_again, replacing
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import say
+from tracepipe.units import counted
 
 app = typer.Typer()
 
@@ -85,7 +86,7 @@ def query(
             say(line)
         raise typer.Exit(1) from None
     if output != STANDARD:
-        say(f"wrote {output}: {count} rows")
+        say(f"wrote {output}: {counted(count, 'row|rows')}")
 
 
 def _ask_dataset(folder: str, sql: str, kind: str, to: _Opener) -> int:

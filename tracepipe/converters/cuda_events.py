@@ -31,9 +31,9 @@ _CALL: Final = re.compile(r"cu[a-z]*[A-Z]\w*")
 _HANDLES: Final = frozenset({"stream", "event", "function", "to", "from", *ADDRESS_KEYS})
 _NAMES_MAX: Final = 1 << 14
 _UNKNOWN: Final = "?"
-_INSIDE = "calls inside others"
-_NOT_CUDA = "calls outside of CUDA's libraries"
-_INSTANTS = "calls without begin and end"
+_INSIDE = "call|calls inside others"
+_NOT_CUDA = "call|calls outside of CUDA's libraries"
+_INSTANTS = "call|calls without begin and end"
 
 
 class TableWriter(LineWriter):
@@ -57,7 +57,7 @@ class TableWriter(LineWriter):
         self._flush()
 
     def _left_out(self, shape: Shape) -> str:
-        return "" if shape.type == "userspace" else f"{shape.type} events"
+        return "" if shape.type == "userspace" else f"{shape.type} event|events"
 
     def _name(self, shape: Shape, comm: str) -> None:
         """Keep the name of a thread, which one of its events has."""

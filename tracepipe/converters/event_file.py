@@ -65,7 +65,7 @@ class EventFileWriter:
             shape, head = tables.shapes[number], self._heads[number]
             assert shape is not None and head is not None
             if not 0 <= ts_ns <= TIME_LIMIT_NS or not 0 <= dur_ns <= TIME_LIMIT_NS:
-                self._unwritten["events before the start of their clock"] += 1
+                self._unwritten["event|events before the start of its|their clock"] += 1
                 continue
             stack_id = self._stack(stack, tables.stacks) if stack != NONE else NONE
             line = b'{"ts_ns":%d%s' % (ts_ns, head)

@@ -63,8 +63,8 @@ class LayeredWriter(LineWriter):
 
     def _left_out(self, shape: Shape) -> str:
         if shape.type in HOST_LAYERS:
-            return "copies on a GPU" if shape.on_stream else ""
-        return "" if shape.type == "gpu_thread" and shape.phase != "X" else f"{shape.type} events"
+            return "copy|copies on a GPU" if shape.on_stream else ""
+        return "" if shape.type == "gpu_thread" and shape.phase != "X" else f"{shape.type} event|events"
 
     def _thread(self, ts_ns: int, shape: Shape, of: tuple[Three | None, Three | None], args: Args) -> None:
         """Write an entry or exit of a GPU thread."""

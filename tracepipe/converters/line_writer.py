@@ -81,12 +81,12 @@ class LineWriter(ABC):
 
     @staticmethod
     def _no_span(shape: Shape) -> str:
-        return "values of counters and ends of flows" if shape.phase in NO_SLICES else ""
+        return "value|values of counters or end|ends of flows" if shape.phase in NO_SLICES else ""
 
     def _other(self, other: Record | PlacedWarps) -> None:
         """Write a loss, after which no call is known to be open, or count warps."""
         if isinstance(other, PlacedWarps):
-            self._unwritten["gpu_warp events"] += len(other)
+            self._unwritten["gpu_warp event|events"] += len(other)
         elif other["type"] == "loss":
             self._calls.forget()
             self._lines.append(self.loss % other["count"])

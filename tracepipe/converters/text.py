@@ -21,6 +21,14 @@ from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.layout.timeline import Drawn, Track
 from tracepipe.printable import printable
+from tracepipe.units import counted
+
+_TOTALS = {
+    "tracks": "track|tracks",
+    "slices": "slice|slices",
+    "instants": "instant|instants",
+    "counts": "count|counts",
+}
 
 
 def _args_text(args: Texts) -> str:
@@ -63,9 +71,7 @@ class TextWriter:
         self._items.sort()
         for root in self._ordered(None):
             self._render(root, 0)
-        self._put(
-            ", ".join(f"{self._counts[what]} {what}" for what in ("tracks", "slices", "instants", "counts"))
-        )
+        self._put(", ".join(counted(self._counts[what], words) for what, words in _TOTALS.items()))
 
     def _put(self, line: str) -> None:
         self._out.write(line.encode("utf-8", "replace") + b"\n")

@@ -19,6 +19,7 @@ from tracepipe.event.columns import SPECIAL, SourceBatch, unsigned
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import Warps
+from tracepipe.units import counted
 
 WARP_LANES = 32
 FULL_MASK = (1 << WARP_LANES) - 1
@@ -128,7 +129,8 @@ class ThreadWriter:
         """A remark on warps and threads whose indices are not recorded."""
         if not self._unwritten:
             return []
-        return [f"{self._unwritten} warps or threads are not written: their block or thread is not recorded"]
+        words = "warp|warps or thread|threads is|are not written: its|their block or thread is not recorded"
+        return [counted(self._unwritten, words)]
 
     def finish(self) -> None:
         """Write the totals, as those tools do."""

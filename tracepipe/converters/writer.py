@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
+from tracepipe.units import counted
+
 if TYPE_CHECKING:
     from tracepipe.event.columns import SourceBatch, TraceBatch
 
@@ -60,7 +62,7 @@ class EventWriter(Protocol):
 
 def without_form(unwritten: Counter[str]) -> list[str]:
     """A remark on events for which a format has no form; none where there are none."""
-    left_out = ", ".join(f"{count} {what}" for what, count in sorted(unwritten.items()) if count)
+    left_out = ", ".join(counted(count, what) for what, count in sorted(unwritten.items()) if count)
     return [f"not written, as the format has no form for it: {left_out}"] if left_out else []
 
 

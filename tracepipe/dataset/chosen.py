@@ -12,7 +12,7 @@ from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source
 from tracepipe.errors import ClockError, InputError
-from tracepipe.units import duration_text
+from tracepipe.units import counted, duration_text
 
 _AGAIN: Final = "Build the dataset again, from where the recordings are now: tracepipe dataset build."
 _SHOWN_MAX: Final = 10
@@ -84,7 +84,9 @@ def chosen(dataset: Dataset, numbers: Iterable[int]) -> Chosen:
     there = {rank: host for host, rank in dataset.ranks()}
     wanted = sorted(set(numbers)) or sorted(there)
     if missing := [rank for rank in wanted if rank not in there]:
-        known = f"It has {len(there)} ranks" + (f", {min(there)} to {max(there)}." if there else ".")
+        known = f"It has {counted(len(there), 'rank|ranks')}" + (
+            f", {min(there)} to {max(there)}." if there else "."
+        )
         names = ", ".join(map(str, missing[:_SHOWN_MAX])) + (", …" if len(missing) > _SHOWN_MAX else "")
         raise InputError(f"has no rank {names}", known, path=str(dataset.folder))
     places, refused, reference = _places(dataset)

@@ -15,6 +15,7 @@ from tracepipe.capture.machine.refusals import (
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.units import counted
 
 OLDEST = (5, 15)
 _FILES_NEEDED = 256  # a capture's maps, links and pipes, and Python's files, with some reserve
@@ -233,7 +234,11 @@ def _driver(examination: Examination) -> Answer:
     count, why = examination.trials.driver_functions()
     if not count:
         return ABSENT, f"{detail}; {why}", ""
-    return WORKS if isinstance(at_once, Timing) else LIMITED, f"{detail}; {count} functions of the driver", ""
+    return (
+        WORKS if isinstance(at_once, Timing) else LIMITED,
+        f"{detail}; {counted(count, 'function|functions')} of the driver",
+        "",
+    )
 
 
 _LAYERS: dict[str, Callable[[Examination], Answer]] = {

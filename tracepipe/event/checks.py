@@ -17,6 +17,7 @@ from tracepipe.event.model import (
 )
 from tracepipe.event.records import RECORDS
 from tracepipe.event.schema import fields_of, required_of
+from tracepipe.units import agree, counted
 
 Fault = tuple[str, str]
 """A field and what is wrong with it."""
@@ -104,16 +105,24 @@ def _check_record(record: type) -> Callable[[Any], Fault | None]:
 _CHECKS = {kind: _check_record(record) for kind, record in RECORDS.items()}
 
 
+def _of_wrong_length(values: int, count: int, noun: str) -> str:
+    return f"has {counted(values, 'value|values')} for {counted(count, noun)}"
+
+
+def _beyond(number: int, count: int, names: str) -> str:
+    return f"has {number}, but there {agree(count, 'is|are')} {counted(count, 'name|names')} in {names}"
+
+
 def _columns_fault(batch: Record) -> Fault | None:
     """The fault of a warp batch whose columns differ in length, or None."""
     warps = len(batch["warp"])
     for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
         if name in batch and len(batch[name]) != warps:
-            return name, f"has {len(batch[name])} values for {warps} warps"
+            return name, _of_wrong_length(len(batch[name]), warps, "warp|warps")
     exits = sum(batch["exit_count"]) if "exit_count" in batch else warps
     for name in ("exit_ns", "exit_clk", "exit_mask"):
         if name in batch and len(batch[name]) != exits:
-            return name, f"has {len(batch[name])} values for {exits} exits"
+            return name, _of_wrong_length(len(batch[name]), exits, "exit|exits")
     return _ranges_fault(batch)
 
 
@@ -122,7 +131,7 @@ def _ranges_fault(batch: Record) -> Fault | None:
     ranges = sum(batch.get("range_count", ()))
     for name in ("range_name", "range_clk", "range_dur_clk", "range_open"):
         if name in batch and len(batch[name]) != ranges:
-            return name, f"has {len(batch[name])} values for {ranges} ranges"
+            return name, _of_wrong_length(len(batch[name]), ranges, "range|ranges")
     names = batch.get("ranges", ())
     if fault := _names_fault(batch, "ranges"):
         return fault
@@ -132,7 +141,7 @@ def _ranges_fault(batch: Record) -> Fault | None:
         if name not in batch:
             return name, "is missing, but there are ranges"
     if max(batch["range_name"]) >= len(names):
-        return "range_name", f"has {max(batch['range_name'])}, but there are {len(names)} names in ranges"
+        return "range_name", _beyond(max(batch["range_name"]), len(names), "ranges")
     return _range_times_fault(batch)
 
 
@@ -141,9 +150,11 @@ def _stalls_fault(record: Record) -> Fault | None:
     count = len(record["samples"])
     for name in ("function", "reason", "offset", "line"):
         if name in record and len(record[name]) != count:
-            return name, f"has {len(record[name])} values for {count} counts of samples"
+            return name, _of_wrong_length(len(record[name]), count, "count|counts of samples")
     if "modules" in record and len(record["modules"]) != len(record["functions"]):
-        return "modules", f"has {len(record['modules'])} values for {len(record['functions'])} functions"
+        return "modules", _of_wrong_length(
+            len(record["modules"]), len(record["functions"]), "function|functions"
+        )
     for column, names, first in (
         ("function", "functions", 0),
         ("reason", "reasons", 0),
@@ -151,7 +162,7 @@ def _stalls_fault(record: Record) -> Fault | None:
     ):
         there = len(record.get(names, ()))
         if (last := max(record.get(column, ()), default=-1)) >= there + first:
-            return column, f"has {last}, but there are {there} names in {names}"
+            return column, _beyond(last, there, names)
     return _names_fault(record, "functions", "reasons", "lines", "modules")
 
 

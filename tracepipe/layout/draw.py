@@ -35,17 +35,17 @@ from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import WarpLayout
 from tracepipe.layout.windows import Windows
+from tracepipe.units import counted
 
 # Longer lines than this count as several events.
 _BYTES_AN_EVENT = 1 << 8
 # All problems are counted. This many are drawn in all, and at one time, where a viewer stacks them.
 PROBLEMS_DRAWN = 1000
 PROBLEMS_AT_ONCE = 16
-
 # Losses have a track for each layer, and for at most this many layers that are not ours.
 _OTHER_LAYERS_MAX = 100
-# Records that are not drawn: those about the recording itself, and samples that `gpu_stall` has too.
 _ALL_NS = (1 << 63) - 1
+# Records that are not drawn: those about the recording itself, and samples that `gpu_stall` has too.
 _UNDRAWN = frozenset({"header", "footer", "clock", "stack", "name", "gpu_stall_pc"})
 
 
@@ -298,7 +298,7 @@ class Layout:
         rank = 1 + (LAYERS.index(layer) if layer in LAYERS else len(LAYERS))
         track = self._tree.child(self._tree.recording(), "slices", f"losses: {layer}", rank, "loss")
         args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "ts_ns", "args")}
-        name = self._rows.name(f"lost {record['count']} events")
+        name = self._rows.name(f"lost {counted(record['count'], 'event|events')}")
         row = self._rows.row_of(track)
         self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._extra(args))
 
@@ -396,7 +396,7 @@ class Layout:
         """Draw the instant that counts the problems which were not drawn."""
         count, self._problems_undrawn = self._problems_undrawn, 0
         if count:
-            self._instant(f"{count} more lines", self._problem_ns, {}, "problems")
+            self._instant(counted(count, "more line|lines"), self._problem_ns, {}, "problems")
 
     def finish(self) -> list[Drawn]:
         """Draw all that is left, with the ends of what is still open."""

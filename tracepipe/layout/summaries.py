@@ -11,6 +11,7 @@ from tracepipe.event.shape import Shape
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.shares import Stretches
 from tracepipe.layout.timeline import slice_name
+from tracepipe.units import counted
 
 
 def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
@@ -87,7 +88,7 @@ class WarpsOfSms:
 
     def _show(self, row: Int32s, most: Int64s, begin_ns: Int64s, end_ns: Int64s) -> None:
         counts, places = np.unique(most, return_inverse=True)
-        texts = ["1 warp" if count == 1 else f"{count} warps" for count in counts.tolist()]
+        texts = [counted(count, "warp|warps") for count in counts.tolist()]
         names = np.array([self._rows.name(text) for text in texts], np.int32)
         _add_slices(self._ops, row, names[places], begin_ns, end_ns)
 

@@ -11,7 +11,7 @@ from tracepipe.ranks.job import Job
 from tracepipe.reports.figures.picture import write_picture
 from tracepipe.reports.page.html_page import About, FigureGroup, Section, write_page
 from tracepipe.reports.report import Drawing, Result, Table
-from tracepipe.units import duration_text
+from tracepipe.units import counted, duration_text
 
 ENDINGS: Final = (".html", ".png", ".svg")
 NEEDS: Final = ("jinja2", "matplotlib")
@@ -45,7 +45,7 @@ def _about(job: Job, result: Result) -> About:
     bounds = alignment["bound_ns"].drop_nulls()
     facts = [
         ("dataset", str(job.dataset.folder)),
-        ("ranks", f"{len(job.ranks)} of {job.ranks['host'].n_unique()} hosts"),
+        ("ranks", f"{len(job.ranks)} of {counted(job.ranks['host'].n_unique(), 'host|hosts')}"),
         ("steps", str(len(job.steps))),
     ]
     limits = [{"kind": "lost" if note.startswith(_LOST) else "note", "text": note} for note in result.notes]

@@ -46,7 +46,8 @@ def by_time(job: Job) -> list[Panel]:
 def by_collective(job: Job) -> list[Panel]:
     """A map of ranks and kinds of collectives: the mean time that a rank waits in one."""
     size = pl.col("group_size").cast(pl.String).fill_null("?")
-    of = job.members.with_columns(kind=pl.format("{}\n{} ranks", "operation", size))
+    noun = pl.when(pl.col("group_size") == 1).then(pl.lit("rank")).otherwise(pl.lit("ranks"))
+    of = job.members.with_columns(kind=pl.format("{}\n{} {}", "operation", size, noun))
     of = of.group_by("rank", "kind").agg(pl.col("waited_ns", "collectives").sum())
     kinds = of.group_by("kind").agg(pl.col("waited_ns").sum())
     names = kinds.sort("waited_ns", "kind", descending=[True, False])["kind"].head(_COLUMNS_MAX).to_list()

@@ -10,7 +10,7 @@ from tracepipe.ranks.job import Job
 from tracepipe.ranks.stragglers import longest_unjudged
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.report import Result
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 _NAMES_MAX: Final = 8
 
@@ -38,14 +38,15 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
         rows = list(table.rows)
         if top and len(rows) > top:
             table.rows = rows[:top]
-            notes.append(f"{table.name}: {len(rows) - top} more rows; --top 0 lists all")
+            notes.append(f"{table.name}: {counted(len(rows) - top, 'more row|rows')}; --top 0 lists all")
     return Result("RANKS", [*found], notes)
 
 
 def _notes(job: Job) -> list[str]:
     """What is not in the dataset, or not as it should be."""
     ranks = job.ranks
-    notes = [f"{len(ranks)} ranks of {ranks['host'].n_unique()} hosts"]
+    hosts = counted(ranks["host"].n_unique(), "host|hosts")
+    notes = [f"{counted(len(ranks), 'rank|ranks')} of {hosts}"]
     world = ranks["world_size"].max()
     if isinstance(world, int) and world > len(ranks):
         absent = sorted(set(range(world)) - set(ranks["rank"]))
@@ -53,11 +54,13 @@ def _notes(job: Job) -> list[str]:
         notes.append(f"not in the dataset: {len(absent)} of {world} ranks: {names}")
     lost = int(ranks["lost"].sum())
     if lost:
-        notes.append(f"lost: {lost:,} events happened and were not recorded")
+        notes.append(f"lost: {lost:,} {agree(lost, 'event|events happened and was|were not recorded')}")
     clocks = job.alignment
     unplaced = len(clocks.filter(pl.col("bound_ns").is_null()))
     if unplaced and len(clocks) > 1:
-        notes.append(f"{unplaced} of {len(clocks)} clocks are not placed on the common one")
+        notes.append(
+            f"{unplaced} of {len(clocks)} clocks {agree(unplaced, 'is|are')} not placed on the common one"
+        )
     return [*notes, *_unjudged(job)]
 
 

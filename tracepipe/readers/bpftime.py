@@ -23,6 +23,7 @@ from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant, Problem, Record, new_header
 from tracepipe.readers.lines import BOM, Rejoined
 from tracepipe.readers.recording import Batch, Recording, recording_of
+from tracepipe.units import counted
 
 CLOCK = "globaltimer:0"
 # About 4000 lines.
@@ -273,7 +274,7 @@ class _Text:
         held, reported = self._held.get(tool, 0), self._missing.get(tool, 0)
         missing = total - held
         if missing > reported:
-            reason = f"{tool} counted {total} events, and the text has {held}"
+            reason = f"{tool} counted {counted(total, 'event|events')}, and the text has {held}"
             self._lose(missing - reported, reason)
             self._missing[tool] = missing
 

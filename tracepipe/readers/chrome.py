@@ -31,6 +31,7 @@ from tracepipe.readers.native_chrome_rows import chrome_events
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.sorted_rows import Rows
+from tracepipe.units import counted
 
 _EVENT = re.compile(rb'"ph"\s*:\s*"')
 _MEMBER = re.compile(rb'\{\s*(?:"[^"\\]{0,64}"\s*:|\})')
@@ -121,26 +122,28 @@ class _Trace:
             words = f"times begin {-self._events.least_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
         stated = {
-            "slices have a negative duration: drawn without one (args.negative_duration_ns)": (
+            "slice|slices has|have a negative duration: drawn without one (args.negative_duration_ns)": (
                 self._events.negative
             ),
-            "slices have an impossible duration: drawn without one (args.impossible_duration_ns)": (
+            "slice|slices has|have an impossible duration: drawn without one (args.impossible_duration_ns)": (
                 self._events.impossible
             ),
-            f"names are longer than {NAME_BYTES_MAX} bytes and were cut": self._events.cut,
-            "events are at time 0, far before all others: drawn at the first of these "
+            f"name|names is|are longer than {NAME_BYTES_MAX} bytes and was|were cut": self._events.cut,
+            "event|events is|are at time 0, far before all others: drawn at the first of these "
             "(args.time_not_known)": self._unplaced,
-            "names of processes and threads are left out: there are more than can be kept": (
+            "name|names of processes and threads is|are left out: there are more than can be kept": (
                 self._events.names_left_out
             ),
-            "begins have no end: drawn to that of their caller, or the trace (args.unclosed)": pairs.unclosed,
-            "ends have no begin: drawn as instants (args.no_begin)": pairs.no_begin,
+            "begin|begins has|have no end: drawn to that of the caller, or the trace (args.unclosed)": (
+                pairs.unclosed
+            ),
+            "end|ends has|have no begin: drawn as an_instant|instants (args.no_begin)": pairs.no_begin,
         }
-        yield from self._problems.rest("objects are not valid events")
+        yield from self._problems.rest("object|objects cannot be read")
         yield from self._ids.stated()
         for words, count in stated.items():
             if count:
-                yield Problem(0, "", f"{count} {words}", skipped=False)
+                yield Problem(0, "", counted(count, words), skipped=False)
 
 
 def read(stream: BinaryIO) -> Recording:

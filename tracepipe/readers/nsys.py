@@ -20,6 +20,7 @@ from tracepipe.readers.nsys_ranges import Annotations
 from tracepipe.readers.nsys_tables import Events, Source
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sqlite_tables import BROKEN, Database, unreadable
+from tracepipe.units import counted
 
 SESSION_CLOCK: Final = "nsys"
 """The clock of a file that does not state when the session began."""
@@ -190,7 +191,7 @@ class _Export:
                 self._problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
                 continue
             if count:
-                self._say(f"{count} rows are not read", table)
+                self._say(counted(count, "row|rows is|are not read"), table)
 
     def _say(self, text: str, table: str = "") -> None:
         self._rows.say((table, NONE), text)

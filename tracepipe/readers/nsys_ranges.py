@@ -19,6 +19,7 @@ from tracepipe.event.tables import Args
 from tracepipe.readers.event_rows import EventRows, Place, Values, cut_text
 from tracepipe.readers.nsys_names import Names, pid_of, tid_of
 from tracepipe.readers.sqlite_tables import Database
+from tracepipe.units import agree, counted
 
 TABLE: Final = "NVTX_EVENTS"
 COLUMNS: Final = (
@@ -109,7 +110,9 @@ class Annotations:
     def say_others(self) -> None:
         """Add a problem for the rows that are not read."""
         for label, count in self._others.items():
-            self._rows.say((TABLE, -1), f"{count} rows of {label} are not read")
+            self._rows.say(
+                (TABLE, -1), f"{counted(count, 'row|rows')} of {label} {agree(count, 'is|are')} not read"
+            )
 
     def _thread_range(self, at: Place, row: Values, name: str) -> None:
         start, end, whole, domain = row[0], row[1], row[6], row[9]

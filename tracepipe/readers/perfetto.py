@@ -32,6 +32,7 @@ from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
+from tracepipe.units import counted
 
 # The first clock snapshot, if there is one, is within this many packets.
 _PACKETS_AHEAD: Final = 1 << 12
@@ -129,13 +130,13 @@ class _Trace:
             self._change(of, sequence)
         sequence.is_begun = True
         if of.get(_FLAGS, 0) & _NEEDS_STATE and not sequence.is_valid:
-            self._counted["packets need names or times from packets that are missing"] += 1
+            self._counted["packet|packets needs|need names or times from packets that are missing"] += 1
             return
         for part in parts_of(of.get(_SNAPSHOT, ())):
             self._clocks.take(part, sequence.id)
         ts_ns = self._time(of, sequence)
         if ts_ns is None:
-            self._counted["packets are on a clock that is not related to the trace's"] += 1
+            self._counted["packet|packets is|are on a clock that is not related to the trace's"] += 1
             return
         for tag, value in of.items():
             take = self._of.get(tag)
@@ -232,30 +233,31 @@ class _Trace:
 
     def _stated(self, ordered: Ordered) -> Iterator[Problem]:
         """The problems of the whole trace."""
-        yield from self._problems.rest("packets cannot be read")
+        yield from self._problems.rest("packet|packets cannot be read")
         yield from self._tracks.stated()
         arguments = self._events.arguments
         stated = {
             **self._counted,
             **{
-                f"{words}: they are left out": count
+                f"{words}: it|they is|are left out": count
                 for of in (self._scheduling, self._stages, ordered.threads)
                 for words, count in of.counted.items()
             },
-            **{f"{words}: they are left out": count for words, count in self._events.counted.items()},
-            **{f"{words}: they are left out": count for words, count in ordered.counted.items()},
-            "arguments are left out: an event has more than can be kept": arguments.left_out,
-            "names by number are not in the trace": arguments.unnamed,
-            "names or sequences are left out: there are more than can be kept": self._sequences.left_out,
-            "tracks, processes or threads are left out: there are more than can be kept": (
-                self._tracks.left_out
+            **{f"{words}: it|they is|are left out": count for words, count in self._events.counted.items()},
+            **{f"{words}: it|they is|are left out": count for words, count in ordered.counted.items()},
+            "argument|arguments is|are left out: an event has more than can be kept": arguments.left_out,
+            "name|names by number is|are not in the trace": arguments.unnamed,
+            "name|names or sequence|sequences is|are left out: there are more than can be kept": (
+                self._sequences.left_out
             ),
-            "tracks with events are not described": self._tracks.unknown,
-            "clock readings are left out: there are more than can be kept": self._clocks.left_out,
+            "track|tracks, process|processes or thread|threads is|are left out: "
+            "there are more than can be kept": (self._tracks.left_out),
+            "track|tracks with events is|are not described": self._tracks.unknown,
+            "clock reading|readings is|are left out: there are more than can be kept": self._clocks.left_out,
         }
         for words, count in stated.items():
             if count:
-                yield Problem(0, "", f"{count} {words}", skipped=False)
+                yield Problem(0, "", counted(count, words), skipped=False)
         if self._not_read:
             kinds = ", ".join(
                 f"{count} {_TITLES.get(field, f'of field {field}')}"

@@ -89,7 +89,7 @@ class TrackEvents:
         elif _LEGACY in one:
             self._legacy(track, ts_ns, one, many, sequence)
         elif not many.keys() & {_VALUES, _DOUBLE_VALUES}:
-            self.counted["events of types that are not read"] += 1
+            self.counted["event|events of a type that is not read"] += 1
         if _VALUES in many or _DOUBLE_VALUES in many:
             self._more_values(ts_ns, many, sequence)
 
@@ -120,9 +120,9 @@ class TrackEvents:
 
     def _may_stand(self, track: int, ts_ns: int) -> bool:
         if not 0 <= ts_ns <= TIME_LIMIT_NS:
-            self.counted["events at a time that a trace cannot have"] += 1
+            self.counted["event|events at a time that a trace cannot have"] += 1
         elif not self._tracks.use(track):
-            self.counted["events on more tracks than can be kept"] += 1
+            self.counted["event|events on more tracks than can be kept"] += 1
         else:
             return True
         return False
@@ -144,7 +144,7 @@ class TrackEvents:
         else:
             return ""
         if len(name) > NAME_BYTES_MAX // 4 and (shorter := cut_text(name)) != name:
-            self.counted["names that are cut"] += 1
+            self.counted["name|names that is|are cut"] += 1
             return shorter
         return name
 
@@ -175,7 +175,7 @@ class TrackEvents:
             for tag, value in many.get(old_field, ()):
                 found += [(phase, id) for id in numbers(tag, value)]
         if len(found) > _FLOWS_MAX:
-            self.counted["more flows than an event can have"] += len(found) - _FLOWS_MAX
+            self.counted["flow|flows beyond those that an event can have"] += len(found) - _FLOWS_MAX
         return [
             (phase, id if id <= FLOW_LIMIT else flow_number("flow", id)) for phase, id in found[:_FLOWS_MAX]
         ]
@@ -191,16 +191,16 @@ class TrackEvents:
         """Take a value of a counter."""
         counter = self._tracks.counter(track)
         if value is None or counter is None:
-            self.counted["values without a counter"] += 1
+            self.counted["value|values without a counter"] += 1
             return
         if counter.of_thread:
-            self.counted["values of a thread's time"] += 1
+            self.counted["value|values of a thread's time"] += 1
             return
         if not self._may_stand(track, ts_ns):
             return
         value = _absolute(value, track, counter, sequence)
         if isinstance(value, float) and not math.isfinite(value):
-            self.counted["values that are not numbers"] += 1
+            self.counted["value|values that is|are not numeric"] += 1
             return
         self._add(ts_ns, (COUNTER, track, "", ""), packed({"value": value}))
 
@@ -219,7 +219,9 @@ class TrackEvents:
                     values += [double(one.to_bytes(8, "little")) for one in _fixed(tag, value)]
             named = [uuid for tag, value in many.get(tracks_field, ()) for uuid in numbers(tag, value)]
             tracks = named or standard
-            self.counted["values without a counter"] += max(0, len(values) - min(len(tracks), _COUNTERS_MAX))
+            self.counted["value|values without a counter"] += max(
+                0, len(values) - min(len(tracks), _COUNTERS_MAX)
+            )
             for uuid, number in list(zip(tracks, values, strict=False))[:_COUNTERS_MAX]:
                 self._value(uuid, ts_ns, number, sequence)
 
@@ -234,13 +236,13 @@ class TrackEvents:
             one[_NAME_IID] = of[_OLD_NAME]
         phase = _SPANS.get(letter) or _ASYNCHRONOUS.get(letter)
         if phase is None:
-            self.counted["events of types that are not read"] += 1
+            self.counted["event|events of a type that is not read"] += 1
             return
         dur_ns = 0
         if phase == WHOLE:
             dur_ns = max(0, min(signed(of.get(_DURATION, 0)) * 1000, TIME_LIMIT_NS - ts_ns))
         if of.get(_DIRECTION, 0):
-            self.counted["flows of LegacyEvent"] += 1
+            self.counted["flow|flows of LegacyEvent"] += 1
         if letter in _ASYNCHRONOUS:
             track = self._asynchronous(track, of, many, sequence)
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)

@@ -58,7 +58,7 @@ class GpuStages:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
         if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - min(dur_ns, TIME_LIMIT_NS):
-            self.counted["stages have an impossible GPU or time"] += 1
+            self.counted["stage|stages has|have an impossible GPU or time"] += 1
             return
         queue, stage = (
             self._named(of, sequence, _QUEUE_IID, _QUEUE),

@@ -137,7 +137,7 @@ class Ordered:
                 self._opened -= len(opened) - at
                 del opened[at:]
                 return called
-        self.counted["ends without an open slice"] += 1
+        self.counted["end|ends without an open slice"] += 1
         return None
 
     def _flow(self, key: _Key, ts_ns: int, number: int, second: bytes) -> list[_Row]:
@@ -150,7 +150,7 @@ class Ordered:
         instant = (ts_ns, 0, 0, self._record(INSTANT, track, name), second)
         if self._tracks.place(track).stream is not None and self._begun_ns.get(track) != ts_ns:
             # Without a slice, the end of a flow would be an instant, and reports have no instants on streams.
-            self.counted["flows without a slice on their stream"] += 1
+            self.counted["flow|flows without a slice on its|their stream"] += 1
             return [instant] if is_instant else []
         flow = self._goes_on(phase, number)
         if flow is None:
@@ -169,7 +169,7 @@ class Ordered:
         times, is_open = self._flows.pop(number, (0, False))
         ends = phase == LAST_FLOW
         if ends and not is_open:
-            self.counted["flows end without a begin"] += 1
+            self.counted["flow|flows ends|end without a begin"] += 1
             return None
         if len(self._flows) >= _FLOWS_MAX:
             del self._flows[next(iter(self._flows))]

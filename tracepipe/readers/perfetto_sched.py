@@ -67,12 +67,12 @@ class Scheduling:
         of = dict(fields)
         cpu = of.get(_CPU, 0)
         if cpu >= _CPUS_MAX:
-            self.counted["bundles of ftrace have an impossible processor"] += 1
+            self.counted["bundle|bundles of ftrace has|have an impossible processor"] += 1
             return None
         ahead_ns = 0
         if of.get(_FTRACE_CLOCK, 0):
             if _FTRACE_TIME not in of or _BOOT_TIME not in of:
-                self.counted["bundles of ftrace are on a clock that is not related"] += 1
+                self.counted["bundle|bundles of ftrace is|are on a clock that is not related"] += 1
                 return None
             ahead_ns = signed(of[_BOOT_TIME]) - signed(of[_FTRACE_TIME])
         first_ns, before_ns = TIME_LIMIT_NS, self._end_ns.get(cpu, of.get(_LAST_END, 0))
@@ -99,7 +99,7 @@ class Scheduling:
     def _time(self, ns: int, bundle: _Bundle) -> int | None:
         placed = self._on_trace(signed(ns) + bundle[1])
         if placed is None or not 0 <= placed <= TIME_LIMIT_NS:
-            self.counted["events of ftrace are at a time that cannot be placed"] += 1
+            self.counted["event|events of ftrace is|are at a time that cannot be placed"] += 1
             return None
         return placed
 
@@ -121,7 +121,7 @@ class Scheduling:
                 phase = AGAIN if tag == _WAKEUP else "I"
                 self._add(ts_ns, signed(woken.get(_TID, 0)), cpu, (WOKEN, phase, WAKEUP), args)
                 return True
-        self.counted["events of ftrace are of kinds that are not read"] += 1
+        self.counted["event|events of ftrace is|are not of a kind that is read"] += 1
         return False
 
     def _compact(self, data: bytes, bundle: _Bundle) -> Iterator[int]:
@@ -164,7 +164,7 @@ class Scheduling:
         comm = of.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
         cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))
         if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
-            self.counted["states of threads have an impossible processor or time"] += 1
+            self.counted["state|states of threads has|have an impossible processor or time"] += 1
             return
         self._add(ts_ns, tid, cpu, _STATED, {"state": of.get(4 << 3, 0)}, comm)
 
@@ -175,7 +175,7 @@ class Scheduling:
     ) -> None:
         """Add a row. `kind` is its rank among those of its time, its phase and its name."""
         if not 0 < tid <= ID_LIMIT:
-            self.counted["events of the scheduler have an impossible thread"] += 1
+            self.counted["event|events of the scheduler has|have an impossible thread"] += 1
             return
         rank, phase, name = kind
         key = (tid, cpu, phase, name, comm)

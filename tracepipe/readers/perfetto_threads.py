@@ -75,7 +75,7 @@ class ThreadsInOrder:
             return "I", WAKEUP, {}
         if state in _LEFT:  # if the thread is not known to run, its begin was not recorded
             return "E", RUNNING, {"prev_state": _LEFT[state]}
-        self.counted["states of threads change nothing in a timeline"] += 1
+        self.counted["state|states of threads changes|change nothing in a timeline"] += 1
         return None
 
     def _record(self, of: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ from typing import Final
 from tracepipe.event.checks import shown
 from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import Problem
+from tracepipe.units import counted
 
 _TEXTS_SHOWN: Final = 3
 
@@ -35,6 +36,6 @@ class Printed:
             shown(text) + (f" ({count} times)" if count > 1 else "") for text, count in self._texts.items()
         ]
         named = ", ".join(texts) + (", …" if sum(self._texts.values()) < self._count else "")
-        lines = "1 line is" if self._count == 1 else f"{self._count} lines are"
+        lines = counted(self._count, "line|lines is|are")
         message = f"{lines} text that the script or the traced program printed, not events: {named}"
         yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])

@@ -29,6 +29,7 @@ from tracepipe.readers.json_elements import Elements, JsonElements
 from tracepipe.readers.native_sorted_rows import sorted_rows
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_rows import Rows, SortedRow
+from tracepipe.units import counted
 
 CYCLES: Final = "cycles"
 _GLOBALTIMER: Final = "globaltimer:0"
@@ -215,8 +216,9 @@ class _Trace:
             words = f"times begin {-self._first_ns} ns before 0: this is added to all of them"
             yield Problem(0, "ts", words, skipped=False)
         if self._flows:
-            yield Problem(0, "flow_out", f"{self._flows} flows between warps are not drawn", skipped=False)
-        yield from self._problems.rest("objects are not valid events")
+            words = counted(self._flows, "flow|flows between warps is|are not drawn")
+            yield Problem(0, "flow_out", words, skipped=False)
+        yield from self._problems.rest("object|objects cannot be read")
 
 
 def _end_of_batch(rows: Rows, at: int) -> int:

@@ -21,6 +21,7 @@ from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
 from tracepipe.readers.lines import BOM, OTHERS, chunks_of_lines
+from tracepipe.units import agree
 
 # This many problems are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
@@ -102,7 +103,7 @@ class FirstProblems:
     def rest(self, words: str) -> Iterator[Problem]:
         """A problem that counts the others, with these words."""
         if self._more:
-            yield Problem(0, "", f"{self._more} more {words}")
+            yield Problem(0, "", f"{self._more} more {agree(self._more, words)}")
 
 
 def with_problems(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:

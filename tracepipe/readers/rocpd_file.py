@@ -15,6 +15,7 @@ from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_events import TABLES, Events
 from tracepipe.readers.rocpd_rows import Session
 from tracepipe.readers.sqlite_tables import BROKEN, Database, unreadable
+from tracepipe.units import counted
 
 STRINGS: Final = "rocpd_string"
 _ABOUT: Final = ("info_", "metadata", "string", "track", "timestamp", "event", "arg")
@@ -88,4 +89,4 @@ class RocpdFile:
                 self._rows.say((table, NONE), unreadable(e), skipped=True)
                 continue
             if count:
-                self._rows.say((table, NONE), f"{count} rows are not read")
+                self._rows.say((table, NONE), counted(count, "row|rows is|are not read"))

@@ -22,6 +22,7 @@ from tracepipe.readers.json_walk import JsonWalk, WalkError
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.rocpd_file import RocpdFile
 from tracepipe.readers.sqlite_tables import Database
+from tracepipe.units import counted
 
 TOP: Final = "rocprofiler-sdk-tool"
 _GPU: Final = 2  # rocprofiler_agent_type_t
@@ -143,7 +144,9 @@ class _Process:
             else:
                 walk.skip()
         for kind, count in self._unread.items():
-            self._problems.append(Problem(0, kind, f"{count} records are not read", skipped=False))
+            self._problems.append(
+                Problem(0, kind, counted(count, "record|records is|are not read"), skipped=False)
+            )
 
     @staticmethod
     def _each(walk: JsonWalk, take: Callable[[dict[str, Any]], None]) -> None:

@@ -22,6 +22,7 @@ from tracepipe.readers.lines import BOM, TOO_DEEP, chunks_of_lines, is_too_deep,
 from tracepipe.readers.recording import Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.wprof_events import Unusable, WprofEvents
+from tracepipe.units import counted
 
 CLOCK: Final = "trace"
 _CHUNK_BYTES: Final = 1 << 18
@@ -105,16 +106,18 @@ class _Trace:
 
     def _stated(self) -> Iterator[Problem]:
         stated = {
-            "events refer to a stack that is missing": self._events.without_stack,
-            "stacks are left out: there are more than can be kept": self._stacks_left_out,
-            "tasks have a name that is left out: there are more than can be kept": (
+            "event|events refers|refer to a stack that is missing": self._events.without_stack,
+            "stack|stacks is|are left out: there are more than can be kept": self._stacks_left_out,
+            "task|tasks has|have a name that is left out: there are more than can be kept": (
                 self._events.names_left_out
             ),
-            "slices began before the session: drawn from there (args.began_before_ns)": self._events.early,
+            "slice|slices began before the session: drawn from there (args.began_before_ns)": (
+                self._events.early
+            ),
         }
         for words, count in stated.items():
             if count:
-                yield Problem(0, "", f"{count} {words}", skipped=False)
+                yield Problem(0, "", counted(count, words), skipped=False)
 
 
 def sniff(head: bytes) -> bool:

@@ -25,6 +25,7 @@ from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, batches_of
 from tracepipe.readers.wire_fields import BYTES, VARINT, Place, WireError, WireFile, fields_of, signed, varint
 from tracepipe.readers.xplane_events import Line, Meaning, Plane, PlaneEvents, stat_of
+from tracepipe.units import counted
 
 CLOCK: Final = "trace"
 _TASK: Final = "Task Environment"
@@ -141,25 +142,22 @@ class _Space:
         return batches_of(columns, self._events.name_records(), self._problems.take(), self._stated())
 
     def _stated(self) -> Iterator[Problem]:
-        yield from self._problems.rest("messages cannot be read")
+        yield from self._problems.rest("message|messages cannot be read")
         if self._too_long:
-            yield Problem(0, "", f"{self._too_long} messages are longer than {_MESSAGE_BYTES_MAX} bytes")
+            messages = counted(self._too_long, "message|messages is|are")
+            yield Problem(0, "", f"{messages} longer than {_MESSAGE_BYTES_MAX} bytes")
         if self._left_out:
-            words = (
-                f"{self._left_out} names and stats by number are left out: there are more than can be kept"
-            )
-            yield Problem(0, "", words, skipped=False)
+            words = "name|names or stat|stats by number is|are left out: there are more than can be kept"
+            yield Problem(0, "", counted(self._left_out, words), skipped=False)
         if self._events.flows_left_out:
-            words = f"{self._events.flows_left_out} flows are left out: there are more than can be kept"
-            yield Problem(0, "", words, skipped=False)
+            words = "flow|flows is|are left out: there are more than can be kept"
+            yield Problem(0, "", counted(self._events.flows_left_out, words), skipped=False)
         if self._events.stats_left_out:
-            words = (
-                f"{self._events.stats_left_out} stats are left out: their events have more than can be kept"
-            )
-            yield Problem(0, "", words, skipped=False)
+            words = "stat|stats is|are left out: an event has more than can be kept"
+            yield Problem(0, "", counted(self._events.stats_left_out, words), skipped=False)
         if self._events.aggregates:
-            words = f"{self._events.aggregates} events are sums without times: they are not drawn"
-            yield Problem(0, "num_occurrences", words, skipped=False)
+            words = "event|events has|have a sum instead of times: it|they is|are not drawn"
+            yield Problem(0, "num_occurrences", counted(self._events.aggregates, words), skipped=False)
 
 
 def _meaning(data: bytes, is_event: bool, meaning: Meaning) -> None:

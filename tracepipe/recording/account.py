@@ -9,6 +9,7 @@ from typing import Any
 
 from tracepipe.event.model import LAYERS, Problem
 from tracepipe.event.outcomes import Outcomes
+from tracepipe.units import counted
 
 # This many problems are kept with their text. All are counted.
 PROBLEMS_KEPT = 20
@@ -41,7 +42,7 @@ class Account:
     def __repr__(self) -> str:
         of_layer = [f"{self.counts[layer]} {layer}" for layer in LAYERS if self.counts[layer]]
         stated = [", ".join(of_layer) or "no events"]
-        stated += [f"{self.skipped} lines skipped"] if self.skipped else []
+        stated += [counted(self.skipped, "line|lines skipped")] if self.skipped else []
         stated += [f"{self.ambiguous} unclear"] if self.ambiguous else []
         stated += [f"not placed: {count} on {clock}" for clock, count in self.unplaced.items()]
         stated += [f"lost: {count} {layer}" for layer, count in self.losses.items()]
@@ -82,7 +83,7 @@ class Account:
             kind = "skipped" if problem.skipped else "unclear"
             yield f"{kind}: {problem.at(self.path)}"
         if (total := self.skipped + self.ambiguous) > PROBLEMS_KEPT:
-            yield f"… and {total - PROBLEMS_KEPT} more: {self.skipped} lines skipped in all"
+            yield f"… and {total - PROBLEMS_KEPT} more: {counted(self.skipped, 'line|lines')} skipped in all"
         yield from self.outcome_lines(meanings)
         for note in self.notes:
             yield f"note: {note}"
@@ -91,10 +92,10 @@ class Account:
         """A line for each kind of outcome."""
         for name, meaning in meanings.items():
             if count := getattr(self.outcomes, name):
-                yield f"note: {count} {meaning}"
+                yield f"note: {counted(count, meaning)}"
 
 
 def fit_text(stated: Mapping[str, Any]) -> str:
     """The text of a clock's fit: pairs and drift."""
     drift = f"{stated['drift_ppm']:+.3f} ppm" if "drift_ppm" in stated else "unknown"
-    return f"{stated['pairs']} pairs, drift {drift}"
+    return f"{counted(stated['pairs'], 'pair|pairs')}, drift {drift}"

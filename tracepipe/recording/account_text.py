@@ -7,18 +7,20 @@ from typing import Any
 
 from tracepipe.event.model import LAYERS
 from tracepipe.recording.account import Account, fit_text
+from tracepipe.units import agree, counted
 
 # Readings of two host clocks may be this far apart when a program is interrupted between them.
 SETTING_NS = 1_000_000
 LOST = "lost: "
 """How a line about lost events begins."""
 _OUTCOMES = {
-    "unclosed": "calls had no end: drawn to the end and marked unclosed",
-    "no_begin": "ends had no begin: drawn as instants and marked no_begin",
-    "overlaps": "slices overlap others on their track: drawn on an overlap track",
-    "undrawn": "slices overlap too many others to be drawn",
-    "beyond": "events are not drawn: there are too many threads, streams, GPUs or warps for a track each",
-    "causality": "launches whose kernel starts before the call by more than the clocks' bound",
+    "unclosed": "call|calls had no end: drawn to the end and marked unclosed",
+    "no_begin": "end|ends had no begin: drawn as an_instant|instants and marked no_begin",
+    "overlaps": "slice|slices overlaps|overlap others on its|their track: drawn on an overlap track",
+    "undrawn": "slice|slices overlaps|overlap too many others to be drawn",
+    "beyond": "event|events is|are not drawn: there are too many threads, streams, GPUs or warps for a track "
+    "each",
+    "causality": "launch|launches whose kernel starts before the call by more than the clocks' bound",
 }
 
 
@@ -47,11 +49,11 @@ def _of_one(account: Account) -> Iterator[str]:
             yield f"clock {stated['clock']}: placed by an assumed offset, error unknown"
     for clock, count in account.unplaced.items():
         yield (
-            f"not drawn: {count} events on {clock}, which has no clock pairs; "
-            f"--assume-offset {clock}=NS places them"
+            f"not drawn: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
+            f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
         )
     for layer, count in account.losses.items():
-        yield f"{LOST}{count} {layer} events happened and were not recorded"
+        yield f"{LOST}{count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
     if account.anchor:
         yield f"placed: {account.path} by {anchor_text(account.anchor)}"
 

@@ -22,6 +22,7 @@ from tracepipe.recording.inputs import Inputs, Placed, Relation, open_apart, ope
 from tracepipe.recording.members import Member
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.reading import Progress, Reading
+from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.converters.archive import ArchiveWriter
@@ -157,7 +158,10 @@ class _Drawing:
         account.outcomes = layout.outcomes
         if layout.doubled:
             account.notes.append(
-                f"{layout.doubled} calls, kernels and copies are in two recordings and drawn once"
+                counted(
+                    layout.doubled,
+                    "call|calls, kernel|kernels or copy|copies is|are in two recordings and drawn once",
+                )
             )
         self._say_all(writer, account)
         writer.finish()

@@ -21,6 +21,7 @@ from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, rec
 from tracepipe.readers.lines import chunks_of_text
 from tracepipe.readers.recording import Recording, with_problems
 from tracepipe.recording.files import InputStream, open_input
+from tracepipe.units import agree
 
 _CLOCK_RECORD = re.compile(rb'"type"\s*:\s*"clock"')
 
@@ -202,7 +203,7 @@ def footer_notes(footer: Record | None, counts: Mapping[str, int]) -> list[str]:
     if footer is None:
         return ["the file has no footer: the capture was cut off"]
     return [
-        f"the footer counts {made} {layer} events, the file has {counts.get(layer, 0)}"
+        f"the footer counts {made} {layer} {agree(made, 'event|events')}, the file has {counts.get(layer, 0)}"
         for layer, made in footer["counts"].items()
         if counts.get(layer, 0) != made
     ]

@@ -15,6 +15,7 @@ from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, damage, footer_notes, refused
+from tracepipe.units import counted
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read and the bytes in all, 0 where they are not known."""
@@ -139,10 +140,14 @@ class Reading:
             del account.counts[kind]
         account.clocks = self._opened.clocks.statements()
         if left_out := self._opened.recording.tables.stacks.left_out:
-            account.notes.append(f"{left_out} stacks are left out: there are more than can be kept")
+            account.notes.append(
+                counted(left_out, "stack|stacks is|are left out: there are more than can be kept")
+            )
         if account.source == "tracepipe":
             if self._after_footer:
-                account.notes.append(f"{self._after_footer} records come after the footer")
+                account.notes.append(
+                    counted(self._after_footer, "record|records comes|come after the footer")
+                )
             if self.footer is None or not account.unplaced:
                 account.notes += footer_notes(self.footer, account.counts)
         return account

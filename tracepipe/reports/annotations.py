@@ -8,6 +8,7 @@ from typing import Annotated
 from tracepipe.reports.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.units import counted
 
 _NOTE = (
     "Wall: the length of the ranges on their threads. On GPU: from the start of the first kernel or copy "
@@ -42,7 +43,9 @@ def run(run: Run, options: Options) -> Result:
     )
     result.parts.append(table)
     if len(ranges) > len(shown):
-        result.notes.append(f"{len(ranges) - len(shown)} more names are not listed: --top 0 lists all")
+        result.notes.append(
+            counted(len(ranges) - len(shown), "more name|names is|are not listed: --top 0 lists all")
+        )
     return result
 
 

@@ -19,6 +19,7 @@ from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.frames.samples import EXITS, LAYER_OF, is_recorded, measures
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.writing.verdict import verdict
+from tracepipe.units import agree, counted
 
 _LAYER = Column("layer", "layer", spare=True)
 # Losses whose layer is not known may be from any layer.
@@ -308,7 +309,8 @@ def _compared(found: Changes) -> Drawing:
 
     def draw(columns: int, ascii_only: bool) -> Iterator[str]:
         lengths = np.count_nonzero(found.is_compared)
-        yield f"Compared: {len(found)} names by count, {lengths} by length, {found.has_tail} by tail."
+        names = counted(len(found), "name|names")
+        yield f"Compared: {names} by count, {lengths} by length, {found.has_tail} by tail."
 
     def values(side: Floats) -> list[int | None]:
         return [None if value != value else round(value) for value in side.tolist()]
@@ -335,7 +337,8 @@ def _notes(found: Changes, facts: Sequence[Facts], left_out: Sequence[str]) -> I
     if some:
         yield f"not compared, as some recordings lack them: {', '.join(some)}"
     if few := int(np.count_nonzero(found.is_in_both & ~found.is_compared)):
-        yield f"{few} names of both sides have no length in some recording: only their counts are compared"
+        words = "name|names of both sides has|have no length in some recording"
+        yield f"{counted(few, words)}: only {agree(few, 'its|their')} counts are compared"
     if not found.comparison.has_spread:
         yield (
             "each side has one recording, but runs of the same program differ too, with the load and the "

@@ -23,7 +23,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, zeros
 from tracepipe.reports.report import Column, Option, Report, Result, Table
-from tracepipe.units import duration_ns, duration_text
+from tracepipe.units import agree, counted, duration_ns, duration_text
 
 # The most threads whose states are listed.
 _THREADS_MAX = 64
@@ -91,9 +91,11 @@ def run(run: Run, options: Options) -> Result:
 def _threads_left_out(more: int, top: int) -> Iterator[str]:
     if more and 0 < top < _THREADS_MAX:
         others = "all" if top + more <= _THREADS_MAX else _THREADS_MAX
-        yield f"{more} more threads that use CUDA are not listed: --top 0 lists {others}"
+        words = "more thread|threads that uses|use CUDA is|are not listed"
+        yield f"{counted(more, words)}: --top 0 lists {others}"
     elif more:
-        yield f"{more} more threads that use CUDA, which were in calls for a shorter time, are not listed"
+        words = "more thread|threads that uses|use CUDA, which was|were in calls for a shorter time, "
+        yield counted(more, words) + agree(more, "is|are not listed")
 
 
 def _cause(state: str, call: str | None, hooked: str) -> str:
@@ -193,7 +195,16 @@ def _the_rest(gpu: str, causes: Causes, numbers: Ints, idle_ns: int) -> tuple[An
     """One row with the sums of the other causes of a GPU."""
     between_ns, *outside = causes.in_all_ns(numbers)
     share = 100 * between_ns / idle_ns if idle_ns else None
-    return gpu, f"{len(numbers)} others", None, None, between_ns, share, *(None,) * len(_SPREAD), *outside
+    return (
+        gpu,
+        counted(len(numbers), "other|others"),
+        None,
+        None,
+        between_ns,
+        share,
+        *(None,) * len(_SPREAD),
+        *outside,
+    )
 
 
 def _longest(
@@ -334,13 +345,13 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
 
 def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copies: bool) -> Iterator[str]:
     if len(kept) < len(gaps):
-        short_ns = gaps.total_ns() - kept.total_ns()
+        short, short_ns = len(gaps) - len(kept), gaps.total_ns() - kept.total_ns()
         yield (
-            f"{len(gaps) - len(kept)} gaps shorter than {options.min} count only in the table of the GPUs: "
-            f"{duration_text(short_ns)} in total"
+            f"{counted(short, 'gap|gaps')} shorter than {options.min} {agree(short, 'counts|count')} only in "
+            f"the table of the GPUs: {duration_text(short_ns)} in total"
         )
     if 0 < options.top < len(kept):
-        yield f"{len(kept) - options.top} more gaps are not listed: --top 0 lists all"
+        yield counted(len(kept) - options.top, "more gap|gaps is|are not listed: --top 0 lists all")
     counts = run.facts.counts
     reasons = run.facts.header.get("layers", {}).get("missing", {})
     for layer, meaning in _NEEDED.items():
@@ -350,34 +361,37 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
     nobody = flagged(len(kept), lambda part: kept.call[part] == NONE)
     if len(nobody):
         length = duration_text(int(kept.dur_ns(nobody).sum()))
-        yield f"{len(nobody)} gaps ({length}): the call that launched the next work is not known"
+        gaps_text = counted(len(nobody), "gap|gaps")
+        yield f"{gaps_text} ({length}): the call that launched the next work is not known"
     if len(run.layer("transfer")) and not has_copies:
         yield "copies on the GPU were not recorded, only the calls for them: their time counts as idle"
     yield from _without_length(run)
     lost = sum(run.facts.losses[layer] for layer in _OF_GPU)
     if lost:
-        yield f"{lost} events of the GPU were lost: it may have worked where it counts as idle"
+        words = counted(lost, "event|events of the GPU was|were")
+        yield f"{words} lost: it may have worked where it counts as idle"
     bounds = [
         clock.get("bound_ns") or 0 for clock in run.facts.clocks if clock["clock"].startswith("globaltimer")
     ]
     bound_ns = max(bounds, default=0)
     if unsure := len(flagged(len(kept), lambda part: kept.dur_ns(part) < bound_ns)):
         yield (
-            f"{unsure} gaps are shorter than the error bound of the GPU's clock, "
-            f"{duration_text(bound_ns)}: their lengths are right, but what the CPU did may be shifted by that"
+            f"{counted(unsure, 'gap|gaps is|are')} shorter than the error bound of the GPU's clock, "
+            f"{duration_text(bound_ns)}: {agree(unsure, 'its|their length|lengths is|are')} right, but what "
+            "the CPU did may be shifted by that"
         )
 
 
 def _without_length(run: Run) -> Iterator[str]:
     """Notes about events of GPUs without a length."""
     if alone := len(run.layer("gpu_thread")):
-        yield (
-            f"{alone} entries and exits of single threads are left out: they do not show how "
-            "long the GPU worked"
-        )
+        words = "entry|entries or exit|exits of single threads is|are left out: it|they does|do not show how "
+        yield f"{counted(alone, words)}long the GPU worked"
     kernels = run.layer("gpu_kernel")
     if unknown := int(np.count_nonzero(kernels.end_ns <= kernels.start_ns)):
-        yield f"{unknown} kernels have no known length: the GPU counts as idle during them"
+        yield counted(
+            unknown, "kernel|kernels has|have no known length: the GPU counts as idle during it|them"
+        )
 
 
 REPORT = Report(

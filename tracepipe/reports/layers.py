@@ -24,6 +24,7 @@ from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import flagged, parts, taken
 from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.units import counted
 
 _EXCLUSIVE = (
     "Each ns of a call counts once, for the innermost layer. From the innermost: off-CPU, driver, system "
@@ -74,7 +75,9 @@ def run(run: Run, options: Options) -> Result:
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
     if names.count > len(names.shown):
-        result.notes.append(f"{names.count - len(names.shown)} more calls are not listed: --top 0 lists all")
+        result.notes.append(
+            counted(names.count - len(names.shown), "more call|calls is|are not listed: --top 0 lists all")
+        )
     return result
 
 
@@ -143,12 +146,18 @@ def _what_is_missing(run: Run, host: HostTime, split: Breakdown, unknown: int) -
     notes += [f"not recorded: {layer}: {reason}" for layer, reason in reasons.items()]
     lengthless = int(np.count_nonzero(run.layer("syscall").kind == INSTANT))
     if lengthless:
-        notes.append(f"{lengthless} system calls have no length in this recording: they count as 0 ns")
+        notes.append(
+            counted(
+                lengthless,
+                "system call|calls has|have no length in this recording: it|they counts|count as 0 ns",
+            )
+        )
     if unknown:
-        notes.append(f"{unknown} calls have no known length: they are left out")
+        notes.append(counted(unknown, "call|calls has|have no known length: it|they is|are left out"))
     started = len(run.layer("gpu_kernel"))
     if started and not split.launched:
-        notes.append(f"no call has the launch id of a kernel: {started} kernels are attributed to no call")
+        kernels = counted(started, "kernel|kernels is|are")
+        notes.append(f"no call has the launch id of a kernel: {kernels} attributed to no call")
     return notes
 
 
@@ -241,7 +250,7 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
     """A single call, with everything that happened in it."""
     if not 1 <= number <= len(top_calls):
         raise TracepipeError(
-            f"The recording has {len(top_calls)} outermost calls, and no call {number}.",
+            f"The recording has {counted(len(top_calls), 'outermost call|calls')}, and no call {number}.",
             "Calls are numbered from 1 in the order of their starts.",
         )
     row = np.array(top_calls[number - 1 : number])
@@ -256,7 +265,7 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
     tree, left_out = tree_of(run, int(row[0]), top)
     result.parts.append(tree)
     if left_out:
-        result.notes.append(f"{left_out} more lines are not listed: --top 0 lists all")
+        result.notes.append(counted(left_out, "more line|lines is|are not listed: --top 0 lists all"))
     result.notes += _what_is_missing(run, host, split, int(not known))
     return result
 

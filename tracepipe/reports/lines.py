@@ -20,6 +20,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts, taken, touched, zeros
 from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.units import counted
 
 _KERNELS = 3
 # The sums for each stack and name: how many kernels or copies, their time, and the bytes of copies.
@@ -129,7 +130,9 @@ def run(run: Run, options: Options) -> Result:
     if len(allocated.rows):
         result.parts.append(allocated)
     if len(order) > len(shown):
-        result.notes.append(f"{len(order) - len(shown)} more lines are not listed: --top 0 lists all")
+        result.notes.append(
+            counted(len(order) - len(shown), "more line|lines is|are not listed: --top 0 lists all")
+        )
     result.notes += _missing(run)
     return result
 

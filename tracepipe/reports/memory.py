@@ -29,7 +29,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
-from tracepipe.units import duration_text, size_text
+from tracepipe.units import agree, counted, duration_text, size_text
 
 _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
@@ -61,8 +61,11 @@ def run(run: Run, options: Options) -> Result:
     until = _Until(run)
     if left_out:
         result.notes.append(
-            f"{left_out} more processes and kinds of memory, with lower peaks, are not listed: --top 0 lists "
-            "all"
+            counted(
+                left_out,
+                "more process|processes or kind|kinds of memory, with lower peaks, is|are not listed: "
+                "--top 0 lists all",
+            )
         )
     if len(places):
         result.parts += [_places(run, found, places, until), _over_time(run, found, places)]
@@ -343,7 +346,8 @@ def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
         yield f"{FAULTS[what]}: {count}"
     if again := given_again(found):
         yield (
-            f"{again} allocations end when their address was allocated again: their frees were not recorded"
+            counted(again, "allocation|allocations ends|end when its|their address was allocated again: ")
+            + agree(again, "its|their free|frees was|were not recorded")
         )
     if keeps_segments(run) and len(never_freed(found)):
         yield (
@@ -352,15 +356,17 @@ def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
         )
     if unmatched := sum(found.unmatched):
         yield (
-            f"{unmatched} allocations and frees have no address: they cannot be matched with each other, and "
-            "are not among the never freed; a free without address and size does not reduce the bytes"
+            f"{counted(unmatched, 'allocation|allocations or free|frees has|have')} no address: "
+            f"{agree(unmatched, 'it|they')} cannot be matched, and {agree(unmatched, 'is|are')} not among "
+            "the never freed; a free without address and size does not reduce the bytes"
         )
     if unsized := int(np.count_nonzero(found.column("is_made") & (found.column("size_bytes") == NONE))):
-        yield f"{unsized} allocations have no size: they are counted with 0 bytes"
+        yield counted(unsized, "allocation|allocations has|have no size: it|they is|are counted with 0 bytes")
     yield from _ended_contexts(run, found)
     for layer, count in _lost(run).items():
         yield (
-            f"{count} {layer} events were lost or filtered, which may include allocations and frees. The "
+            f"{count} {layer} {agree(count, 'event|events was|were')} lost or filtered, which may include "
+            "allocations and frees. The "
             "figures are bounds: allocations and their bytes are lower bounds; a lost free counts as never "
             "freed and raises the peak; a lost allocation lowers the peak and makes its free a fault"
         )
@@ -380,13 +386,14 @@ def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
             noted += 1
             at = duration_text(at_ns - run.facts.start_ns)
             yield (
-                f"{name} at {at} ended a context while {count} allocations ({size_text(size_bytes)}) were "
-                "live: the driver freed those of that context"
+                f"{name} at {at} ended a context while {counted(count, 'allocation|allocations')} "
+                f"({size_text(size_bytes)}) {agree(count, 'was|were')} live: the driver freed "
+                "those of that context"
             )
         else:
             more += count > 0
     if more:
-        yield f"{more} more calls ended a context while allocations were live"
+        yield counted(more, "more call|calls ended a context while allocations were live")
 
 
 REPORT = Report(

@@ -18,6 +18,7 @@ from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import FEW_SAMPLES, side_by_side
+from tracepipe.units import counted
 
 _INSTRUCTIONS: Final = 5
 _REASONS: Final = 4
@@ -54,7 +55,9 @@ def run(run: Run, options: Options, warps: Run | None = None) -> Result:
         result.parts += together
         result.notes += notes
     if len(kernels) > len(shown):
-        result.notes.append(f"{len(kernels) - len(shown)} more kernels are not listed: --top 0 lists all")
+        result.notes.append(
+            counted(len(kernels) - len(shown), "more kernel|kernels is|are not listed: --top 0 lists all")
+        )
     result.notes += _notes(table, shown)
     return result
 
@@ -174,7 +177,9 @@ def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator
         some = ", ".join(few[:3]) + (", …" if len(few) > 3 else "")
         yield f"fewer than {FEW_SAMPLES} samples, too few for reliable shares: {some}"
     if table.left_out:
-        yield f"{table.left_out} samples are of functions or instructions beyond those kept apart"
+        yield counted(
+            table.left_out, "sample|samples is|are of functions or instructions beyond those kept apart"
+        )
     if table.period_cycles:
         cycles = ", ".join(map(str, sorted(table.period_cycles)))
         yield f"one sample on each SM every {cycles} cycles"

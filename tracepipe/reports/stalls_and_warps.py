@@ -20,7 +20,7 @@ from tracepipe.reports.analyses.achieved_occupancy import Held, achieved_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Table
-from tracepipe.units import duration_text
+from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
     from tracepipe.reports.findings.finding import Finding
@@ -328,7 +328,8 @@ def _notes(kernels: list[_Kernel], left_out: int) -> Iterator[str]:
         some = ", ".join(other[:3]) + (", …" if len(other) > 3 else "")
         yield f"the samples are of launches with other grids or blocks than the warps: {some}"
     if left_out:
-        yield f"{left_out} more kernels of the recording of warps, those with the fewest warps, are left out"
+        words = "more kernel|kernels of the recording of warps, with the fewest warps, is|are left out"
+        yield counted(left_out, words)
     yield (
         "stalls and warps are of two recordings: recording warps slows a kernel, so its times are not those "
         "of the samples"

@@ -33,6 +33,7 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.units import counted
 
 _COUNT = Column("count", "count", "count")
 # The layers whose events are functions. Each has a separate table, so that a system call that waits all day
@@ -181,7 +182,10 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
     )
     note = "Times are summed over all threads and streams of a process."
     if no_processes:
-        note += f" Not listed: {no_processes} groups of another tool's tracks that are not processes."
+        groups = counted(
+            no_processes, "group|groups of another tool's tracks that is|are not a_process|processes"
+        )
+        note += f" Not listed: {groups}."
     return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
 
 

@@ -19,7 +19,7 @@ from tracepipe.reports.frames.stored import Growing, flagged, made, parts
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Option, Report, Result
 from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis
 from tracepipe.reports.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
-from tracepipe.units import duration_ns, duration_text
+from tracepipe.units import agree, counted, duration_ns, duration_text
 
 _CELLS_MIN = 20
 _COLUMNS_MAX = 10_000
@@ -157,7 +157,10 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     if 0 < options.threads < len(there):
         shown = np.sort(there[np.argsort(-counts[there], kind="stable")[: options.threads]])
         notes.append(
-            f"{len(there) - len(shown)} threads with fewer events are not drawn: --threads 0 draws all"
+            counted(
+                len(there) - len(shown),
+                "thread|threads with fewer events is|are not drawn: --threads 0 draws all",
+            )
         )
     is_shown = np.zeros(len(first), np.bool_)
     is_shown[shown] = True
@@ -170,7 +173,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
             hooked, own, more = _own_layers(drawn)
             layers.append(drawn.strips(*_levels_of_hooks(own, len(hooked), depth)))
             if more:
-                notes.append(f"{more} layers of hooks with fewer events are not drawn")
+                notes.append(counted(more, "layer|layers of hooks with fewer events is|are not drawn"))
         else:
             layers.append(drawn.strips(*_levels(run, name, depth)))
     for thread, pid, tid in _by_id(run, shown, first[shown]):
@@ -186,7 +189,9 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
                 group.rows.append(Strip(label, spans, instants))
         yield group
     if deeper:
-        notes.append(f"{deeper} calls are nested too deep to be drawn: --depth draws more rows")
+        notes.append(
+            counted(deeper, "call|calls is|are nested too deep to be drawn: --depth draws more rows")
+        )
 
 
 def _by_id(run: Run, threads: Int64s, shapes: Ints) -> Iterator[tuple[int, int | None, int | None]]:
@@ -294,8 +299,9 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     for at, (spans, instants) in sorted(found.items()):
         strip = Strip(f"stream {stream[first[at]]}", spans, instants)
         streams.setdefault(int(gpu[first[at]]), []).append(strip)
+    others_text = agree(len(left_out), "stream|streams")
     together = Group(
-        f"{len(left_out):,} other streams, with less work: --streams 0 draws all",
+        f"{len(left_out):,} other {others_text}, with less work: --streams 0 draws all",
         [Strip("work", others, level=True)],
     )
     return streams, together if len(left_out) else None

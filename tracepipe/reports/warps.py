@@ -19,6 +19,7 @@ from tracepipe.reports.frames.stored import made, parts
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side
+from tracepipe.units import agree, counted
 
 if TYPE_CHECKING:
     from tracepipe.reports.findings import Searched
@@ -75,7 +76,9 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     result = Result("WARPS", [part for part in (*drawn, _findings(found, called)) if part])
     if len(shown) < len(kernels):
         result.notes.append(
-            f"{len(kernels) - len(shown)} more kernels were not analyzed: --top 0 analyzes all"
+            counted(
+                len(kernels) - len(shown), "more kernel|kernels was|were not analyzed: --top 0 analyzes all"
+            )
         )
     if stalls is not None:
         together, notes = side_by_side(stalls, run, called)
@@ -353,8 +356,8 @@ def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
     for kernel in seen:
         if kernel.still_running:
             yield (
-                f"note: {kernel.still_running} warps of {kernel.kernel} had not exited at the end of the "
-                "recording: they are left out"
+                f"note: {counted(kernel.still_running, 'warp|warps')} of {kernel.kernel} had not exited at "
+                f"the end of the recording: {agree(kernel.still_running, 'it|they is|are')} left out"
             )
         if kernel.rows_mixed:
             yield (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tracepipe.capture.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
 from tracepipe.capture.live.totals import FunctionTotal, Snapshot
 from tracepipe.printable import printable
-from tracepipe.units import duration_text, size_text, three_digits
+from tracepipe.units import agree, counted, duration_text, size_text, three_digits
 
 SORTS = ("total", "count", "rate")
 # Powers of four from 256 ns to 4.3 s. Each is the first duration of a column after the first one.
@@ -74,13 +74,13 @@ def view_lines(snapshot: Snapshot, view: View) -> list[Line]:
     if shown:
         made += _table(_function_columns(shown, snapshot, view), view.width)
     if len(functions) > len(shown):
-        made.append(Line(f"and {len(functions) - len(shown)} more functions"))
+        made.append(Line(f"and {counted(len(functions) - len(shown), 'more function|functions')}"))
     if snapshot.threads:
         made += _table(_thread_columns(snapshot), view.width)
         if len(snapshot.threads) > _THREADS_SHOWN:
             rest = _by_time(snapshot)[_THREADS_SHOWN:]
             running = duration_text(sum(thread.running_ns for thread in rest))
-            made.append(Line(f"and {len(rest)} more threads, which ran {running}"))
+            made.append(Line(f"and {counted(len(rest), 'more thread|threads')}, which ran {running}"))
     return [Line(_shown(line.text, view), line.kind) for line in made]
 
 
@@ -108,7 +108,8 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
     """Elapsed time and events; events by layer; losses."""
     elapsed_ns = max(1, snapshot.now_ns - snapshot.start_ns)
     events = sum(snapshot.counts.values())
-    numbers = f"{duration_text(elapsed_ns)}   {events:,} events   {_rate(events, elapsed_ns)}/s"
+    stated = f"{events:,} {agree(events, 'event|events')}"
+    numbers = f"{duration_text(elapsed_ns)}   {stated}   {_rate(events, elapsed_ns)}/s"
     yield Line(f"{numbers}   {view.title}", "title")
     before = view.before.counts if view.before else {}
     passed_ns = _passed_ns(snapshot, view)
@@ -122,7 +123,7 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
     losses = ", ".join(f"{count:,} {layer}" for layer, count in snapshot.losses.items() if count)
     text = f"lost: {losses}" if losses else "nothing lost"
     if unmeasured := snapshot.unmeasured:
-        text += f" · {unmeasured:,} calls counted without a latency"
+        text += f" · {unmeasured:,} {agree(unmeasured, 'call|calls')} counted without a latency"
     yield Line(text, "loss" if losses else "")
     if snapshot.allocated or snapshot.copied:
         yield Line(_moved(snapshot))

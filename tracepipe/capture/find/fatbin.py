@@ -20,6 +20,7 @@ from pathlib import Path
 from tracepipe import seen
 from tracepipe.capture.find.elf import Elf
 from tracepipe.errors import InputError
+from tracepipe.units import counted
 
 _MAGIC = b"\x50\xed\x55\xba"
 _FAT = struct.Struct("<IHHQ")
@@ -96,12 +97,13 @@ def _in_fat_binaries(
                 break
         only_ptx += ptx_count > 0 and not cubin_count
     if unknown:
-        notify(f"{path}: {unknown} cubins are damaged, or their compression is unknown")
+        words = "cubin|cubins is|are damaged, or its|their compression is unknown"
+        notify(f"{path}: {counted(unknown, words)}")
     if only_ptx:
-        notify(
-            f"{path}: {only_ptx} parts are PTX, which the driver compiles at run time: "
-            "their kernels are not listed"
+        words = (
+            "part|parts is|are PTX, which the driver compiles at run time: its|their kernels are not listed"
         )
+        notify(f"{path}: {counted(only_ptx, words)}")
 
 
 def _decompressed(data: bytes, flags: int, size: int) -> bytes | None:

@@ -15,6 +15,7 @@ from tracepipe import seen
 from tracepipe.capture.engines.engine import DeviceEngine
 from tracepipe.capture.request import ANNOTATION, CaptureRequest, Notify
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.units import agree
 
 if TYPE_CHECKING:
     from tracepipe.capture.gpu.build.toolchain import Toolchain
@@ -187,8 +188,11 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
 
 def _budget(request: CaptureRequest) -> str:
     launches = request.gpu_launches_per_kernel
-    each = f", for the first {launches} launches of each kernel" if launches else ""
-    return f"{each}, up to {request.gpu_warps} warps" if request.gpu_warps else ""
+    each = (
+        f", for the first {launches} {agree(launches, 'launch|launches')} of each kernel" if launches else ""
+    )
+    warps = request.gpu_warps
+    return f"{each}, up to {warps} {agree(warps, 'warp|warps')}" if warps else ""
 
 
 def _notify_of(notify: Notify, *parts: str) -> None:

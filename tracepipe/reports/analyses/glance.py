@@ -19,7 +19,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Table
-from tracepipe.units import duration_text, size_text
+from tracepipe.units import agree, counted, duration_text, size_text
 
 # The most ranges that are analyzed: each takes some hundred bytes of memory.
 RANGES_MAX = 100_000
@@ -106,8 +106,8 @@ def _busy(run: Run, found: Glance) -> Iterator[str]:
     """How busy each GPU was, the most idle first, and whether the CPU is the cause."""
     if found.shares and found.lacks_kernels:
         yield (
-            f"Only {found.kernels:,} kernels of {found.launches:,} launches were recorded: the GPUs were "
-            "busy for longer than shown here."
+            f"Only {found.kernels:,} {agree(found.kernels, 'kernel|kernels')} of {found.launches:,} launches "
+            f"{agree(found.kernels, 'was|were')} recorded: the GPUs were busy for longer than shown here."
         )
         return
     most_idle = sorted(found.shares, key=lambda one: (-(one.percent(one.idle_ns) or 0), one.gpu))
@@ -157,8 +157,8 @@ def _late(run: Run, found: Glance) -> Iterator[str]:
         process = found.processes.get(gpu)
         of = f" ({process})" if process and len(set(found.processes.values())) > 1 else ""
         yield (
-            f"GPU {gpu}{of} is the last to start {last} of {count} collectives; the others wait "
-            f"{duration_text(waited_ns)} for it."
+            f"GPU {gpu}{of} is the last to start {last} of {counted(count, 'collective|collectives')}; the "
+            f"others wait {duration_text(waited_ns)} for it."
         )
 
 
@@ -265,7 +265,9 @@ def _collectives(found: Glance) -> Table:
         "summed."
     )
     if found.collectives.unmatched:
-        note += f" {found.collectives.unmatched:,} kernels could not be matched with those of other GPUs."
+        unmatched = found.collectives.unmatched
+        kernels = agree(unmatched, "kernel|kernels")
+        note += f" {unmatched:,} {kernels} could not be matched with those of other GPUs."
     return Table("collectives", "Collectives, and which GPU is last", columns, rows, note, grouped=True)
 
 

@@ -25,6 +25,7 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.shapes import NO_SUCH
 from tracepipe.reports.frames.stored import made, taken
 from tracepipe.reports.report import Column, Table
+from tracepipe.units import agree, counted
 
 _VARIANT = r"(_v\d+)?(_ptsz|_ptds)?"
 _SYNCHRONISE = re.compile(r"cu(Ctx|daDevice|daThread)Synchronize" + _VARIANT)
@@ -74,7 +75,7 @@ def launch_tables(run: Run, top: int, least_ns: int) -> tuple[list[Table], list[
         if len(table.rows):
             tables.append(table)
     if left_out:
-        notes.append(f"{left_out} more processes are not listed: --top 0 lists all")
+        notes.append(counted(left_out, "more process|processes is|are not listed: --top 0 lists all"))
     return tables, notes
 
 
@@ -143,7 +144,9 @@ def _surely_idle(run: Run, launches: Ints) -> tuple[_Idle, list[str]]:
         for pid in named[:_NAMED_MAX].tolist()
     ]
     if len(named) > _NAMED_MAX:
-        notes.append(f"{len(named) - _NAMED_MAX} more processes use several GPUs or contexts")
+        notes.append(
+            counted(len(named) - _NAMED_MAX, "more process|processes uses|use several GPUs or contexts")
+        )
     work = np.union1d(calls_named(run, _WORK), launches).astype(np.int32)
     return _idle_of(run, work, _succeeded(run, waits[~np.isin(_pids(run, waits), several)])), notes
 
@@ -260,4 +263,5 @@ def _notes(run: Run) -> Iterator[str]:
     if left_out := ", ".join(name for name in _LEAVING_OUT if options.get(name)):
         yield f"calls were left out ({left_out}): it is not known when the GPU surely had no work"
     if lost := run.facts.losses["userspace"] + run.facts.losses["unknown layer"]:
-        yield f"{lost} events of calls were lost: the GPU may have had work where it counts as surely idle"
+        words = agree(lost, "event|events of calls was|were")
+        yield f"{lost} {words} lost: the GPU may have had work where it counts as surely idle"

@@ -16,7 +16,7 @@ from tracepipe.reports.frames.arrays import Floats, Int32s, Int64s, Ints
 from tracepipe.reports.frames.grouping import in_buckets, reduced
 from tracepipe.reports.frames.libraries import collections, np, ticker
 from tracepipe.reports.frames.stored import flagged, made, parts, release
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +84,8 @@ def panels(scope: Scope) -> list[Panel]:
     drawn = islice(_timed(kernels, scope), KERNELS_MAX)
     found = [_panel(_called(kernel, names), kernel, rows, scope) for kernel, rows in drawn]
     if names.total() > KERNELS_MAX:
-        found.append(Panel(f"{names.total() - KERNELS_MAX} more kernels, with fewer warps, are not drawn"))
+        words = "more kernel|kernels, with fewer warps, is|are not drawn"
+        found.append(Panel(counted(names.total() - KERNELS_MAX, words)))
     return found
 
 
@@ -148,7 +149,8 @@ def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
     picture = _picture(exits, apart > 0)
     if count == 1 and not apart:
         return Panel(f"{name}: all lanes of its only warp exit together{scope.place()}")
-    title = f"{name}: {count:,} warps{times} exit within {duration_text(picture.last_ns[1])}{scope.place()}"
+    warps = f"{count:,} {agree(count, 'warp|warps')}{times} {agree(count, 'exits|exit')}"
+    title = f"{name}: {warps} within {duration_text(picture.last_ns[1])}{scope.place()}"
     if apart:
         title += f"; in {apart:,} of them the lanes exit up to {duration_text(picture.apart_ns[1])} apart"
     else:

@@ -21,7 +21,7 @@ from tracepipe.reports.frames.arrays import Floats, Int64s
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import matplotlib, np
 from tracepipe.reports.frames.stored import flagged, made
-from tracepipe.units import duration_text
+from tracepipe.units import agree, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,7 +82,7 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
 
 
 def _gaps(count: int) -> str:
-    return f"{count:,} gap{'s' * (count > 1)}"
+    return f"{count:,} {agree(count, 'gap|gaps')}"
 
 
 def _percent(share: float) -> str:

@@ -16,7 +16,7 @@ from tracepipe.reports.frames.grouping import in_buckets
 from tracepipe.reports.frames.intervals import Stretches, most_at_once, nothing
 from tracepipe.reports.frames.libraries import matplotlib, np, ticker
 from tracepipe.reports.frames.stored import made, parts
-from tracepipe.units import duration_text
+from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,8 +60,11 @@ def panels(scope: Scope) -> list[Panel]:
         if not stretches:
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: no warp has a length"))
         if len(shown) < len(stretches):
-            more = f"{len(stretches) - len(shown)} more stretches, with less work, are not drawn"
-            found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}: --start, --end, --kernel select them"))
+            words = "more stretch|stretches, with less work, is|are not drawn"
+            more = (
+                f"{counted(len(stretches) - len(shown), words)}: tracepipe plot has --start, --end, --kernel"
+            )
+            found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}"))
     return found + left_out
 
 

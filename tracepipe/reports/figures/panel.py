@@ -85,7 +85,7 @@ def scope_of(run: Run, start: str, end: str, kernel: str) -> Scope:
 def empty_stretch(start_ns: int, end_ns: int, length_ns: int) -> TracepipeError:
     """The error for a stretch of time with nothing in it, of a run of this length."""
     return TracepipeError(
-        f"There is no time from {duration_text(start_ns)} to {duration_text(end_ns)} of the run.",
+        f"The stretch from {duration_text(start_ns)} to {duration_text(end_ns)} of the run is empty.",
         f"The run lasts {duration_text(length_ns)}; a number without a unit is in seconds.",
     )
 

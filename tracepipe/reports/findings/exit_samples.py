@@ -23,6 +23,7 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured
 from tracepipe.reports.frames.stored import flagged, taken
+from tracepipe.units import agree
 
 
 class Pattern(NamedTuple):
@@ -37,7 +38,7 @@ class Pattern(NamedTuple):
     def name(self) -> str:
         if self.of == "lanes":
             lanes = listed(list(self.residues))
-            return f"{self.kernel}: delay of lane{'s' * (len(self.residues) != 1)} {lanes}"
+            return f"{self.kernel}: delay of {agree(len(self.residues), 'lane|lanes')} {lanes}"
         letter = self.of[0]
         residues = " or ".join(map(str, self.residues))
         return f"{self.kernel}: delay of {self.of} with {letter} mod {self.modulus} = {residues}"

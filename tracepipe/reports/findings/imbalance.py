@@ -24,7 +24,7 @@ from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import flagged, parts, stored, taken
-from tracepipe.units import duration_text
+from tracepipe.units import agree, duration_text
 
 MOST_SMS_SHARE = 0.5
 """The largest share of SMs that can be late: with more, the others are early."""
@@ -107,7 +107,7 @@ def _sm_finding(
     per_sm = np.sum(counts, axis=0) / kernel.launches.size
     own, others = float(per_sm[slow].mean()), float(per_sm[~slow].mean())
     evidence = (
-        f"On SM{'s' * (len(which) > 1)} {listed(which)} of {sms.size} blocks take {duration_text(delay)} "
+        f"On {agree(len(which), 'SM|SMs')} {listed(which)} of {sms.size} blocks take {duration_text(delay)} "
         f"longer than others that started with them, {percent(delay / max(life, 1.0))} of a block's time, "
         f"with {own:.3g} blocks a launch there and {others:.3g} on others ({confidence(worst_p)})"
     )

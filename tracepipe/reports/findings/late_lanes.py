@@ -10,7 +10,7 @@ from tracepipe.reports.findings.stride import LANES_CAUSE
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
-from tracepipe.units import duration_text
+from tracepipe.units import agree, duration_text
 
 STRIDES = (2, 4, 8, 16)
 """Moduli of lanes that are tried: banks, sectors and vector widths are powers of two."""
@@ -55,7 +55,9 @@ def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
     is_early = not kernel.lanes_timed and len(lanes) > len(seen) / 2
     named = [lane for lane in seen if lane not in lanes] if is_early else lanes
     order, than = ("first", "before") if is_early else ("last", "after")
-    which = f"lane{'s' * (len(named) != 1)} {listed(named)} ({_which(kernel, parted, named, stride, seen)})"
+    which = (
+        f"{agree(len(named), 'lane|lanes')} {listed(named)} ({_which(kernel, parted, named, stride, seen)})"
+    )
     evidence = (
         f"{_where(kernel, parted, place)} the lanes exit at different times: {which} {order}{_most(parted)}, "
         f"{duration_text(delay)} {than} the others{_in_turn(parted)}{_worth(kernel, share)}"

@@ -30,7 +30,7 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import made
-from tracepipe.units import duration_text
+from tracepipe.units import counted, duration_text
 
 MIN_SUPERIORITY = 0.8
 """The least chance that a border block takes longer than an inner one; with less, the two hardly differ."""
@@ -212,7 +212,7 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
     verb, than = ("take", "longer") if kernel.has_entries else ("exit", "later")
     evidence = (
         f"The {border.sum()} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
-        f"{(~border).sum()} inner ones, {percent(share)} of the kernel's duration "
+        f"{counted((~border).sum(), 'inner one|ones')}, {percent(share)} of the kernel's duration "
         f"({confidence(p_value)})"
     )
     numbers = {

@@ -16,7 +16,7 @@ from tracepipe.reports.findings.sampling import sample
 from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import flagged
-from tracepipe.units import duration_text
+from tracepipe.units import agree, duration_text
 
 MIN_WARPS = 4
 """A block with fewer warps has no classes of warps."""
@@ -66,7 +66,7 @@ def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
         return []  # one lane of each warp is late: divergence reports that
     delays = _delays(times, late)
     return _finding(
-        kernel, late, delays, 1, f"warp{'s' * (delays.size != 1)} of {LANES} threads", LANES_CAUSE
+        kernel, late, delays, 1, f"{agree(delays.size, 'warp|warps')} of {LANES} threads", LANES_CAUSE
     )
 
 
@@ -87,7 +87,7 @@ def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
         return []
     delays = _delays(times, late)
     return _finding(
-        kernel, late, delays, LANES, f"block{'s' * (delays.size != 1)} of {count} warps", WARPS_CAUSE
+        kernel, late, delays, LANES, f"{agree(delays.size, 'block|blocks')} of {count} warps", WARPS_CAUSE
     )
 
 

@@ -21,7 +21,7 @@ from tracepipe.reports.frames.grouping import in_buckets, numbered
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 MIN_IDLE_SLOTS = 0.10
 """The least idle share of the kernel's block slots over its whole duration. With any grid, the last blocks do
@@ -167,9 +167,10 @@ def _partial(kernel: KernelWarps) -> list[Finding]:
     cluster = kernel.cluster_of(kernel.launch_id(int(kernel.launches[0]))) if unused else 1
     share = waves.tail_ns / max(waves.duration_ns, 1)
     clustered = f" in clusters of {cluster}" if cluster > 1 else ""
+    sms = f"{waves.sms} of {kernel.sm_count} SMs" if unused else counted(waves.sms, "SM|SMs")
     evidence = (
         f"{blocks:,} blocks{clustered} run {waves.blocks_per_sm} at a time on each of "
-        f"{f'{waves.sms} of {kernel.sm_count}' if unused else waves.sms} SMs, in "
+        f"{sms}, in "
         f"{waves.waves:.2f} waves: the last one fills {percent(last)} of the slots and takes "
         f"{duration_text(waves.tail_ns)}, {percent(share)} of the kernel's duration; this leaves "
         f"{percent(waves.idle_share)} of the slots' time idle"
@@ -215,7 +216,7 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
         return []
     evidence = (
         f"The {warps} warps of a block exit one after the other, {duration_text(step)} apart, "
-        f"{duration_text(span)} from the first to the last: seen in {rows:,} block{'s' * (rows != 1)} "
+        f"{duration_text(span)} from the first to the last: seen in {rows:,} {agree(rows, 'block|blocks')} "
         f"(rank correlation {correlation:.2f}, {confidence(p_value)})"
     )
     numbers = {

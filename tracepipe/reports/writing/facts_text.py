@@ -9,12 +9,12 @@ from typing import Any
 from tracepipe.event.model import LAYERS
 from tracepipe.recording.account import fit_text
 from tracepipe.reports.frames.run import Facts
-from tracepipe.units import duration_text
+from tracepipe.units import agree, counted, duration_text
 
 _OUTCOMES = {
-    "unclosed": "calls had no end: they are counted, but their length is not known",
-    "no_begin": "ends had no begin: they are not counted as calls",
-    "overlaps": "slices do not nest in the order of their events: their callers are found by their times",
+    "unclosed": "call|calls had no end: it|they is|are counted, but its|their length is not known",
+    "no_begin": "end|ends had no begin: it|they is|are not counted as a_call|calls",
+    "overlaps": "slice|slices does|do not nest in the order of its|their events: callers are found by times",
 }
 
 
@@ -30,7 +30,7 @@ def lacks(facts: Facts) -> Iterator[str]:
     yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():
-        yield f"lost: {count} {layer} events happened and were not recorded"
+        yield f"lost: {count} {layer} {agree(count, 'event|events happened and was|were not recorded')}"
 
 
 def _clocks(facts: Facts) -> Iterator[str]:
@@ -45,8 +45,8 @@ def _clocks(facts: Facts) -> Iterator[str]:
             yield f"clock {clock}: {by}within {known['bound_ns']} ns of {facts.trace_clock}"
     for clock, count in facts.unplaced.items():
         yield (
-            f"left out: {count} events on {clock}, which has no clock pairs; "
-            f"--assume-offset {clock}=NS places them"
+            f"left out: {counted(count, 'event|events')} on {clock}, which has no clock pairs; "
+            f"--assume-offset {clock}=NS places {agree(count, 'it|them')}"
         )
 
 

@@ -17,6 +17,7 @@ from tracepipe.capture.engines.bpftrace.language import TEXT_PIECE_BYTES, Order
 from tracepipe.capture.engines.bpftrace.script import Script
 from tracepipe.capture.request import Notify
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.units import counted
 
 # A function that takes two 64-bit integers, is in every C library, and is hardly ever called.
 CONTROL = "lldiv"
@@ -186,7 +187,8 @@ class Progress:
         now_s = time.monotonic()
         if now_s - self._began_s > _SLOW_S and not self._is_reported:
             self._is_reported = True
-            self._notify(f"bpftrace is attaching {self._process.asked_points} probes; this takes a while")
+            probes = counted(self._process.asked_points, "probe|probes")
+            self._notify(f"bpftrace is attaching {probes}; this takes a while")
         folder = Path("/proc", str(self._process.pid))
         with suppress(OSError):
             times = (folder / "stat").read_text().rpartition(")")[2].split()[11:13]

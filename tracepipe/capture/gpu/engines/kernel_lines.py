@@ -59,6 +59,7 @@ from tracepipe.capture.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.capture.records.line import Lines
 from tracepipe.capture.records.spans import Wanted
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.units import counted
 
 _EVENT_BYTES: Final = {
     KIND_KERNEL: KERNEL.size,
@@ -216,10 +217,8 @@ class KernelsRenderer(ChannelRenderer):
                 continue
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
             count = self._process(record.pid).launches.take_waiting()
-            counted = f"{count} launches and all later ones" if count else "later launches"
-            reason = (
-                f"another profiler took over CUPTI in process {record.pid}: kernels of {counted} are lost"
-            )
+            which = counted(count, "launch|launches and all later ones") if count else "later launches"
+            reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {which} are lost"
             self._note(f"{reason}; run the program without that profiler to record them")
             # At least 1, as something was lost even if no launch is known.
             add_loss(self._losses, "gpu_kernel", max(count, 1))
