@@ -200,7 +200,7 @@ def test_a_recording_becomes_a_perfetto_trace_next_to_it(run: Run, here: Path) -
     assert (code, out) == (0, "")
     assert err.splitlines() == [
         "run.jsonl: tracepipe, 1 userspace, 1 gpu_kernel",
-        "clock globaltimer:0: 1 pairs, drift unknown, within 12 ns",
+        "clock globaltimer:0: 1 pair, drift unknown, within 12 ns",
         "wrote run.pftrace: open it in ui.perfetto.dev, or run tracepipe open run.pftrace",
     ]
     assert len(pb.Trace.FromString((here / "run.pftrace").read_bytes()).packet) > 5
@@ -466,7 +466,7 @@ def test_validate_names_file_line_and_field(run: Run, here: Path) -> None:
     first, second = out.splitlines()
     assert first == "run.jsonl:3: ts_ns: must be an integer, not 'soon'"
     assert second.startswith("run.jsonl:5: is not JSON")
-    assert "1 events, 2 bad lines, 0 unclear" in err
+    assert "1 event, 2 bad lines, 0 unclear" in err
     assert "note: the footer counts 1 userspace event, the file has 0" in err
 
 

@@ -159,7 +159,7 @@ def test_losses_clocks_and_bad_lines_are_stated(run: Run, tmp_path: Path) -> Non
     _, out, _ = run("summary", str(recording), columns=200)
     assert f"skipped: {recording}:6: is not JSON" in out
     assert "note: 1 call had no end: it is counted, but its length is not known" in out
-    assert f"clock {GPU_CLOCK}: 1 pairs, drift unknown, within 12 ns of monotonic" in out
+    assert f"clock {GPU_CLOCK}: 1 pair, drift unknown, within 12 ns of monotonic" in out
     assert "lost: 7 userspace events happened and were not recorded" in out
     code, _, err = run("summary", str(recording), "--strict")
     assert (code, err.splitlines()[0]) == (

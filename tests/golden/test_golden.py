@@ -7,6 +7,7 @@ import pytest
 from tests.golden.asked import Asked
 from tests.golden.cases import Case, cases, with_sample
 from tests.golden.seen import lines_by_track, starts_of_lines
+from tracepipe.units import counted
 
 every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 case_or_sample = pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)
@@ -38,7 +39,13 @@ def test_text_shows_what_was_laid_out(case: Case) -> None:
     instants = sum(one.instant for one in slices)
     counts = sum(len(values) for _, values in seen.counters)
     tracks = len(seen.slices) + len(seen.counters)
-    assert totals == f"{tracks} tracks, {len(slices) - instants} slices, {instants} instants, {counts} counts"
+    expected = [
+        counted(tracks, "track|tracks"),
+        counted(len(slices) - instants, "slice|slices"),
+        counted(instants, "instant|instants"),
+        counted(counts, "count|counts"),
+    ]
+    assert totals == ", ".join(expected)
 
 
 @case_or_sample

@@ -264,7 +264,7 @@ def test_launches_are_joined_however_long_clocks_have_drifted_apart(tmp_path: Pa
     written(run, lines)
     torch.write_text(json.dumps(trace))
     _, account = converted(paths)
-    assert account.notes == ["200 calls, kernels and copies are in two recordings and drawn once"]
+    assert account.notes == ["200 calls, kernels or copies are in two recordings and drawn once"]
     anchor = account.parts[1].anchor or {}
     assert anchor["by"].startswith("200 launches that run.jsonl recorded too, ")
     assert abs(anchor["drift_ppm"] + 20) < 0.01
@@ -297,7 +297,7 @@ def test_a_launch_that_two_tools_recorded_is_one_slice(
     assert len(flows) == 12
     assert all("cudaLaunchKernel" in start and "AllReduce" in end for start, end in flows)
     _, account = converted(paths)
-    assert account.notes == ["12 calls, kernels and copies are in two recordings and drawn once"]
+    assert account.notes == ["12 calls, kernels or copies are in two recordings and drawn once"]
 
 
 @pytest.mark.parametrize("launches", [500, None])

@@ -54,7 +54,7 @@ def test_calls_that_both_recorded_put_their_clocks_together(account: Account) ->
     # Every call lies in the other tool's where CLOCK_REALTIME is 1067 to 1736 ns off.
     assert match is not None and 1_067 <= int(match[1]) <= 1_736
     assert bound_ns is not None and bound_ns <= 500
-    assert "54 calls, kernels and copies are in two recordings and drawn once" in account.notes
+    assert "54 calls, kernels or copies are in two recordings and drawn once" in account.notes
 
 
 def test_each_call_of_the_profiler_lies_in_that_of_the_probes(asked: RealTraceProcessor) -> None:

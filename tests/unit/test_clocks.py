@@ -658,4 +658,4 @@ def test_a_statement_gives_no_drift_where_the_pairs_do_not_show_one() -> None:
     stamping.stamp([event(1_050 * SECOND_NS, clock=GPU)])
     (statement,) = stamping.clocks.statements()
     assert (statement["pairs"], "drift_ppm" in statement) == (1, False)
-    assert fit_text(statement) == "1 pairs, drift unknown"
+    assert fit_text(statement) == "1 pair, drift unknown"

@@ -164,14 +164,12 @@ def test_events_from_before_the_start_and_without_a_form_are_reported(to: str, t
         span(2_000, 2_100, "kernel", "gpu_kernel", gpu=0),
         span(2_000, 2_100, "HtoD", "transfer", gpu=0),
     )
-    what = (
-        "gpu_kernel events, 1 copies on a GPU" if to == "layered" else "transfer events, 1 gpu_kernel events"
-    )
+    what = "gpu_kernel event, 1 copy on a GPU" if to == "layered" else "transfer event, 1 gpu_kernel event"
     left_out = {f"1 {part}" if not part[0].isdigit() else part for part in what.split(", ")}
     reasons = notes[0].removeprefix("not written, as the format has no form for it: ")
     assert set(reasons.split(", ")) == left_out
-    events = "events" if to == "layered" else "calls"
-    assert notes[1] == f"1 {events} before the start of the trace are written at 0"
+    event_word = "event" if to == "layered" else "call"
+    assert notes[1] == f"1 {event_word} before the start of the trace is written at 0"
 
 
 # The table ---------------------------------------------------------------------------------------------
@@ -215,8 +213,8 @@ def test_calls_inside_others_and_other_libraries_are_left_out_and_counted(tmp_pa
     ]  # fmt: skip
     assert notes == [
         "not written, as the format has no form for it: 2 calls inside others, "
-        "1 calls outside of CUDA's libraries, "
-        "1 calls without begin and end"
+        "1 call outside of CUDA's libraries, "
+        "1 call without begin and end"
     ]
 
 

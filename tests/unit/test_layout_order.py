@@ -166,4 +166,4 @@ def test_a_flow_stays_with_its_slice_where_a_window_ends(
     (tmp_path / "input.json").write_text(json.dumps(some))
     text, _ = converted(tmp_path / "input.json", "text")
     assert text.count(b"\xe2\x86\x92") == 4  # flows that start
-    assert b", 9 slices, 1 instants, " in text  # the recording itself
+    assert b", 9 slices, 1 instant, " in text  # the recording itself

@@ -46,7 +46,7 @@ def test_a_timeline_reads_as_a_tree() -> None:
         "               300                 here",
         "    device memory [bytes]",
         "               100  4096",
-        "2 tracks, 2 slices, 1 instants, 1 counts",
+        "2 tracks, 2 slices, 1 instant, 1 count",
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_track_has_its_newest_name() -> None:
     text = out.getvalue().decode()
     assert text.count("thread vec_add 7") == 1
     assert text.count("CUDA API") == 1
-    assert text.endswith("1 tracks, 0 slices, 2 instants, 0 counts\n")
+    assert text.endswith("1 track, 0 slices, 2 instants, 0 counts\n")
     assert "bash" not in text
 
 

@@ -119,4 +119,5 @@ def _lost(losses: Mapping[str, int], cpu_losses: Mapping[str, Mapping[int, int]]
             where = ", ".join(f"{lost} on processor {cpu}" for cpu, lost in sorted(by_cpu.items()))
             hint = f" ({where}); raise --ring-bytes" if where else ""
             happened = agree(count, "event|events happened and was|were not recorded")
-            yield f"lost: {count} {layer} {happened}{hint}"
+            of = "unknown layer" if layer == "unknown" else layer
+            yield f"lost: {count} {of} {happened}{hint}"

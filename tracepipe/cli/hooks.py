@@ -142,7 +142,7 @@ def test_command(
         report = hits(recording, names)
     for row in report.rows:
         put(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
-        for arguments in row.first:
+        for arguments in filter(None, row.first):
             put("             " + ", ".join(f"{name}={value}" for name, value in arguments.items()))
     total = counted(sum(row.count for row in report.rows), "hit|hits")
     put(f"{total} in {report.seconds:.2f} s, {report.lost_count} lost")

@@ -40,7 +40,7 @@ class TableWriter(LineWriter):
     """Writes events as they come."""
 
     loss = b"Lost %d events\n"
-    what = "calls"
+    what = "call|calls"
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         super().__init__(out, info)

@@ -127,7 +127,7 @@ class EventFileWriter:
         self._flush()
 
     def remarks(self) -> list[str]:
-        """What the file does not contain."""
+        """Remarks about what the file does not contain."""
         return without_form(self._unwritten)
 
 

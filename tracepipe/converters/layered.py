@@ -44,7 +44,7 @@ class LayeredWriter(LineWriter):
     """Writes events as they come."""
 
     loss = b'{"type":"lost_events","data":{"events":%d}}\n'
-    what = "events"
+    what = "event|events"
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         super().__init__(out, info)

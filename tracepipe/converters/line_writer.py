@@ -16,6 +16,7 @@ from tracepipe.event.model import NO_SLICES
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import PlacedWarps
+from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.event.model import Record
@@ -51,7 +52,8 @@ class LineWriter(ABC):
 
     def remarks(self) -> list[str]:
         """Remarks on events for which the format has no form, and on those before the start of the trace."""
-        moved = f"{self._before_start} {self.what} before the start of the trace are written at 0"
+        words = f"{self.what} before the start of the trace is|are written at 0"
+        moved = counted(self._before_start, words)
         return without_form(self._unwritten) + [moved] * bool(self._before_start)
 
     def _rows(self, batch: TraceBatch, tables: Tables) -> Iterator[tuple[int, int, int, Shape, int]]:

@@ -46,7 +46,7 @@ class NativeStream:
         return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))
 
     def take(self) -> bytes:
-        """What was written since the last call."""
+        """The bytes that were written since the last call."""
         out = ctypes.c_void_p()
         size = self._core.tp_perfetto_take(self.packets, ctypes.byref(out))
         return ctypes.string_at(out, size) if size else b""

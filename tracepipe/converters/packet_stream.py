@@ -82,7 +82,7 @@ class PacketStream:
         return number(8, ts_ns - last_ns)
 
     def take(self) -> bytes:
-        """What was written since the last call."""
+        """The bytes that were written since the last call."""
         out, self._out = self._out, []
         return b"".join(out)
 
@@ -96,5 +96,5 @@ def _varint_sizes(values: Int64s) -> Int64s:
 
 
 def _heads(ready: tuple[bytes, ...], tag: bytes, sizes: Int64s) -> list[bytes]:
-    """What precedes messages of these sizes."""
+    """The bytes before messages of these sizes."""
     return [ready[size] if size < SMALL_END else tag + varint(size) for size in sizes.tolist()]

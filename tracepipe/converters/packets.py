@@ -181,7 +181,7 @@ class Packets:
     # Packets -------------------------------------------------------------------------------------------
 
     def take(self) -> bytes:
-        """What was written since the last call."""
+        """The bytes that were written since the last call."""
         return self._stream.take()
 
     def _move_pending(self, interned: dict[int, list[bytes]], at: int) -> None:
