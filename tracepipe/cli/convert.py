@@ -52,7 +52,7 @@ class _Drawn(ReadFields):
 
 @dataclass(frozen=True, slots=True)
 class _OfDataset:
-    """What is converted of a dataset."""
+    """The part of a dataset to convert."""
 
     ranks: Annotated[
         str,

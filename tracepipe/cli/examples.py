@@ -75,7 +75,7 @@ def examples_of(command: str) -> tuple[str, ...]:
 
 
 def example_lines(command: str) -> Iterator[str]:
-    """What the help of a command ends with."""
+    """The lines at the end of a command's help."""
     yield " Examples:"
     yield ""
     for line in examples_of(command):

@@ -29,7 +29,7 @@ _MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class OnGpus:
-    """What is recorded of a command's GPUs."""
+    """The recording of a command's work on GPUs."""
 
     gpu: Annotated[
         Gpu,  # type: ignore[valid-type]
@@ -66,8 +66,8 @@ class OnGpus:
             parser=whole(),
             metavar="N",
             help="Record the warps of the first N launches of each kernel; 0: of all launches. Default: "
-            f"{BUDGET_LAUNCHES} if there is a budget of warps (--gpu-warps or auto) and no --launches; "
-            "else all.",
+            f"{BUDGET_LAUNCHES} with a limit of warps (by --gpu-warps or auto) and without --launches; "
+            "otherwise all.",
             rich_help_panel=GPUS,
         ),
     ] = None
@@ -96,7 +96,7 @@ class OnGpus:
             "--gpu-warps",
             parser=whole(1),
             metavar="N",
-            help="Record warps, and start no further launch's recording after N warps. Default: no limit; "
+            help="Record warps, and after N warps record no further launch. Default: no limit; "
             f"with auto, {AUTO_WARPS}.",
             rich_help_panel=GPUS,
         ),

@@ -18,7 +18,7 @@ LAST = "Flight recorder"
 
 @dataclass(frozen=True, slots=True)
 class OnlyLast:
-    """What is kept, and when it is written."""
+    """The events that a flight recorder keeps, and when it writes them."""
 
     last: Annotated[
         str,

@@ -35,7 +35,7 @@ COMMAND_LAST = {"allow_interspersed_args": False}
 """The settings of a command that runs another: what follows the first argument is not for it."""
 
 WHO, WHAT, WHEN = "Whose events", "Which events", "When"
-_DURATION = f"Stop after this time: 10s, 500ms, 2m. With windows, each is this long. {SECONDS}"
+_DURATION = "Stop after this time: 10s, 500ms, 2m."
 
 Command = Annotated[
     list[str] | None, typer.Argument(help="The command to run and record, after --.", metavar="-- COMMAND")
@@ -90,7 +90,7 @@ class Which:
             metavar="LAYER,...",
             autocompletion=complete_layers,
             help=f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first "
-            "four, and annotation if a command is run; none: only the functions of --hook. "
+            "four, and annotation if a command is run; none: none of these, only what other options name. "
             "Default: all, without kernel where the NVIDIA driver cannot be probed.",
             rich_help_panel=WHAT,
         ),
@@ -198,7 +198,7 @@ class Until:
     """When a command ends that writes no file."""
 
     duration: Annotated[
-        str, typer.Option("--duration", metavar="TIME", help=_DURATION, rich_help_panel=WHEN)
+        str, typer.Option("--duration", metavar="TIME", help=f"{_DURATION} {SECONDS}", rich_help_panel=WHEN)
     ] = ""
 
 
@@ -206,6 +206,15 @@ class Until:
 class UntilFull(Until):
     """When a command ends that writes a file."""
 
+    duration: Annotated[
+        str,
+        typer.Option(
+            "--duration",
+            metavar="TIME",
+            help=f"{_DURATION} With windows, each is this long. {SECONDS}",
+            rich_help_panel=WHEN,
+        ),
+    ] = ""
     max_events: Annotated[
         int | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""How the result of a report is printed, and of which kind the file is that it writes."""
+"""Prints the result of a report, and finds the format of the file that it writes."""
 
 from __future__ import annotations
 

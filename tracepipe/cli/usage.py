@@ -40,7 +40,7 @@ def usage_lines(error: Any) -> Iterator[str]:
 
 
 def _of_value(error: Any, hint: str) -> tuple[str, str]:
-    """What is wrong with the value of an option or argument, and what to do."""
+    """The message and the hint about a wrong value of an option or argument."""
     message, choices = error.message, getattr(getattr(error.param, "type", None), "choices", None)
     given, found, _ = message.partition(_NOT_ONE_OF)
     if found and choices:
