@@ -58,7 +58,7 @@ def short_kernel_name(name: str) -> str:
 
 
 def _opening_of_last(text: str) -> int:
-    """Where the bracket opens that the last letter, a `)`, closes; -1 if nowhere."""
+    """The place of the bracket that the last letter, a `)`, closes; -1 if there is none."""
     depth = 0
     for at in range(len(text) - 1, -1, -1):
         if text[at] in _CLOSING:

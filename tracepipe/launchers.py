@@ -40,14 +40,14 @@ IN_EACH_RANK: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process among the ranks of its job, of which there are `world_size` where that is known."""
+    """A process among the ranks of its job. `world_size` is the number of ranks, if it is known."""
 
     rank: int
     world_size: int | None
 
 
 def launcher_in(command: Sequence[str]) -> str:
-    """The program that starts the ranks, where that is what a command runs; "" of any other command."""
+    """The program that starts the ranks, if the command runs one; otherwise ""."""
     if not command:
         return ""
     name = PurePath(command[0]).name
@@ -80,7 +80,7 @@ def place_of(command: Sequence[str], pids: Sequence[int]) -> Place:
 
 
 def _world_size(environment: Mapping[str, str], rank: int) -> int | None:
-    """The size that a launcher says together with this rank."""
+    """The number of ranks that a launcher states together with this rank."""
     sizes = (
         _number(environment.get(size, "")) for name, size in _VARIABLES if environment.get(name) == str(rank)
     )

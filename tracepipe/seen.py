@@ -34,7 +34,7 @@ def is_same(path: str | Path, other: str | Path) -> bool:
 
 
 def fitting(folder: Path, pattern: str) -> list[Path]:
-    """What fits a pattern in a folder, sorted."""
+    """The paths in a folder that fit a pattern, sorted."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:

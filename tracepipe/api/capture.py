@@ -61,7 +61,7 @@ def capture(
 
 
 def _request(command: list[str], pids: tuple[int, ...], options: CaptureOptions) -> CaptureRequest:
-    """What the options ask for. Raises TracepipeError."""
+    """The request that the options make. Raises TracepipeError."""
     from tracepipe.capture.plan import layers_here
 
     own = not (command or pids or options.comm or options.system)

@@ -94,7 +94,7 @@ class Files:
     notify: Notify
 
     def keeping(self, path: str, *, force: bool) -> AbstractContextManager[BinaryIO]:
-        """The file of one."""
+        """The file of a recording, as `keeping` opens it."""
         return keeping(path, force=force, notify=self.notify)
 
     def another(self, path: str) -> str:

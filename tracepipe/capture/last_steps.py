@@ -48,7 +48,7 @@ class LastSteps:
 
 
 def why(error: Exception) -> str:
-    """What went wrong with a recording, in a few words."""
+    """The failure of a recording in a few words."""
     if isinstance(error, MemoryError):
         return "no memory"
     behind = (error.__cause__ if isinstance(error, TracepipeError) else None) or error

@@ -55,7 +55,7 @@ class ChosenRank:
 
     @property
     def header(self) -> dict[str, Any]:
-        """What the dataset knows of the recording, as the header of one says it."""
+        """The facts in the dataset about a recording, in the form of its header."""
         host = {} if self.host == UNKNOWN_HOST else {"host": self.host}
         size = {} if self.world_size is None else {"world_size": self.world_size}
         return {**host, "rank": self.rank, **size}

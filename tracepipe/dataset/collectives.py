@@ -153,7 +153,7 @@ def _operations(given: list[str | None], names: list[str | None]) -> list[str]:
 
 
 def _groups(names: list[str | None], members: list[str | None]) -> list[str]:
-    """What tells groups apart: on different ranks groups of one name may have different members."""
+    """Names that distinguish groups: on different ranks, groups of one name may have different members."""
     return [f"{name or ''} {ranks or ''}".strip() for name, ranks in zip(names, members, strict=True)]
 
 

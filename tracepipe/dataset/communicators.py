@@ -26,7 +26,7 @@ _BEGINS, _ENDS = "GroupStart", "GroupEnd"
 
 
 class Asked(NamedTuple):
-    """What a call of NCCL asked for. `group` is "" where its communicator is not known."""
+    """The request of a call of NCCL. `group` is "" if its communicator is not known."""
 
     operation: str
     group: str

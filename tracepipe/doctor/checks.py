@@ -27,7 +27,7 @@ _ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def machine(examination: Examination) -> Iterator[Diagnosis]:
-    """What the system reports about itself."""
+    """The facts that the system reports about itself."""
     facts = examination.machine
     rows = [_system]
     if facts.system == _LINUX:

@@ -21,7 +21,7 @@ _SHOW = "Run nvidia-smi to see whether the driver finds a GPU."
 
 
 def gpu(examination: Examination) -> Iterator[Diagnosis]:
-    """What this machine has for recording on GPUs. Without a GPU, nothing fails, but is absent."""
+    """The means of this machine to record on GPUs. Without a GPU they are absent, which is no failure."""
     if examination.machine.system != "Linux":
         return
     trials = examination.trials

@@ -171,7 +171,7 @@ def _frame_of(record: dict[str, Any]) -> Frame:
 
 
 def _kept(text: str) -> str:
-    """What is kept of a text."""
+    """The part of a text that is kept."""
     if len(text) <= NAME_BYTES_MAX // 4:
         return text
     return text.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")

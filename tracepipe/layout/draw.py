@@ -318,7 +318,7 @@ class Layout:
     # What is drawn -------------------------------------------------------------------------------------
 
     def _drawn(self, events: TraceColumns | None, changes: list[WarpChanges], *, last: bool = False) -> Drawn:
-        """What was drawn since the last call, in the order of time. Slices that last longer than the events
+        """The operations since the last call, in the order of time. Slices that last longer than the events
         so far have their ends in a later call.
         """
         self._say_early()

@@ -31,7 +31,7 @@ def library(name: str) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """What an engine's exception says, in a line."""
+    """The message of an engine's exception in one line."""
     first, _, rest = str(error).strip().partition("\n")
     # For an exception of Java, the text of py4j begins with the call.
     return rest.partition("\n")[0][2:] if rest.startswith(": ") else first

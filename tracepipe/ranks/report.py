@@ -43,7 +43,7 @@ def report(job: Job, top: int, step: int | None = None) -> Result:
 
 
 def _notes(job: Job) -> list[str]:
-    """What is not in the dataset, or not as it should be."""
+    """Notes about what the dataset lacks, or has in a wrong form."""
     ranks = job.ranks
     hosts = counted(ranks["host"].n_unique(), "host|hosts")
     notes = [f"{counted(len(ranks), 'rank|ranks')} of {hosts}"]
@@ -65,7 +65,7 @@ def _notes(job: Job) -> list[str]:
 
 
 def _unjudged(job: Job) -> list[str]:
-    """What is seen of ranks with one step each, which tells nothing about who is slow."""
+    """The note about ranks with one step each, which do not show who is slow."""
     if (longest := longest_unjudged(job.ranks)) is None:
         return []
     return [

@@ -228,5 +228,5 @@ def _together(slow: pl.DataFrame) -> Iterator[list[int]]:
 
 
 def _median(values: NDArray[np.float64]) -> float:
-    """Of an even number of values the lower one: of two ranks, the faster."""
+    """The median; of an even number of values the lower one, so the faster one of two ranks."""
     return float(np.partition(values, (len(values) - 1) // 2)[(len(values) - 1) // 2])

@@ -93,7 +93,7 @@ def waited_for(job: Job) -> Table:
 
 
 def ranks(job: Job) -> Table:
-    """What each rank spent its time on."""
+    """The time of each rank by what it did."""
     columns = (
         *_RANK,
         Column("behaviour", "group", "id"),
@@ -217,7 +217,7 @@ def behaviours(job: Job) -> Table:
 
 
 def critical_path(job: Job, step: int) -> Table:
-    """What a step waited for, by rank and by what it did."""
+    """The critical path of a step, by rank and by what the rank did."""
     path = job.path(step)
     total_ns = sum(one.end_ns - one.start_ns for one in path)
     spent, times = Counter[tuple[int, str, str]](), Counter[tuple[int, str, str]]()

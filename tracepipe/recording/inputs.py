@@ -263,7 +263,7 @@ def _opened(path: str, name: str, how: How, known: Mapping[str, Any]) -> Iterato
 
 
 def _part(path: str, name: str, how: How, known: Mapping[str, Any] | None = None) -> Part:
-    """What must be known about a recording before it is read with others."""
+    """The facts about a recording that must be known before it is read with others."""
     if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
     with _opened(path, name, how, known or {}) as opened:

@@ -77,7 +77,7 @@ def check_url(url: str) -> None:
 
 
 def found(url: str) -> Found:
-    """What is at a URL. Raises InputError where nothing is, TracepipeError, LibraryMissing."""
+    """The object or folder at a URL. Raises InputError if there is none, TracepipeError, LibraryMissing."""
     fs, path = _opened(url)
     with _translated(url, _unreadable):
         fs.invalidate_cache()
@@ -175,7 +175,7 @@ def send(file: str, url: str, *, force: bool) -> None:
 
 
 def _taken_by(fs: Any, method: str, options: dict[str, object]) -> dict[str, object]:
-    """Those options that a method of a protocol has."""
+    """The options that a method of a protocol accepts."""
     own = inspect.signature(getattr(fs, f"_{method}", getattr(fs, method))).parameters
     return {name: value for name, value in options.items() if name in own}
 

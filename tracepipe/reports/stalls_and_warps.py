@@ -270,7 +270,7 @@ def _at_barriers(one: _Kernel) -> _Sentence | None:
 
 
 def _of_branches(one: _Kernel) -> _Sentence | None:
-    """What divergence does to the instructions that are issued."""
+    """The effect of divergence on the instructions that are issued."""
     apart = one.found("divergence") or one.found("stride", "threads")
     if apart is None:
         return None

@@ -68,7 +68,7 @@ def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
 
 
 def write_rows(rows: Rows, form: str, out: BinaryIO) -> int:
-    """Write rows as they come, in the same formats; how many they were. Raises QueryError."""
+    """Write rows as they come, in the same formats, and return their number. Raises QueryError."""
     count = 0
 
     def counted() -> Iterator[list[Sequence[Any]]]:

@@ -56,8 +56,8 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of an answer. `kind` is its type in a table, `of` that of the values of a List. `value` makes
-    its values of what DuckDB gives, but for null, where these are not the same.
+    """A column of an answer. `kind` is its type in a table, and `of` the type of the values of a List.
+    `value` converts DuckDB's values, except for null, if the column has others.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Rows:
 
 @contextmanager
 def asked(path: str, sql: str) -> Iterator[Rows]:
-    """What the last statement of some SQL gives of the dataset at a path, while the context is open.
+    """The rows of the last statement of some SQL on the dataset at a path, while the context is open.
 
     Raises QueryError, also from the parts, InputError where there is no dataset, LibraryMissing.
     """
@@ -126,7 +126,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _open_only(connection: Any, link: Path, spill: Path) -> None:
-    """From here on, nothing but the dataset can be opened, which no setting changes back."""
+    """Let DuckDB open nothing but the dataset from here on; no setting can undo this."""
     connection.execute(f"set temp_directory = {_text(str(spill))}")
     connection.execute(f"set allowed_directories = [{_text(f'{link}/')}]")
     connection.execute("set enable_external_access = false")
@@ -143,7 +143,7 @@ def _make_tables(connection: Any, dataset: Dataset, link: Path) -> None:
 
 
 def _files(link: Path, layer: str) -> str:
-    """What reads all files of a layer."""
+    """The SQL that reads all files of a layer."""
     if layer == _ALIGNMENT:
         return f"read_parquet({_text(f'{link}/layer={layer}/*.parquet')})"
     files = _text(f"{link}/layer={layer}/host=*/rank=*/*.parquet")
@@ -187,7 +187,7 @@ def _column(name: str, kind: Any) -> Column:
 
 
 def _all_different(names: list[str]) -> list[str]:
-    """The names of columns, of which a table has each one once: `rank`, `rank_2`."""
+    """The names of columns, made unique as a table needs them: `rank`, `rank_2`."""
     found: list[str] = []
     for name in names:
         number, free = 1, name
@@ -224,7 +224,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {"hugeint": _whole, "uhugeint"
 
 @contextmanager
 def _translated(duckdb: Any, link: str, path: str) -> Iterator[None]:
-    """DuckDB's errors as QueryError, with the path of the dataset in them; Ctrl-C as that."""
+    """Raise DuckDB's errors as QueryError with the path of the dataset, and Ctrl-C as KeyboardInterrupt."""
     try:
         yield
     except duckdb.InterruptException as e:

@@ -32,7 +32,7 @@ def first_screen(trace: Path) -> str:
         return ""
     start_ns, end_ns, pins = stated
     margin_ns = int((end_ns - start_ns) * _MARGIN) + 1
-    # One by one they stand in this order.
+    # Pinned one by one, they are in this order.
     names = [_SPECIAL.sub(r"\\\g<0>", name) for name in pins]
     commands = [{"id": "dev.perfetto.PinTracksByRegex", "args": [f"^{name}$"]} for name in names]
     # One row for each processor, and they come first.

@@ -143,7 +143,7 @@ class DeviceRenderer(Decoder, Protocol):
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """What processes that sample GPUs took so far, in the form of a footer."""
+        """The processor time of processes that sample GPUs so far, in the form of a footer."""
         ...
 
     @property

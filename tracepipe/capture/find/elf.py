@@ -46,7 +46,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Dynamic:
-    """What the dynamic linker reads: needed libraries, folders to search as they are written, the soname."""
+    """Entries for the dynamic linker: needed libraries, folders to search as they are written, the soname."""
 
     needed: list[str]
     rpath: list[str]

@@ -81,7 +81,7 @@ class _Sources:
 
 
 class _Found:
-    """What one set found: its probes, which of its hooks match something, and why the others do not."""
+    """The result of one set: its probes, which of its hooks match something, and why the others do not."""
 
     def __init__(self, hooks: HookSet, wanted: NameFilter) -> None:
         self.hooks, self.wanted = hooks, wanted

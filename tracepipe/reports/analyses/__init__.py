@@ -1,1 +1,1 @@
-"""What reports reckon with: tables of numbers from frames."""
+"""Computes tables of numbers from frames, for reports."""

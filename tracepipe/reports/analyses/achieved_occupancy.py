@@ -30,7 +30,7 @@ _NOTE: Final = (
 
 
 class Held(NamedTuple):
-    """What SMs held of a kernel: blocks at a time at most, and active warps in the mean."""
+    """The occupancy of SMs by a kernel: the most blocks at a time, and the mean number of active warps."""
 
     kernel: str
     title: str
@@ -41,8 +41,8 @@ class Held(NamedTuple):
 
 
 def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Table:
-    """A row for each kernel on a GPU whose limits are known. What `run` does not say of a launch is that of
-    `other`, a recording of the same kernels.
+    """A row for each kernel on a GPU whose limits are known. Facts about a launch that `run` lacks are taken
+    from `other`, a recording of the same kernels.
     """
     gpus, names = about_gpus(run), {one.kernel for one in held}
     allowed = {

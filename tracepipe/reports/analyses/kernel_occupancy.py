@@ -55,7 +55,7 @@ class KernelOccupancy(NamedTuple):
 
     @property
     def limited_by(self) -> str | None:
-        """What limits it, None where an SM can be full."""
+        """The limits of the occupancy, None if an SM can be full."""
         return ", ".join(self.occupancy.limits) or None
 
 

@@ -49,7 +49,7 @@ class Matching:
 
     @property
     def outcomes(self) -> Outcomes:
-        """What could not be matched so far."""
+        """The numbers of begins and ends that had no match so far."""
         return self.nesting.outcomes
 
     def match(self, events: TraceColumns, shapes: ShapeTable, group: str) -> Spans:

@@ -64,7 +64,7 @@ class About:
 
     @classmethod
     def of(cls, run: Run) -> About:
-        """What is to be said about one recording."""
+        """The facts about one recording."""
         return cls(_subject(run.facts), list(_facts(run.facts)), list(_limits(run.facts)))
 
 

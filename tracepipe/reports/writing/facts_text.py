@@ -26,7 +26,7 @@ def heading(facts: Facts) -> str:
 
 
 def lacks(facts: Facts) -> Iterator[str]:
-    """What the recording lacks, the most important last: problems, clocks, losses."""
+    """Lines about what the recording lacks, the most important last: problems, clocks, losses."""
     yield from facts.remarks(_OUTCOMES)
     yield from _clocks(facts)
     for layer, count in facts.losses.items():

@@ -69,7 +69,7 @@ HEAD = "%lx %x %x %lx"
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What the script needs to know of an architecture; registers have bpftrace's names."""
+    """The facts about an architecture that the script needs; registers have bpftrace's names."""
 
     registers: int  # how many carry arguments
     stack_bytes: int  # from the stack pointer to the first argument above it, at the entry

@@ -53,7 +53,7 @@ class ChannelRenderer(ABC):
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """What processes that sample GPUs took, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
+        """The processor time of GPU samplers, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
         return []
 
     @property

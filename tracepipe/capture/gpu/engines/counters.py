@@ -154,7 +154,7 @@ class CountersRenderer(RendererOver):
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """What the samplers took, in the form of a footer."""
+        """The processor time that the samplers took, in the form of a footer."""
         return [{"gpu": gpu, **used._asdict()} for gpu, used in sorted(self._used.items())]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:

@@ -133,7 +133,7 @@ class RendererOver(ChannelRenderer):
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """What processes that sample GPUs took, in the form of a footer."""
+        """The processor time of processes that sample GPUs, in the form of a footer."""
         return self._device.sampling
 
     @property

@@ -93,7 +93,7 @@ class WarpsEngine(ChannelEngine):
             self.layers = self.layers | {"gpu_thread"}
 
     def environment(self) -> dict[str, str]:
-        """What to add to the command's environment, before it starts."""
+        """The variables to add to the command's environment, before it starts."""
         built = {
             INJECTION_VARIABLE: str(self._library.absolute()),
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
