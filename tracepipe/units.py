@@ -16,8 +16,8 @@ _DURATIONS_NS = {
     "h": 3600 * 10**9,
 }
 _SIZES_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# More digits than any time or size has, and fewer than a float can take.
 _FORMS = re.compile(r"(\w+)\|(\w+)")
+# More digits than any time or size has, and fewer than a float can take.
 _NUMBER = r"(\d{1,30}(?:\.\d{1,30})?)\s*"
 
 
