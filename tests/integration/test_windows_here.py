@@ -19,10 +19,21 @@ pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 HELD_NS = 10_000_000
 """HOLD_UNSEEN_NS of probes.bpf.c: how long a call waits in any case for the window that it begins."""
 
+# A program that is to outlive its last window waits, for 30 s at most, until its recording has a footer.
+_OUTLIVE = """
+def outlive(recording):
+    ends_s = time.monotonic() + 30
+    while recording and time.monotonic() < ends_s:
+        if b'"footer"' in open(recording, "rb").read()[-10_000:]:
+            break
+        time.sleep(0.01)
+"""
+
 # Calls cuInit(n) to mark the place: the stand-in returns an error for flags, and the probe records them. The
 # last argument is how long it waits for a window that begins late, on a busy machine.
-_PROGRAM = """
+_PROGRAM = f"""
 import ctypes, sys, time
+{_OUTLIVE}
 cuda = ctypes.CDLL("libcuda.so.1")
 for at in range(int(sys.argv[1])):
     if at % 10 == 2:
@@ -32,12 +43,14 @@ for at in range(int(sys.argv[1])):
     if at % 10 == 5:
         cuda.cuProfilerStop()
     time.sleep(float(sys.argv[2]))
+outlive(sys.argv[4])
 """
 
 
 # The capture, this program's parent, stands still while the window is asked for and is over.
-_AT_ONCE = """
+_AT_ONCE = f"""
 import ctypes, os, signal, sys, time
+{_OUTLIVE}
 cuda = ctypes.CDLL("libcuda.so.1")
 time.sleep(float(sys.argv[2]))
 os.kill(os.getppid(), signal.SIGSTOP)
@@ -49,6 +62,7 @@ finally:
     os.kill(os.getppid(), signal.SIGCONT)
 time.sleep(float(sys.argv[2]))
 cuda.cuInit(9)
+outlive(sys.argv[4])
 """
 
 
@@ -59,11 +73,13 @@ def recorded(
     pause_s: float,
     wait_s: float = 0,
     program: str = _PROGRAM,
+    outlives: bool = True,
     **options: Any,
 ) -> Any:
     os.environ["LD_LIBRARY_PATH"] = str(standin)
+    recording = str(tmp_path / "run.jsonl") if outlives else ""
     try:
-        command = [sys.executable, "-c", program, str(times), str(pause_s), str(wait_s)]
+        command = [sys.executable, "-c", program, str(times), str(pause_s), str(wait_s), recording]
         return run(tmp_path, command, layers=("userspace", "syscall"), **options)
     finally:
         del os.environ["LD_LIBRARY_PATH"]
@@ -139,7 +155,7 @@ def test_a_trigger_that_never_happens_is_an_error_and_the_command_is_not_touched
     tmp_path: Path, standin: Path
 ) -> None:
     windows = Windows(start_on="call:cuInit#1000")
-    trace, summary, _ = recorded(tmp_path, standin, 5, 0, windows=windows)
+    trace, summary, _ = recorded(tmp_path, standin, 5, 0, outlives=False, windows=windows)
     assert (summary.error, summary.exit_code) == ("call:cuInit#1000 did not happen: nothing was recorded.", 0)
     assert trace.events == []
     with pytest.raises(TracepipeError, match=r"--start-on call:cuInitt: no such function.*near: cuInit"):
