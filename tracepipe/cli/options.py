@@ -166,8 +166,7 @@ class Whose:
             "--pid",
             parser=whole(1),
             metavar="PID",
-            help="Record this running process with all its threads, and its GPU kernels with --gpu kernels. "
-            "Repeat for more.",
+            help="Record this running process with all its threads. Repeat for more.",
             rich_help_panel=WHO,
         ),
     ] = None
