@@ -36,8 +36,8 @@ class OnGpus:
         typer.Option(
             "--gpu",
             help="Record what the command does on the GPUs, without root: kernels and copies (kernels; it "
-            "costs almost nothing), or every warp (warps). auto chooses by the command, and says which. For a "
-            "process of --pid, only kernels is possible.",
+            "costs almost nothing), or every warp (warps). auto chooses by the command, and says which. For "
+            "a process of --pid, only kernels is possible.",
             rich_help_panel=GPUS,
         ),
     ] = "auto"
