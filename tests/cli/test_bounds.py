@@ -73,6 +73,11 @@ def names_of_templates() -> Lines:
     return (event(at, name=f"{at} " + "x" * 2_000) for at in range(8_000))
 
 
+def names_of_16_kilobytes() -> Lines:
+    """As long as names may be."""
+    return (event(at, name=f"{at} " + "x" * 16_000) for at in range(4_000))
+
+
 def long_keys() -> Lines:
     return (event(at, args={f"{at} " + "x" * 200_000: at}) for at in range(200))
 
@@ -220,6 +225,7 @@ def peak_mb(*arguments: str) -> float:
         names,
         long_names,
         names_of_templates,
+        names_of_16_kilobytes,
         gpus,
         arguments_of_some_kilobytes,
         threads_names,

@@ -18,7 +18,7 @@ from tests.support.nsys_export import BASE_NS, UTC_NS, P, Rows, T, call, kernel,
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
-from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.model import NAME_BYTES_MAX, Header, Problem, Record
 from tracepipe.readers import event_rows, nsys, nsys_ranges
 from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.open import open_recording
@@ -331,8 +331,8 @@ def test_a_text_of_megabytes_loses_its_table_alone(export: Any) -> None:
 
 
 def test_a_long_name_is_cut(export: Any) -> None:
-    _, (mark,), _ = read(export(NVTX_EVENTS=[nvtx(1, None, 34, "é" * 5000)]))
-    assert len(mark["name"].encode()) == 4096
+    _, (mark,), _ = read(export(NVTX_EVENTS=[nvtx(1, None, 34, "é" * 9000)]))
+    assert len(mark["name"].encode()) == NAME_BYTES_MAX
 
 
 def test_texts_without_a_key_are_read_once(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ BROKEN = [
     (ranges(range_name=[0, 1]), "range_name", "has 2 values for 3 ranges"),
     (ranges(range_open=[0, 0, 2]), "range_open[2]", "must be at most 1"),
     (ranges(ranges=["load"]), "range_name", "has 1, but there is 1 name in ranges"),
-    (ranges(ranges=["load", "x" * 4097]), "ranges[1]", "is longer than 4096 bytes"),
+    (ranges(ranges=["load", "x" * 16_385]), "ranges[1]", "is longer than 16384 bytes"),
     (ranges(ranges=["load", 3]), "ranges[1]", "must be a string, not 3"),
     (ranges(exit_clk=[4, 9]), "range_dur_clk", "has a range that ends after its warp's last exit (warp 0)"),
     (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.batches import read_all
-from tracepipe.event.model import Problem, Record
+from tracepipe.event.model import NAME_BYTES_MAX, Problem, Record
 from tracepipe.readers import recognise, wprof
 
 HEADER = {"version": "3.1", "timer_freq_hz": 997, "stack_cnt": 1, "pmus": ["cycles"]}
@@ -103,9 +103,9 @@ def test_names_are_those_of_threads_and_processes() -> None:
 
 
 def test_long_names_of_threads_are_cut() -> None:
-    call = {**CALL, "task": {**TASK, "comm": "x" * 9000}}
+    call = {**CALL, "task": {**TASK, "comm": "x" * 20_000}}
     records, _ = read_all(wprof.read(io.BytesIO(text_of(HEADER, call))))
-    assert max(len(record["name"]) for record in records) == 4096
+    assert max(len(record["name"]) for record in records) == NAME_BYTES_MAX
 
 
 @pytest.mark.parametrize(

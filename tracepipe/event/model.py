@@ -77,8 +77,8 @@ RANGE_LIMIT: Final = (1 << 12) - 1
 # This is a billion events a second for three days. Sums over a file stay within 64 bits.
 COUNT_LIMIT: Final = (1 << 48) - 1
 MASK_LIMIT: Final = (1 << 32) - 1
-# Longer texts are cut to this length, but not those in arguments.
-NAME_BYTES_MAX: Final = 4096
+# Longer texts are cut, but not those in arguments. The name of the kernel of torch.randn has 5,050 bytes.
+NAME_BYTES_MAX: Final = 1 << 14
 # A recording has fewer processes and threads.
 ORDER_LIMIT: Final = (1 << 21) - 1
 # One more bit is used in the numbers made from it, which JavaScript must still represent exactly.

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
-from tracepipe.event.model import NAME_BYTES_MAX, Record
+from tracepipe.event.model import Record
 
 # What is kept of a recording: some 10 MB at most. A training run has some thousand stacks and frames.
 STACKS_MAX: Final = 1 << 15
@@ -20,6 +20,7 @@ PLACES_MAX: Final = 1 << 20
 TEXT_BYTES_MAX: Final = 2 << 20
 # A deeper stack is cut to this many frames at its inner end.
 DEPTH_MAX: Final = 256
+_FUNCTION_BYTES_MAX: Final = 4096  # so few long texts do not take the room of all others
 _FRAME_BYTES = 64  # a frame takes some memory, however short its texts are
 # The files of code that no user wrote: Python's own modules, installed packages, PyTorch where it runs from
 # its sources, and what torch.compile generates.
@@ -172,6 +173,6 @@ def _frame_of(record: dict[str, Any]) -> Frame:
 
 def _kept(text: str) -> str:
     """The part of a text that is kept."""
-    if len(text) <= NAME_BYTES_MAX // 4:
+    if len(text) <= _FUNCTION_BYTES_MAX // 4:
         return text
-    return text.encode("utf-8", "replace")[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+    return text.encode("utf-8", "replace")[:_FUNCTION_BYTES_MAX].decode("utf-8", "ignore")

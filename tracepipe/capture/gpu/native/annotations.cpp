@@ -30,7 +30,7 @@ namespace {
 
 using namespace tracepipe;
 
-constexpr size_t TEXT_BYTES = 4096;  // the longest name in an event file
+constexpr size_t TEXT_BYTES = 4096;  // more than programs name their ranges with
 
 // Outlives the program's destructors, which may call NVTX.
 Channel &channel = *new Channel;
