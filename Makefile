@@ -25,8 +25,9 @@ test: .venv/.test native
 captures: .venv/.test native
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not alone" tests/integration
 
+# One process more than there are processors, as some tests wait.
 computed: .venv/.test native
-	nice $(BIN)/python -m pytest -n auto --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
+	nice $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
 
 # One process at a time, which leaves most of the processors to the tests.
 searched: .venv/.test native
