@@ -269,13 +269,16 @@ def test_a_time_namespace_has_one_clock(seconds: int, folder: Path) -> None:
 
 # Memory -------------------------------------------------------------------------------------------------
 
+# Takes a MiB after the other until the kernel has ended a process of its control group, which gives memory back.
 EATER = """
-import sys, time
+import os, sys, time
+states = [os.path.join(sys.argv[1], name) for name in ("memory.events", "memory.oom_control")]
+(state,) = filter(os.path.exists, states)
 eaten = []
 print("begun", flush=True)
-for _ in range(int(sys.argv[1])):
+while "oom_kill 0" in open(state).read():
     eaten.append(bytearray(b"x" * (1 << 20)))
-    time.sleep(0.01)  # the kernel takes a while to give back what a process had that it ended
+    time.sleep(0.01)
 print("done", flush=True)
 """
 
@@ -312,7 +315,7 @@ def test_where_memory_runs_out_the_capture_ends_and_the_program_continues(
     group = memory_group(160 << 20)
     printed = folder / "printed"
     # The largest process is the program.
-    program = [sys.executable, "-c", EATER, "128"]
+    program = [sys.executable, "-c", EATER, str(group)]
     shell = f'echo $$ > {group}/cgroup.procs; exec "$@"'
     inner = ["sh", "-c", '"$@" > "$0"', str(printed), *program]
     options = ["--method", "prebuilt", "--gpu", "off", "--ring-bytes", "64K", "-o", str(folder / "run.jsonl")]
