@@ -269,7 +269,7 @@ def test_a_time_namespace_has_one_clock(seconds: int, folder: Path) -> None:
 
 # Memory -------------------------------------------------------------------------------------------------
 
-# Takes a MiB after the other until the kernel has ended a process of its control group, which gives memory back.
+# Takes a MiB after the other until the kernel has ended a process of its control group.
 EATER = """
 import os, sys, time
 states = [os.path.join(sys.argv[1], name) for name in ("memory.events", "memory.oom_control")]
