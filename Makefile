@@ -27,13 +27,13 @@ captures: .venv/.test native
 
 # One process more than there are processors, as some tests wait.
 computed: .venv/.test native
-	nice $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
+	nice -n 19 $(BIN)/python -m pytest -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist worksteal tests/unit tests/cli tests/golden tests/fuzz
 
 # One process at a time, which leaves most of the processors to the tests.
 searched: .venv/.test native
-	nice $(BIN)/python benchmarks/identical.py 100000
-	nice $(BIN)/python -m tests.native.sanitize --seconds 30
-	nice $(BIN)/python -m tests.fuzz.run --seconds 30
+	nice -n 19 $(BIN)/python benchmarks/identical.py 100000
+	nice -n 19 $(BIN)/python -m tests.native.sanitize --seconds 30
+	nice -n 19 $(BIN)/python -m tests.fuzz.run --seconds 30
 
 check: .venv/.test native
 	$(BIN)/ruff format --check .
