@@ -69,7 +69,7 @@ class Seen:
 
 def offsets_of(library: str) -> dict[str, int]:
     """The file offset of each exported cu* function, in bytes."""
-    from tracepipe.capture.find.elf import Elf
+    from tracepipe.tracer.find.elf import Elf
 
     with Elf(library) as elf:
         return {name: elf.file_offset(at) for name, at in elf.functions() if name.startswith("cu")}
@@ -148,7 +148,7 @@ def bare(subject: Subject, calls: int) -> Seen:
 
 def with_empty_probes(subject: Subject, calls: int) -> Seen:
     """Two programs `return 0` on every exported function, attached as tracepipe does."""
-    from tracepipe.capture.bpf import bpf
+    from tracepipe.tracer.bpf import bpf
 
     offsets = sorted(set(offsets_of(subject.library).values()))
     # An instruction: operation u8 │ registers u8 │ offset i16 │ value i32.  r0 = 0; exit
@@ -187,8 +187,8 @@ def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "
 
 def capture_side(method: str, layers: str, recording: str, command: list[str]) -> None:
     """The process of `with_tracepipe`: one capture, with its summary next to the recording."""
-    from tracepipe.capture import CaptureRequest, capture
     from tracepipe.recording.files import keeping
+    from tracepipe.tracer import CaptureRequest, capture
 
     request = CaptureRequest(command, layers=tuple(layers.split(",")), method=method)
     with keeping(recording, force=False) as sink:
@@ -308,8 +308,8 @@ def start_and_end_table(subject: Subject, methods: list[str], rounds: int) -> No
 
 def methods_here(asked: str) -> list[str]:
     """The requested methods, or all that work on this machine; `prebuilt` has the programs of `bcc`."""
-    from tracepipe.capture import ENGINES
     from tracepipe.errors import CaptureUnavailable
+    from tracepipe.tracer import ENGINES
 
     works = []
     for name in asked.split(",") if asked else [name for name in ENGINES if name != "prebuilt"]:

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.synthetic_warps import NOISES, SyntheticKernel
-from tracepipe.reports.findings import FINDERS, find_all
+from tracepipe.analyses.findings import FINDERS, find_all
 
 SIGMAS = (0.02, 0.05, 0.2)
 

@@ -29,11 +29,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import built  # noqa: E402
-from tracepipe.capture.gpu.build.toolchain import this_toolchain  # noqa: E402
-from tracepipe.reports.findings import FINDERS, find_all  # noqa: E402
-from tracepipe.reports.findings.finding import Finding  # noqa: E402
-from tracepipe.reports.findings.grouping import kernels_of  # noqa: E402
+from tracepipe.analyses.findings import FINDERS, find_all  # noqa: E402
+from tracepipe.analyses.findings.finding import Finding  # noqa: E402
+from tracepipe.analyses.findings.grouping import kernels_of  # noqa: E402
 from tracepipe.reports.frames.run import load_run  # noqa: E402
+from tracepipe.tracer.gpu.build.toolchain import this_toolchain  # noqa: E402
 
 Cause = tuple[str, str, int | str]
 LANES_MASK = "late_lanes_mask"

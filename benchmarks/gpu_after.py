@@ -43,8 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import Bench, bench_here, spread_text  # noqa: E402
-from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE  # noqa: E402
-from tracepipe.capture.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
+from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE  # noqa: E402
+from tracepipe.tracer.gpu.engines.channel import CHANNEL_VARIABLE  # noqa: E402
 
 NATIVE = "native"
 WORKS = {"launch": 6, "small": 60, "vector_add": 200}

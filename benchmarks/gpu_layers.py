@@ -36,10 +36,10 @@ sys.path.insert(0, str(ROOT))
 import tracepipe  # noqa: E402
 from benchmarks.gpu import of_steps, spread_text, tools_here  # noqa: E402
 from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
-from tracepipe.capture.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
-from tracepipe.capture.gpu.build.toolchain import Toolchain  # noqa: E402
-from tracepipe.capture.gpu.engines.call_choice import calls_text  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
+from tracepipe.tracer.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
+from tracepipe.tracer.gpu.build.toolchain import Toolchain  # noqa: E402
+from tracepipe.tracer.gpu.engines.call_choice import calls_text  # noqa: E402
 
 TURNS = {
     "small": 400,

@@ -18,11 +18,11 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tracepipe.capture.records import record
-from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.sets import load_set
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.render import RecordRenderer
 
 RUNS = 7
 PIECE_BYTES = 4096 * record.RECORD_BYTES  # what a capture renders at once

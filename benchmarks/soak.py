@@ -346,8 +346,8 @@ def has_room(capture: Capture, folder: Path, seconds: float) -> bool:
 
 
 def methods_here() -> list[str]:
-    from tracepipe.capture import ENGINES
     from tracepipe.errors import CaptureUnavailable
+    from tracepipe.tracer import ENGINES
 
     works = []
     for name, make in ENGINES.items():

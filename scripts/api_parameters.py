@@ -1,6 +1,6 @@
-"""Makes tracepipe/capture/gpu/native/api_parameters.txt: where tools find the arguments of CUDA functions.
+"""Makes tracepipe/tracer/gpu/native/api_parameters.txt: where tools find the arguments of CUDA functions.
 
-    python scripts/api_parameters.py FOLDER[,FOLDER…] … > tracepipe/capture/gpu/native/api_parameters.txt
+    python scripts/api_parameters.py FOLDER[,FOLDER…] … > tracepipe/tracer/gpu/native/api_parameters.txt
 
 Each argument is a version of CUDA: the folders with its headers (cuda.h, cuda_runtime_api.h, and CUPTI's
 generated_cuda_meta.h and its siblings, which draw the struct that callbacks get). g++ says where each member

@@ -21,7 +21,6 @@ import typer
 
 import tracepipe
 from tracepipe import cli
-from tracepipe.api.capture import capture
 
 ROOT = Path(__file__).parents[1]
 AT_THE_TOP = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
@@ -113,8 +112,7 @@ def python_page() -> str:
         "Generated from `tracepipe.__all__`. [The library](api.md) explains how these are used.",
     ]
     for name in sorted(tracepipe.__all__, key=lambda name: (name[0].isupper(), name)):
-        # `tracepipe.capture` is the package, which can be called as this function.
-        parts += _name(name, capture if name == "capture" else getattr(tracepipe, name))
+        parts += _name(name, getattr(tracepipe, name))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from tracepipe.api.load import load
     from tracepipe.api.open import Events, open
     from tracepipe.api.options import CaptureOptions, ConvertOptions, RankOptions, ReadOptions
-    from tracepipe.capture.summary import CaptureSummary
     from tracepipe.event.model import Problem
     from tracepipe.recording.account import Account
     from tracepipe.reports.frames.run import Run
+    from tracepipe.tracer.summary import CaptureSummary
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,12 +68,12 @@ __all__ = [
     "open",
 ]
 
-# Name → the module that has it. `capture` is the room itself, which can be called.
+# Name → the module that has it.
 _PLACES = {
     "Account": "tracepipe.recording.account",
     "Capture": "tracepipe.api.capture_block",
     "CaptureOptions": "tracepipe.api.options",
-    "CaptureSummary": "tracepipe.capture.summary",
+    "CaptureSummary": "tracepipe.tracer.summary",
     "ConvertOptions": "tracepipe.api.options",
     "Event": "tracepipe.api.event",
     "Events": "tracepipe.api.open",
@@ -84,6 +84,7 @@ _PLACES = {
     "Warp": "tracepipe.api.event",
     "WarpExit": "tracepipe.api.event",
     "WarpRange": "tracepipe.api.event",
+    "capture": "tracepipe.api.capture",
     "convert": "tracepipe.api.convert",
     "convert_ranks": "tracepipe.api.convert_ranks",
     "cut": "tracepipe.api.cut",
@@ -96,8 +97,6 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of these
     def __getattr__(name: str) -> object:
         from importlib import import_module
 
-        if name == "capture":
-            return import_module("tracepipe.capture")
         if name not in _PLACES:
             raise AttributeError(f"module 'tracepipe' has no attribute {name!r}", name=name)
         found = globals()[name] = getattr(import_module(_PLACES[name]), name)

@@ -27,6 +27,6 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has pages lack their pictures, and files of pictures be empty: what is printed does not depend on them,
     and each takes some tenths of a second.
     """
-    monkeypatch.setattr("tracepipe.reports.page.html_page.inline_svg", lambda panel: "")
+    monkeypatch.setattr("tracepipe.present.page.html_page.inline_svg", lambda panel: "")
     for module in ("tracepipe.reports.plot", "tracepipe.ranks.page"):
         monkeypatch.setattr(f"{module}.write_picture", lambda panels, to, out: None)

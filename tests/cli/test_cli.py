@@ -116,7 +116,7 @@ def test_help_needs_nothing_native_and_nothing_slow(argv: list[str]) -> None:
 NUMPY = """
 import os
 from tracepipe import cli
-from tracepipe.capture.target import Target
+from tracepipe.tracer.target import Target
 try:
     cli.main()
 except SystemExit:
@@ -415,7 +415,7 @@ def test_a_machine_that_cannot_capture_is_exit_3(
     def refuse(*_: Any, **__: Any) -> None:
         raise CaptureUnavailable("eBPF needs root", "run it with sudo")
 
-    monkeypatch.setattr("tracepipe.capture.capture", refuse)
+    monkeypatch.setattr("tracepipe.tracer.capture", refuse)
     code, out, err = run("capture", "-o", "new.jsonl", "--", "true")
     assert (code, out) == (3, "")
     assert err.splitlines()[-2:] == ["tracepipe: eBPF needs root", "  run it with sudo"]
@@ -428,7 +428,7 @@ def test_what_cannot_be_opened_afterwards_is_reported_before_the_capture(
     def captured(*_: Any, **__: Any) -> None:
         raise AssertionError("the command was run")
 
-    monkeypatch.setattr("tracepipe.capture.capture", captured)
+    monkeypatch.setattr("tracepipe.tracer.capture", captured)
     Path("new.pftrace").write_text("old")
     code, _, err = run("capture", "--open", "-o", "new.jsonl", "--", "true")
     assert (code, err.splitlines()[0]) == (1, "tracepipe: new.pftrace exists")

@@ -12,13 +12,13 @@ import pytest
 import typer
 
 from tests.cli.test_cli import run
-from tracepipe.capture.find.cubin import Kernel
-from tracepipe.capture.find.kernel_list import KernelListing, KernelRow
-from tracepipe.capture.request import CaptureRequest, Filters, Limits
-from tracepipe.capture.summary import CaptureSummary, Recording, summary_lines
 from tracepipe.cli import app
 from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.tracer.find.cubin import Kernel
+from tracepipe.tracer.find.kernel_list import KernelListing, KernelRow
+from tracepipe.tracer.request import CaptureRequest, Filters, Limits
+from tracepipe.tracer.summary import CaptureSummary, Recording, summary_lines
 
 __all__ = ["run"]
 
@@ -46,8 +46,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[CaptureReques
         requests.append(request)
         return SUMMARY
 
-    monkeypatch.setattr("tracepipe.capture.capture", capture)
-    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda of_command: ("userspace", "syscall"))
+    monkeypatch.setattr("tracepipe.tracer.capture", capture)
+    monkeypatch.setattr("tracepipe.tracer.plan.layers_here", lambda of_command: ("userspace", "syscall"))
     monkeypatch.chdir(tmp_path)
     return requests
 
@@ -262,7 +262,7 @@ def test_kernels_are_listed_in_columns(run: Run, monkeypatch: pytest.MonkeyPatch
         KernelRow("f()", Kernel("_Z1fv", "sm_100", None, 0, 8), "./app"),
     ]
     listing = KernelListing(rows, [], ["a note"])
-    monkeypatch.setattr("tracepipe.capture.find.kernel_list.list_kernels", lambda pattern, paths: listing)
+    monkeypatch.setattr("tracepipe.tracer.find.kernel_list.list_kernels", lambda pattern, paths: listing)
     code, out, err = run("hooks", "list", "--kernels", "./app")
     assert (code, err) == (0, "note: a note\n")
     assert out.splitlines() == [

@@ -348,7 +348,7 @@ def test_a_command_loads_what_it_needs_alone() -> None:
     _, loaded = printed_and_loaded("validate", SAMPLE)
     assert {"tracepipe.cli.convert", "tracepipe.readers"} <= loaded
     others = {f"tracepipe.cli.{name}" for name in ("capture", "hooks", "reports")}
-    assert not loaded & {*others, "tracepipe.capture", "tracepipe.reports", "tracepipe.terminal.live_view"}
+    assert not loaded & {*others, "tracepipe.tracer", "tracepipe.reports", "tracepipe.terminal.live_view"}
 
 
 @pytest.mark.slow

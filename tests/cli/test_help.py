@@ -20,11 +20,11 @@ from tests.support.here import read_ranks_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tracepipe import cli
-from tracepipe.capture.request import LAYER_NAMES
 from tracepipe.cli.examples import examples_of
 from tracepipe.converters import CONVERTERS
 from tracepipe.readers import READERS
 from tracepipe.reports import REPORTS
+from tracepipe.tracer.request import LAYER_NAMES
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 RUN = FIXTURES / "capture-h200" / "input.jsonl"

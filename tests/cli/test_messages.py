@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cli.test_output import COLOUR, on_terminal, piped
-from tracepipe.capture import capture
-from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer import capture
+from tracepipe.tracer.request import CaptureRequest
 
 pytestmark = pytest.mark.usefixtures("quick_doctor")
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -178,7 +178,7 @@ def nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise CaptureUnavailable(f"cannot record {BAD}", f"try {BAD}")
 
     monkeypatch.setattr(OutputNames, "recording", lambda names, given: given or NAMED)
-    monkeypatch.setattr("tracepipe.capture.capture", refused)
+    monkeypatch.setattr("tracepipe.tracer.capture", refused)
     monkeypatch.setattr("tracepipe.terminal.messages._QUIET_S", math.inf)
 
 

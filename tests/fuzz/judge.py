@@ -27,6 +27,7 @@ from tracepipe.event.model import Problem
 from tracepipe.kernel_names import without_namespaces
 from tracepipe.layout import windows
 from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.printable import json_text
 from tracepipe.readers import READERS, tracepipe1
 from tracepipe.recording.convert import Conversion, ConversionOptions
@@ -36,7 +37,6 @@ from tracepipe.recording.reading import Reading
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.report import FileOutput
-from tracepipe.reports.writing.rendering import report_lines
 
 FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")
 DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}

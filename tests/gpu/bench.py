@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.build.toolchain import NATIVE, this_toolchain
-from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.toolchain import NATIVE, this_toolchain
+from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
 
 HERE = Path(__file__).parent
 

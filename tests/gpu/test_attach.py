@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.bench import Bench
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
 
 pytestmark = pytest.mark.gpu
 

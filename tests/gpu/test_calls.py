@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.bench import Bench, assert_complete
 from tests.gpu.test_marks import ranges
-from tracepipe.capture.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
 
 pytestmark = pytest.mark.gpu
 

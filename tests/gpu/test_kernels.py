@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.analyses.kernel_occupancy import resources
+from tracepipe.analyses.theoretical_occupancy import occupancy_of
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
-from tracepipe.reports.analyses.kernel_occupancy import resources
-from tracepipe.reports.analyses.theoretical_occupancy import occupancy_of
+from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
 
 pytestmark = pytest.mark.gpu
 

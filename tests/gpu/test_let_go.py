@@ -16,8 +16,8 @@ import pytest
 
 from tests.gpu.bench import Bench
 from tests.support.program import PYTHONPATH
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine, build_library
-from tracepipe.capture.gpu.engines.warps import WarpsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.tracer.gpu.engines.warps import WarpsEngine
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from tests.support import held_reader
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tests.support.waiting import wait_until
-from tracepipe.capture.request import Filters, Limits
+from tracepipe.tracer.request import Filters, Limits
 
 ROOT = Path(__file__).parents[2]
 # Few functions: the kernel needs 0.1 s a probe to detach bpftrace's, and attaches none meanwhile.
@@ -192,7 +192,7 @@ def test_texts_with_anything_in_them(tmp_path: Path) -> None:
 
 CAPTURE = """
 import sys
-from tracepipe.capture import CaptureRequest, capture
+from tracepipe.tracer import CaptureRequest, capture
 with open(sys.argv[1], "wb") as sink:
     request = CaptureRequest(sys.argv[2:], method="bpftrace", layers=("syscall",))
     print(capture(request, sink, notify=print).ended_by, flush=True)

@@ -18,9 +18,9 @@ import pytest
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tests.support.waiting import wait_until
-from tracepipe.capture import CaptureRequest, CaptureSummary, capture
-from tracepipe.capture.request import Filters, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.tracer import CaptureRequest, CaptureSummary, capture
+from tracepipe.tracer.request import Filters, Limits
 
 ROOT = Path(__file__).parents[2]
 Event = dict[str, Any]
@@ -182,7 +182,7 @@ def test_only_the_layers_asked_for(tmp_path: Path, vec_add: str) -> None:
 def test_a_program_without_cuda_keeps_its_other_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracepipe.capture.find.library.LibrarySearch.find", lambda *_: [])
+    monkeypatch.setattr("tracepipe.tracer.find.library.LibrarySearch.find", lambda *_: [])
     trace, summary, messages = run(tmp_path, ["true"])
     missing = trace.header["layers"]["missing"]["userspace"]
     assert any(missing in message for message in messages)
@@ -226,7 +226,7 @@ def test_a_full_ring_counts_what_it_lost(
 def test_single_probes_where_the_kernel_has_no_multi_link(
     tmp_path: Path, vec_add: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from tracepipe.capture.bpf import bpf
+    from tracepipe.tracer.bpf import bpf
 
     def too_old(*_: object) -> int:
         raise OSError(22, "Invalid argument")
@@ -258,7 +258,7 @@ def test_auto_reports_what_it_took_and_why(tmp_path: Path, monkeypatch: pytest.M
     def no_bcc() -> Any:
         raise CaptureUnavailable("BCC is not there.", "apt install python3-bpfcc")
 
-    monkeypatch.setattr("tracepipe.capture.engines.bcc.import_bcc", no_bcc)
+    monkeypatch.setattr("tracepipe.tracer.engines.bcc.import_bcc", no_bcc)
     _, summary, messages = run(tmp_path, ["true"], layers=("syscall",), method="auto")
     assert summary.engine.startswith("prebuilt ")
     assert messages == ["method prebuilt: no bcc: BCC is not there."]
@@ -479,8 +479,8 @@ kill $!
 
 CAPTURE = """
 import sys
-from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.request import Limits
+from tracepipe.tracer import CaptureRequest, capture
+from tracepipe.tracer.request import Limits
 options = {"method": "prebuilt", **eval("dict(" + sys.argv[2] + ")")}
 def say(text):
     print(text, flush=True)

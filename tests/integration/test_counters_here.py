@@ -16,9 +16,9 @@ import pytest
 from tests.support.gpu_libraries import build_sampling
 from tests.support.sampled_machine import UUIDS
 from tests.support.waiting import wait_until
-from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS
-from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.event.counter_names import GPU_COUNTERS
+from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS
+from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 
 pytestmark = pytest.mark.slow
 INTERVAL_NS: Final = 1_000_000

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.standin import needs
-from tracepipe.capture import ENGINES
 from tracepipe.doctor import AREAS, Diagnosis, can_capture, examine
+from tracepipe.tracer import ENGINES
 
 needs_ebpf = needs("prebuilt")
 

@@ -21,8 +21,8 @@ import pytest
 from tests.support.program import PYTHONPATH
 from tests.support.standin import needs
 from tests.support.waiting import wait_until
-from tracepipe.capture.find.elf import Elf
 from tracepipe.recording.files import open_input
+from tracepipe.tracer.find.elf import Elf
 
 TRACEPIPE = [sys.executable, "-m", "tracepipe"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH}

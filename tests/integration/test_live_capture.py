@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests.support.standin import needs
-from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.live.sink import LiveSink
+from tracepipe.tracer import CaptureRequest, capture
+from tracepipe.tracer.live.sink import LiveSink
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.program import PYTHONPATH
 from tests.support.waiting import wait_until
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or not headers:
         pytest.skip("there is no g++, or no header of NVTX (pip install 'nvidia-nvtx==13.0.*')")
     made = tmp_path_factory.mktemp("nvtx") / "annotated"
-    include = [f"-I{ROOT / 'tracepipe/capture/gpu/native'}", f"-isystem{headers[0]}"]
+    include = [f"-I{ROOT / 'tracepipe/tracer/gpu/native'}", f"-isystem{headers[0]}"]
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
     source = ROOT / "tests/gpu/annotated.cpp"
     command = [compiler, *flags, *include, str(source), "-ldl"]

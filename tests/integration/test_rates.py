@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import held_reader
 from tests.support.standin import why_not
-from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, capture
+from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, capture
 
 SMALLEST_RING = 4096
 THREADS = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.standin import needs
-from tracepipe.capture import CaptureRequest, capture
+from tracepipe.tracer import CaptureRequest, capture
 
 pytestmark = [pytest.mark.ebpf, needs("bcc")]
 

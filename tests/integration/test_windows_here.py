@@ -11,8 +11,8 @@ import pytest
 
 from tests.integration.test_capture import Trace, run
 from tests.support.standin import needs
-from tracepipe.capture.request import Limits, Windows
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.request import Limits, Windows
 
 pytestmark = [pytest.mark.ebpf, needs("prebuilt")]
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.support.standin import needs
-from tracepipe.capture import choose
-from tracepipe.capture.engines.engine import Listeners
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine
-from tracepipe.capture.request import CaptureRequest, Windows
-from tracepipe.capture.session import run_session
+from tracepipe.tracer import choose
+from tracepipe.tracer.engines.engine import Listeners
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.request import CaptureRequest, Windows
+from tracepipe.tracer.session import run_session
 
 pytestmark = [pytest.mark.ebpf, pytest.mark.alone, needs("prebuilt")]
 

@@ -17,7 +17,7 @@ KEPT = ROOT / "build/compiled"
 _SUFFIXES = {".h", ".map"}
 _KEPT_S = 7 * 24 * 3600
 # What the sources include of the repository. They themselves are words of the command.
-_INCLUDED = ("tracepipe/capture/gpu/native", "tracepipe/marks/include", "tests/gpu")
+_INCLUDED = ("tracepipe/tracer/gpu/native", "tracepipe/marks/include", "tests/gpu")
 
 
 def compiled(command: Sequence[str], output: Path) -> Path:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from tracepipe.capture.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.channel import Channel
 
 
 def collected(

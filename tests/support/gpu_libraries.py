@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.compiled import compiled
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
-from tracepipe.capture.gpu.build.driver import Driver, owner
-from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.driver import Driver, owner
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
 
 ROOT = Path(__file__).parents[2]
-NATIVE, SOURCES = ROOT / "tracepipe/capture/gpu/native", ROOT / "tests/gpu"
+NATIVE, SOURCES = ROOT / "tracepipe/tracer/gpu/native", ROOT / "tests/gpu"
 FLAGS = ["-std=c++17", "-O0", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]
 # Engine → NVIDIA's library that it is linked to, with its stand-in, and that of the driver.
 _STANDINS = {

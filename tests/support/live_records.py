@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from tracepipe.capture.request import Filters, Plan, Scope
 from tracepipe.hooks.hook import FilePlace, Hook, Probe, TracepointPlace
+from tracepipe.tracer.request import Filters, Plan, Scope
 
 RECORD = struct.Struct("<8xQIIIBxHQQQQ")
 ENTER, MORE, RETURN, SYSCALL, SYSCALL_END, OUT, IN, WAKEUP, MIGRATE = range(1, 10)

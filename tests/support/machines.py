@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracepipe.capture.machine.facts import Machine
+from tracepipe.tracer.machine.facts import Machine
 
 ALL = frozenset({"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"})
 

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.capture.gpu.engines.channel_renderer import ChannelRenderer
+from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.channel_renderer import ChannelRenderer
 
 
 class Recorded:

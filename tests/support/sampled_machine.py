@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from tracepipe.capture.gpu.build import cache, toolchain
-from tracepipe.capture.gpu.build.cuda_parts import Part, Parts, find_gxx, find_parts
-from tracepipe.capture.gpu.build.driver import Driver, Gpu, owner, uuid_text
-from tracepipe.capture.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build import cache, toolchain
+from tracepipe.tracer.gpu.build.cuda_parts import Part, Parts, find_gxx, find_parts
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, owner, uuid_text
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
 
 UUIDS = (uuid_text(b"\0" * 16), uuid_text(b"\x11" * 16))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture import ENGINES
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer import ENGINES
 
 _ROOT = Path(__file__).parents[2]
 _SOURCES, _MADE = _ROOT / "fixtures/standin", _ROOT / "build/standin"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracepipe.capture.summary import CaptureSummary, Recording
+from tracepipe.tracer.summary import CaptureSummary, Recording
 
 SUMMARY = CaptureSummary(
     counts={"syscall": 4}, losses={}, cpu_losses={}, filtered={}, ended_by="stopped", exit_code=0,

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.reports.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns
-from tracepipe.reports.findings.warp_order import sort_warps
+from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns
+from tracepipe.analyses.findings.warp_order import sort_warps
 
 LANES = 32
 

@@ -22,7 +22,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
             f"sys.path.insert(0, {str(ROOT)!r})",
             "from multiprocessing.connection import Connection",
             "from tracepipe.api.recorder import Began, Refused, Written",
-            "from tracepipe.capture.request import ENDED, Answer, WindowOrder",
+            "from tracepipe.tracer.request import ENDED, Answer, WindowOrder",
             "from tests.support.summaries import LAST, SUMMARY",
             "caller = Connection(int(sys.argv[1]))",
             "order, send, heard = caller.recv(), caller.send, caller.recv",

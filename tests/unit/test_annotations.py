@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines.annotation_records import (
+from tracepipe.event.model import RANGE_LIMIT
+from tracepipe.tracer.gpu.engines.annotation_records import (
     BEGUN,
     DEPTH_UNKNOWN,
     ENDED,
@@ -25,11 +26,10 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL_TEXT,
     LABEL_THREAD,
 )
-from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.transport import KIND_NOTE
-from tracepipe.capture.gpu.engines.untrusted import CROWDED, Kept
-from tracepipe.event.model import RANGE_LIMIT
+from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.transport import KIND_NOTE
+from tracepipe.tracer.gpu.engines.untrusted import CROWDED, Kept
 
 PID, TID, DATA = 42, 43, 4096
 

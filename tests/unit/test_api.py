@@ -54,9 +54,9 @@ def test_the_list_of_names_is_complete() -> None:
 
 
 @pytest.mark.slow
-def test_a_room_is_a_function_whatever_is_imported_first() -> None:
+def test_capture_is_a_function_whatever_is_imported_first() -> None:
     first = "import tracepipe; one = tracepipe.capture"
-    then = "from tracepipe.capture.request import CaptureRequest; import tracepipe.capture.plan as plan"
+    then = "from tracepipe.tracer.request import CaptureRequest; import tracepipe.tracer.plan as plan"
     made = "options = tracepipe.CaptureOptions(layers=('syscall',)); "
     made += "print(repr(tracepipe.capture(['./app'], output='x.jsonl', options=options)))"
     for code in (f"{first}; {then}; {made}", f"{then}; {first}; {made}", f"import tracepipe; {made}"):

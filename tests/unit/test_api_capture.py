@@ -17,8 +17,8 @@ from tests.support.program import PYTHONPATH
 from tests.support.summaries import SUMMARY
 from tracepipe import cli
 from tracepipe.api.recorder import Began, Order, Refused
-from tracepipe.capture.request import CaptureRequest
-from tracepipe.capture.summary import CaptureSummary
+from tracepipe.tracer.request import CaptureRequest
+from tracepipe.tracer.summary import CaptureSummary
 
 NO_LAYERS = tracepipe.CaptureOptions(layers=())
 
@@ -38,7 +38,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Orde
         return SUMMARY
 
     monkeypatch.setattr("tracepipe.cli.capture.record", record)
-    monkeypatch.setattr("tracepipe.capture.plan.layers_here", lambda of_command: ("userspace", "syscall"))
+    monkeypatch.setattr("tracepipe.tracer.plan.layers_here", lambda of_command: ("userspace", "syscall"))
 
     def ask(*argv: str) -> Order:
         monkeypatch.setattr(sys, "argv", ["tracepipe", "capture", *argv])

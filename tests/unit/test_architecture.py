@@ -21,30 +21,30 @@ SOURCES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-# Events go one way: capture and readers → event → clocks → layout → converters, reports. What each room may
+# Events go one way: tracer and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside; a name stands for the rooms in it too. The library and the command line
 # put the rooms together; the command line may import any.
 ROOMS: dict[str, set[str]] = {
     "event": {"native"},
     "event.counter_names": set(),
     "hooks": set(),
-    "capture.request": {"hooks"},
-    "capture.summary": {"event"},
-    "capture.tick": set(),
-    "capture.records": {"event", "hooks", "native"},
-    "capture.machine": {"capture.request"},
-    "capture.bpf": {"hooks", "capture.request", "capture.records"},
-    "capture.find": {"hooks", "capture.request", "capture.bpf"},
-    "capture.live": {"event", "hooks", "capture.request", "capture.records", "capture.machine"},
-    "capture.engines": {
-        "hooks", "capture.request", "capture.records", "capture.machine", "capture.bpf", "capture.find",
-        "capture.tick", "native",
+    "tracer.request": {"hooks"},
+    "tracer.summary": {"event"},
+    "tracer.tick": set(),
+    "tracer.records": {"event", "hooks", "native"},
+    "tracer.machine": {"tracer.request"},
+    "tracer.bpf": {"hooks", "tracer.request", "tracer.records"},
+    "tracer.find": {"hooks", "tracer.request", "tracer.bpf"},
+    "tracer.live": {"event", "hooks", "tracer.request", "tracer.records", "tracer.machine"},
+    "tracer.engines": {
+        "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.bpf", "tracer.find",
+        "tracer.tick", "native",
     },
-    "capture.gpu": {
-        "event.counter_names", "hooks", "capture.request", "capture.records", "capture.find",
-        "capture.engines",
+    "tracer.gpu": {
+        "event.counter_names", "hooks", "tracer.request", "tracer.records", "tracer.find",
+        "tracer.engines",
     },
-    "capture": {"event", "hooks", "capture"},
+    "tracer": {"event", "hooks", "tracer"},
     "readers": {"event", "hooks", "native"},
     "clocks": {"event", "native"},
     "layout": {"event", "native"},
@@ -56,28 +56,29 @@ ROOMS: dict[str, set[str]] = {
     "part": {"event", "clocks", "readers", "converters", "recording", "native"},
     "reports.report": set(),
     "reports.frames": {"event", "clocks", "recording", "native"},
-    "reports.analyses": {"event", "hooks", "reports.report", "reports.frames"},
-    "reports.findings": {"reports.frames"},
-    "reports.writing": {"event", "recording", "reports.report", "reports.frames", "reports.analyses"},
-    "reports.figures": {"reports.frames", "reports.analyses", "reports.findings", "reports.writing"},
-    "reports.page": {"event", "reports.report", "reports.frames", "reports.writing", "reports.figures"},
+    "analyses": {"event", "hooks", "reports.report", "reports.frames"},
+    "analyses.findings": {"reports.frames"},
+    "present.writing": {"event", "recording", "reports.report", "reports.frames", "analyses"},
+    "present.figures": {"reports.frames", "analyses", "analyses.findings", "present.writing"},
+    "present.page": {"event", "reports.report", "reports.frames", "present.writing", "present.figures"},
     "reports": {"event", "hooks", "reports"},
     "dataset": {"event", "recording", "reports"},
     "ranks": {"dataset", "reports"},
-    "doctor": {"capture", "hooks", "native"},
+    "doctor": {"tracer", "hooks", "native"},
     "native": set(),
     "marks": set(),
-    "sql": {"dataset", "ui", "reports.frames", "reports.writing"},
+    "sql": {"dataset", "ui", "reports.frames", "present.writing"},
     "ui": {"event", "recording.compression"},
     # The library composes the rooms as the command line does, which calls it; it prints nothing.
-    "api": {"event", "capture", "layout", "converters", "recording", "part", "reports.frames", "dataset"},
-    "terminal": {"capture"},
+    "api": {"event", "tracer", "layout", "converters", "recording", "part", "reports.frames", "dataset"},
+    "terminal": {"tracer"},
 }  # fmt: skip
 COMPOSING = {"cli", "__main__"}
 # Which everything may import: the version, errors, who called sudo, which rank this is, room on a disk, what
 # is under a path, how numbers and names are written.
 GROUND = {
-    "", "__version__", "caller", "errors", "kernel_names", "launchers", "printable", "room", "seen", "units",
+    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "paths", "printable", "sudo",
+    "units",
 }  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {
@@ -132,7 +133,7 @@ def top(module: str) -> str:
 
 @cache
 def room(module: str) -> str:
-    """The innermost room of a module: `tracepipe.capture.gpu.build.driver` → `capture.gpu`."""
+    """The innermost room of a module: `tracepipe.tracer.gpu.build.driver` → `capture.gpu`."""
     place = module.partition(".")[2]
     return next((name for name in sorted(ROOMS, key=len, reverse=True) if is_in(place, name)), top(module))
 
@@ -196,7 +197,7 @@ def test_no_room_is_reached_from_itself() -> None:
     arrows = {
         here: {
             other for other in ROOMS if other != here for name in may
-            # Of a room that has rooms, `capture` means those in it.
+            # Of a room that has rooms, `tracer` means those in it.
             if is_in(other, name) and not (other == name and is_in(here, name))
         }
         for here, may in ROOMS.items()
@@ -229,8 +230,8 @@ def test_no_room_reaches_the_library_by_a_name_in_a_text() -> None:
         for node in nodes(module)
         if isinstance(node, ast.Constant) and str(node.value).startswith("tracepipe.api.")
     }
-    # The package has the library's names, and `tracepipe.capture` is a name of a room already.
-    assert named == {"tracepipe", "tracepipe.capture"}
+    # The package has the library's names.
+    assert named == {"tracepipe"}
 
 
 def test_only_clocks_makes_trace_times() -> None:
@@ -240,7 +241,7 @@ def test_only_clocks_makes_trace_times() -> None:
 
 def test_one_module_prints_and_one_exits() -> None:
     printers = {module for module in SOURCES if calls(module, "print")}
-    generators = {"tracepipe.event.schema", "tracepipe.capture.bpf.compile"}  # when they are run as modules
+    generators = {"tracepipe.event.schema", "tracepipe.tracer.bpf.compile"}  # when they are run as modules
     assert printers - generators == {"tracepipe.terminal.output"}
     exits = {
         module
@@ -256,14 +257,14 @@ def test_one_module_prints_and_one_exits() -> None:
 
 def test_paths_of_other_users_are_examined_in_one_module() -> None:
     """A `Path` raises an error where it may not look."""
-    rooms = ("api", "cli", "recording", "sql", "ui", "capture.find")
+    rooms = ("api", "cli", "recording", "sql", "ui", "tracer.find")
     looking = {
         f"{module}:{node.lineno}"
         for module in SOURCES
         if room(module) in rooms
         for node in nodes(module)
         if isinstance(node, ast.Attribute) and node.attr in ("exists", "is_dir", "is_file", "glob")
-        if ast.unparse(node.value) != "seen"
+        if ast.unparse(node.value) != "paths"
     }
     assert looking == set()
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.capture import backlog
-from tracepipe.capture.backlog import Backlog, Span, Waiting
-from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import OutputError
+from tracepipe.tracer import backlog
+from tracepipe.tracer.backlog import Backlog, Span, Waiting
+from tracepipe.tracer.records.loss import Loss
 
 A_LOSS = Loss("userspace", 1, 0, 1, "the ring buffer was full", 0)
 
@@ -110,7 +110,7 @@ def full(descriptor: int, start: int, size_bytes: int) -> None:
 @pytest.mark.parametrize("why", ["full", "gone"])
 def test_what_is_in_memory_needs_no_disk(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if why == "full":
-        monkeypatch.setattr("tracepipe.room.reserve", full)
+        monkeypatch.setattr("tracepipe.disk_space.reserve", full)
     else:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
         with pytest.raises(OutputError, match="No temporary file can be made: No such file"):
@@ -177,7 +177,7 @@ def test_the_disk_space_of_written_records_is_freed(monkeypatch: pytest.MonkeyPa
     page = mmap.PAGESIZE
     monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2 * page)
     given: list[tuple[int, int]] = []
-    monkeypatch.setattr("tracepipe.room.give_back", lambda _, start, size: given.append((start, size)))
+    monkeypatch.setattr("tracepipe.disk_space.give_back", lambda _, start, size: given.append((start, size)))
     kept = filled(records([1, 2, 3]))
     for end in (page, 2 * page + 1, 3 * page, 4 * page - 1):
         kept.give_back(end)

@@ -8,14 +8,6 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.engines.bpftrace import engine as bpftrace_engine
-from tracepipe.capture.engines.bpftrace.engine import BpftraceEngine
-from tracepipe.capture.engines.bpftrace.language import comparison
-from tracepipe.capture.engines.bpftrace.lines import Clock, Lines
-from tracepipe.capture.engines.bpftrace.script import Script
-from tracepipe.capture.records import record
-from tracepipe.capture.records.record import RECORD
-from tracepipe.capture.request import Filters, Plan, Scope
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import (
     Argument,
@@ -27,6 +19,14 @@ from tracepipe.hooks.hook import (
     Signature,
     TracepointPlace,
 )
+from tracepipe.tracer.engines.bpftrace import engine as bpftrace_engine
+from tracepipe.tracer.engines.bpftrace.engine import BpftraceEngine
+from tracepipe.tracer.engines.bpftrace.language import comparison
+from tracepipe.tracer.engines.bpftrace.lines import Clock, Lines
+from tracepipe.tracer.engines.bpftrace.script import Script
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.record import RECORD
+from tracepipe.tracer.request import Filters, Plan, Scope
 
 END = "\x1fend"
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.engines.bcc import PrebuiltEngine
-from tracepipe.capture.gpu.build.toolchain import NATIVE
-from tracepipe.capture.gpu.engines.api_calls import parameters
-from tracepipe.capture.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
-from tracepipe.capture.plan import plan_of
-from tracepipe.capture.request import CaptureRequest, calls_of
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES, CALL_SETS, call_rule
 from tracepipe.hooks.sets import load_set
+from tracepipe.tracer.engines.bcc import PrebuiltEngine
+from tracepipe.tracer.gpu.build.toolchain import NATIVE
+from tracepipe.tracer.gpu.engines.api_calls import parameters
+from tracepipe.tracer.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
+from tracepipe.tracer.plan import plan_of
+from tracepipe.tracer.request import CaptureRequest, calls_of
 
 FUNCTIONS = sorted(parameters())
 

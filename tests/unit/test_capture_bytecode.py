@@ -8,12 +8,6 @@ import struct
 
 import pytest
 
-from tracepipe.capture.bpf.bytecode import FIELDS, PROGRAMS, Constant, filled_in
-from tracepipe.capture.bpf.compile import SHIPPED, source_digest
-from tracepipe.capture.bpf.maps import Maps
-from tracepipe.capture.bpf.specs import SPEC_BYTES, is_paired, spec_of
-from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.capture.request import Filters
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import (
     Argument,
@@ -25,6 +19,12 @@ from tracepipe.hooks.hook import (
     Signature,
     TracepointPlace,
 )
+from tracepipe.tracer.bpf.bytecode import FIELDS, PROGRAMS, Constant, filled_in
+from tracepipe.tracer.bpf.compile import SHIPPED, source_digest
+from tracepipe.tracer.bpf.maps import Maps
+from tracepipe.tracer.bpf.specs import SPEC_BYTES, is_paired, spec_of
+from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.request import Filters
 
 HERE = SHIPPED.parent
 SOURCE = (HERE / "probes.bpf.c").read_text()
@@ -89,8 +89,8 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(1, "enough")
         return 0
 
-    monkeypatch.setattr("tracepipe.capture.bpf.maps.bpf.create_map", refuse)
-    monkeypatch.setattr("tracepipe.capture.bpf.maps.os.close", lambda _: None)
+    monkeypatch.setattr("tracepipe.tracer.bpf.maps.bpf.create_map", refuse)
+    monkeypatch.setattr("tracepipe.tracer.bpf.maps.os.close", lambda _: None)
     with pytest.raises(OSError, match="enough"):
         Maps(4096, 1, False)
     numbered = sorted(re.findall(r"#define (\w+) MAP\((\d+)\)", SOURCE), key=lambda pair: int(pair[1]))
@@ -101,7 +101,7 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_shipped_bytecode_is_of_this_source() -> None:
     shipped = json.loads(SHIPPED.read_text())
     assert shipped["source_sha256"] == source_digest(), (
-        "python -m tracepipe.capture.bpf.compile > probes.json, and put it there"
+        "python -m tracepipe.tracer.bpf.compile > probes.json, and put it there"
     )
     programs = {machine: tuple(found) for machine, found in shipped["programs"].items()}
     assert programs == dict.fromkeys(SYSCALLS, PROGRAMS)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import CaptureRequest, capture
-from tracepipe.capture.engines.engine import Turn
-from tracepipe.capture.records.line import Lines
-from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.request import Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.event.checks import first_fault
+from tracepipe.tracer import CaptureRequest, capture
+from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.records.line import Lines
+from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.request import Limits
 
 KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu": 0, "launch": 7}
 CALL = {"type": "userspace", "name": "cuLaunchKernel", "phase": "X", "dur_ns": 9, "launch": 7}
@@ -114,8 +114,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     def refuse(_: str) -> Any:
         raise CaptureUnavailable("Capture with eBPF needs root.", "sudo")
 
-    monkeypatch.setattr("tracepipe.capture.choose", refuse)
-    monkeypatch.setattr("tracepipe.capture.gpu.start", lambda request, notify: (request, device))
+    monkeypatch.setattr("tracepipe.tracer.choose", refuse)
+    monkeypatch.setattr("tracepipe.tracer.gpu.start", lambda request, notify: (request, device))
     return device
 
 

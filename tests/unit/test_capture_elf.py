@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracepipe.capture.find import library
-from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.find.library import find_program, find_versions
 from tracepipe.errors import InputError, TracepipeError
+from tracepipe.tracer.find import library
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.library import find_program, find_versions
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

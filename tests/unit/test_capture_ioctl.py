@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import ENGINES, CaptureRequest, capture
-from tracepipe.capture.find.tracefs import field_offsets
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.ioctl import decode_command
+from tracepipe.tracer import ENGINES, CaptureRequest, capture
+from tracepipe.tracer.find.tracefs import field_offsets
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,17 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from tracepipe.capture.bpf.compile import SHIPPED
-from tracepipe.capture.records import line as writing
-from tracepipe.capture.records import record
-from tracepipe.capture.records.line import COMM, Head, Lines
-from tracepipe.capture.records.loss import Loss, loss_record
-from tracepipe.capture.records.record import DROP_LAYERS, RECORD, UNSEEN, event_count
-from tracepipe.capture.records.render import RecordRenderer
-from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Event
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
+from tracepipe.tracer.bpf.compile import SHIPPED
+from tracepipe.tracer.records import line as writing
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.line import COMM, Head, Lines
+from tracepipe.tracer.records.loss import Loss, loss_record
+from tracepipe.tracer.records.record import DROP_LAYERS, RECORD, UNSEEN, event_count
+from tracepipe.tracer.records.render import RecordRenderer
+from tracepipe.tracer.records.syscalls import SYSCALLS
 
 NUMBER = {name: number for number, name in SYSCALLS["x86_64"].items()}
 HEADER = struct.pack("<II", 56, 0)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw, text
-from tracepipe.capture.records import record
-from tracepipe.capture.records.carry import THREADS_MAX, Carried, RecordCarry
-from tracepipe.capture.records.record import RECORD, RECORD_BYTES
-from tracepipe.capture.records.render import RecordRenderer
-from tracepipe.capture.records.syscalls import SYSCALLS
 from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.sets import load_set
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.carry import THREADS_MAX, Carried, RecordCarry
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.records.render import RecordRenderer
+from tracepipe.tracer.records.syscalls import SYSCALLS
 
 Line = dict[str, Any]
 _ZOMBIE = 0x20

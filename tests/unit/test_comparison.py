@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tracepipe.reports.analyses.comparison import Comparison, enough, middle, ways
+from tracepipe.analyses.comparison import Comparison, enough, middle, ways
 from tracepipe.reports.frames.libraries import np
 
 ALPHA = 0.05

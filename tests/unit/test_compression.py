@@ -20,14 +20,14 @@ import pytest
 import zstandard
 
 from tests.support.waiting import wait_until
-from tracepipe.capture.records.line import Lines
-from tracepipe.capture.request import Limits, Plan, Scope
-from tracepipe.capture.spool import PART_BYTES, Spool
 from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.compression import compressing
 from tracepipe.recording.convert import check
 from tracepipe.recording.files import open_input
 from tracepipe.recording.kept import keeping
+from tracepipe.tracer.records.line import Lines
+from tracepipe.tracer.request import Limits, Plan, Scope
+from tracepipe.tracer.spool import PART_BYTES, Spool
 
 SUFFIXES = [".gz", ".zst"]
 HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "start": {"monotonic_ns": 1000}}
@@ -282,7 +282,7 @@ def test_a_size_is_that_of_the_lines_before_they_are_compressed(suffix: str, tmp
 def test_lines_are_in_the_file_soon_though_no_more_come(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 0.05)
+    monkeypatch.setattr("tracepipe.tracer.spool._FLUSH_S", 0.05)
     path = tmp_path / f"run{suffix}"
 
     def has(lines: int) -> bool:
@@ -321,7 +321,7 @@ def run(spool: Spool) -> None:
 
 
 def test_a_part_that_is_full_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 1000)
+    monkeypatch.setattr("tracepipe.tracer.spool._FLUSH_S", 1000)
     output = Output()
     run(spooled(output, 20_000))
     sizes = [end - start for start, end in itertools.pairwise(output.ends)]
@@ -330,7 +330,7 @@ def test_a_part_that_is_full_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_disk_has_no_room_for_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.capture.spool._FLUSH_S", 1000)
+    monkeypatch.setattr("tracepipe.tracer.spool._FLUSH_S", 1000)
     output = Output(parts=2)
     spool = spooled(output, 20_000)
     output.parts = 3  # as a part that was taken back leaves room for the last lines
@@ -356,7 +356,7 @@ def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tracepipe.capture.backlog.os.pwrite", full)
+    monkeypatch.setattr("tracepipe.tracer.backlog.os.pwrite", full)
     spool.put(bytes(64 * 7))
     spool.put(bytes(64 * 4))
     run(spool)
@@ -387,8 +387,8 @@ def test_where_no_lines_can_be_made_the_rest_is_counted(
             return super().render(chunk)
 
     rendered, output = list[bytes](), io.BytesIO()
-    monkeypatch.setattr("tracepipe.capture.spool._PIECE_BYTES", 2 * 64)
-    monkeypatch.setattr("tracepipe.capture.backlog._RUN_BYTES", 2 * 64)
+    monkeypatch.setattr("tracepipe.tracer.spool._PIECE_BYTES", 2 * 64)
+    monkeypatch.setattr("tracepipe.tracer.backlog._RUN_BYTES", 2 * 64)
     spool = Spool(output, Broken(), is_unordered=is_unordered)
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
     spool.put(bytes(10 * 64))

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts
-from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.gpu.engines import counters_start
-from tracepipe.capture.gpu.engines.counters_start import build_sampler, start_counters
-from tracepipe.capture.gpu.engines.sampler import NotPermitted
-from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.engines import counters_start
+from tracepipe.tracer.gpu.engines.counters_start import build_sampler, start_counters
+from tracepipe.tracer.gpu.engines.sampler import NotPermitted
+from tracepipe.tracer.request import CaptureRequest
 
 ANN = Owner(1000, 1000, Path("/home/ann"))
 REQUEST = CaptureRequest(command=["./app"], gpu_counters_ns=10**6)

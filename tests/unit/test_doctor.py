@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.machines import machine
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts
-from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.machine.facts import Machine
-from tracepipe.capture.machine.refusals import ENOTSUPP, SUDO
-from tracepipe.capture.request import Notify, Plan
 from tracepipe.doctor import AREAS, Diagnosis, as_json, can_capture, diagnosis_lines, examine
 from tracepipe.doctor.diagnosis import Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.machine.facts import Machine
+from tracepipe.tracer.machine.refusals import ENOTSUPP, SUDO
+from tracepipe.tracer.request import Notify, Plan
 
 GOOD = machine(
     tracefs="/sys/kernel/tracing",
@@ -353,7 +353,7 @@ def test_slow_trials_are_reported_while_they_run(monkeypatch: pytest.MonkeyPatch
             notify("slow is attaching 12 probes; this takes a while")
             raise CaptureUnavailable("Nothing is attached.", "")
 
-    monkeypatch.setattr("tracepipe.capture.ENGINES", {"slow": Slow})
+    monkeypatch.setattr("tracepipe.tracer.ENGINES", {"slow": Slow})
     messages: list[str] = []
     examine(GOOD, areas={"methods": AREAS["methods"]}, notify=messages.append)
     assert messages == ["methods", "slow is attaching 12 probes; this takes a while"]

@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.machines import machine
 from tests.unit.test_doctor import FakeTrials
-from tracepipe.capture.gpu.build.cuda_parts import Parts
-from tracepipe.capture.gpu.build.driver import Driver
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.machine.facts import Machine
 from tracepipe.doctor.diagnosis import Diagnosis, Examination
 from tracepipe.doctor.gpu import gpu
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import Parts
+from tracepipe.tracer.gpu.build.driver import Driver
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.machine.facts import Machine
 
 GOOD = FakeTrials().toolchain()
 HERE = machine()

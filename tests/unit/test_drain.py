@@ -18,10 +18,10 @@ import pytest
 
 from tests.support.cores import cores_here, running
 from tests.support.waiting import wait_until
-from tracepipe.capture.bpf.ring import Ring
-from tracepipe.capture.engines import drain
-from tracepipe.capture.engines.drain import Drain
-from tracepipe.capture.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.bpf.ring import Ring
+from tracepipe.tracer.engines import drain
+from tracepipe.tracer.engines.drain import Drain
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 
 RING_BYTES = 4 * mmap.PAGESIZE
 FULL = RING_BYTES // RECORD_BYTES  # records

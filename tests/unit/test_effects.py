@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.support.hooks import hook_of, shipped_probe
-from tracepipe.capture.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
-from tracepipe.capture.records.line import Lines
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
+from tracepipe.tracer.records.effects import OPEN_CALLS_MAX, THREADS_MAX, Effects
+from tracepipe.tracer.records.line import Lines
 
 PID, TID, CPU = 4242, 4243, 1
 FAILED = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tracepipe.reports.findings import find_all
-from tracepipe.reports.findings.grouping import kernels_of
+from tracepipe.analyses.findings import find_all
+from tracepipe.analyses.findings.grouping import kernels_of
 from tracepipe.reports.frames.run import load_run
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "findings-h200"

@@ -11,19 +11,19 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw
-from tracepipe.capture.engines.none import NothingRecorded
-from tracepipe.capture.flight import recorder, ring
-from tracepipe.capture.flight.dump import Frame, Outputs
-from tracepipe.capture.flight.recorder import FlightRecorder
-from tracepipe.capture.flight.ring import Chunk, Ring
-from tracepipe.capture.frame import footer_of
-from tracepipe.capture.records import record
-from tracepipe.capture.records.loss import Loss
-from tracepipe.capture.records.record import RECORD_BYTES
-from tracepipe.capture.records.render import RecordRenderer
-from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.capture.request import Filters, Last, Plan, Scope
 from tracepipe.errors import OutputError
+from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.flight import recorder, ring
+from tracepipe.tracer.flight.dump import Frame, Outputs
+from tracepipe.tracer.flight.recorder import FlightRecorder
+from tracepipe.tracer.flight.ring import Chunk, Ring
+from tracepipe.tracer.frame import footer_of
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import RECORD_BYTES
+from tracepipe.tracer.records.render import RecordRenderer
+from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.request import Filters, Last, Plan, Scope
 
 Line = dict[str, Any]
 PLAN = Plan((), (), [], Scope("system"), Filters(), 4096)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tracepipe.api.record import Files, NumberedOutputs
-from tracepipe.capture.engines.engine import DeviceEngine, Listeners
-from tracepipe.capture.engines.none import NoProbes
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine
-from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import WarpsEngine
-from tracepipe.capture.request import CaptureRequest, Last, Notify
-from tracepipe.capture.session import run_session
+from tracepipe.tracer.engines.engine import DeviceEngine, Listeners
+from tracepipe.tracer.engines.none import NoProbes
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.engines.warps import WarpsEngine
+from tracepipe.tracer.request import CaptureRequest, Last, Notify
+from tracepipe.tracer.session import run_session
 
 Line = dict[str, Any]
 

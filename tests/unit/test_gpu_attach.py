@@ -16,12 +16,12 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.gpu_libraries import FLAGS, NATIVE, ROOT, build_object, include_flags
 from tests.support.recorded_program import Recorded
-from tracepipe.capture import CaptureRequest
-from tracepipe.capture.gpu import choice
-from tracepipe.capture.gpu.attach.loader import CODE, enter
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.tracer import CaptureRequest
+from tracepipe.tracer.gpu import choice
+from tracepipe.tracer.gpu.attach.loader import CODE, enter
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="it is done on x86-64 alone")
 SOURCES = ROOT / "tests/gpu"
@@ -116,8 +116,8 @@ def test_a_stopped_program_continues_when_the_process_that_stopped_it_ends(
     killed = f"""
 import os, signal
 from pathlib import Path
-from tracepipe.capture.gpu.attach.loader import enter
-from tracepipe.capture.gpu.attach.ptrace import StoppedThread
+from tracepipe.tracer.gpu.attach.loader import enter
+from tracepipe.tracer.gpu.attach.ptrace import StoppedThread
 go_on = StoppedThread.go_on
 StoppedThread.go_on = lambda thread: (go_on(thread), os.kill(os.getpid(), signal.SIGKILL))
 enter({running.pid}, Path({str(built / "library.so")!r}), "entry", {str(tmp_path / "file")!r}, int)
@@ -187,7 +187,7 @@ def test_another_users_process_is_refused(run: Callable[..., Running], built: Pa
     if os.geteuid() != 0:
         pytest.skip("there is one user")
     running = run("read")
-    tried = "import os; from pathlib import Path; from tracepipe.capture.gpu.attach.loader import enter\n"
+    tried = "import os; from pathlib import Path; from tracepipe.tracer.gpu.attach.loader import enter\n"
     tried += "os.setuid(65534)\n"
     tried += f"try: enter({running.pid}, Path('{built}/library.so'), 'entry', '', print)\n"
     tried += "except Exception as error: print(type(error).__name__, error.message)"

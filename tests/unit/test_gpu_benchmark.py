@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks import gpu, gpu_after, gpu_layers
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import kernel_records, warp_records
-from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.gpu.engines import kernel_records, warp_records
+from tracepipe.tracer.gpu.engines.transport import KIND_CLOCK, KIND_NOTE
 
 SCRIPT = Path(gpu.__file__)
 

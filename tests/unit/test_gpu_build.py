@@ -16,12 +16,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.compiled import compiled
-from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
-from tracepipe.capture.gpu.build.driver import Driver, owner
-from tracepipe.capture.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.capture.gpu.engines import kernels, stalls, warp_records
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.driver import Driver, owner
+from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.tracer.gpu.engines import kernels, stalls, warp_records
 
 pytestmark = pytest.mark.slow
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_gpu_toolchain import ME, chain, nvcc, part, put
-from tracepipe.capture.gpu.build import cache as caches
-from tracepipe.capture.gpu.build.cache import Cache, cache_folder, check_safe
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, find_parts
-from tracepipe.capture.gpu.build.driver import Owner, owner
-from tracepipe.capture.target import _caller
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build import cache as caches
+from tracepipe.tracer.gpu.build.cache import Cache, cache_folder, check_safe
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, find_parts
+from tracepipe.tracer.gpu.build.driver import Owner, owner
+from tracepipe.tracer.target import _caller
 
 OTHER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")

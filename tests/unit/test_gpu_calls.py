@@ -16,23 +16,23 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
-from tracepipe.capture.gpu.engines import warp_records as layout
-from tracepipe.capture.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
-from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME, read_name, records
-from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
-from tracepipe.capture.records import record as probe_record
-from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.index import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
+from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.engines import warp_records as layout
+from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
+from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.transport import KIND_NAME, NAME, read_name, records
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
+from tracepipe.tracer.records import record as probe_record
+from tracepipe.tracer.records.render import RecordRenderer
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "tracepipe/capture/gpu/native"
+NATIVE = ROOT / "tracepipe/tracer/gpu/native"
 PID, TID = 42, 43
 ADDRESS = 0x7F0000001000
 

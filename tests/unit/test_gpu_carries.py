@@ -10,10 +10,10 @@ import pytest
 from tests.support.gpu_records import pack_record
 from tests.unit.test_annotations import DATA, begun, ended
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, gpu, hello, kernel, name, record
-from tracepipe.capture.engines.engine import DeviceRenderer
-from tracepipe.capture.gpu.engines import carries, kernel_records, transport
-from tracepipe.capture.gpu.engines import warp_records as warps
-from tracepipe.capture.gpu.engines.annotation_records import (
+from tracepipe.tracer.engines.engine import DeviceRenderer
+from tracepipe.tracer.gpu.engines import carries, kernel_records, transport
+from tracepipe.tracer.gpu.engines import warp_records as warps
+from tracepipe.tracer.gpu.engines.annotation_records import (
     KIND_END,
     KIND_LABEL,
     KIND_POP,
@@ -23,12 +23,12 @@ from tracepipe.capture.gpu.engines.annotation_records import (
     LABEL_DOMAIN,
     LABEL_THREAD,
 )
-from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.capture.gpu.engines.carries import KernelsCarry, WarpsCarry
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL, KIND_TAKEN, TAKEN
-from tracepipe.capture.gpu.engines.transport import KIND_CLOCK, KIND_NAME
-from tracepipe.capture.gpu.engines.warps import WarpRenderer
+from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.tracer.gpu.engines.carries import KernelsCarry, WarpsCarry
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL, KIND_TAKEN, TAKEN
+from tracepipe.tracer.gpu.engines.transport import KIND_CLOCK, KIND_NAME
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
 Line = dict[str, Any]
 START_NS = 5000

@@ -18,12 +18,12 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
-from tracepipe.capture.gpu.engines import channel as channels
-from tracepipe.capture.gpu.engines.channel import FULL, OVERWRITTEN, TORN, Channel
-from tracepipe.capture.gpu.engines.transport import RECORD, records, whole_bytes
+from tracepipe.tracer.gpu.engines import channel as channels
+from tracepipe.tracer.gpu.engines.channel import FULL, OVERWRITTEN, TORN, Channel
+from tracepipe.tracer.gpu.engines.transport import RECORD, records, whole_bytes
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "tracepipe/capture/gpu/native"
+NATIVE = ROOT / "tracepipe/tracer/gpu/native"
 PRODUCED_AT, CONSUMED_AT, DROPPED_AT, RING_AT = 64, 128, 192, 4096
 RING = 1 << 16
 BUSY, COMMITTED = 1, 2

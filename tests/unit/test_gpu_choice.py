@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import CaptureRequest
-from tracepipe.capture.gpu import GPU_ENGINES, choice, start
-from tracepipe.capture.gpu.build.cuda_parts import Parts
-from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.gpu.choice import Choice, choose, warp_options
-from tracepipe.capture.gpu.launchers import launcher_of
-from tracepipe.capture.request import AUTO_WARPS, Filters, Last, Limits
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.tracer import CaptureRequest
+from tracepipe.tracer.gpu import GPU_ENGINES, choice, start
+from tracepipe.tracer.gpu.build.cuda_parts import Parts
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.choice import Choice, choose, warp_options
+from tracepipe.tracer.gpu.launchers import launcher_of
+from tracepipe.tracer.request import AUTO_WARPS, Filters, Last, Limits
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
 
@@ -200,7 +200,7 @@ class Machine:
         self.node = folder / "nvidiactl"
         self.node.touch()
         monkeypatch.setattr(choice, "CONTROL_DEVICE", self.node)
-        monkeypatch.setattr("tracepipe.capture.gpu.build.toolchain.this_toolchain", self.toolchain)
+        monkeypatch.setattr("tracepipe.tracer.gpu.build.toolchain.this_toolchain", self.toolchain)
         monkeypatch.delenv("CUDA_INJECTION64_PATH", raising=False)
         for name in ("kernels", "warps"):
             monkeypatch.setitem(GPU_ENGINES, name, self.maker(name))
@@ -437,7 +437,7 @@ def test_the_library_for_a_running_process_is_built_by_its_user(
         made.append((user.uid, user.gid))
         return machine.toolchain()
 
-    monkeypatch.setattr("tracepipe.capture.gpu.build.toolchain.toolchain_for", toolchain_for)
+    monkeypatch.setattr("tracepipe.tracer.gpu.build.toolchain.toolchain_for", toolchain_for)
     became, device = machine.start(CaptureRequest(pids=(os.getpid(),), gpu="kernels"))
     assert (became.gpu, device, made) == ("kernels", "kernels", [(os.geteuid(), os.getegid())])
     with pytest.raises(TracepipeError, match="No such process"):

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.engines.engine import Turn
-from tracepipe.capture.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
-from tracepipe.capture.gpu.engines.counter_metrics import COUNTERS, Sampled
-from tracepipe.capture.gpu.engines.counters import CountersEngine, CountersRenderer
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.sample_stream import SampleStream, Stretches
-from tracepipe.capture.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler, Used
-from tracepipe.capture.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
-from tracepipe.capture.gpu.engines.untrusted import MALFORMED
-from tracepipe.capture.gpu.sampling_lock import SamplingLock
-from tracepipe.capture.records.loss import Loss
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counter_names import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
+from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
+from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled
+from tracepipe.tracer.gpu.engines.counters import CountersEngine, CountersRenderer
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.sample_stream import SampleStream, Stretches
+from tracepipe.tracer.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler, Used
+from tracepipe.tracer.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
+from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
+from tracepipe.tracer.gpu.sampling_lock import SamplingLock
+from tracepipe.tracer.records.loss import Loss
 
 INTERVAL_NS = 100
 LATE_NS = 10**9

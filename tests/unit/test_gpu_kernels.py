@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.build.toolchain import NATIVE
-from tracepipe.capture.gpu.engines import kernel_process, kernel_records, launch_arguments
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernel_records import (
+from tracepipe.event.checks import first_fault
+from tracepipe.hooks.calls import CALL_RULES
+from tracepipe.tracer.gpu.build.toolchain import NATIVE
+from tracepipe.tracer.gpu.engines import kernel_process, kernel_records, launch_arguments
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernel_records import (
     CALL,
     COPY,
     HELLO,
@@ -30,10 +32,8 @@ from tracepipe.capture.gpu.engines.kernel_records import (
     MEMORY,
     SET,
 )
-from tracepipe.capture.gpu.engines.kernels import KernelsEngine
-from tracepipe.capture.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
-from tracepipe.event.checks import first_fault
-from tracepipe.hooks.calls import CALL_RULES
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.capture.gpu.engines.warp_options import LAST, WarpOptions, read_range
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.gpu.engines.warp_options import LAST, WarpOptions, read_range
 
 
 @pytest.mark.parametrize(

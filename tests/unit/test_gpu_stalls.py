@@ -14,11 +14,15 @@ import pytest
 
 from tests.support.gpu_records import pack_record
 from tests.support.recorded_program import Recorded
-from tracepipe.capture.engines.engine import Listeners
-from tracepipe.capture.engines.none import NoProbes
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine
-from tracepipe.capture.gpu.engines.stall_records import (
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.checks import first_fault
+from tracepipe.reports import REPORTS
+from tracepipe.reports.frames.run import load_run
+from tracepipe.tracer.engines.engine import Listeners
+from tracepipe.tracer.engines.none import NoProbes
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine
+from tracepipe.tracer.gpu.engines.stall_records import (
     HEAD,
     KIND_STALL_LOSS,
     KIND_STALL_PCS,
@@ -28,15 +32,11 @@ from tracepipe.capture.gpu.engines.stall_records import (
     STALL,
     STALL_PC,
 )
-from tracepipe.capture.gpu.engines.stalls import StallsEngine
-from tracepipe.capture.gpu.engines.transport import KIND_NAME, NAME
-from tracepipe.capture.gpu.engines.untrusted import MALFORMED
-from tracepipe.capture.request import CaptureRequest
-from tracepipe.capture.session import run_session
-from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.checks import first_fault
-from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.run import load_run
+from tracepipe.tracer.gpu.engines.stalls import StallsEngine
+from tracepipe.tracer.gpu.engines.transport import KIND_NAME, NAME
+from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
+from tracepipe.tracer.request import CaptureRequest
+from tracepipe.tracer.session import run_session
 
 MATMUL, REDUCE = 0, 1
 LONG, LONG_NOT_ISSUED, BARRIER, SELECTED = range(4)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
-from tracepipe.capture.gpu.build.driver import Driver, Gpu, Owner, ask_driver, driver_of
-from tracepipe.capture.gpu.build.toolchain import Toolchain
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner, ask_driver, driver_of
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))
 NOBODY = Driver(error="libcuda.so.1: cannot open shared object file")
@@ -330,7 +330,7 @@ def test_gpus_that_are_hidden_on_purpose_are_not_a_fault() -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the builds for who runs the tests."""
     if os.geteuid() == 0:
-        monkeypatch.setattr("tracepipe.capture.gpu.build.cache.ROOT_CACHE", tmp_path / "cache")
+        monkeypatch.setattr("tracepipe.tracer.gpu.build.cache.ROOT_CACHE", tmp_path / "cache")
         return tmp_path / "cache/0"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache/tracepipe"

@@ -14,11 +14,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import annotation_records, kernel_records, stall_records, warp_records
-from tracepipe.capture.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
-from tracepipe.capture.gpu.engines.transport import (
+from tracepipe.event.checks import first_fault
+from tracepipe.event.model import COUNT_LIMIT
+from tracepipe.tracer.gpu.engines import annotation_records, kernel_records, stall_records, warp_records
+from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
+from tracepipe.tracer.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
     KIND_FRAME,
@@ -29,10 +31,8 @@ from tracepipe.capture.gpu.engines.transport import (
     NAME,
     NAME_BYTES,
 )
-from tracepipe.capture.gpu.engines.untrusted import CROWDED, MALFORMED, Crowded, Kept, add_loss
-from tracepipe.capture.gpu.engines.warps import WarpRenderer
-from tracepipe.event.checks import first_fault
-from tracepipe.event.model import COUNT_LIMIT
+from tracepipe.tracer.gpu.engines.untrusted import CROWDED, MALFORMED, Crowded, Kept, add_loss
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
 Renderer = KernelsRenderer | WarpRenderer | AnnotationsRenderer
 Make = Callable[[], Renderer]

@@ -13,10 +13,11 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
-from tracepipe.capture.gpu.engines import warp_records as layout
-from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.capture.gpu.engines.thread_lines import thread_lines
-from tracepipe.capture.gpu.engines.transport import (
+from tracepipe.event.checks import first_fault
+from tracepipe.tracer.gpu.engines import warp_records as layout
+from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.thread_lines import thread_lines
+from tracepipe.tracer.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
     KIND_GPU,
@@ -24,9 +25,8 @@ from tracepipe.capture.gpu.engines.transport import (
     KIND_NOTE,
     NAME,
 )
-from tracepipe.capture.gpu.engines.warp_options import WarpOptions
-from tracepipe.capture.gpu.engines.warps import WarpRenderer, WarpsEngine
-from tracepipe.event.checks import first_fault
+from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43
@@ -60,7 +60,7 @@ def producer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
-    source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/capture/gpu/native"
+    source, native = ROOT / "tests/gpu/producer.cpp", ROOT / "tracepipe/tracer/gpu/native"
     include = [f"-I{native}", f"-I{ROOT}/tracepipe/marks/include"]
     command = [compiler, "-std=c++17", "-pthread", *include, str(source)]
     return compiled(command, tmp_path_factory.mktemp("producer") / "producer")

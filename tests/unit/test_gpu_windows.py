@@ -10,10 +10,10 @@ import pytest
 
 from tests.support.recorded_program import Recorded
 from tests.unit.test_gpu_let_go import patched_program, program  # noqa: F401
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.warps import WarpRenderer
-from tracepipe.capture.request import CaptureRequest, Windows
-from tracepipe.capture.triggers import window_environment
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer
+from tracepipe.tracer.request import CaptureRequest, Windows
+from tracepipe.tracer.triggers import window_environment
 
 Start = Callable[..., Recorded]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tracepipe.capture.find import kernel_symbols
-from tracepipe.capture.find.hook_list import hits, list_functions, list_sets
-from tracepipe.capture.find.library import LibrarySearch
-from tracepipe.capture.find.resolve import resolve
 from tracepipe.hooks import sets
 from tracepipe.hooks.sets import read_hooks
+from tracepipe.tracer.find import kernel_symbols
+from tracepipe.tracer.find.hook_list import hits, list_functions, list_sets
+from tracepipe.tracer.find.library import LibrarySearch
+from tracepipe.tracer.find.resolve import resolve
 
 SETS = {
     "odd": """
@@ -49,7 +49,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(kernel_symbols, "KPROBE_PMU", tmp_path / "kallsyms")
     monkeypatch.setattr(kernel_symbols, "SYMBOLS", tmp_path / "kallsyms")
     monkeypatch.setattr(kernel_symbols, "_SYSTEM_MODULES", tmp_path / "module")
-    monkeypatch.setattr("tracepipe.capture.find.tracepoints.tracing_folder", lambda: tmp_path)
+    monkeypatch.setattr("tracepipe.tracer.find.tracepoints.tracing_folder", lambda: tmp_path)
     return tmp_path
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_libraries import ROOT, nvcc
-from tracepipe.capture.find import fatbin
-from tracepipe.capture.find.cubin import kernels
-from tracepipe.capture.find.fatbin import cubins, lz4_block
-from tracepipe.capture.find.kernel_list import list_kernels
 from tracepipe.errors import InputError
+from tracepipe.tracer.find import fatbin
+from tracepipe.tracer.find.cubin import kernels
+from tracepipe.tracer.find.fatbin import cubins, lz4_block
+from tracepipe.tracer.find.kernel_list import list_kernels
 
 SOURCE = ROOT / "tests/support/listed.cu"
 ADD, SCALE = "add(float const*, float*)", "void ns::scale<double>(double*, double)"
@@ -143,7 +143,7 @@ def test_the_library_of_warps_reads_the_same_needs(built: Path, tmp_path: Path) 
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
-    source, native = ROOT / "tests/gpu/needs.cpp", ROOT / "tracepipe/capture/gpu/native"
+    source, native = ROOT / "tests/gpu/needs.cpp", ROOT / "tracepipe/tracer/gpu/native"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
     program = compiled([compiler, *flags, str(source)], tmp_path / "needs")
     known = kernels((built / "k.cubin").read_bytes(), "k.cubin")

@@ -9,12 +9,12 @@ from subprocess import PIPE
 import pytest
 
 from tests.support.launched import LAUNCHERS, VARIABLES
-from tracepipe.capture.engines.engine import Coverage
-from tracepipe.capture.frame import header_of, instant
-from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
 from tracepipe.launchers import RANK_MAX, Place, launcher_in, place_of
+from tracepipe.tracer.engines.engine import Coverage
+from tracepipe.tracer.frame import header_of, instant
+from tracepipe.tracer.request import CaptureRequest
 
 COMMAND = ["python", "train.py"]
 

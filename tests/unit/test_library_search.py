@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.find import library, process_maps, python_packages
-from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.find.library import LibrarySearch, find_versions, is_version, linked_libraries
-from tracepipe.capture.find.python_packages import package_folders, python_of
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.find import library, process_maps, python_packages
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.library import LibrarySearch, find_versions, is_version, linked_libraries
+from tracepipe.tracer.find.python_packages import package_folders, python_of
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

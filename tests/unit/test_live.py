@@ -37,13 +37,13 @@ from tests.support.live_records import (
     plan,
     record,
 )  # fmt: skip
-from tracepipe.capture.live.histogram import Histogram, bounds_ns, bucket_of
-from tracepipe.capture.live.moved import Moved
-from tracepipe.capture.live.sink import LiveSink
-from tracepipe.capture.live.threads import ThreadTotal
-from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
-from tracepipe.capture.records.loss import Loss
 from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
+from tracepipe.tracer.live.histogram import Histogram, bounds_ns, bucket_of
+from tracepipe.tracer.live.moved import Moved
+from tracepipe.tracer.live.sink import LiveSink
+from tracepipe.tracer.live.threads import ThreadTotal
+from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
+from tracepipe.tracer.records.loss import Loss
 from tracepipe.units import duration_text
 
 SYSCALLS = {0: "read", 16: "ioctl"}

@@ -35,16 +35,16 @@ from tests.support.live_records import (
     G,
     record,
 )  # fmt: skip
-from tracepipe.capture.live.moved import Moved
-from tracepipe.capture.live.recorded import RecordedTotals
-from tracepipe.capture.live.totals import FunctionTotal, Snapshot, Totals, function_of
-from tracepipe.capture.records.loss import Loss, loss_record
-from tracepipe.capture.records.render import RecordRenderer
 from tracepipe.event.model import new_header
 from tracepipe.hooks.sets import load_set
 from tracepipe.readers import tracepipe1
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
+from tracepipe.tracer.live.moved import Moved
+from tracepipe.tracer.live.recorded import RecordedTotals
+from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
+from tracepipe.tracer.records.loss import Loss, loss_record
+from tracepipe.tracer.records.render import RecordRenderer
 
 SYSCALLS = {0: "read", 16: "ioctl"}
 HEADER = dict(new_header(layers={"got": list(LAYERS)}, start={"monotonic_ns": 0}))

@@ -14,12 +14,12 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.capture.gpu.build.cuda_parts import find_parts
+from tracepipe.analyses.kernel_occupancy import resources
+from tracepipe.analyses.theoretical_occupancy import Resources, occupancy_of
 from tracepipe.event.sm_limits import SmLimits, sm_limits
 from tracepipe.reports import warps
-from tracepipe.reports.analyses.kernel_occupancy import resources
-from tracepipe.reports.analyses.theoretical_occupancy import Resources, occupancy_of
 from tracepipe.reports.summary import Options, run
+from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 
 CAPABILITIES = (
     "7.0",

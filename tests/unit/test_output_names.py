@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.launched import VARIABLES
 from tracepipe.api.output_names import OutputNames
-from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.tracer.request import CaptureRequest
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tracepipe.capture.engines.bcc import PrebuiltEngine
-from tracepipe.capture.find import library
-from tracepipe.capture.plan import plan_of
-from tracepipe.capture.request import CaptureRequest
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.engines.bcc import PrebuiltEngine
+from tracepipe.tracer.find import library
+from tracepipe.tracer.plan import plan_of
+from tracepipe.tracer.request import CaptureRequest
 
 
 def test_a_missing_libcuda_is_reported(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tracepipe.capture.bpf.maps import Control
-from tracepipe.capture.engines.probes import ProbeAttachment
-from tracepipe.capture.request import WindowPlan
+from tracepipe.tracer.bpf.maps import Control
+from tracepipe.tracer.engines.probes import ProbeAttachment
+from tracepipe.tracer.request import WindowPlan
 
 
 class Probes:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture.find import procaddress
-from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.find.library import LibrarySearch
-from tracepipe.capture.find.procaddress import handed_out
-from tracepipe.capture.find.resolve import resolve
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.hooks.sets import load_set
+from tracepipe.tracer.find import procaddress
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.library import LibrarySearch
+from tracepipe.tracer.find.procaddress import handed_out
+from tracepipe.tracer.find.resolve import resolve
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

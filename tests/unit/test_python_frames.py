@@ -13,7 +13,7 @@ import pytest
 from tests.support.compiled import compiled
 
 ROOT = Path(__file__).parents[2]
-NATIVE = ROOT / "tracepipe/capture/gpu/native"
+NATIVE = ROOT / "tracepipe/tracer/gpu/native"
 SOURCES = ROOT / "tests/gpu"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 ASKED = "import sys; print('%d.%d' % sys.version_info[:2])"

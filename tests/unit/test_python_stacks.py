@@ -16,13 +16,13 @@ from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import SOURCES, build_library
 from tests.support.gpu_records import pack_record
 from tests.unit.test_python_frames import VERSIONS, interpreter
-from tracepipe.capture.gpu.engines import kernel_records
-from tracepipe.capture.gpu.engines.channel import Channel
-from tracepipe.capture.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.capture.gpu.engines.python_stacks import FRAME, STACK
-from tracepipe.capture.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME, records
-from tracepipe.capture.gpu.engines.warps import WarpRenderer
 from tracepipe.event.checks import first_fault
+from tracepipe.tracer.gpu.engines import kernel_records
+from tracepipe.tracer.gpu.engines.channel import Channel
+from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
+from tracepipe.tracer.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME, records
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
 PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128

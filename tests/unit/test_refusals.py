@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from tests.support.machines import machine
-from tracepipe.capture.machine.refusals import ENOTSUPP, Operation, explain
+from tracepipe.tracer.machine.refusals import ENOTSUPP, Operation, explain
 
 PMU = "/sys/bus/event_source/devices/{}/type"
 

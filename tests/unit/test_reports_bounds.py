@@ -14,10 +14,10 @@ import pytest
 from benchmarks.recordings import KERNELS, write_mixed, write_warps
 from tests.support.peaks import compared_bytes, peak_bytes
 from tests.support.recordings import GPU_CLOCK, HEADER, event, span
+from tracepipe.present.writing.table_formats import FORMATS
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import Gathering
-from tracepipe.reports.writing.table_formats import FORMATS
 
 pytestmark = pytest.mark.slow
 

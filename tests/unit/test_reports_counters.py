@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import Load, loader
+from tracepipe.analyses.kernel_counters import kernel_counters
 from tracepipe.event.counter_names import DRAM_READ, DRAM_READ_SHARE, GPU_COUNTERS, SM_CLOCK, TENSOR_ACTIVE
-from tracepipe.reports.analyses.kernel_counters import kernel_counters
 from tracepipe.reports.summary import Options, run
 
 INTERVAL_NS = 100

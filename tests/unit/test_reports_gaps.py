@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import PAIR, Load, event, loader, span
-from tracepipe.reports.analyses import gpu_work
+from tracepipe.analyses import gpu_work
 from tracepipe.reports.gaps import Options, run
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import Load, event, loader, span
+from tracepipe.analyses.gpu_shares import communicates
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import memory
-from tracepipe.reports.analyses.gpu_shares import communicates
 from tracepipe.reports.summary import Options, run
-from tracepipe.reports.writing.rendering import report_lines
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 

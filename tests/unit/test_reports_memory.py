@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, Load, event, loader, span
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.memory import Options, run
-from tracepipe.reports.writing.rendering import report_lines
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import pytest
 from rich.cells import cell_len
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
+from tracepipe.analyses.cuda_calls import is_launch
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
+from tracepipe.analyses.functions import SORTS
+from tracepipe.analyses.slowest import slowest_calls
 from tracepipe.hooks.effects import effect_of
-from tracepipe.reports.analyses.cuda_calls import is_launch
-from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
-from tracepipe.reports.analyses.functions import SORTS
-from tracepipe.reports.analyses.slowest import slowest_calls
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.reports.summary import Options, run
-from tracepipe.reports.writing.rendering import report_lines
 
 
 @pytest.fixture

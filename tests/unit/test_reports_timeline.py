@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
+from tracepipe.present.writing.drawing import UNICODE, Window, axis, level_line, spans_line
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.timeline import Options, run
-from tracepipe.reports.writing.drawing import UNICODE, Window, axis, level_line, spans_line
-from tracepipe.reports.writing.rendering import report_lines
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 from tests.support.recordings import write as recording
 from tests.support.synthetic_warps import SyntheticKernel
 from tests.support.synthetic_warps import write_recording as write
-from tracepipe.capture.gpu.engines.thread_lines import thread_lines
+from tracepipe.analyses.findings import warp_order
+from tracepipe.analyses.findings.grouping import kernels_of
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
+from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import warps
-from tracepipe.reports.findings import warp_order
-from tracepipe.reports.findings.grouping import kernels_of
 from tracepipe.reports.frames import stored
 from tracepipe.reports.frames.run import load_run
-from tracepipe.reports.writing.rendering import report_lines
+from tracepipe.tracer.gpu.engines.thread_lines import thread_lines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.hooks import hook_of
-from tracepipe.capture.bpf.specs import text_field
-from tracepipe.capture.find import kernel_symbols, tracepoints
-from tracepipe.capture.find.elf import Elf
-from tracepipe.capture.find.library import LibrarySearch
-from tracepipe.capture.find.resolve import resolve
-from tracepipe.capture.find.tracepoints import interrupts_of
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
 from tracepipe.hooks.index import HookIndex, base_names
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
+from tracepipe.tracer.bpf.specs import text_field
+from tracepipe.tracer.find import kernel_symbols, tracepoints
+from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.library import LibrarySearch
+from tracepipe.tracer.find.resolve import resolve
+from tracepipe.tracer.find.tracepoints import interrupts_of
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from tracepipe.capture.gpu.sampling_lock import SamplingLock
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 
 _HOLDS = """
 import sys
-from tracepipe.capture.gpu.sampling_lock import SamplingLock
+from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 lock = SamplingLock(sys.argv[1:])
 print("held", flush=True)
 sys.stdin.read()

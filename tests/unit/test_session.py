@@ -16,15 +16,15 @@ import pytest
 
 from tests.unit.test_capture_record import raw
 from tracepipe.api.record import Files, NumberedOutputs
-from tracepipe.capture import ENGINES, CaptureRequest, CaptureSummary, backlog, capture, spool
-from tracepipe.capture.backlog import Backlog
-from tracepipe.capture.engines.none import NothingRecorded
-from tracepipe.capture.flight.ring import Chunk, Ring
-from tracepipe.capture.records import record
-from tracepipe.capture.records.loss import Loss, unread_error
-from tracepipe.capture.records.record import RECORD_BYTES
-from tracepipe.capture.request import Last, Notify, Plan
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, backlog, capture, spool
+from tracepipe.tracer.backlog import Backlog
+from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.flight.ring import Chunk, Ring
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.loss import Loss, unread_error
+from tracepipe.tracer.records.record import RECORD_BYTES
+from tracepipe.tracer.request import Last, Notify, Plan
 
 
 def nothing() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from tracepipe.analyses.stall_advice import advice_on
 from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.stall_reasons import GROUPS, group_of
 from tracepipe.reports import REPORTS
-from tracepipe.reports.analyses.stall_advice import advice_on
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.frames.stalls import StallTable
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tracepipe.capture.request import Limits, Windows
-from tracepipe.capture.triggers import Trigger, check_seen, check_windows, trigger_of
 from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.tracer.request import Limits, Windows
+from tracepipe.tracer.triggers import Trigger, check_seen, check_windows, trigger_of
 
 
 def test_triggers_are_read_as_they_are_written() -> None:

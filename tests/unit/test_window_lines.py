@@ -14,13 +14,13 @@ from tests.support.cores import new_tables
 from tests.support.recordings import loader
 from tests.support.timeline_text import shown
 from tests.unit.test_capture_record import HEADER, NUMBER, PROBES, VALUES, raw
-from tracepipe.capture.records import record
-from tracepipe.capture.records.record import window_record, windows_in
-from tracepipe.capture.records.render import RecordRenderer
-from tracepipe.capture.records.syscalls import SYSCALLS
-from tracepipe.capture.request import Cause
 from tracepipe.event.model import new_header
 from tracepipe.layout.draw import Layout
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.record import window_record, windows_in
+from tracepipe.tracer.records.render import RecordRenderer
+from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.request import Cause
 
 CAUSES = ("call:step", "call:step#2", "duration", "end of the recording")
 

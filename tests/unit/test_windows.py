@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tracepipe.capture import CaptureRequest
-from tracepipe.capture.engines.engine import Turn
-from tracepipe.capture.engines.none import NothingRecorded
-from tracepipe.capture.request import Cause, Limits, WindowOrder, Windows
-from tracepipe.capture.windows import WindowCourse
+from tracepipe.tracer import CaptureRequest
+from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.request import Cause, Limits, WindowOrder, Windows
+from tracepipe.tracer.windows import WindowCourse
 
 
 class Attached(NothingRecorded):

@@ -11,8 +11,9 @@ from tracepipe.api.capture_block import Capture
 from tracepipe.api.options import CaptureOptions
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import Order
-from tracepipe.capture.flight.conditions import Conditions
-from tracepipe.capture.request import (
+from tracepipe.errors import TracepipeError
+from tracepipe.tracer.flight.conditions import Conditions
+from tracepipe.tracer.request import (
     CaptureRequest,
     Filters,
     Limits,
@@ -24,8 +25,7 @@ from tracepipe.capture.request import (
     last_of,
     ring_size,
 )
-from tracepipe.capture.triggers import check_windows
-from tracepipe.errors import TracepipeError
+from tracepipe.tracer.triggers import check_windows
 from tracepipe.units import duration_ns, size_bytes
 
 T = TypeVar("T", bound="str | int | PathLike[str]")
@@ -62,7 +62,7 @@ def capture(
 
 def _request(command: list[str], pids: tuple[int, ...], options: CaptureOptions) -> CaptureRequest:
     """The request that the options make. Raises TracepipeError."""
-    from tracepipe.capture.plan import layers_here
+    from tracepipe.tracer.plan import layers_here
 
     own = not (command or pids or options.comm or options.system)
     layers = layers_here(of_command=bool(command)) if options.layers is None else _several(options.layers)

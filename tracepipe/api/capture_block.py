@@ -16,10 +16,10 @@ from typing import Any
 
 from tracepipe import errors
 from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, Written, command_line
-from tracepipe.capture.request import API, ENDED, Answer, Notify, WindowOrder
-from tracepipe.capture.summary import CaptureSummary
-from tracepipe.capture.triggers import triggers_of
 from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
+from tracepipe.tracer.request import API, ENDED, Answer, Notify, WindowOrder
+from tracepipe.tracer.summary import CaptureSummary
+from tracepipe.tracer.triggers import triggers_of
 
 
 class Capture:

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.api.convert import convert_members
 from tracepipe.api.options import ConvertOptions, RankOptions
 from tracepipe.errors import OutputError, TracepipeError
@@ -82,7 +82,7 @@ def _refuse_sources(out: str, ranks: Sequence[ChosenRank]) -> None:
     """Raise OutputError where the output is one of the recordings."""
     target = Path(out)
     for one in ranks:
-        if seen.is_same(target, one.source.path):
+        if paths.is_same(target, one.source.path):
             raise OutputError(f"{out} is the recording of rank {one.rank}", "Name another file with -o.")
 
 

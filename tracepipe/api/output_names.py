@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tracepipe import seen
-from tracepipe.capture.request import CaptureRequest
+from tracepipe import paths
 from tracepipe.errors import TracepipeError
 from tracepipe.launchers import place_of
 from tracepipe.recording.files import STANDARD, free_name, made_folder
 from tracepipe.recording.remote import check_url, is_url
+from tracepipe.tracer.request import CaptureRequest
 
 _PARTS = re.compile(r"%(.?)", re.DOTALL)
 
@@ -63,7 +63,7 @@ class OutputNames:
         if is_url(name):
             check_url(name)
             return f"{name}{self._program}{suffix}" if name.endswith("/") else name
-        if name.endswith("/") or seen.is_folder(name):
+        if name.endswith("/") or paths.is_folder(name):
             return free_name(self._program, suffix, made_folder(Path(name)))
         made_folder(Path(name).parent)
         return name

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tracepipe.capture.request import CaptureRequest, Control, Notify
-from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import OutputError
 from tracepipe.recording.files import STANDARD, named_at_once
 from tracepipe.recording.kept import keeping
 from tracepipe.recording.naming import free_of, is_taken
 from tracepipe.recording.remote import is_url
 from tracepipe.recording.uploads import Uploads, check
+from tracepipe.tracer.request import CaptureRequest, Control, Notify
+from tracepipe.tracer.summary import CaptureSummary
 
 if TYPE_CHECKING:
-    from tracepipe.capture.engines.engine import Collector
+    from tracepipe.tracer.engines.engine import Collector
 
 _STDOUT, _STDERR = 1, 2
 
@@ -40,7 +40,7 @@ def record(
 
     Raises what `capture` and `keeping` raise. Errors of a capture that ran are in its summary.
     """
-    from tracepipe.capture import capture
+    from tracepipe.tracer import capture
 
     if command_output and Path(command_output).resolve() == Path(output).resolve():
         raise OutputError(

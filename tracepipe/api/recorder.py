@@ -22,9 +22,9 @@ from multiprocessing.connection import Connection
 from types import FrameType
 
 from tracepipe.api.record import record
-from tracepipe.capture.request import ENDED, Answer, CaptureRequest, WindowOrder
-from tracepipe.capture.summary import CaptureSummary
 from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.tracer.request import ENDED, Answer, CaptureRequest, WindowOrder
+from tracepipe.tracer.summary import CaptureSummary
 
 STOP, WRITE = "stop", "write"
 _CODE = (

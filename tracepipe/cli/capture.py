@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.record import record
 from tracepipe.cli.gpu_options import OnGpus, with_gpus
@@ -92,10 +92,10 @@ def capture(
     trace = default_output(target, CONVERTERS["perfetto"].suffix)
     if then_open and target == STANDARD:
         raise Misuse("A recording on standard output cannot be opened.", option="--open")
-    if then_open and not force and seen.is_there(trace):  # reported now, not after the capture
+    if then_open and not force and paths.is_there(trace):  # reported now, not after the capture
         raise OutputError(f"{trace} exists", "Overwrite it with --force, or name another with -o.")
     summary = record(request, target, command_output=command_output, force=force, notify=say)
-    from tracepipe.capture.summary import summary_lines
+    from tracepipe.tracer.summary import summary_lines
 
     for line in summary_lines(target, summary):
         say(line)

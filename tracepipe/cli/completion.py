@@ -17,7 +17,7 @@ def is_asked() -> bool:
 
 def complete_layers(incomplete: str) -> list[str]:
     """The lists of layers that complete an incomplete one, without repetition."""
-    from tracepipe.capture.request import LAYER_NAMES
+    from tracepipe.tracer.request import LAYER_NAMES
 
     given, comma, last = incomplete.rpartition(",")
     others = set(given.split(","))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.api.convert import convert as convert_recording
 from tracepipe.api.convert import output_of
 from tracepipe.api.options import ConvertOptions, RankOptions
@@ -179,7 +179,7 @@ def convert(
 
 
 def _is_dataset(path: str) -> bool:
-    if not seen.is_folder(path):
+    if not paths.is_folder(path):
         return False
     from tracepipe.dataset.places import Dataset
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture.gpu import GPU_ENGINES
-from tracepipe.capture.request import AUTO_WARPS, BUDGET_LAUNCHES, STACKS, CaptureRequest
 from tracepipe.cli.values import misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.terminal.messages import choices, text_of
+from tracepipe.tracer.gpu import GPU_ENGINES
+from tracepipe.tracer.request import AUTO_WARPS, BUDGET_LAUNCHES, STACKS, CaptureRequest
 from tracepipe.units import duration_ns, size_bytes
 
 Stacks = choices("Stacks", list(STACKS))
@@ -137,7 +137,7 @@ class OnGpus:
 
 def with_gpus(request: CaptureRequest, gpus: OnGpus) -> CaptureRequest:
     """The request with what the options say of GPUs. Raises Misuse."""
-    from tracepipe.capture.gpu.choice import check
+    from tracepipe.tracer.gpu.choice import check
 
     request = replace(
         request,

@@ -49,8 +49,8 @@ def list_command(
     if kernels:
         _list_kernels(pattern, kernels)
         return
-    from tracepipe.capture.find.hook_list import list_functions, list_sets
-    from tracepipe.capture.find.library import LibrarySearch
+    from tracepipe.tracer.find.hook_list import list_functions, list_sets
+    from tracepipe.tracer.find.library import LibrarySearch
 
     libraries = LibrarySearch(given=tuple(library or ()))
     if not pattern:
@@ -77,7 +77,7 @@ def list_command(
 
 
 def _list_kernels(pattern: str, paths: list[str]) -> None:
-    from tracepipe.capture.find.kernel_list import list_kernels
+    from tracepipe.tracer.find.kernel_list import list_kernels
 
     listing = list_kernels(pattern, paths)
     rows = [
@@ -124,11 +124,11 @@ def test_command(
     method: MethodOption = "auto",
 ) -> None:
     """Record only some hooks, and print how often they were hit, with the arguments of the first hits."""
-    from tracepipe.capture import capture
-    from tracepipe.capture.find.hook_list import hits
-    from tracepipe.capture.find.library import LibrarySearch
-    from tracepipe.capture.find.resolve import resolve
     from tracepipe.hooks.sets import read_hooks
+    from tracepipe.tracer import capture
+    from tracepipe.tracer.find.hook_list import hits
+    from tracepipe.tracer.find.library import LibrarySearch
+    from tracepipe.tracer.find.resolve import resolve
 
     hooks, command = _divided(hook)
     which = Which("none", hooks, library=library)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture.flight.conditions import Conditions
-from tracepipe.capture.request import LAST_BYTES, CaptureRequest, last_of
 from tracepipe.cli.values import SECONDS, misuse_of, read
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer.flight.conditions import Conditions
+from tracepipe.tracer.request import LAST_BYTES, CaptureRequest, last_of
 from tracepipe.units import duration_ns, size_bytes
 
 LAST = "Flight recorder"

@@ -37,7 +37,7 @@ from tracepipe.terminal.output import say
 from tracepipe.units import duration_ns
 
 if TYPE_CHECKING:
-    from tracepipe.capture.request import CaptureRequest
+    from tracepipe.tracer.request import CaptureRequest
 
 _View = Callable[..., AbstractContextManager[None]]
 app = typer.Typer()
@@ -105,8 +105,8 @@ def live(
 
 def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View) -> None:
     """Capture and show the totals until the capture ends."""
-    from tracepipe.capture import capture
-    from tracepipe.capture.live.sink import LiveSink
+    from tracepipe.tracer import capture
+    from tracepipe.tracer.live.sink import LiveSink
 
     totals = LiveSink()
     stream = sys.stderr if request.command else sys.stdout  # the command's output stays unchanged
@@ -122,9 +122,9 @@ def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View
 
 def watch_recording(view: _View) -> None:
     """Show the recording on standard input until it ends."""
-    from tracepipe.capture.live.recorded import RecordedTotals
     from tracepipe.recording.open import open_recording
     from tracepipe.recording.reading import Reading
+    from tracepipe.tracer.live.recorded import RecordedTotals
 
     interrupts = _Interrupts()
     with interrupts.taken(), open_recording(STANDARD, is_growing=True) as opened:

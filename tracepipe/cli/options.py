@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
-from tracepipe.capture import ENGINES, CaptureRequest
-from tracepipe.capture.request import (
+from tracepipe.cli.completion import complete_layers, complete_sets
+from tracepipe.cli.output_options import OUTPUT
+from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
+from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.hooks.calls import CALL_RULES
+from tracepipe.hooks.hook import PROBED_LAYERS
+from tracepipe.terminal.messages import choices, text_of
+from tracepipe.tracer import ENGINES, CaptureRequest
+from tracepipe.tracer.request import (
     ANNOTATION,
     GPU_LAYERS,
     LAYER_NAMES,
@@ -19,13 +26,6 @@ from tracepipe.capture.request import (
     check_layers,
     ring_size,
 )
-from tracepipe.cli.completion import complete_layers, complete_sets
-from tracepipe.cli.output_options import OUTPUT
-from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
-from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.hooks.calls import CALL_RULES
-from tracepipe.hooks.hook import PROBED_LAYERS
-from tracepipe.terminal.messages import choices, text_of
 from tracepipe.units import duration_ns, size_bytes
 
 Method = choices("Method", ["auto", *ENGINES])
@@ -246,7 +246,7 @@ def request_of(
     has_gpus: bool = False,
 ) -> CaptureRequest:
     """The request that the options make; without `has_gpus` no GPU work is recorded. Raises Misuse."""
-    from tracepipe.capture.request import Filters, Limits
+    from tracepipe.tracer.request import Filters, Limits
 
     if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
         given = bool(command) or whose.pid or whose.comm or whose.system
@@ -301,7 +301,7 @@ def named(name_of: Callable[[str], str], given: str, option: str) -> str:
 
 def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
     """Read names of layers; without any, all that can be recorded on this machine. Raises Misuse."""
-    from tracepipe.capture.plan import layers_here
+    from tracepipe.tracer.plan import layers_here
 
     named = tuple(name.strip() for name in text.split(",") if name.strip())
     if named == ("none",):  # only hooks

@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.api.options import ConvertOptions
 from tracepipe.cli.groups import with_groups
 from tracepipe.cli.input_options import Reading
@@ -75,7 +75,7 @@ def query(
     options = ConvertOptions(**how.fields())
     to = partial(replacing, output, force=force, sources=[file], on_terminal=kind in _FOR_PEOPLE)
     try:
-        if seen.is_folder(file):
+        if paths.is_folder(file):
             if trace_processor or options != ConvertOptions():
                 raise Misuse("A dataset takes no options for recordings.", "Leave them out.")
             count = _ask_dataset(file, asked, kind, to)

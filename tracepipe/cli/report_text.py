@@ -29,7 +29,7 @@ def ending_of(target: str, endings: Sequence[str]) -> str:
 
 def put_lines(recordings: Sequence[Facts], result: Result, full_names: bool) -> None:
     """Print a result as text, as wide and in as many letters as standard output takes."""
-    from tracepipe.reports.writing.rendering import report_lines
+    from tracepipe.present.writing.rendering import report_lines
 
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width, colours = shutil.get_terminal_size().columns, has_colours(sys.stdout)

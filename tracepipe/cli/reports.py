@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.cli.groups import keyword, with_groups
 from tracepipe.cli.input_options import RECORDING, Reading
 from tracepipe.cli.output_options import AS_RECORDING, TO_STANDARD, Force, Shown, output_option
@@ -189,25 +189,25 @@ def _output(report: Report) -> dict[str, tuple[Any, Any]]:
     return {"output": (Annotated[str, named], ""), "force": (Force, False)}
 
 
-def _run(report: Report, paths: list[list[str]], options: Any, asked: _Asked) -> None:
+def _run(report: Report, inputs: list[list[str]], options: Any, asked: _Asked) -> None:
     beside = {name: path for name in report.beside if (path := getattr(options, name))}
     if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
         from tracepipe.reports.frames.libraries import require
 
         require(report.name, needs)
-    every = [*(path for some in paths for path in some), *beside.values()]
+    every = [*(path for some in inputs for path in some), *beside.values()]
     if every.count(STANDARD) > 1:
         raise Misuse("Standard input can be read only once.")
-    if report.name == "report" and seen.is_folder(every[0]):
+    if report.name == "report" and paths.is_folder(every[0]):
         _report_ranks(every[0], options, asked)
         return
     if report.output is None:
-        _print(report, *_found(report, paths, options, asked), asked)
+        _print(report, *_found(report, inputs, options, asked), asked)
         return
     if isinstance(report.output, FolderOutput):
         target = asked.output or default_output(every[0], report.output.ending(options))
         with replacing_folder(target, force=asked.force) as folder:
-            facts, result = _found(report, paths, options, asked)
+            facts, result = _found(report, inputs, options, asked)
             for name, write in result.files.items():
                 with (folder / name).open("wb") as out:
                     write(out)
@@ -215,7 +215,7 @@ def _run(report: Report, paths: list[list[str]], options: Any, asked: _Asked) ->
         target = asked.output or default_output(every[0], report.output.endings[0])
         ending = ending_of(target, report.output.endings)
         with replacing(target, force=asked.force, sources=every[:1]) as out:
-            facts, result = _found(report, paths, options, asked)
+            facts, result = _found(report, inputs, options, asked)
             result.files[ending](out)
     _print_written(report, facts, result, target, asked)
 
@@ -279,7 +279,7 @@ def _print_written(report: Report, facts: list[Any], result: Result, target: str
 
 def _print(report: Report, facts: list[Any], result: Result, asked: _Asked, output: str = "") -> None:
     if asked.shown.as_json:
-        from tracepipe.reports.writing.facts_text import as_json as facts_json
+        from tracepipe.present.writing.facts_text import as_json as facts_json
 
         recordings = [facts_json(one) for one in facts]
         for recording, side in zip(recordings, result.sides, strict=False):

@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.dataset.clocks_table import Aligned, write_alignment
 from tracepipe.dataset.places import RANKS, Dataset, read_part
 from tracepipe.dataset.rank_tables import Source, Written, write_rank
@@ -92,7 +92,7 @@ def _sources(paths: Iterable[str], output: str) -> Iterator[tuple[Source, str]]:
 def _files(path: str, output: str) -> Iterator[tuple[Source, str]]:
     """The recordings at a path, each with its folder."""
     files, root = [Path(path)], Path(path).parent
-    if seen.is_folder(path):
+    if paths.is_folder(path):
         files, root = sorted(_below(Path(path), Path(output))), Path(path)
         if not files:
             raise _holds_none(path)
@@ -135,7 +135,7 @@ def _below(folder: Path, output: Path) -> Iterator[Path]:
     """The files below a folder that are named as recordings are, but for what is hidden and the dataset."""
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(
-            name for name in folders if name[0] != "." and not seen.is_same(Path(place, name), output)
+            name for name in folders if name[0] != "." and not paths.is_same(Path(place, name), output)
         )
         for name in names:
             if name[0] != "." and name.endswith(ENDINGS):

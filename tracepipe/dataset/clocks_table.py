@@ -10,8 +10,8 @@ from tracepipe.dataset.alignment import Alignment, align
 from tracepipe.dataset.host_clocks import Recorded, related, relations
 from tracepipe.dataset.meetings import Meetings
 from tracepipe.dataset.places import RANKS, Dataset, read_part
+from tracepipe.present.writing.table_formats import write_table
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.writing.table_formats import write_table
 
 ALIGNMENT: Final = "alignment"
 SCHEMA: Final = {

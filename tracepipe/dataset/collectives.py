@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tracepipe.analyses.cuda_calls import values_by_names
+from tracepipe.analyses.gpu_shares import communicates
 from tracepipe.dataset.communicators import Asked, communicated
 from tracepipe.event.columns import Int64s
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.reports.analyses.cuda_calls import values_by_names
-from tracepipe.reports.analyses.gpu_shares import communicates
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run

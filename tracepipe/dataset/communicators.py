@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from tracepipe.analyses.cuda_calls import rows_named
+from tracepipe.analyses.gpu_work import KERNEL, gpu_work
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.reports.analyses.cuda_calls import rows_named
-from tracepipe.reports.analyses.gpu_work import KERNEL, gpu_work
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
 from tracepipe.reports.frames.run import Run

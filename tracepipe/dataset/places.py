@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from tracepipe import __version__, seen
+from tracepipe import __version__, paths
 from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
 from tracepipe.recording.files import made_folder
@@ -51,7 +51,7 @@ class Dataset:
     @classmethod
     def is_at(cls, path: str) -> bool:
         """Whether a dataset is at a path, of any version."""
-        return seen.is_file(Path(path) / _ABOUT)
+        return paths.is_file(Path(path) / _ABOUT)
 
     @classmethod
     def opened(cls, path: str) -> Dataset:
@@ -79,9 +79,9 @@ class Dataset:
         if is_url(path):
             raise OutputError(f"{path} is a URL, and a dataset is built on a file system", _COPY)
         folder = Path(path)
-        if seen.is_there(folder / _ABOUT):
+        if paths.is_there(folder / _ABOUT):
             return cls.opened(path)
-        if seen.is_folder(folder) and any(folder.iterdir()):
+        if paths.is_folder(folder) and any(folder.iterdir()):
             raise OutputError(f"{path} holds other files", "Name another folder with -o.")
         made_folder(folder)
         dataset = cls(folder)
@@ -160,5 +160,5 @@ class Dataset:
             self.part(layer, host, rank).unlink(missing_ok=True)
             folder = self.part(layer, host, rank).parent
             for empty in (folder, folder.parent):
-                if seen.is_folder(empty) and not any(empty.iterdir()):
+                if paths.is_folder(empty) and not any(empty.iterdir()):
                     empty.rmdir()

@@ -12,12 +12,12 @@ from tracepipe.dataset.collectives import collectives_of
 from tracepipe.dataset.identity import Identity, identity_of
 from tracepipe.dataset.places import RANKS
 from tracepipe.dataset.steps import gpu_times, steps_of
+from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
 from tracepipe.recording import remote
 from tracepipe.recording.naming import writing
 from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run, load_run
-from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
 
 RANK: Final = {
     "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",

@@ -15,9 +15,9 @@ import numpy as np
 
 from tracepipe.dataset.places import Dataset, read_part
 from tracepipe.event.columns import Int64s
+from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
 from tracepipe.recording.naming import writing
 from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.writing.table_formats import ROWS_OF_PART, write_table
 
 LAYER: Final = "collectives"
 _Key = tuple[str, str]

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.reports.analyses.cuda_calls import rows_named
-from tracepipe.reports.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, stretches_of
-from tracepipe.reports.analyses.gpu_work import Work, gpu_work
+from tracepipe.analyses.cuda_calls import rows_named
+from tracepipe.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_of, stretches_of
+from tracepipe.analyses.gpu_work import Work, gpu_work
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.run import Run

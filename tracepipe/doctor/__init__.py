@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tracepipe.capture.machine.facts import Machine, this_machine
-from tracepipe.capture.request import DEFAULT_LAYERS, Notify
 from tracepipe.doctor import checks, gpu
 from tracepipe.doctor.convert import convert
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination
 from tracepipe.doctor.trials import RealTrials, Trials
 from tracepipe.printable import printable
+from tracepipe.tracer.machine.facts import Machine, this_machine
+from tracepipe.tracer.request import DEFAULT_LAYERS, Notify
 
 __all__ = ["AREAS", "Diagnosis", "as_json", "can_capture", "examine", "report"]
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tracepipe.capture.find.tracefs import HOW_TO_MOUNT
-from tracepipe.capture.machine.facts import CAPABILITIES, Machine
-from tracepipe.capture.machine.refusals import (
+from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
+from tracepipe.doctor.trials import Timing
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.find.tracefs import HOW_TO_MOUNT
+from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
+from tracepipe.tracer.machine.refusals import (
     SUDO,
     Operation,
     check_file_systems,
     explain,
 )
-from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
-from tracepipe.doctor.trials import Timing
-from tracepipe.errors import CaptureUnavailable
 from tracepipe.units import counted
 
 OLDEST = (5, 15)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tracepipe.capture.machine.facts import Machine
 from tracepipe.doctor.trials import Trials
+from tracepipe.tracer.machine.facts import Machine
 
 WORKS, LIMITED, FAILS, ABSENT = "works", "limited", "fails", "absent"
 

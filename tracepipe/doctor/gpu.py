@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tracepipe.capture.gpu.build.cuda_parts import Compiler, Part
-from tracepipe.capture.gpu.build.driver import Driver, Version
-from tracepipe.capture.gpu.build.toolchain import Toolchain
-from tracepipe.capture.gpu.engines.sampler import ADMIN_ONLY_HINT
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part
+from tracepipe.tracer.gpu.build.driver import Driver, Version
+from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.engines.sampler import ADMIN_ONLY_HINT
 
 _INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
 _LET_PROFILE = (

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tracepipe.capture.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.capture.request import Filters, Notify, Plan, Scope
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
+from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
+from tracepipe.tracer.request import Filters, Notify, Plan, Scope
 
 _DO_NOTHING = bytes.fromhex("b7000000000000009500000000000000")
 _RARELY_CALLED = "acct"  # a function of every libc: process accounting, called once a boot if at all
@@ -111,17 +111,17 @@ class RealTrials:
         self._notify = notify
 
     def methods(self) -> list[str]:
-        from tracepipe.capture import ENGINES
+        from tracepipe.tracer import ENGINES
 
         return list(ENGINES)
 
     def version(self, method: str) -> str:
-        from tracepipe.capture import ENGINES
+        from tracepipe.tracer import ENGINES
 
         return ENGINES[method]().check()
 
     def capture(self, method: str) -> Timing:
-        from tracepipe.capture import ENGINES
+        from tracepipe.tracer import ENGINES
 
         engine = ENGINES[method]()
         engine.check()
@@ -141,13 +141,13 @@ class RealTrials:
         return timing
 
     def map_and_program(self) -> None:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         os.close(bpf.create_map("tracepipe_try", _ARRAY, 4, 8, 1))
         os.close(bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_KPROBE))
 
     def uprobes_at_once(self) -> Timing:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         path, offset = _harmless_function()
         return _linked(
@@ -155,14 +155,14 @@ class RealTrials:
         )
 
     def one_uprobe(self) -> Timing:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         path, offset = _harmless_function()
         return _linked(0, lambda program: bpf.link_one_uprobe(program, path, offset, 0, False))
 
     def kprobes_at_once(self) -> Timing:
-        from tracepipe.capture.bpf import bpf
-        from tracepipe.capture.find.kernel_symbols import KernelSymbols
+        from tracepipe.tracer.bpf import bpf
+        from tracepipe.tracer.find.kernel_symbols import KernelSymbols
 
         places = [place for place in KernelSymbols().functions((), _KERNEL_FUNCTIONS) if place.address]
         if not places:
@@ -171,7 +171,7 @@ class RealTrials:
         return _linked(bpf.KPROBE_MULTI, lambda program: bpf.link_kprobes(program, [address], [0], False))
 
     def one_kprobe(self) -> Timing:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         for name in _KERNEL_FUNCTIONS[:-1]:
             try:
@@ -182,8 +182,8 @@ class RealTrials:
         return self._kprobe_on(_KERNEL_FUNCTIONS[-1])
 
     def tracepoint(self, name: str) -> Timing:
-        from tracepipe.capture.bpf import bpf
-        from tracepipe.capture.find.tracefs import tracepoint_id, tracing_folder
+        from tracepipe.tracer.bpf import bpf
+        from tracepipe.tracer.find.tracefs import tracepoint_id, tracing_folder
 
         number = tracepoint_id(tracing_folder(), name)
         program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_TRACEPOINT)
@@ -193,7 +193,7 @@ class RealTrials:
             os.close(program)
 
     def raw_tracepoint(self, name: str) -> Timing:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_RAW_TRACEPOINT)
         try:
@@ -204,7 +204,7 @@ class RealTrials:
     def libraries(self, name: str) -> list[str]:
         import sys
 
-        from tracepipe.capture.find.library import find_versions
+        from tracepipe.tracer.find.library import find_versions
 
         try:
             return list(dict.fromkeys(find_versions(sys.executable, name).values()))
@@ -212,9 +212,9 @@ class RealTrials:
             return []
 
     def driver_functions(self) -> tuple[int, str]:
-        from tracepipe.capture.find.library import LibrarySearch
-        from tracepipe.capture.find.resolve import resolve
         from tracepipe.hooks.sets import load_set
+        from tracepipe.tracer.find.library import LibrarySearch
+        from tracepipe.tracer.find.resolve import resolve
 
         try:
             found = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
@@ -227,12 +227,12 @@ class RealTrials:
         return this_toolchain()
 
     def build_kernels(self, toolchain: Toolchain) -> Path:
-        from tracepipe.capture.gpu.engines.kernels import build_library
+        from tracepipe.tracer.gpu.engines.kernels import build_library
 
         return build_library(toolchain)
 
     def build_sampler(self, toolchain: Toolchain) -> Path:
-        from tracepipe.capture.gpu.engines.counters_start import build_sampler
+        from tracepipe.tracer.gpu.engines.counters_start import build_sampler
 
         return build_sampler(toolchain)
 
@@ -242,14 +242,14 @@ class RealTrials:
         return native.state(), native.how_to_build()
 
     def _kprobe_on(self, name: str) -> Timing:
-        from tracepipe.capture.bpf import bpf
+        from tracepipe.tracer.bpf import bpf
 
         return _linked(0, lambda program: bpf.link_one_kprobe(program, name, 0, 0, False))
 
 
 def _linked(attach_type: int, link: Callable[[int], int]) -> Timing:
     """Link and unlink a program that does nothing."""
-    from tracepipe.capture.bpf import bpf
+    from tracepipe.tracer.bpf import bpf
 
     program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_KPROBE, attach_type)
     try:
@@ -268,8 +268,8 @@ def _timed(attach: Callable[[], int], detach: Callable[[int], None]) -> Timing:
 
 def _harmless_function() -> tuple[str, int]:
     """A function of the libc that this process has mapped: path and offset. Raises CaptureUnavailable."""
-    from tracepipe.capture.find.elf import Elf
-    from tracepipe.capture.find.process_maps import mapped_files
+    from tracepipe.tracer.find.elf import Elf
+    from tracepipe.tracer.find.process_maps import mapped_files
 
     for name, path in mapped_files(os.getpid()):
         if name.startswith(("libc.", "libc-", "ld-musl", "libc.musl")):

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from tracepipe.analyses.gpu_shares import communicates
 from tracepipe.dataset.steps import is_loading, is_step
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.ranks.path import TRANSFERS, Section
-from tracepipe.reports.analyses.gpu_shares import communicates
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
 

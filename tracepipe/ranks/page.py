@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from tracepipe.present.figures.picture import write_picture
+from tracepipe.present.page.html_page import About, FigureGroup, Section, write_page
 from tracepipe.ranks import pictures
 from tracepipe.ranks.job import Job
-from tracepipe.reports.figures.picture import write_picture
-from tracepipe.reports.page.html_page import About, FigureGroup, Section, write_page
 from tracepipe.reports.report import Drawing, Result, Table
 from tracepipe.units import counted, duration_text
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
+from tracepipe.present.figures.ink import heat, unit_of
+from tracepipe.present.figures.panel import Panel
 from tracepipe.ranks.job import Job
-from tracepipe.reports.figures.ink import heat, unit_of
-from tracepipe.reports.figures.panel import Panel
 from tracepipe.reports.frames.libraries import matplotlib, np, pl, ticker
 
 if TYPE_CHECKING:

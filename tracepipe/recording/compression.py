@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from tracepipe.room import reserve
+from tracepipe.disk_space import reserve
 
 if TYPE_CHECKING:
     import io

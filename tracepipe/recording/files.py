@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.errors import InputError, OutputError
 from tracepipe.recording import remote
 from tracepipe.recording.compression import DamageError, decompressed
@@ -90,7 +90,7 @@ class InputStream:
         copy.
         """
         is_plain = self._from is self._raw and self._raw.seekable()
-        if is_plain and seen.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
+        if is_plain and paths.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
             yield self._raw
             return
         with tempfile.NamedTemporaryFile(prefix="tracepipe-") as copy:
@@ -144,7 +144,7 @@ def open_input(path: str, *, is_growing: bool = False) -> Iterator[InputStream]:
     except OSError as e:
         raise _unreadable(e, path) from e
     with raw:
-        if seen.is_folder(path):  # some systems can open a directory
+        if paths.is_folder(path):  # some systems can open a directory
             raise InputError("is a directory", "Name a file in it.", path=path)
         if is_growing or raw.seekable():
             yield InputStream(raw, path)
@@ -168,7 +168,7 @@ def _spooled(pipe: BinaryIO, path: str) -> Iterator[BinaryIO]:
 @contextmanager
 def opened_again(path: str) -> Iterator[str]:
     """A path that can be opened more than once: that of the input, or of a copy of a pipe."""
-    if path != STANDARD and seen.is_file(path):
+    if path != STANDARD and paths.is_file(path):
         yield path
         return
     with open_input(path) as stream, stream.as_file() as file:
@@ -231,7 +231,7 @@ def replacing(
     target = Path(path)
     kind = output_kind(path, force=force)
     made_of = [source for source in sources if source != STANDARD]
-    if kind == stat.S_IFREG and any(seen.is_same(target, source) for source in made_of):
+    if kind == stat.S_IFREG and any(paths.is_same(target, source) for source in made_of):
         raise OutputError(f"{path} is the recording itself", "Name another file with -o.")
     if kind not in (0, stat.S_IFREG):  # /dev/null, a pipe: nothing to replace
         with writing(path), target.open("wb") as out:
@@ -303,8 +303,8 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
     target = Path(path).resolve()
     if path == STANDARD:
         raise OutputError("a folder cannot go to standard output", "Name it with -o.")
-    if kind_of(target) and (not force or not seen.is_folder(target)):
-        is_folder = seen.is_folder(target)
+    if kind_of(target) and (not force or not paths.is_folder(target)):
+        is_folder = paths.is_folder(target)
         hint = f"{'Overwrite it with --force, or name' if is_folder else 'Name'} another with -o."
         raise OutputError(f"{path} exists", hint)
     try:
@@ -340,7 +340,7 @@ def _give_name(made: Path, target: Path, *, force: bool) -> None:
     """Rename a complete folder to its name. With `force`, it replaces an older folder, which is removed
     afterwards.
     """
-    if not force or not seen.is_there(target):
+    if not force or not paths.is_there(target):
         try:
             rename_new(made, target)
         except FileExistsError:

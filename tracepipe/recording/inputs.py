@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
@@ -264,7 +264,7 @@ def _opened(path: str, name: str, how: How, known: Mapping[str, Any]) -> Iterato
 
 def _part(path: str, name: str, how: How, known: Mapping[str, Any] | None = None) -> Part:
     """The facts about a recording that must be known before it is read with others."""
-    if path == STANDARD or (not seen.is_file(path) and seen.is_there(path)):
+    if path == STANDARD or (not paths.is_file(path) and paths.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
     with _opened(path, name, how, known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from tracepipe.caller import sudo_ids
 from tracepipe.errors import OutputError
+from tracepipe.sudo import sudo_ids
 
 _AT_FDCWD = -100
 _RENAME_NOREPLACE = 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.recording import apart, remote
 from tracepipe.recording.kept import Notify, keeping
@@ -78,7 +78,7 @@ class Uploads:
             with keeping(str(file), force=False, notify=self._notify) as sink:
                 yield sink
         finally:
-            if seen.is_file(file):
+            if paths.is_file(file):
                 self._running.append(_Upload(url, file, apart.sending(file, url, force=force)))
             else:
                 with suppress(OSError):  # what it has was named by `keeping`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tracepipe.reports.analyses.gpu_by_range import ranges_by_gpu_time
+from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import counted

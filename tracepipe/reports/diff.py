@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from tracepipe.analyses.changes import Change, Changes, Difference, Sizes
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.analyses.changes import Change, Changes, Difference, Sizes
+from tracepipe.present.writing.verdict import verdict
 from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
@@ -18,7 +19,6 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.frames.samples import EXITS, LAYER_OF, is_recorded, measures
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
-from tracepipe.reports.writing.verdict import verdict
 from tracepipe.units import agree, counted
 
 _LAYER = Column("layer", "layer", spare=True)
@@ -48,7 +48,7 @@ def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list
     """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts
     and the totals of each.
     """
-    from tracepipe.reports.findings.exit_samples import Patterns, delays, exits
+    from tracepipe.analyses.findings.exit_samples import Patterns, delays, exits
 
     facts, totals = [], []
     patterns: Patterns = {}

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
+from tracepipe.analyses.breakdown import HOOKED
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
+from tracepipe.analyses.gpu_contexts import context_tables
+from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
+from tracepipe.analyses.host_states import IN_CALL, STATES, HostStates, Spent
+from tracepipe.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
+from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.reports.analyses.breakdown import HOOKED
-from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
-from tracepipe.reports.analyses.gpu_contexts import context_tables
-from tracepipe.reports.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
-from tracepipe.reports.analyses.host_states import IN_CALL, STATES, HostStates, Spent
-from tracepipe.reports.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
-from tracepipe.reports.analyses.launch_gaps import launch_tables
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows

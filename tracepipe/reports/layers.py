@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.hooks.near_names import near_names
-from tracepipe.reports.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
-from tracepipe.reports.analyses.call_tree import tree_of
-from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
+from tracepipe.analyses.call_tree import tree_of
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows

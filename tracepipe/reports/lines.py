@@ -10,10 +10,10 @@ from heapq import nsmallest
 from itertools import pairwise
 from typing import Annotated, Any
 
+from tracepipe.analyses.called_by import called_by, work_by_stack
+from tracepipe.analyses.cuda_calls import rows_by_effect
+from tracepipe.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.event.columns import Int64s
-from tracepipe.reports.analyses.called_by import called_by, work_by_stack
-from tracepipe.reports.analyses.cuda_calls import rows_by_effect
-from tracepipe.reports.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.reports.frames.grouping import equal, greatest, starts_of
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Int32s
-from tracepipe.reports.analyses.allocation_sums import (
+from tracepipe.analyses.allocation_sums import (
     AllocationSums,
     LiveAt,
     Sites,
@@ -18,17 +17,18 @@ from tracepipe.reports.analyses.allocation_sums import (
     places_with_most,
     steps_of,
 )
-from tracepipe.reports.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
-from tracepipe.reports.analyses.cuda_calls import calls_named
-from tracepipe.reports.analyses.distribution import PERCENTS, of_values
-from tracepipe.reports.analyses.peak_memory import keeps_segments
+from tracepipe.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
+from tracepipe.analyses.cuda_calls import calls_named
+from tracepipe.analyses.distribution import PERCENTS, of_values
+from tracepipe.analyses.peak_memory import keeps_segments
+from tracepipe.event.columns import NONE, Int32s
+from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
-from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.units import agree, counted, duration_text, size_text
 
 _CHART_ROWS = 4

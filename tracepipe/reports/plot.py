@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from tracepipe.reports.figures import FIGURES
-from tracepipe.reports.figures.panel import scope_of
-from tracepipe.reports.figures.picture import write_picture
+from tracepipe.present.figures import FIGURES
+from tracepipe.present.figures.panel import scope_of
+from tracepipe.present.figures.picture import write_picture
+from tracepipe.present.page.html_page import About, FigureGroup, write_page
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.kernel_choice import check_kernel
-from tracepipe.reports.page.html_page import About, FigureGroup, write_page
 from tracepipe.reports.report import FROM, UNTIL, FileOutput, Option, Report, Result
 
 ALL = "all"

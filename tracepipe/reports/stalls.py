@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+from tracepipe.analyses.stall_advice import advice_on
 from tracepipe.errors import TracepipeError
 from tracepipe.event.stall_reasons import GROUPS, SELECTED, group_of
 from tracepipe.kernel_names import kernel_title
-from tracepipe.reports.analyses.stall_advice import advice_on
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
 from tracepipe.reports.kernel_choice import no_such_kernel

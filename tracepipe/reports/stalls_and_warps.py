@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from tracepipe.analyses.achieved_occupancy import Held, achieved_table
 from tracepipe.event.stall_reasons import SELECTED, group_of
 from tracepipe.kernel_names import kernel_title, short_kernel_name
-from tracepipe.reports.analyses.achieved_occupancy import Held, achieved_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Table
 from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
-    from tracepipe.reports.findings.finding import Finding
-    from tracepipe.reports.findings.kernel_warps import KernelWarps
+    from tracepipe.analyses.findings.finding import Finding
+    from tracepipe.analyses.findings.kernel_warps import KernelWarps
 
 FEW_SAMPLES: Final = 400
 """With fewer samples, chance dominates the shares: with 400, a share of 25% varies from 21% to 29% in 19 of
@@ -112,8 +112,8 @@ def _nothing_common(stalls: Run, warps: Run) -> str:
 
 def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], int]:
     """The kernels of both recordings with the most warps, and how many others there are."""
-    from tracepipe.reports.findings import find_all
-    from tracepipe.reports.findings.grouping import kernels_of
+    from tracepipe.analyses.findings import find_all
+    from tracepipe.analyses.findings.grouping import kernels_of
 
     samples: dict[str, Counter[str]] = {}
     for name, counts in stalls.stall_table.functions.items():
@@ -160,7 +160,7 @@ def _measure(one: _Kernel, kernel: KernelWarps) -> None:
 
 
 def _active_warps(kernel: KernelWarps) -> float | None:
-    from tracepipe.reports.findings.waves import mean_active_warps
+    from tracepipe.analyses.findings.waves import mean_active_warps
 
     return mean_active_warps(kernel)
 

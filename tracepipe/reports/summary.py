@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from tracepipe.analyses.breakdown import hooked_title
+from tracepipe.analyses.cuda_calls import launching
+from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.functions import SORTS, functions_of
+from tracepipe.analyses.glance import figures, glance_of, gpu_time, sentences
+from tracepipe.analyses.kernel_counters import kernel_counters
+from tracepipe.analyses.kernel_occupancy import occupancy_table
+from tracepipe.analyses.moved import moved
+from tracepipe.analyses.slowest import slowest_calls
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
-from tracepipe.reports.analyses.breakdown import hooked_title
-from tracepipe.reports.analyses.cuda_calls import launching
-from tracepipe.reports.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.reports.analyses.functions import SORTS, functions_of
-from tracepipe.reports.analyses.glance import figures, glance_of, gpu_time, sentences
-from tracepipe.reports.analyses.kernel_counters import kernel_counters
-from tracepipe.reports.analyses.kernel_occupancy import occupancy_table
-from tracepipe.reports.analyses.moved import moved
-from tracepipe.reports.analyses.slowest import slowest_calls
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows

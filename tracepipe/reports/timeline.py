@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.figures.panel import empty_stretch
+from tracepipe.present.figures.panel import empty_stretch
+from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis
+from tracepipe.present.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, numbered
 from tracepipe.reports.frames.layers import Layer
@@ -17,8 +19,6 @@ from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import Growing, flagged, made, parts
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Option, Report, Result
-from tracepipe.reports.writing.drawing import ASCII, UNICODE, Window, axis
-from tracepipe.reports.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 _CELLS_MIN = 20

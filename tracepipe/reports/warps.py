@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from tracepipe.analyses.achieved_occupancy import Held, achieved_table
+from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
-from tracepipe.reports.analyses.achieved_occupancy import Held, achieved_table
-from tracepipe.reports.analyses.warp_ranges import ranges_table
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import made, parts
@@ -22,9 +22,9 @@ from tracepipe.reports.stalls_and_warps import side_by_side
 from tracepipe.units import agree, counted
 
 if TYPE_CHECKING:
-    from tracepipe.reports.findings import Searched
-    from tracepipe.reports.findings.finding import Finding
-    from tracepipe.reports.findings.kernel_warps import KernelWarps
+    from tracepipe.analyses.findings import Searched
+    from tracepipe.analyses.findings.finding import Finding
+    from tracepipe.analyses.findings.kernel_warps import KernelWarps
     from tracepipe.reports.frames.arrays import Floats, Ints
 
 BINS = 24
@@ -49,8 +49,8 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     """The kernels' warps in numbers, and the findings; with `stalls`, a recording of the same kernels, what
     their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
-    from tracepipe.reports.findings import find_all
-    from tracepipe.reports.findings.grouping import kernels_of
+    from tracepipe.analyses.findings import find_all
+    from tracepipe.analyses.findings.grouping import kernels_of
 
     try:
         kernels = kernels_of(run, options.kernel, options.launch)
@@ -90,7 +90,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
 
 def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
     """The error where options choose none of the kernels."""
-    from tracepipe.reports.findings.grouping import kernels_of
+    from tracepipe.analyses.findings.grouping import kernels_of
 
     every = kernels_of(run, "", None).names()
     if not every:
@@ -167,7 +167,7 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
     """`has_order`: a finding already states the order of its warps. `has_namesakes`: another kernel has the
     same name, and the grid distinguishes them.
     """
-    from tracepipe.reports.findings.few_warps import one_by_one, order_seen
+    from tracepipe.analyses.findings.few_warps import one_by_one, order_seen
 
     timed = kernel.has_entries and kernel.has_exits
     shape = _shape(kernel)
@@ -197,7 +197,7 @@ def _shapes(seen: list[_Seen]) -> Table:
 
 
 def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.reports.findings.waves import MIN_FILLED, launch_waves, mean_active_warps
+    from tracepipe.analyses.findings.waves import MIN_FILLED, launch_waves, mean_active_warps
 
     blocks = kernel.block_count if kernel.blocks_known else None
     duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
@@ -223,7 +223,7 @@ def _times(seen: list[_Seen]) -> Table:
 
 
 def _time(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.reports.findings.kernel_warps import NOT_RECORDED
+    from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED
 
     life: list[int | None] = [None] * 4
     skew: list[int | None] = [None] * 2
@@ -330,7 +330,7 @@ def _named(finding: Finding, called: Counter[str]) -> str:
 
 
 def _none_found(found: Searched, kernels: int) -> str:
-    from tracepipe.reports.findings import FINDERS
+    from tracepipe.analyses.findings import FINDERS
 
     if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * kernels:
         return "None: this recording lacks what the tests need; see the notes below."
@@ -339,7 +339,7 @@ def _none_found(found: Searched, kernels: int) -> str:
 
 def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
     """The kinds that could not be looked for, and what else limits the findings."""
-    from tracepipe.reports.findings.finding import FALSE_ALARM_RATE
+    from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE
 
     rate = f"{FALSE_ALARM_RATE:.0%}"
     yield f"false alarms: at most {rate} of recordings of uniform kernels get a finding of any one kind"

@@ -59,8 +59,8 @@ def write_answer(answer: Answer, form: str, out: BinaryIO) -> None:
     if form == "json":
         out.write(f"{json_text(as_json(answer), indent=True)}\n".encode())
         return
+    from tracepipe.present.writing.table_formats import write_table
     from tracepipe.reports.frames.libraries import pl
-    from tracepipe.reports.writing.table_formats import write_table
 
     rows = _without_bytes(answer) if form == "csv" else answer.rows
     frame = pl.DataFrame(rows, schema=answer.columns, orient="row", infer_schema_length=None)
@@ -109,8 +109,8 @@ def _few(parts: Iterator[list[Sequence[Any]]]) -> list[list[Any]]:
 def _write_frames(
     columns: list[Column], parts: Iterator[list[Sequence[Any]]], form: str, out: BinaryIO
 ) -> None:
+    from tracepipe.present.writing.table_formats import write_table
     from tracepipe.reports.frames.libraries import pl
-    from tracepipe.reports.writing.table_formats import write_table
 
     def kind_of(column: Column) -> Any:
         if form == "csv" and column.kind in ("List", "Binary"):

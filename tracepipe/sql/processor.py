@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.errors import InputError, LibraryMissing, OutputError, TracepipeError
 
 SHELL: Final = "trace_processor_shell"
@@ -44,7 +44,7 @@ def find_shell(given: str = "") -> str:
         if found is None:
             raise InputError("is not a program", f"Name a {SHELL}.", path=given)
         return found
-    cached = [str(path) for path in seen.fitting(Path(_CACHE).expanduser(), f"{SHELL}*")]
+    cached = [str(path) for path in paths.fitting(Path(_CACHE).expanduser(), f"{SHELL}*")]
     programs = [shutil.which(SHELL), *(path for path in cached if os.access(path, os.X_OK))]
     return next((one for one in programs if one is not None), "")
 

@@ -19,7 +19,7 @@ import sys
 import termios
 from typing import TextIO
 
-from tracepipe.caller import sudo_ids
+from tracepipe.sudo import sudo_ids
 
 _OUTPUT, _ERRORS = 1, 2
 _CHUNK_BYTES = 1 << 16

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tracepipe.capture.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
-from tracepipe.capture.live.totals import FunctionTotal, Snapshot
 from tracepipe.printable import printable
+from tracepipe.tracer.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
+from tracepipe.tracer.live.totals import FunctionTotal, Snapshot
 from tracepipe.units import agree, counted, duration_text, size_text, three_digits
 
 SORTS = ("total", "count", "rate")

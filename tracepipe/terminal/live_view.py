@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from tracepipe.capture.live.totals import Snapshot
 from tracepipe.errors import OutputError
 from tracepipe.terminal.live_output import CommandOutput
 from tracepipe.terminal.live_table import Line, View, functions_that_fit, view_lines
 from tracepipe.terminal.output import can_draw
+from tracepipe.tracer.live.totals import Snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

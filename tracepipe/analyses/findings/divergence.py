@@ -1,0 +1,279 @@
+"""Divergence: threads of one warp that exit at different times.
+
+Where a warp's exits were recorded with the masks of their lanes, nothing is inferred, and the share of the
+lanes' time that was idle decides. Where every thread was timed separately, noise also makes the times of one
+warp differ. Two tests separate it from divergence: single warps whose lanes fall into groups (`groups`), and
+lanes that are late in many warps (`ranks`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding
+from tracepipe.analyses.findings.groups import SPLIT_P, split_p_values
+from tracepipe.analyses.findings.kernel_warps import LANES, Flags, KernelWarps
+from tracepipe.analyses.findings.lane_order import without_order
+from tracepipe.analyses.findings.late_lanes import Parted, finding_of
+from tracepipe.analyses.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
+from tracepipe.analyses.findings.sampling import sample
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import Growing, flagged, taken
+
+MIN_RECURRING = 3
+"""The least number of warps: in fewer of them, the same lane is late by chance too often."""
+MOST_WARPS_SHARE = 0.01
+"""Where more than this share of the warps diverges by their masks, the grid's first or last warp is no
+exception."""
+MOST_OF_KERNEL = 0.5
+"""The least share of the warps whose lanes exit apart by masks, if they idle for less than MIN_SAVED."""
+MIN_WARPS_SHARE = 0.01
+"""The least share of the warps that must be split where noise is possible: a smaller share is not a property
+of the kernel."""
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """Why divergence cannot be looked for; None where it can."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    if kernel.lanes_timed and not bool((kernel.exits > 1).any()):
+        return "no two threads of one warp were recorded"
+    return None
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """Return at most one finding: how many warps diverge, which lanes exit last, and how much later.
+
+    If there is none in all warps, the first and the last warp of the grid are tried, each at a quarter of
+    `alpha`.
+    """
+    apart = kernel.apart & ~_guards(kernel)
+    others = int(np.count_nonzero(apart)) - 2 * kernel.launches.size
+    is_of_many = not kernel.lanes_timed and others > MOST_WARPS_SHARE * apart.size
+    ends = [] if is_of_many else list(_ends_of_grid(kernel))
+    found = _of_warps(kernel, flagged(apart.size, lambda part: apart[part]), alpha / 2 if ends else alpha, "")
+    for place, rows in ends:
+        found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
+    return [] if found is None else [found]
+
+
+def _of_warps(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
+    """The finding of the warps `apart`, whose lanes exit at different times. `place` is "first" or "last"
+    where they are that warp of the grid, else empty.
+    """
+    if not apart.size:
+        return None
+    if not kernel.lanes_timed:
+        return _recorded(kernel, apart, place)
+    return _timed(kernel, apart, alpha, place)
+
+
+def _ends_of_grid(kernel: KernelWarps) -> Iterator[tuple[str, Ints]]:
+    """The first and the last warp of the grid in each launch, where blocks are known and a launch has several
+    warps.
+    """
+    if not kernel.blocks_known or kernel.rows_mixed or kernel.launch.size == kernel.launches.size:
+        return
+    first = kernel.launch_starts
+    last = np.r_[first[1:], kernel.launch.size] - 1
+    yield "first", first[(kernel.block[first] == 0) & (kernel.warp[first] == 0)]
+    blocks = math.prod(kernel.grid) if kernel.grid else 0
+    ends = (kernel.block[last] == blocks - 1) & (kernel.warp[last] == kernel.warp.max())
+    yield "last", last[ends]
+
+
+def _guards(kernel: KernelWarps) -> Flags:
+    """Flags the one warp of a launch's last block that diverges at the bounds check `if (i >= n) return`: its
+    upper lanes exit first."""
+    guards = np.zeros(kernel.launch.size, np.bool_)
+    if kernel.lanes_timed or kernel.grid is None:
+        return guards
+    last_block = math.prod(kernel.grid) - 1
+    candidates = np.flatnonzero(kernel.apart & (kernel.block == last_block))
+    _, at, counts = np.unique(kernel.launch[candidates], return_index=True, return_counts=True)
+    for warp in candidates[at[counts == 1]]:
+        first = int(kernel.first_exit[warp])
+        masks = kernel.exit_mask[first : first + int(kernel.exits[warp])]
+        upper, rest = int(masks[0]), int(np.bitwise_or.reduce(masks[1:]))
+        guards[warp] = rest < (upper & -upper)
+    return guards
+
+
+def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
+    """The finding from exits with masks: the time in which lanes are idle decides, and how much of a warp's
+    lifetime is between its exits. For a warp at an end of the grid, the delay is compared with the launch's
+    duration instead."""
+    idle_share = _idle_share(kernel, apart)
+    delays, masks = _widest_gaps(kernel, apart)
+    delay = float(np.median(delays))
+    if place:
+        is_worth = delay >= MIN_SHARE * float(np.median(kernel.launch_ns))
+    else:
+        # A few lanes hold up a warp as much as many do, and waste less of its lanes' time. What most warps
+        # do is a property of the kernel, however few lanes it concerns.
+        share = max(idle_share, delay / max(kernel.warp_scale_ns, 1.0))
+        is_of_most = apart.size >= MOST_OF_KERNEL * kernel.launch.size
+        is_worth = share >= MIN_SHARE and (idle_share >= MIN_SAVED or is_of_most)
+    if not is_worth or delay < kernel.least_ns:
+        return None
+    parted = Parted(apart, apart.size, delays, idle_share, *_late(masks))
+    return finding_of(kernel, parted, place)
+
+
+def _idle_share(kernel: KernelWarps, apart: Ints) -> float:
+    """What the divergence of the warps `apart` costs: the time that their lanes were idle, as a share of the
+    time of all lanes of all warps."""
+    counted = np.zeros(kernel.launch.size, np.bool_)
+    counted[apart] = True
+    idle_ns = possible_ns = 0.0
+    last_ns = kernel.last_exit_ns
+    for warps, exits in kernel.exit_parts():
+        of = kernel.exit_warp[exits]
+        lanes = np.bitwise_count(kernel.exit_mask[exits].astype(np.uint32)).astype(np.float64)
+        late_ns = last_ns[of] - kernel.exit_ns[exits]
+        by_warp = np.bincount(of - warps.start, lanes, warps.stop - warps.start)
+        scale = kernel.life_ns[warps] if kernel.has_entries else kernel.warp_scale_ns
+        idle_ns += float((late_ns * lanes)[counted[of]].sum())
+        possible_ns += float((by_warp * scale).sum())
+    return idle_ns / max(possible_ns, 1.0)
+
+
+def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:
+    """For each of `warps` the widest gap between two of its exits, and the mask of the lanes that exited
+    after it."""
+    widest, late = Growing(np.float64), Growing(np.int64)
+    for part, exits in kernel.exit_parts():
+        of = kernel.exit_warp[exits] - part.start
+        gaps = np.diff(kernel.exit_ns[exits], prepend=0)
+        gaps[np.diff(of, prepend=-1) != 0] = 0
+        # The widest gap of each warp is its last one in this order.
+        order = np.lexsort((gaps, of))
+        cut = order[np.cumsum(kernel.exits[part]) - 1]
+        after = np.arange(gaps.size) >= cut[of]
+        masks = np.zeros(cut.size, np.int64)
+        np.bitwise_or.at(masks, of[after], kernel.exit_mask[exits][after])
+        widest.extend(gaps[cut], cut.size)
+        late.extend(masks, cut.size)
+    return taken(widest.whole(), warps), taken(late.whole(), warps)
+
+
+class _Late(NamedTuple):
+    mask: int
+    share: float
+
+
+def _late(masks: Ints) -> _Late:
+    """The most frequent of `masks` and its share."""
+    values, counts = np.unique(masks, return_counts=True)
+    return _Late(int(values[counts.argmax()]), float(counts.max() / masks.size))
+
+
+def _timed(kernel: KernelWarps, apart: Ints, alpha: float, place: str) -> Finding | None:
+    """The finding from one time for each thread: lanes that are late in many warps, else warps that split."""
+    rows = sample(apart)
+    times, step_ns = without_order(kernel.lane_times(rows))
+    both = rows.size >= MIN_RECURRING and not kernel.rows_mixed
+    alpha = alpha / 2 if both else alpha
+    found = _recurring(times, alpha) if rows.size >= MIN_RECURRING else None
+    if found is None and not kernel.rows_mixed:
+        found = _split(times, float(kernel.clock_step_ns), alpha)
+    if found is None:
+        return None
+    struck, masks, p_value = found
+    delays = _between(times, masks)[struck]
+    scale = kernel.warp_scale_ns
+    if np.median(delays) < max(MIN_SHARE * scale, kernel.least_ns):
+        return None
+    late = np.nanmax(times[struck], axis=1, keepdims=True) - times[struck]
+    life = kernel.life_ns[rows[struck]][:, None] if kernel.has_entries else scale
+    idle_share = float(np.nansum(late) / max(np.nansum(np.where(np.isnan(late), np.nan, life)), 1.0))
+    count = round(struck.size / rows.size * apart.size)
+    parted = Parted(
+        rows[struck], count, delays, min(1.0, idle_share), *_late(masks[struck]), p_value, step_ns
+    )
+    return finding_of(kernel, parted, place)
+
+
+class _Struck(NamedTuple):
+    """Which rows of times diverge, the mask of late lanes for every row, and the p value."""
+
+    rows: Ints
+    masks: Ints
+    p_value: float
+
+
+def _split(times: Floats, step: float, alpha: float) -> _Struck | None:
+    """Warps whose lanes fall into groups far apart."""
+    p_values = split_p_values(times, step)
+    # With few warps, a single split can be significant that would be chance among a thousand warps.
+    split = p_values <= max(SPLIT_P, alpha / (2 * len(times)))
+    small = int((p_values <= SPLIT_P).sum())
+    # Either many splits, or one that noise would make in no warp, is significant: two tests, so twice the p.
+    many = statistics.binomial_above(small, len(times), SPLIT_P)
+    p_value = min(1.0, 2 * min(many, float(p_values.min()) * len(times)))
+    if p_value > alpha or split.mean() < MIN_WARPS_SHARE:
+        return None
+    masks = np.array([_above_gap(row) for row in times], np.int64)
+    return _Struck(np.flatnonzero(split), masks, p_value)
+
+
+def _recurring(times: Floats, alpha: float) -> _Struck | None:
+    """Lanes that are late in many warps, though not in each; None where the lanes' times form a ramp."""
+    ranks = centred_ranks(times)
+    scores = score_classes(ranks, np.broadcast_to(np.arange(LANES), times.shape), LANES)
+    lane = int(np.abs(scores).argmax())
+    members = np.broadcast_to(np.arange(LANES) == lane, times.shape)
+    p_value = min(1.0, chance_of(ranks if scores[lane] > 0 else -ranks, members) * 2 * LANES)
+    if p_value > alpha:
+        return None
+    # Ranks separate lanes that are late in some of the warps; times separate lanes that are far behind.
+    residual = times - np.nanmedian(times, axis=1, keepdims=True)
+    level = next((each for each in (_mean(ranks), _median(residual)) if _stands_apart(each)), None)
+    if level is None:
+        return None
+    masks = np.full(len(times), _above_gap(level))
+    delays = _between(times, masks)
+    usable = delays[~np.isnan(delays)]
+    if not usable.size:
+        return None
+    # Only some of the warps may have late lanes: those are taken, the others are not.
+    return _Struck(np.flatnonzero(delays >= np.quantile(usable, 0.9) / 2), masks, p_value)
+
+
+def _mean(values: Floats) -> Floats:
+    """The mean of each lane, nan where it is in no warp."""
+    seen = (~np.isnan(values)).sum(axis=0)
+    return np.where(seen > 0, np.nansum(values, axis=0) / np.maximum(seen, 1), np.nan)
+
+
+def _median(values: Floats) -> Floats:
+    """The median of each lane, nan where it is in no warp."""
+    level = np.full(values.shape[1], np.nan)
+    seen = ~np.isnan(values).all(axis=0)
+    level[seen] = np.nanmedian(values[:, seen], axis=0)
+    return level
+
+
+def _stands_apart(level: Floats) -> bool:
+    """Whether the lanes form two groups. On a ramp no lane is late."""
+    ordered = np.sort(level[~np.isnan(level)])
+    return bool(np.diff(ordered).max(initial=0) >= APART_OF_RANGE * (ordered[-1] - ordered[0]) > 0)
+
+
+def _above_gap(times: Floats) -> int:
+    """The mask of the lanes above the largest gap of one warp."""
+    known = np.flatnonzero(~np.isnan(times))
+    order = known[np.argsort(times[known], kind="stable")]
+    late = order[int(np.diff(times[order]).argmax()) + 1 :] if order.size > 1 else order[:0]
+    return int(sum(1 << int(lane) for lane in late))
+
+
+def _between(times: Floats, masks: Ints) -> Floats:
+    """For each row, how much later the lanes of its mask exited than the others; nan where either side is
+    empty.
+    """
+    return between(times, ((masks[:, None] >> np.arange(LANES)) & 1).astype(np.bool_))

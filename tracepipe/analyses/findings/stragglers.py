@@ -1,0 +1,234 @@
+"""Stragglers: blocks that take far longer than the others, in every launch, in one launch, or at the grid's
+border.
+
+Some block is the last in any sample, so a block only counts beyond the tail of the others (`tail`). Of
+several launches, the median of each block is tested first, then each launch for blocks that are late only in
+it. Blocks at the border of a grid are ranked among inner ones of the same turn.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tracepipe.analyses.findings.block_times import (
+    MIN_BLOCKS_OF_SM,
+    MIN_GROUP,
+    BlockLateness,
+    at_border,
+    beyond_others_ns,
+    end_delayed_ns,
+    lacks_blocks,
+    lateness,
+    medians_by,
+)
+from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
+from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
+from tracepipe.analyses.findings.ranks import chance_in_rows, ranks_in_rows
+from tracepipe.analyses.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
+from tracepipe.analyses.findings.waves import share_saved
+from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.grouping import numbered
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import made
+from tracepipe.units import counted, duration_text
+
+MIN_SUPERIORITY = 0.8
+"""The least chance that a border block takes longer than an inner one; with less, the two hardly differ."""
+MOST_LAUNCHES = 3
+"""The most launches with stragglers that are reported one by one."""
+
+BLOCKS_CAUSE = (
+    "more work for these blocks (longer rows, fuller bins, a boundary), or data for which only they had to "
+    "wait"
+)
+LAUNCH_CAUSE = (
+    "something outside the kernel that affected these blocks once: a page that had to be moved, another "
+    "kernel on the same SM, preemption"
+)
+
+BORDER_CAUSE = "bounds checks, partial tiles or halo loads that inner blocks do not have"
+EXITS_ONLY = ", or blocks that started last, as no entries were recorded"
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """Why stragglers cannot be looked for; None where they can."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    return lacks_blocks(kernel)
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """Return findings about blocks in all launches, in single launches, and at the border. `alpha` is divided
+    among those of the three that apply."""
+    late = lateness(kernel)
+    border = at_border(late.blocks, kernel.grid)
+    with_border = min(int(border.sum()), int((~border).sum())) >= MIN_GROUP
+    alpha /= 1 + (kernel.launches.size > 1) + with_border
+    found = beyond_the_tail(late.profile_ns, float(kernel.clock_step_ns), least_excess_ns(kernel))
+    findings = [] if found is None else _blocks(kernel, late, found, alpha)
+    if kernel.launches.size > 1:
+        taken = np.isin(late.profile_row, found.indices) if findings and found else None
+        findings += _single_launches(kernel, late, taken, alpha)
+    return findings + _border(kernel, late, border, alpha) if with_border else findings
+
+
+def least_excess_ns(kernel: KernelWarps) -> float:
+    """The least lateness of a block that lengthens its launch noticeably."""
+    return max(MIN_SHARE * float(np.median(kernel.launch_ns)), kernel.least_ns)
+
+
+def _blocks(kernel: KernelWarps, late: BlockLateness, found: Outlying, alpha: float) -> list[Finding]:
+    excess = late.profile_ns[found.indices]
+    if found.p_value > alpha or excess.min() < least_excess_ns(kernel):
+        return []
+    launches = kernel.launches.size
+    where = "" if launches == 1 else f" in the median of {launches} launches"
+    rows = np.flatnonzero(np.isin(late.profile_row, found.indices))
+    if _one_slow_sm(kernel, rows):
+        return []
+    blocks = np.sort(late.blocks[found.indices])
+    return [_finding(kernel, late, found, (blocks, rows), (where, BLOCKS_CAUSE))]
+
+
+def _one_slow_sm(kernel: KernelWarps, rows: Ints) -> bool:
+    """Whether these are most of the blocks of one SM: then the SM is slow, and `imbalance` reports it."""
+    sms = np.unique(kernel.blocks.sm[rows])
+    if not kernel.has_sms or not kernel.has_entries or sms.size > 1:
+        return False
+    late = np.unique(kernel.blocks.block[rows]).size
+    of_sm = np.unique(kernel.blocks.block[kernel.blocks.sm == sms[0]]).size
+    return late >= MIN_BLOCKS_OF_SM and late > of_sm / 2
+
+
+def _single_launches(
+    kernel: KernelWarps, late: BlockLateness, taken: Flags | None, alpha: float
+) -> list[Finding]:
+    """Findings about launches in which blocks are late that are not late in general."""
+    own = late.rows_ns
+    # With two launches the median is between both, and nothing can be subtracted. A block that is usually
+    # earlier than others is not late where it is not.
+    if kernel.launches.size > 2:
+        row, usual = late.profile_row, np.maximum(late.profile_ns, 0)
+        own = made(row.size, np.float64, lambda part: late.rows_ns[part] - usual[row[part]])
+    candidates: list[tuple[float, int, Outlying, Ints]] = []
+    for launch, (first, last) in zip(
+        kernel.launches.tolist(), pairwise(kernel.block_bounds.tolist()), strict=True
+    ):
+        if last - first < MIN_VALUES:
+            continue
+        rows = np.arange(first, last) if taken is None else first + np.flatnonzero(~taken[first:last])
+        found = beyond_the_tail(own[rows], float(kernel.clock_step_ns), least_excess_ns(kernel))
+        if found is not None and found.p_value * kernel.launches.size <= alpha:
+            p_value = found.p_value * kernel.launches.size
+            late_rows = rows[found.indices]
+            if own[late_rows].min() >= least_excess_ns(kernel):
+                candidates.append(
+                    (p_value, kernel.launch_id(launch), Outlying(found.indices, p_value), late_rows)
+                )
+    candidates.sort(key=lambda candidate: candidate[0])
+    findings = []
+    for _, launch, found, rows in candidates[:MOST_LAUNCHES]:
+        blocks = np.sort(kernel.blocks.block[rows])
+        where = f" in launch {launch}, not in the others"
+        finding = _finding(kernel, late, found, (blocks, rows), (where, LAUNCH_CAUSE))
+        finding.numbers["launch"] = launch
+        finding.numbers["launches_with_stragglers"] = len(candidates)
+        findings.append(finding)
+    return findings
+
+
+def _finding(
+    kernel: KernelWarps,
+    late: BlockLateness,
+    found: Outlying,
+    which: tuple[Ints, Ints],
+    words: tuple[str, str],
+) -> Finding:
+    blocks, rows = which
+    excess = float(np.median(late.rows_ns[rows]))
+    share = excess / max(float(np.median(kernel.launch_ns)), 1.0)
+    beyond = beyond_others_ns(kernel, rows) if kernel.has_entries else late.rows_ns[rows]
+    delayed = end_delayed_ns(kernel, rows, beyond)
+    border = int(at_border(blocks, kernel.grid).sum())
+    sms = np.unique(kernel.blocks.sm[rows]) if kernel.has_sms else np.array([], np.int64)
+    one = blocks.size == 1
+    verb = "takes" if one else "take"
+    if not kernel.has_entries:
+        verb = "exits" if one else "exit"
+    than = "longer" if kernel.has_entries else "later"
+    place = ""
+    if sms.size == 1:
+        place = f", on SM {sms[0]}" if one else f", all on SM {sms[0]}"
+    elif sms.size > 1:
+        place = f", on {sms.size} SMs"
+    edge = ""
+    if border:
+        edge = (
+            ", at the border of the grid"
+            if border == blocks.size
+            else f", {border} at the border of the grid"
+        )
+    usual = "blocks that started with it" if one else "blocks that started with them"
+    if not kernel.has_entries:
+        usual = "the median block"
+    effect = "other blocks end as late"
+    if delayed >= max(MIN_SAVED * float(np.median(kernel.launch_ns)), kernel.least_ns):
+        effect = f"without that the launch would end up to {duration_text(delayed)} earlier"
+    evidence = (
+        f"Block{'' if one else 's'} {listed(blocks.tolist())} of {late.blocks.size}{place}{edge} {verb} "
+        f"{duration_text(excess)} {than} than {usual}{words[0]}: {percent(share)} of the kernel's duration; "
+        f"{effect} ({confidence(found.p_value)})"
+    )
+    numbers = {
+        "of": "blocks",
+        "blocks": blocks.tolist(),
+        "blocks_total": int(late.blocks.size),
+        "sms": sms.tolist(),
+        "border_blocks": border,
+        "excess_p50_ns": excess,
+        "excess_share": share,
+        "end_delayed_ns": delayed,
+        "launches": int(kernel.launches.size),
+    }
+    cause = words[1] + ("" if kernel.has_entries else EXITS_ONLY)
+    saves = delayed / max(float(np.median(kernel.launch_ns)), 1.0)
+    return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers, saves)
+
+
+def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
+    outer, pairs = _beside_inner(late.group, border)
+    if outer.sum() < MIN_GROUP:
+        return []
+    ranks = ranks_in_rows(late.profile_ns, late.group)
+    p_value = chance_in_rows(ranks, late.group, border)
+    superiority = 0.5 + float(ranks[border].sum()) / pairs
+    kinds, kind = numbered(late.group * 2 + border)
+    medians = medians_by(late.profile_ns, kind)
+    inner = medians[np.searchsorted(kinds, late.group[outer] * 2)]
+    delay = float(np.median(late.profile_ns[outer] - inner))
+    share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
+    if p_value > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):
+        return []
+    verb, than = ("take", "longer") if kernel.has_entries else ("exit", "later")
+    evidence = (
+        f"The {border.sum()} blocks at the border of the grid {verb} {duration_text(delay)} {than} than the "
+        f"{counted((~border).sum(), 'inner one|ones')}, {percent(share)} of the kernel's duration "
+        f"({confidence(p_value)})"
+    )
+    numbers = {
+        "of": "border",
+        "border_blocks": int(border.sum()),
+        "blocks_total": int(late.blocks.size),
+        "excess_p50_ns": delay,
+        "excess_share": share,
+        "superiority": superiority,
+    }
+    saves = share_saved(kernel, delay, np.flatnonzero(border[late.profile_row]))
+    return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers, saves)]
+
+
+def _beside_inner(group: Ints, border: Flags) -> tuple[Flags, int]:
+    """Flags the border blocks whose group has inner ones too, and the number of pairs of both within
+    groups."""
+    outer, inner = (np.bincount(group[own], minlength=int(group.max()) + 1) for own in (border, ~border))
+    return border & (inner[group] > 0), int(outer @ inner)

@@ -1,0 +1,134 @@
+"""Strides: threads t ≡ r mod m of a block that are later than the rest.
+
+The exits of lanes are ranked within each warp, and the lifetimes of warps within each block. A pattern across
+both, such as every 48th thread, is only found within warps. Moduli up to 32 are tried for lanes, and up to
+the number of warps in a block for warps.
+"""
+
+from __future__ import annotations
+
+from tracepipe.analyses.findings.block_times import block_life_ns, first_wave
+from tracepipe.analyses.findings.finding import MIN_SHARE, Finding, confidence, percent
+from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps
+from tracepipe.analyses.findings.lane_order import without_order
+from tracepipe.analyses.findings.ranks import LateClass, late_class, median_with_interval
+from tracepipe.analyses.findings.sampling import sample
+from tracepipe.reports.frames.arrays import Floats
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import flagged
+from tracepipe.units import agree, duration_text
+
+MIN_WARPS = 4
+"""A block with fewer warps has no classes of warps."""
+
+MIN_FIRST = 64
+"""The least number of blocks that started with a launch for only their warps to be compared."""
+
+LANES_CAUSE = (
+    "the array index that these threads use: shared-memory bank conflicts, uncoalesced or misaligned access, "
+    "or a branch on the thread index"
+)
+WARPS_CAUSE = (
+    "work that only these warps do, such as the last step of a reduction or the loads of a tile, or a larger "
+    "share of the data"
+)
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """Why strides cannot be looked for; None where they can."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    if not bool((kernel.exits > 1).any()) and kernel.warps_of_a_block < MIN_WARPS:
+        return "the lanes of each warp exit together, and a block has fewer than 4 warps"
+    return None
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """Return at most one finding within warps and one within blocks, each tried at half of `alpha`."""
+    return [*_lanes(kernel, alpha / 2), *_warps(kernel, alpha / 2)]
+
+
+def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    # In warps whose lanes exited together no lane was late: where most warps are such, the median is 0.
+    if kernel.apart.mean() < 0.5:
+        return []
+    rows = sample(flagged(kernel.apart.size, lambda part: kernel.apart[part]))
+    times = kernel.lane_times(rows)
+    usable = (~np.isnan(times)).sum(axis=1) > 1
+    if not usable.any():
+        return []
+    rows, times = rows[usable], without_order(times[usable]).times
+    threads = kernel.warp[rows][:, None] * LANES + np.arange(LANES)
+    late = late_class(times, threads, range(2, LANES + 1))
+    if late is None or late.p_value > alpha:
+        return []
+    if np.unique(np.nonzero(late.members)[1]).size == 1:
+        return []  # one lane of each warp is late: divergence reports that
+    delays = _delays(times, late)
+    return _finding(
+        kernel, late, delays, 1, f"{agree(delays.size, 'warp|warps')} of {LANES} threads", LANES_CAUSE
+    )
+
+
+def _warps(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    count = kernel.warps_of_a_block
+    if count < MIN_WARPS:
+        return []
+    # Warps of a later block share their schedulers with what earlier blocks have left there: on an H200, of
+    # eight warps with every fourth late, every second one was, as blocks took the places of halves of others.
+    rows = first_wave(kernel)
+    times = kernel.warp_times(rows if rows.size >= MIN_FIRST else None)
+    times = times[(~np.isnan(times)).sum(axis=1) >= MIN_WARPS]
+    if not times.size:
+        return []
+    positions = np.broadcast_to(np.arange(count), times.shape)
+    late = late_class(times, positions, range(2, count + 1))
+    if late is None or late.p_value > alpha:
+        return []
+    delays = _delays(times, late)
+    return _finding(
+        kernel, late, delays, LANES, f"{agree(delays.size, 'block|blocks')} of {count} warps", WARPS_CAUSE
+    )
+
+
+def _delays(times: Floats, late: LateClass) -> Floats:
+    """For each row that has members of both, the mean of the late class less the median of the others."""
+    above = np.where(late.members, times, np.nan)
+    below = np.where(late.members, np.nan, times)
+    usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
+    delays: Floats = np.nanmean(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
+    return delays
+
+
+def _finding(
+    kernel: KernelWarps, late: LateClass, delays: Floats, unit: int, rows: str, cause: str
+) -> list[Finding]:
+    delay, low, high = median_with_interval(delays)
+    scale = kernel.warp_scale_ns
+    if delay < max(MIN_SHARE * scale, kernel.least_ns):
+        return []
+    residues = " or ".join(str(r) for r in late.residues)
+    what = "Threads t" if unit == 1 else "Warps w of a block"
+    letter = "t" if unit == 1 else "w"
+    known = np.isfinite(low) and np.isfinite(high)
+    interval = f" (95% interval: {duration_text(low)} to {duration_text(high)})" if known else ""
+    evidence = (
+        f"{what} with {letter} mod {late.modulus} = {residues} exit {duration_text(delay)}{interval} after "
+        f"the others, {percent(delay / max(scale, 1.0))} of {kernel.scale_name}: seen in {delays.size:,} "
+        f"{rows} ({confidence(late.p_value)})"
+    )
+    numbers = {
+        "of": "threads" if unit == 1 else "warps",
+        "modulus_threads": late.modulus * unit,
+        "modulus": late.modulus,
+        "residues": late.residues,
+        "delay_p50_ns": delay,
+        "delay_low_ns": low if known else None,
+        "delay_high_ns": high if known else None,
+        "delay_share": delay / max(scale, 1.0),
+        "rows": int(delays.size),
+    }
+    # A block lasts as long as its late warps.
+    of_block = block_life_ns(kernel) if unit != 1 else 0.0
+    saves = delay / max(scale, of_block, 1.0)
+    return [Finding("stride", kernel.kernel, evidence, cause, late.p_value, numbers, saves)]

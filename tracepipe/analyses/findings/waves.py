@@ -1,0 +1,231 @@
+"""Waves: a last wave of blocks that leaves most of the GPU idle, and warps of a block that run one after the
+other.
+
+How many blocks fit on an SM is observed, not computed: it is the most that an SM held at a time. This is a
+limit only where the SMs were full before the first block ended. A kernel whose blocks end faster than they
+are launched has no waves, and no finding.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+from tracepipe.analyses.findings.block_times import block_life_ns, time_taken
+from tracepipe.analyses.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
+from tracepipe.analyses.findings.kernel_warps import KernelWarps
+from tracepipe.reports.frames import statistics
+from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.grouping import in_buckets, numbered
+from tracepipe.reports.frames.intervals import most_at_once
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.stored import parts
+from tracepipe.units import agree, counted, duration_text
+
+MIN_IDLE_SLOTS = 0.10
+"""The least idle share of the kernel's block slots over its whole duration. With any grid, the last blocks do
+not end together: a kernel of ten waves loses half a wave in twenty by that."""
+MIN_FILLED = 0.9
+"""The least share of the slots that got a block before blocks began to end: with less, launching takes the
+time."""
+MIN_RECORDED = 0.95
+"""The least share of the grid's blocks that were recorded: lost ones look like idle slots."""
+MOST_LAUNCHES = 16
+"""The number of launches that are analyzed, the first ones: launches of one grid have the same waves."""
+MIN_ORDER = 0.8
+"""The least mean rank correlation of warp index and exit in a block: it is nearly 1 for warps that run one
+after the other."""
+MIN_IN_ORDER_SHARE = 0.5
+"""The least time from the exit of the first warp to that of the last, as a share of a warp's lifetime: a
+smaller one is the order in which the warps were started."""
+MIN_WARPS = 2
+
+WAVE_CAUSE = (
+    "a grid that is not a multiple of the blocks that fit on the GPU at a time; take smaller blocks, a grid "
+    "of whole waves, or a fixed grid whose blocks loop over the work"
+)
+CLUSTER_CAUSE = (
+    "clusters of blocks, which fit only where a group of SMs (GPC) has place for all blocks of one, so that "
+    "SMs stay unused; take smaller clusters or blocks, or a grid of whole waves of the SMs that are used"
+)
+UNUSED_CAUSE = "; SMs stay unused where clusters of blocks do not fit, or where something else holds them"
+ORDER_CAUSE = (
+    "a resource that lets only one warp run at a time: registers or shared memory that hold too few warps, a "
+    "lock, atomics on one address, or a pipeline that all warps share"
+)
+
+
+class Waves(NamedTuple):
+    """How one launch used its block slots."""
+
+    waves: float
+    blocks_per_sm: int
+    sms: int
+    filled: float
+    """The share of the slots that had a block before a tenth of the first blocks had ended."""
+    idle_share: float
+    """The share of slots × duration that was empty after the last block had started."""
+    tail_ns: int
+    duration_ns: int
+
+
+def lacks(kernel: KernelWarps) -> str | None:
+    """Why neither waves nor the order of warps can be looked for; None where one of them can."""
+    if not kernel.has_exits:
+        return "no exits were recorded"
+    in_order = kernel.warps_of_a_block >= MIN_WARPS
+    if (not kernel.has_entries or not kernel.has_sms) and not in_order:
+        return "no entries or no SMs were recorded, and a block has one warp"
+    return None
+
+
+def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    """Return at most one finding of a partial last wave and one of warps that run in order."""
+    findings = _in_order(kernel, alpha)
+    if kernel.has_entries and kernel.has_sms and kernel.blocks_known:
+        findings = _partial(kernel) + findings
+    return findings
+
+
+def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
+    """The waves of one launch, of which entries and SMs must be recorded."""
+    rows = slice(*kernel.block_bounds[launch : launch + 2].tolist())
+    present, sm = numbered(kernel.blocks.sm[rows])
+    entry, end, sms = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows], present.size
+    held = _most_held(sm, sms, entry, end)
+    first_ends = np.sort(end[np.argsort(entry, kind="stable")[: held * sms]])
+    filled = float((entry < first_ends[first_ends.size // 10]).sum()) / (held * sms)
+    last_entry, finish = int(entry.max()), int(end.max())
+    span = finish - int(entry.min())
+    busy = sum(int(np.clip(end[part] - last_entry, 0, None).sum()) for part in parts(end.size))
+    tail = finish - last_entry
+    idle = (held * sms * tail - busy) / max(held * sms * span, 1)
+    return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
+
+
+def mean_active_warps(kernel: KernelWarps) -> float | None:
+    """The active warps of an SM that had any, the mean over a launch's duration; None where entries, exits or
+    SMs were not recorded.
+    """
+    if not (kernel.has_exits and kernel.has_entries and kernel.has_sms):
+        return None
+    return float(kernel.life_ns.sum() / max(kernel.launch_ns.sum(), 1) / launch_waves(kernel, 0).sms)
+
+
+def usual_waves(kernel: KernelWarps) -> Waves:
+    """The waves of the launch with the median idle share, among the first launches. Entries and SMs must be
+    recorded.
+
+    Slots that only other launches used count too: something else may have occupied them. Of an even number
+    the launch with less idle time is taken, so a cause that is seen holds for most of them.
+    """
+    seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
+    usual = sorted(seen, key=lambda w: w.idle_share)[(len(seen) - 1) // 2]
+    held = max(waves.blocks_per_sm for waves in seen)
+    sms = numbered(kernel.blocks.sm[: int(kernel.block_bounds[len(seen)])])[0].size
+    blocks = usual.waves * usual.blocks_per_sm * usual.sms
+    return usual._replace(waves=blocks / (held * sms), blocks_per_sm=held, sms=sms)
+
+
+def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
+    """The most that a fix of the delay of these rows of `KernelWarps.blocks` could save, as a share of a
+    launch: the time that it takes from all blocks, and the slots that are empty at the end, as with evenly
+    distributed work none is."""
+    idle_share = usual_waves(kernel).idle_share if kernel.has_sms and kernel.has_entries else 0.0
+    return time_taken(kernel, delay_ns, rows) + idle_share
+
+
+def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
+    """The most blocks that one SM held at a time."""
+    bounds, columns = in_buckets(sm, sms, entry, end)
+    most = 0
+    for first, last in pairwise(bounds.tolist()):
+        begun, ended = (column[first:last] for column in columns)
+        # A block that ends when it begins still holds its slot for 1 ns.
+        most = max(most, most_at_once(begun, np.maximum(ended, begun + 1)))
+    return most
+
+
+def _partial(kernel: KernelWarps) -> list[Finding]:
+    recorded_blocks = kernel.block_count
+    # No grid has a size of 0: such a product means that the grid is not known.
+    blocks = (math.prod(kernel.grid) if kernel.grid else 0) or recorded_blocks
+    waves = usual_waves(kernel)
+    whole = int(np.ceil(waves.waves))
+    recorded = recorded_blocks / blocks
+    by_grid = 1 - waves.waves / whole
+    if (
+        waves.waves <= 1
+        or recorded < MIN_RECORDED
+        or waves.filled < MIN_FILLED
+        or min(by_grid, waves.idle_share) < MIN_IDLE_SLOTS
+    ):
+        return []
+    last = waves.waves - (whole - 1)
+    unused = max((kernel.sm_count or 0) - waves.sms, 0)
+    cluster = kernel.cluster_of(kernel.launch_id(int(kernel.launches[0]))) if unused else 1
+    share = waves.tail_ns / max(waves.duration_ns, 1)
+    clustered = f" in clusters of {cluster}" if cluster > 1 else ""
+    sms = f"{waves.sms} of {kernel.sm_count} SMs" if unused else counted(waves.sms, "SM|SMs")
+    evidence = (
+        f"{blocks:,} blocks{clustered} run {waves.blocks_per_sm} at a time on each of "
+        f"{sms}, in "
+        f"{waves.waves:.2f} waves: the last one fills {percent(last)} of the slots and takes "
+        f"{duration_text(waves.tail_ns)}, {percent(share)} of the kernel's duration; this leaves "
+        f"{percent(waves.idle_share)} of the slots' time idle"
+    )
+    numbers = {
+        "of": "blocks",
+        "waves": waves.waves,
+        "blocks": blocks,
+        "blocks_per_sm": waves.blocks_per_sm,
+        "sms": waves.sms,
+        "sms_of_gpu": kernel.sm_count,
+        "blocks_per_cluster": cluster if cluster > 1 else None,
+        "last_wave_fill": last,
+        "tail_ns": waves.tail_ns,
+        "tail_share": share,
+        "idle_slot_share": waves.idle_share,
+    }
+    cause = CLUSTER_CAUSE if cluster > 1 else WAVE_CAUSE + UNUSED_CAUSE * (unused > 0)
+    return [Finding("wave", kernel.kernel, evidence, cause, None, numbers, waves.idle_share)]
+
+
+def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
+    if kernel.warps_of_a_block < MIN_WARPS:
+        return []
+    times = kernel.warp_times()
+    times = times[~np.isnan(times).any(axis=1)]
+    rows, warps = times.shape
+    if not rows:
+        return []
+    # Spearman's correlation in each block has variance 1/(warps-1) if the order is random.
+    ranks = statistics.ranks(times) - (warps + 1) / 2
+    index = np.arange(warps) - (warps - 1) / 2
+    correlation = float((ranks @ index).mean() / (index @ index))
+    # With few warps in few blocks, the p value cannot be below the chance of one order among all.
+    least_p = math.exp(-rows * math.lgamma(warps + 1))
+    p_value = max(float(statistics.normal_above(correlation * np.sqrt((warps - 1) * rows))), least_p)
+    span = float(np.median(times[:, -1] - times[:, 0]))
+    step = span / (warps - 1)
+    least = kernel.least_ns if kernel.has_entries else MIN_EXIT_ONLY_NS
+    if p_value > alpha or correlation < MIN_ORDER or step < least:
+        return []
+    if span < MIN_IN_ORDER_SHARE * kernel.warp_scale_ns:
+        return []
+    evidence = (
+        f"The {warps} warps of a block exit one after the other, {duration_text(step)} apart, "
+        f"{duration_text(span)} from the first to the last: seen in {rows:,} {agree(rows, 'block|blocks')} "
+        f"(rank correlation {correlation:.2f}, {confidence(p_value)})"
+    )
+    numbers = {
+        "of": "warps",
+        "warps_per_block": warps,
+        "step_ns": step,
+        "span_ns": span,
+        "rank_correlation": correlation,
+        "blocks": rows,
+    }
+    saves = span / max(block_life_ns(kernel), 1.0)
+    return [Finding("wave", kernel.kernel, evidence, ORDER_CAUSE, p_value, numbers, saves)]

@@ -1,0 +1,151 @@
+"""How a GPU spends its time: compute, communication, copies and idle, and how much of these overlap."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.analyses.cuda_calls import values_by_names
+from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
+from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.intervals import Stretches
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
+
+COMPUTE, COMMUNICATION, COPIES = range(3)
+"""The purposes of work."""
+# Kernels of NCCL and RCCL, MSCCL, NVSHMEM and DeepEP, and those of frameworks that replace them. The template
+# arguments of a name are not searched.
+_COMMUNICATES = re.compile(
+    r"(^|[: ])((ms|n)ccl\w*Kernel|nvshmem|deep_ep::|cross_device_reduce|"
+    r"\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all))",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The time of one GPU from its first work to its last, in ns. `pid` is the process of its work, None
+    where there are several, or it is not known.
+
+    `communication_hidden_ns` is the time of communication during which a kernel computed, `copies_hidden_ns`
+    the time of copies during which any kernel ran. `unasked_ns` is the idle time before the begin of the call
+    that launched the next work, out of `idle_known_ns`, the idle time for which that call is known.
+    """
+
+    gpu: int
+    pid: int | None
+    first_ns: int
+    last_ns: int
+    compute_ns: int
+    communication_ns: int
+    copies_ns: int
+    idle_ns: int
+    communication_hidden_ns: int
+    copies_hidden_ns: int
+    unasked_ns: int
+    idle_known_ns: int
+
+    @property
+    def span_ns(self) -> int:
+        """The time from the first work to the last."""
+        return self.last_ns - self.first_ns
+
+    def percent(self, part_ns: int, whole_ns: int | None = None) -> float | None:
+        """A part of the span, or of another whole, in percent; None where the whole is 0."""
+        whole_ns = self.span_ns if whole_ns is None else whole_ns
+        return 100 * part_ns / whole_ns if whole_ns else None
+
+
+def communicates(name: str) -> bool:
+    """Whether a kernel with that short name moves data between GPUs, also where it reduces them."""
+    return _COMMUNICATES.search(name.partition("<")[0]) is not None
+
+
+def kinds_of(run: Run, work: Work) -> Ints:
+    """The purpose of each row of work, shape `(rows,)`."""
+    of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
+    shapes: Bools = np.array(answers, np.bool_)[of_shape]
+    launches = run.warp_table.launches.flags_by_names(communicates)
+
+    def kinds(part: slice) -> Ints:
+        what, row = work.what[part], work.row[part]
+        found = np.where(what == COPY, COPIES, COMPUTE).astype(np.uint8)
+        own = np.flatnonzero(what == KERNEL)
+        found[own] = shapes[run.layer("gpu_kernel").shape[row[own]]]
+        own = np.flatnonzero(what == WARPS)
+        if len(own):
+            found[own] = launches[run.warp_table.launch_of(row[own])]
+        return found
+
+    return made(len(work), np.uint8, kinds)
+
+
+def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
+    """How each GPU spent its time."""
+    return [_shares(run, work, kinds, idle_of(work, gpu, rows)) for gpu, rows in work.of_gpus()]
+
+
+def _shares(run: Run, work: Work, kinds: Ints, idle: Idle) -> Shares:
+    compute, communication, copies = (
+        stretches_of(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
+    )
+    return Shares(
+        idle.gpu,
+        _process_of(run, work, idle.rows),
+        idle.first_ns,
+        idle.last_ns,
+        compute.total_ns,
+        communication.total_ns,
+        copies.total_ns,
+        idle.idle_ns,
+        communication.overlap_ns(compute),
+        copies.overlap_ns(compute.joined(communication)),
+        *_unasked_ns(run, work, idle),
+    )
+
+
+def _process_of(run: Run, work: Work, rows: slice) -> int | None:
+    """The pid of the only process that launched some rows of work; None for several, or where it is
+    not known.
+    """
+    found: set[int] = set()
+    shapes = run.layer("userspace").shape
+    for part in parts(rows.stop - rows.start):
+        here = slice(rows.start + part.start, rows.start + part.stop)
+        call = work.call[here]
+        of_call = run.shapes.column("pid", shapes[call[call != NONE]])
+        found.update(np.unique(of_call).tolist(), np.unique(work.pid[here]).tolist())
+    found.discard(NONE)
+    return run.shapes.value("pid", found.pop()) if len(found) == 1 else None
+
+
+def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
+    """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
+    return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
+
+
+def stretches_of(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
+    """The stretches in which any work with a purpose ran."""
+    some = rows_of(kinds, rows, kind)
+    return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
+
+
+def _unasked_ns(run: Run, work: Work, idle: Idle) -> tuple[int, int]:
+    """The idle time before the begin of the call that launched the next work, and the idle time for which
+    that call is known.
+    """
+    unasked_ns, known_ns, calls = 0, 0, run.layer("userspace")
+    following = made(
+        len(idle.gaps.following), np.int32, lambda part: idle.gaps.following[part] + idle.rows.start
+    )
+    tops = outermost_rows(run, taken(work.call, following))
+    for part in parts(len(following)):
+        known = np.flatnonzero((tops[part] != NONE) & ~work.by_order[following[part]])
+        start_ns, end_ns = idle.gaps.start_ns[part][known], idle.gaps.end_ns[part][known]
+        asked_ns = np.clip(calls.start_ns[tops[part][known]], start_ns, end_ns)
+        unasked_ns += int((asked_ns - start_ns).sum())
+        known_ns += int((end_ns - start_ns).sum())
+    return unasked_ns, known_ns

@@ -1,0 +1,138 @@
+"""What was allocated and copied, from events of memory and copies, or from the calls that did it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tracepipe.analyses.cuda_calls import directions, rows_by_effect
+from tracepipe.analyses.distribution import rank
+from tracepipe.event.columns import Int64s
+from tracepipe.event.vocabulary import MEMORY_IN_USE
+from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.reports.frames.grouping import grouped
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.run import Run
+from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts
+from tracepipe.reports.report import Column, Table
+
+_ON_GPU = " (GPU)"
+Pieces = dict[str, list[tuple[Layer, Int64s]]]
+"""Operation on memory → the layers and rows of its events."""
+
+
+def _all_of(run: Run, name: str, found: Pieces) -> None:
+    """Add all events of a layer; those on a GPU get a separate name."""
+    layer = run.layer(name)
+    names = run.shapes.column("name", layer.shape)
+    on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
+    kinds = grouped(names.astype(np.int64) * 2 + on_gpu)
+    for number, rows in sorted(kinds, key=lambda kind: int(kind[1][0])):
+        what = run.shapes.value("name", number // 2)
+        found.setdefault(what + _ON_GPU if number % 2 else what, []).append((layer, rows))
+
+
+def _of_calls(run: Run, found: Pieces, *, copies: bool) -> None:
+    """Add the allocations and frees of calls that succeeded; with `copies`, also their copies."""
+    calls = run.layer("userspace")
+    for effect, rows in rows_by_effect(run).items():
+        results, known = run.args.result(calls.args[rows], calls.end_args[rows])
+        rows = rows[~known | (results == 0)]
+        if effect != "transfer" and len(rows):
+            found.setdefault(effect, []).append((calls, rows))
+        elif copies and len(rows):
+            by_direction: dict[str, list[int]] = {}
+            for row, direction in zip(rows.tolist(), directions(run, rows), strict=True):
+                by_direction.setdefault(direction, []).append(row)
+            for direction, some in by_direction.items():
+                found.setdefault(direction, []).append((calls, np.array(some, np.int64)))
+
+
+def moved(run: Run) -> list[Table]:
+    """Allocations and copies, in total and by operation: how many, how large, how fast."""
+    note = (
+        "Rate: bytes divided by the time of the call that copied them; for “(GPU)”, by the time of the copy "
+        "on the GPU."
+    )
+    found: Pieces = {}
+    _all_of(run, "memory", found)
+    found.pop(MEMORY_IN_USE, None)  # it moves nothing
+    from_calls = not found.keys() & set(MEMORY_EFFECTS) and len(run.layer("userspace")) > 0
+    if from_calls:
+        _of_calls(run, found, copies=not len(run.layer("transfer")))
+        note += " The recording has no memory events: allocations are those of the calls that succeeded."
+    _all_of(run, "transfer", found)
+    rows = [_row(run, what, pieces) for what, pieces in found.items()]
+    columns = (
+        Column("what", ""),
+        Column("count", "count", "count"),
+        Column("total_bytes", "bytes", "bytes"),
+        Column("p50_bytes", "p50", "bytes"),
+        Column("max_bytes", "largest", "bytes"),
+        Column("total_ns", "time", "ns"),
+        Column("bytes_per_s", "rate", "bytes_per_s"),
+        Column("p50_bytes_per_s", "p50", "bytes_per_s"),
+    )
+    copies = {what for what, pieces in found.items() if _are_copies(run, what, pieces[0][0])}
+    return [_in_all(rows, copies), Table("memory", "Memory and copies", columns, rows, note)]
+
+
+def _are_copies(run: Run, what: str, layer: Layer) -> bool:
+    """Whether the rows of a layer with the name `what` are copies."""
+    return layer is run.layer("transfer") or (layer is run.layer("userspace") and what not in MEMORY_EFFECTS)
+
+
+def _in_all(rows: list[tuple[Any, ...]], copies: set[str]) -> Table:
+    """One row with the bytes that were allocated on GPUs, and those that were copied."""
+    allocated = [row for row in rows if row[0] == "alloc" or effect_of(row[0])[0] == "alloc"]
+    # A copy that both a call and the GPU recorded counts once.
+    by_calls = [row for row in rows if row[0] in copies and not row[0].endswith(_ON_GPU)]
+    copied = by_calls or [row for row in rows if row[0] in copies]
+    row = (_sum(allocated), sum(row[1] for row in allocated), _sum(copied), sum(row[1] for row in copied))
+    columns = (
+        Column("allocated_bytes", "allocated", "bytes"),
+        Column("allocations", "allocations", "count"),
+        Column("copied_bytes", "copied", "bytes"),
+        Column("copies", "copies", "count"),
+    )
+    return Table("bytes", "Total bytes", columns, [row] if allocated or copied else [])
+
+
+def _sum(rows: list[tuple[Any, ...]]) -> int | None:
+    known = [row[2] for row in rows if row[2] is not None]
+    return sum(known) if known or not rows else None
+
+
+def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
+    known_bytes, known_ns, rates = Growing(np.int64), Growing(np.int64), Growing(np.float64)
+    moved_bytes = took_ns = 0
+    for layer, rows in pieces:
+        # An allocation has no rate: its time does not depend on its size.
+        has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
+        is_many = len(rows) > ROWS_AT_ONCE
+        for part in parts(len(rows)):
+            some = layer.rows(rows[part])
+            # Parsed arguments are cached; a copy of the table keeps those of many rows out of the cache.
+            args = run.args.afresh() if is_many else run.args
+            size_bytes, is_sized = args.size_bytes(some.args, some.end_args)
+            dur_ns, has_length = some.end_ns - some.start_ns, some.has_length
+            timed = is_sized & has_length & (dur_ns > 0) & has_rate
+            moved_bytes += int(size_bytes[timed].sum())
+            took_ns += int(dur_ns[timed].sum())
+            for column, values in (
+                (known_bytes, size_bytes[is_sized]),
+                (known_ns, dur_ns[has_length]),
+                (rates, size_bytes[timed] / dur_ns[timed] * 1e9),
+            ):
+                column.extend(values, len(values))
+    sizes, lengths_ns = known_bytes.whole(), known_ns.whole()
+    return (
+        what,
+        sum(len(rows) for _, rows in pieces),
+        int(sizes.sum()) if len(sizes) else None,
+        rank(sizes, 50),
+        rank(sizes, 100),
+        int(lengths_ns.sum()) if len(lengths_ns) else None,
+        moved_bytes * 1e9 / took_ns if took_ns else None,
+        rank(rates.whole(), 50),
+    )

@@ -1,0 +1,1 @@
+"""Drawing of results: tables, pages and pictures."""

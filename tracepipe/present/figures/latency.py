@@ -1,0 +1,185 @@
+"""Latency: the distribution of the lengths of calls, a row for each function, on one logarithmic axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from heapq import nsmallest
+from typing import TYPE_CHECKING
+
+from tracepipe.analyses.distribution import PERCENTS, of_values
+from tracepipe.present.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
+from tracepipe.present.figures.panel import Panel, Scope, short
+from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
+from tracepipe.reports.frames.grouping import greatest
+from tracepipe.reports.frames.layers import Layer
+from tracepipe.reports.frames.libraries import np
+from tracepipe.reports.frames.nesting import first_flagged
+from tracepipe.reports.frames.stored import flagged, made, parts, taken
+from tracepipe.units import duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LAYERS = (("userspace", "CUDA API calls"), ("syscall", "system calls"), ("kernel", "driver functions"))
+FUNCTIONS_MAX = 9
+# With fewer calls, each is a dot.
+HISTOGRAM_MIN = 20
+_BINS_A_DECADE = 12
+# The mark and the colour of each percentile.
+_MARKS = dict(zip(PERCENTS, (("o", INK), ("D", ACCENT), ("^", LATE)), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class CallLengths:
+    """The lengths of the calls of one name in ns, shape `(calls,)`; the least one, and the cells of
+    `LENGTH_COLUMNS`.
+    """
+
+    name: str
+    dur_ns: Int64s
+    least_ns: int
+    spread: tuple[int | None, ...]
+
+
+def panels(scope: Scope) -> list[Panel]:
+    """A panel for each layer."""
+    return [_panel(scope, layer, title) for layer, title in _LAYERS]
+
+
+def _panel(scope: Scope, name: str, title: str) -> Panel:
+    layer, shapes = scope.run.layer(name), scope.run.shapes
+    has_length = layer.has_length
+
+    def inside(part: slice) -> Bools:
+        return (layer.start_ns[part] <= scope.end_ns) & (layer.end_ns[part] >= scope.start_ns)
+
+    timed = flagged(len(layer), lambda part: inside(part) & has_length[part])
+    if not len(timed):
+        any_spans = any(bool(inside(part).any()) for part in parts(len(layer)))
+        lengths = " with a known length" if any_spans else ""
+        return Panel(f"No {title}{lengths} were recorded{scope.place()}")
+    # A call that never returned has no length, so the calls inside it count instead.
+    first = first_flagged(layer.parent, has_length)
+    of_all = flagged(len(layer), lambda part: inside(part) & first[part])
+    of_shape = shapes.column("name", np.arange(len(shapes), dtype=np.int32))
+    total_ns, seen = np.zeros((2, int(of_shape.max(initial=-1)) + 1), np.int64)
+    for part in parts(len(timed)):
+        of = of_shape[layer.shape[timed[part]]]
+        np.add.at(total_ns, of, layer.end_ns[timed[part]] - layer.start_ns[timed[part]])
+        seen[of] = 1
+    by_time = np.flatnonzero(seen)
+    names = nsmallest(
+        FUNCTIONS_MAX,
+        map(int, np.concatenate(greatest(total_ns, by_time, FUNCTIONS_MAX))),
+        key=lambda number: (-int(total_ns[number]), shapes.text(number)),
+    )
+    rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
+    for number in names if len(by_time) > 1 else ():
+        rows.append(_called(layer, _of_shapes(layer, timed, of_shape == number), shapes.text(number)))
+    text = f"{_upper(title)}: {_what(rows[0])}"
+    how = (
+        "Lengths from entry to return, on a logarithmic axis. Each area is a histogram with "
+        f"{_BINS_A_DECADE} bins per decade, scaled to its fullest bin; with fewer than {HISTOGRAM_MIN} "
+        "calls, each call is a dot."
+    )
+    if len(by_time) > 1:
+        left_out = (
+            f"the {len(names)} of {len(by_time)} names with the most time"
+            if len(by_time) > len(names)
+            else "by total time"
+        )
+        how += f" Functions: {left_out}; “all” excludes calls inside others of known length."
+    return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
+
+
+def _of_shapes(layer: Layer, calls: Ints, shapes: Bools) -> Ints:
+    """The calls whose shapes are flagged."""
+    return taken(calls, flagged(len(calls), lambda part: shapes[layer.shape[calls[part]]]))
+
+
+def _called(layer: Layer, calls: Ints, name: str) -> CallLengths:
+    """The lengths of the calls at some rows of a layer."""
+    dur_ns = made(len(calls), np.int64, lambda part: layer.end_ns[calls[part]] - layer.start_ns[calls[part]])
+    least_ns = min((int(dur_ns[part].min()) for part in parts(len(dur_ns))), default=0)
+    return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
+
+
+def _what(calls: CallLengths) -> str:
+    """The lengths of calls as a sentence."""
+    _, _, half, _, most, _ = (duration_text(length or 0) for length in calls.spread)
+    if len(calls.dur_ns) == 1:
+        return f"the only one takes {half}"
+    return f"half of {len(calls.dur_ns):,} take at most {half}, 1 in 100 {most} or more"
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _draw(rows: list[CallLengths], figure: Figure) -> None:
+    axes = figure.subplots()
+    shortest = max(1, min(row.least_ns for row in rows))
+    longest = max(shortest + 1, *(row.spread[-1] or 0 for row in rows))
+    low, high = int(np.floor(np.log10(shortest))), int(np.ceil(np.log10(longest)))
+    high = max(high, low + 1)
+    edges = np.logspace(low, high, (high - low) * _BINS_A_DECADE + 1)
+    for place, row in enumerate(rows):
+        _draw_row(axes, row, len(rows) - 1 - place, edges)
+    axes.set_xscale("log")
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(-0.25, len(rows) - 0.1)
+    log_time_axis(axes.xaxis)
+    rule(axes, "x")
+    names = [f"{short(row.name, 34)}  ({len(row.dur_ns):,})" for row in reversed(rows)]
+    axes.set_yticks([place + 0.22 for place in range(len(rows))], names)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("length of a call")
+    if len(rows) > 2:
+        axes.set_ylabel("function (how many)")
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_MARKS), borderaxespad=0.1, handletextpad=0.2
+    )
+
+
+def _draw_row(axes: Axes, row: CallLengths, base: int, edges: Floats) -> None:
+    """Draw the lengths of one name above their line: a histogram, or dots for a few."""
+    if len(row.dur_ns) >= HISTOGRAM_MIN:
+        counts = np.zeros(len(edges) - 1, np.int64)
+        for part in parts(len(row.dur_ns)):
+            counts += np.histogram(np.clip(row.dur_ns[part], edges[0], None), edges)[0]
+        heights = base + 0.72 * counts / counts.max()
+        axes.stairs(heights, edges, baseline=base, fill=True, color=SERIES, alpha=0.6, linewidth=0)
+    else:
+        lengths = np.clip(row.dur_ns, edges[0], None)
+        axes.plot(
+            lengths,
+            np.full(len(lengths), base + 0.3),
+            "o",
+            color=SERIES,
+            markersize=3.5,
+            alpha=0.6,
+            markeredgewidth=0,
+        )
+    axes.plot((edges[0], edges[-1]), (base, base), color=RULE, linewidth=0.8)
+    _mark(axes, row, base, edges[0])
+
+
+def _mark(axes: Axes, row: CallLengths, base: float, least: float) -> None:
+    """Draw the percentiles (nearest rank), each with its own mark."""
+    _, _, *percentiles, _ = row.spread
+    for (percent, (mark, colour)), dur_ns in zip(_MARKS.items(), percentiles, strict=True):
+        label = f"p{percent}" if base == 0 else None
+        axes.plot(
+            max(least, dur_ns or 0),
+            base,
+            mark,
+            color=colour,
+            markersize=5.5,
+            markeredgewidth=0,
+            label=label,
+            clip_on=False,
+            zorder=3,
+        )

@@ -1,0 +1,271 @@
+"""Heat maps: the number of warps on each SM over time, a picture for each stretch in which a GPU works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tracepipe.present.figures.drawn_warps import NOT_RECORDED, DrawnWarps
+from tracepipe.present.figures.ink import RULE, SERIES, heat, moment_text, unit_of
+from tracepipe.present.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
+from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
+from tracepipe.reports.frames.grouping import in_buckets
+from tracepipe.reports.frames.intervals import Stretches, most_at_once, nothing
+from tracepipe.reports.frames.libraries import matplotlib, np, ticker
+from tracepipe.reports.frames.stored import made, parts
+from tracepipe.units import counted, duration_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CELLS = 480
+ROWS_MAX = 512
+STRETCHES_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The mean number of active warps in each cell: `level`, shape `(rows, cells)`.
+
+    `sms` has the SM of each row, shape `(rows,)`: the first one, where a row is the mean of `sms_in_row` SMs.
+    """
+
+    start_ns: int
+    end_ns: int
+    level: Floats
+    sms: Ints
+    sms_in_row: int
+
+    @property
+    def cell_ns(self) -> float:
+        return float(self.end_ns - self.start_ns) / int(self.level.shape[1])
+
+
+def panels(scope: Scope) -> list[Panel]:
+    """A heat map for each GPU and each stretch of work, those with the most warp time."""
+    warps = scope.warps()
+    if not len(warps):
+        return [Panel(_none(scope))]
+    found: list[Panel] = []
+    drawn, left_out = gpus_of(warps.counts("gpu"))
+    for gpu in drawn:
+        of_gpu = warps.those(_is(warps.gpu, gpu))
+        stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(_busy(of_gpu, scope))
+        shown = _most_work(of_gpu, stretches)
+        found += [_panel(scope, gpu, of_gpu, start_ns, end_ns) for start_ns, end_ns in shown]
+        if not stretches:
+            found.append(Panel(f"{gpu_name(scope.run, gpu)}: no warp has a length"))
+        if len(shown) < len(stretches):
+            words = "more stretch|stretches, with less work, is|are not drawn"
+            more = (
+                f"{counted(len(stretches) - len(shown), words)}: tracepipe plot has --start, --end, --kernel"
+            )
+            found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}"))
+    return found + left_out
+
+
+def _is(column: Ints, value: int) -> Callable[[slice], Any]:
+    return lambda part: column[part] == value
+
+
+def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
+    """The stretches in which any of the warps runs."""
+    whole = nothing()
+    for part in parts(len(warps)):
+        times = (np.clip(of[part], scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
+        whole = whole.joined(Stretches(*times))
+    return whole
+
+
+def _none(scope: Scope) -> str:
+    if len(scope.run.warp_table):
+        which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
+        return f"No warp{which} ran{scope.place()}"
+    if len(scope.run.layer("gpu_thread")):
+        return "Single threads were recorded, but no warps with their SMs: occupancy is not known"
+    return "No warps were recorded"
+
+
+def bursts(busy: Stretches) -> list[tuple[int, int]]:
+    """The stretches of work as (start, end); two are joined where the gap between them is no longer than both
+    together.
+    """
+    found: list[tuple[int, int]] = []
+    for start_ns, end_ns in zip(busy.start_ns.tolist(), busy.end_ns.tolist(), strict=True):
+        if found and start_ns - found[-1][1] <= (found[-1][1] - found[-1][0]) + (end_ns - start_ns):
+            found[-1] = (found[-1][0], end_ns)
+        else:
+            found.append((start_ns, end_ns))
+    return found
+
+
+def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The stretches with the most warp time, in the order of time."""
+    if len(stretches) <= STRETCHES_MAX:
+        return stretches
+    starts_ns, work = [start_ns for start_ns, _ in stretches], np.zeros(len(stretches))
+    for part in parts(len(warps)):
+        entry_ns = warps.entry_ns[part]
+        of_stretch = (np.searchsorted(starts_ns, entry_ns, "right") - 1).clip(0)
+        work += np.bincount(of_stretch, warps.end_ns[part] - entry_ns, len(stretches))
+    return [stretches[at] for at in sorted(np.argsort(-work, kind="stable")[:STRETCHES_MAX])]
+
+
+def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None) -> Grid:
+    """The number of warps on each SM in each cell of a stretch.
+
+    All SMs of the GPU are rows, also idle ones. Where fewer than half of them hold warps, only those are.
+    """
+    sms = warps.present("sm")
+    if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != NOT_RECORDED:
+        sms = np.arange(sms_known)
+    in_row = -(-len(sms) // ROWS_MAX)
+    cells = max(1, min(CELLS, end_ns - start_ns))
+    rows = -(-len(sms) // in_row)
+    entered, left = (_Since(rows, cells, end_ns - start_ns) for _ in range(2))
+    for part in parts(len(warps)):
+        row = np.searchsorted(sms, warps.sm[part]) // in_row
+        for ts_ns, since in ((warps.entry_ns, entered), (warps.end_ns, left)):
+            since.add(row, np.clip(ts_ns[part], start_ns, end_ns) - start_ns)
+    # A tiny level is the rounding of a sum, not a warp.
+    level = (
+        np.diff(entered.time_ns() - left.time_ns(), axis=1, prepend=0.0)
+        / ((end_ns - start_ns) / cells)
+        / in_row
+    )
+    # float32 saves memory, as there may be many pictures.
+    level = np.where(level > 1e-9, level, 0).astype(np.float32)
+    return Grid(start_ns, end_ns, level, sms[::in_row], in_row)
+
+
+class _Since:
+    """For each row and the end of each cell: the sum of the times since all events before it."""
+
+    def __init__(self, rows: int, cells: int, length_ns: int) -> None:
+        self._shape, self._length_ns = (rows, cells), length_ns
+        self._count, self._total_ns = np.zeros(rows * cells, np.int64), np.zeros(rows * cells)
+
+    def add(self, row: Ints, ts_ns: Int64s) -> None:
+        """Add events in these rows at these times. Shapes `(n,)`."""
+        cells = self._shape[1]
+        # Floats, as a sum of long times in ns exceeds 64 bits.
+        cell = np.minimum((ts_ns / (self._length_ns / cells)).astype(np.int64), cells - 1)
+        place = row * cells + cell
+        self._count += np.bincount(place, minlength=self._count.size)
+        np.add.at(self._total_ns, place, ts_ns)
+
+    def time_ns(self) -> Floats:
+        count, total_ns = (of.reshape(self._shape).cumsum(axis=1) for of in (self._count, self._total_ns))
+        cells = self._shape[1]
+        found: Floats = count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
+        return found
+
+
+def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
+    """The most warps that one SM held at a time, and that SM."""
+    most = 0, int(warps.sm[0])
+    sms = warps.present("sm")
+    stay = warps.those(lambda part: warps.end_ns[part] > warps.entry_ns[part])
+    place = made(len(stay), np.int32, lambda part: np.searchsorted(sms, stay.sm[part]))
+    bounds, (entry_ns, end_ns) = in_buckets(place, len(sms), stay.entry_ns, stay.end_ns)
+    for sm, (first, last) in zip(sms.tolist(), pairwise(bounds.tolist()), strict=True):
+        level = most_at_once(entry_ns[first:last], end_ns[first:last])
+        if level > most[0]:
+            most = level, sm
+    return most
+
+
+def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int) -> Panel:
+    part = warps.those(lambda rows: (warps.entry_ns[rows] < end_ns) & (warps.end_ns[rows] > start_ns))
+    grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu)) if len(part) else None
+    where = gpu_name(scope.run, gpu)
+    if grid is None:
+        return Panel(f"{where}: no warp ran{scope.place()}")
+    after = moment_text(start_ns - scope.run.facts.start_ns, end_ns - start_ns)
+    how = (
+        f"Each cell is the mean number of warps between their entry and last exit on {_row_of(grid)} over "
+        f"{duration_text(grid.cell_ns)}, grey where there are none. Above it: the sum over all SMs."
+    )
+    rows = int(grid.level.shape[0])
+    draw = partial(_draw, grid, f"after {after} of the run")
+    return Panel(
+        f"{where}: {_what(part, scope, gpu, start_ns, end_ns)}",
+        how,
+        1.25 + _map_in(rows),
+        draw,
+    )
+
+
+def _map_in(rows: int) -> float:
+    """The height of a map of `rows` rows in inches."""
+    return min(3.6, max(0.5, rows * 0.16))
+
+
+def _row_of(grid: Grid) -> str:
+    return "an SM" if grid.sms_in_row == 1 else f"{grid.sms_in_row} SMs"
+
+
+def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int) -> str:
+    names = [at for at in warps.present("name").tolist() if at != NOT_RECORDED]
+    kernels = short(warps.names[names[0]]) if len(names) == 1 else f"{len(names)} kernels"
+    launches = warps.launches()
+    times = "" if launches == len(names) else f" in {launches} launches"
+    length = duration_text(end_ns - start_ns)
+    if launches == 1 and warps.has_launch[0]:
+        kernels = f"{kernels}, launch {warps.launch[0]}"
+    most, sm = fullest_sm(warps)
+    what = f"{kernels}{times}: {len(warps):,} warps"
+    if sm == NOT_RECORDED:
+        return f"{what} in {length}, at most {most:,} at a time; their SMs were not recorded"
+    used = len([one for one in warps.present("sm").tolist() if one != NOT_RECORDED])
+    known = sm_count(scope.run, gpu)
+    of_all = f" of {known}" if known and known >= used else ""
+    return f"{what} on {used}{of_all} SMs in {length}, at most {most} at a time on one SM"
+
+
+def _draw(grid: Grid, after: str, figure: Figure) -> None:
+    size_ns, unit = unit_of(grid.end_ns - grid.start_ns)
+    length = (grid.end_ns - grid.start_ns) / size_ns
+    rows, cells = grid.level.shape
+    heights = {"height_ratios": [0.55, _map_in(rows)]}
+    above, axes = figure.subplots(2, 1, sharex=True, gridspec_kw=heights)
+    total = grid.level.sum(axis=0) * grid.sms_in_row
+    edges = np.linspace(0, length, cells + 1)
+    above.stairs(total, edges, fill=True, color=SERIES, linewidth=0)
+    above.set_ylim(0, float(total.max()) * 1.05 or 1)
+    above.set_ylabel("warps,\nall SMs")
+    above.yaxis.set_major_locator(ticker.MaxNLocator(3, integer=True))
+    above.grid(axis="y", color=RULE, linewidth=0.6)
+    above.set_axisbelow(True)
+    above.tick_params(labelbottom=False)
+    # An SVG contains every cell. Colours computed here take a fifth of the time that matplotlib would take.
+    level = np.ma.masked_equal(grid.level, 0)
+    colours = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, level.max()), heat())
+    axes.imshow(
+        colours.to_rgba(level, bytes=True),
+        aspect="auto",
+        interpolation="none",
+        extent=(0, length, rows - 0.5, -0.5),
+    )
+    _label_rows(axes, grid.sms)
+    axes.set_xlabel(f"time {after} ({unit})")
+    axes.spines[:].set_visible(False)
+    bar = figure.colorbar(colours, ax=[above, axes], pad=0.015, fraction=0.03, aspect=30)
+    bar.set_label("active warps\non an SM")
+    bar.outline.set_visible(False)
+    bar.locator = ticker.MaxNLocator(6, integer=float(grid.level.max()) >= 1)
+    bar.update_ticks()
+
+
+def _label_rows(axes: Axes, sms: Ints) -> None:
+    """Label the rows with their SMs: all of them, or as many as fit."""
+    step = next(
+        step for step in (1, 2, 4, 8, 12, 16, 24, 32, 64, 128) if len(sms) / step <= 24 or step == 128
+    )
+    axes.set_yticks(range(0, len(sms), step))
+    axes.set_yticklabels(["?" if sm == NOT_RECORDED else str(sm) for sm in sms[::step]])
+    axes.set_ylabel("SM")

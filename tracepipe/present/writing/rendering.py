@@ -1,0 +1,246 @@
+"""Writes a report as text: tables that fit the terminal's width, every number with its unit."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tracepipe.kernel_names import kernel_title
+from tracepipe.present.writing.facts_text import heading, lacks
+from tracepipe.printable import printable
+from tracepipe.reports.frames.kept_rows import kept_rows
+from tracepipe.reports.frames.run import Facts
+from tracepipe.reports.report import Column, Result, Table
+from tracepipe.units import duration_text, size_text, three_digits
+
+_UNKNOWN = "–"
+# From this width on, two blanks separate columns.
+_WIDE = 100
+# Longer names are shortened before a spare column is left out for them.
+_NAME_COLUMNS = 30
+# Texts are cut to the first width, or to the second where numbers leave no more room.
+_NAME_LEAST, _LEAST = 12, 3
+# Characters of a C++ name with parameters.
+_CPP = frozenset("<(")
+_UNITS: dict[str, Callable[[Any], str]] = {
+    "": str,
+    "ns": duration_text,
+    "at": lambda ns: f"{ns / 1e6:,.3f} ms",
+    "bytes": size_text,
+    "bytes_per_s": lambda rate: f"{three_digits(rate / 1e9)} GB/s",
+    "count": lambda count: f"{count:,}",
+    "id": str,
+    "percent": lambda share: f"{share:.1f}%",
+    "number": three_digits,
+    "p": lambda p: f"{p:.1g}",
+}
+_ASCII = str.maketrans({"µ": "u", "…": "~", "–": "-", "×": "x", "→": ">", "·": "-"})
+
+
+def shown(text: str, ascii_only: bool = False) -> str:
+    """A text that is safe on a terminal, as names come from the recorded program."""
+    text = printable(text)
+    return text.translate(_ASCII).encode("ascii", "replace").decode() if ascii_only else text
+
+
+def cell(value: object, unit: str) -> str:
+    """A value as text, with its unit."""
+    return _UNKNOWN if value is None else _UNITS[unit](value)
+
+
+def report_lines(
+    recordings: Sequence[Facts],
+    result: Result,
+    *,
+    width: int,
+    colours: bool = False,
+    ascii_only: bool = False,
+    full_names: bool = False,
+) -> Iterator[str]:
+    """The lines of the whole report, one for each row of a table; with `full_names` no name is shortened."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out = io.StringIO()
+    # Without a colour system only text is written.
+    system: Any = "standard" if colours else None
+    console = Console(
+        file=out, width=width, force_terminal=colours, color_system=system, highlight=False, emoji=False
+    )
+
+    def styled(text: str, style: str = "", wraps: bool = True) -> Iterator[str]:
+        text = shown(text, ascii_only)
+        if not wraps and not colours:
+            yield text.rstrip()
+            return
+        console.print(Text(text, style), soft_wrap=not wraps)
+        yield from (line if colours else line.rstrip() for line in out.getvalue().splitlines())
+        out.seek(0)
+        out.truncate()
+
+    for at, facts in enumerate(recordings):
+        side = f"{result.sides[at]} " if result.sides else ""
+        yield from styled(f"{side}{heading(facts)}", "dim")
+    if result.title:
+        yield from styled(result.title, "bold")
+    for part in result.parts:
+        if isinstance(part, Table) and part.empty and not part.rows:
+            yield ""
+            yield from styled(part.empty)
+        elif isinstance(part, Table):
+            yield ""
+            yield from styled(part.title, "bold")
+            for style, text in _lines_of(part, width, ascii_only, full_names):
+                yield from styled(text, style, wraps=_is_prose(part))
+            if part.note:
+                yield from styled(part.note, "dim")
+        elif drawn := list(part.draw(width, ascii_only)):
+            for line in ("", *drawn):
+                yield from styled(line, wraps=False)
+    notes = [("", line) for line in result.notes]
+    for facts in recordings:
+        # With several recordings, a note about one of them names it.
+        of = f"{facts.path}: " if len(recordings) > 1 else ""
+        notes += [(of, line) for line in lacks(facts)]
+    if notes:
+        yield ""
+    for of, line in notes:
+        is_loss = line.startswith(("lost", "left out", "skipped"))
+        yield from styled(of + line, "yellow" if is_loss else "")
+
+
+def _kept(table: Table, width: int) -> list[int]:
+    """The indices of the columns that are shown; spare ones, in their order, as long as there is room."""
+    spares = [at for at, column in enumerate(table.columns) if column.spare]
+    if not spares or width < _WIDE:
+        return [at for at, column in enumerate(table.columns) if not column.spare]
+    longest = [0] * len(table.columns)
+    for row in table.rows:
+        sizes = (len(cell(value, column.unit)) for value, column in zip(row, table.columns, strict=True))
+        longest = [*map(max, longest, sizes)]
+
+    def taken(at: int) -> int:
+        column, size = table.columns[at], longest[at]
+        return max(len(column.title), size if column.unit else min(size, _NAME_COLUMNS)) + 2
+
+    # The first cell of a group is on a separate line.
+    free = width - sum(taken(at) for at in range(table.grouped, len(table.columns)) if at not in spares)
+    dropped = set()
+    for at in spares:
+        if taken(at) <= free:
+            free -= taken(at)
+        else:
+            dropped.add(at)
+    return [at for at in range(len(table.columns)) if at not in dropped]
+
+
+def _is_prose(table: Table) -> bool:
+    """Whether the rows of a table are sentences."""
+    return len(table.columns) == 1 and not table.columns[0].title
+
+
+def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a table, each with its style. Texts without room are elided in the middle; with
+    `full_names` they are written in full, and lines may be longer than the terminal is wide.
+    """
+    kept = _kept(table, width)
+    columns = [table.columns[at] for at in kept]
+    rows = kept_rows(
+        [_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
+        for row in table.rows
+    )
+    if _is_prose(table):
+        yield from (("", text) for (text,) in rows)
+        return
+    headed = [columns[0], *columns[2:]] if table.grouped else columns
+    titles = [shown(column.title, ascii_only) for column in headed]
+    is_text = [not column.unit for column in headed]
+    cells = [0] * len(headed)
+    for row in rows:
+        cells = [*map(max, cells, map(_cells, _below(row) if table.grouped else row))]
+    between = 2 if width >= _WIDE else 1
+    room = width - between * (len(titles) - 1)
+    sizes = [max(_cells(title), size) for title, size in zip(titles, cells, strict=True)]
+    words = [[title] for title in titles]
+    if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > room:
+        # Titles of number columns then take several lines, one for each word.
+        words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
+        sizes = [max(size, *map(_cells, of)) for of, size in zip(words, cells, strict=True)]
+    if not full_names:
+        _narrow(sizes, is_text, room)
+
+    def line(cells: list[str]) -> str:
+        text = (" " * between).join(map(_placed, cells, sizes, is_text)).rstrip()
+        return shown(text, ascii_only) if ascii_only else text  # its cells are printable
+
+    most = max(map(len, words))
+    for at in range(most):
+        yield "dim", line([("" if at < most - len(of) else of[at - most + len(of)]) for of in words])
+    group = None
+    for row in rows:
+        if table.grouped and row[0] != group:
+            group = row[0]
+            yield "", group if full_names else shown(_elided(group, width), ascii_only)
+        yield "", line(_below(row) if table.grouped else row)
+
+
+def _below(row: list[str]) -> list[str]:
+    """A row of a group without its first cell, which is on a line above the group."""
+    _, second, *rest = row
+    return [f"  {second}", *rest]
+
+
+def _text(value: object, column: Column, ascii_only: bool, full_names: bool) -> str:
+    """The text of a cell."""
+    text = cell(value, column.unit)
+    if column.unit:
+        return text.translate(_ASCII) if ascii_only else text
+    return shown(text if full_names else titled(text), ascii_only)
+
+
+def titled(text: str) -> str:
+    """A text as it is shown: a C++ name loses its namespaces and parameters."""
+    return kernel_title(text) if "::" in text and not _CPP.isdisjoint(text) else text
+
+
+def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
+    """Narrow columns of text, the widest first, until all columns have room."""
+    texts = [at for at, flag in enumerate(is_text) if flag]
+    for least in (_NAME_LEAST, _LEAST) if texts else ():
+        while (over := sum(sizes) - room) > 0 and (widest := max(sizes[at] for at in texts)) > least:
+            as_wide = [at for at in texts if sizes[at] == widest]
+            next_wide = max((sizes[at] for at in texts if sizes[at] < widest), default=least)
+            step = min(widest - max(next_wide, least), max(1, over // len(as_wide)))
+            for at in as_wide:
+                sizes[at] -= step
+
+
+def _cells(text: str) -> int:
+    """The cells of a terminal that a printable text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _placed(text: str, size: int, is_text: bool) -> str:
+    """A cell padded to its column: text on the left, numbers on the right."""
+    cells = _cells(text)
+    if cells > size:
+        text = _elided(text, size)
+        cells = _cells(text)
+    blanks = " " * (size - cells)
+    return text + blanks if is_text else blanks + text
+
+
+def _elided(text: str, size: int) -> str:
+    """A text that fits `size` cells; a longer one loses its middle."""
+    if _cells(text) <= size:
+        return text
+    tail_size = (size - 1) // 3
+    head, tail = text[: size - 1 - tail_size], text[len(text) - tail_size :]
+    while _cells(head) + _cells(tail) > size - 1 and (head or tail):
+        head, tail = (head[:-1], tail) if _cells(head) > _cells(tail) else (head, tail[1:])
+    return f"{head}…{tail}"

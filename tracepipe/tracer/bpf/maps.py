@@ -1,0 +1,135 @@
+"""The maps of probes.bpf.c: created here, and read and written as memory where the kernel can map them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from tracepipe.tracer.bpf import bpf
+from tracepipe.tracer.bpf.specs import SPEC_BYTES
+from tracepipe.tracer.records.record import DROP_LAYERS
+
+_HASH, _ARRAY, _PERCPU_ARRAY, _LRU_HASH, _RINGBUF = 1, 2, 6, 9, 27  # enum bpf_map_type
+_MMAPABLE = 1 << 10  # BPF_F_MMAPABLE
+_THREADS_MAX = 65536
+_OPEN_CALLS_MAX = 16384
+
+
+class Control(IntEnum):
+    """Elements of the map `control`: enum control of probes.bpf.c."""
+
+    ARMED = 0
+    STOPPED = 1
+    WINDOW_NS = 2
+    WINDOWS_LEFT = 3
+    BEGIN_HITS = 4
+    END_HITS = 5
+    ASKED_NS = 6
+    ASKED_BY = 7
+    SEEN_NS = 8
+    IS_READY = 9
+    IS_BUSY = 10
+    END_ASKED_NS = 11
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    kind: int
+    key_bytes: int
+    value_bytes: int
+    entries: int
+    flags: int = 0
+
+
+class Maps:
+    """All maps of one capture, by name; `descriptors` in the order of their numbers in probes.bpf.c."""
+
+    def __init__(self, ring_bytes: int, probe_count: int, pairs: bool) -> None:
+        """Create them. `pairs`: returns need data of their entries. Raises OSError."""
+        self.processors = possible_processors()
+        counters = len(DROP_LAYERS) * self.processors
+        forms = {
+            "ring": _Form(_RINGBUF, 0, 0, ring_bytes),
+            "tracked": _Form(_HASH, 4, 24, _THREADS_MAX),
+            "control": _Form(_ARRAY, 4, 8, len(Control), _MMAPABLE),
+            "drops": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
+            "wanted": _Form(_ARRAY, 4, 8, 512, _MMAPABLE),
+            "queued": _Form(_LRU_HASH, 16, 8, 4096),
+            "serving": _Form(_HASH, 4, 16, 1024),
+            "specs": _Form(_ARRAY, 4, SPEC_BYTES, max(probe_count, 1), _MMAPABLE),
+            "open": _Form(_HASH, 16, 88, _OPEN_CALLS_MAX if pairs else 1024),
+            "sampled": _Form(_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
+            "filtered": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
+            "adopted": _Form(_HASH, 4, 8, 4096),
+        }
+        self._descriptors: dict[str, int] = {}
+        self._mapped: list[tuple[mmap.mmap, memoryview]] = []
+        try:
+            for name, form in forms.items():
+                self._descriptors[name] = bpf.create_map(
+                    name, form.kind, form.key_bytes, form.value_bytes, form.entries, form.flags
+                )
+            self.control = self._words("control", len(Control))
+            self.drops = self._words("drops", counters)
+            self.filtered = self._words("filtered", counters)
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> int:
+        """The descriptor of a map."""
+        return self._descriptors[name]
+
+    @property
+    def descriptors(self) -> list[int]:
+        """The descriptors in the order of the maps' numbers, which start at 1."""
+        return list(self._descriptors.values())
+
+    def want_syscalls(self, numbers: list[int]) -> None:
+        """Mark system calls as recorded."""
+        words = self._words("wanted", 512)
+        for number in numbers:
+            words[number] = 1
+
+    def put_specs(self, specs: bytes) -> None:
+        """Write the specs of all probes, one after the other. Raises OSError."""
+        for index in range(len(specs) // SPEC_BYTES):
+            spec = specs[index * SPEC_BYTES : (index + 1) * SPEC_BYTES]
+            bpf.map_update(self["specs"], struct.pack("=I", index), spec)
+
+    def track(self, tid: int, tgid: int) -> None:
+        """Record an existing thread, which may be running or not. Raises OSError."""
+        #  0 tgid │ 4 running: 2, not known │ 6 its ids were sent │ 7 asleep │ 8 their window │ 16 where
+        value = struct.pack("=IHBBQQ", tgid, 2, 0, 0, 0, 0)
+        bpf.map_update(self["tracked"], struct.pack("=I", tid), value)
+
+    def adopt(self, tgid: int) -> None:
+        """Record the threads of a process of this pid namespace from their next event on. Raises OSError."""
+        bpf.map_update(self["adopted"], struct.pack("=I", tgid), struct.pack("=Q", 1))
+
+    def close(self) -> None:
+        """Unmap the maps, and close their descriptors."""
+        for mapped, words in self._mapped:
+            words.release()
+            mapped.close()
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._mapped, self._descriptors = [], {}
+
+    def _words(self, name: str, count: int) -> memoryview:
+        """Map an array of u64 as memory, which is read and written a word at a time."""
+        size_bytes = -(-8 * count // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapped = mmap.mmap(self[name], size_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        words = memoryview(mapped)[: 8 * count].cast("Q")
+        self._mapped.append((mapped, words))
+        return words
+
+
+def possible_processors() -> int:
+    """The number of the last processor that may ever be online, plus one; the numbers may have gaps."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(text.strip().replace("-", ",").split(",")[-1]) + 1

@@ -1,0 +1,179 @@
+"""The ring of a capture, which a thread empties into a file when its content is not collected in time.
+
+    kernel ─▶ ring ───────────────────────────────────▶ chunks, when they are taken
+                └─▶ temporary file without a name ─▶┘
+
+That thread waits for neither the interpreter nor a processor. Where a program keeps all processors busy, the
+thread that renders lines holds the interpreter while it waits for a processor, and every other Python thread
+waits as long. Without the file the ring would overflow meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from tracepipe import disk_space, native
+from tracepipe.tracer.bpf.ring import Ring
+from tracepipe.tracer.machine.precedence import runs_at_once
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.tick import SHORT_S, Tick
+
+_CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # taken in one call
+_LEAST_BYTES = 1 << 16  # where memory is short
+_GIVE_BACK_BYTES = 4 << 20  # of the file, freed in one call
+# How many threads empty the ring where none may have priority: one of this many gets a processor in time.
+_THREADS = 8
+
+
+class Unread(NamedTuple):
+    """Records that were moved to the file and cannot be read back, and the time of the last record before
+    them.
+    """
+
+    records: int
+    since_ns: int
+    error: OSError
+
+
+class Drain:
+    """The records of the ring behind `map_fd`, in order. Without the native core, or a place for the file,
+    only the ring holds them.
+    """
+
+    def __init__(self, map_fd: int, ring_bytes: int) -> None:
+        self._longest_s = Tick(ring_bytes, is_short=False).longest_s
+        self._core: Any = native.library()
+        self._file = -1
+        self._threads: list[threading.Thread] = []
+        self.taken_bytes = self._given_back_bytes = 0
+        self._last_ns, self._chunk_bytes = 0, _CHUNK_BYTES
+        self._unread: Unread | None = None
+        if self._core is not None:
+            with suppress(OSError):  # the backlog reports that there is no place for a file
+                self._file = _without_name()
+            self._there = self._core.tp_ring_new(map_fd, ring_bytes, self._file) or 0
+        self._ring = Ring(map_fd, ring_bytes) if self._core is None or not self._there else None
+
+    def start(self) -> None:
+        """From now on keep records that are not taken in time."""
+        if self._ring is None and self._file >= 0:
+            self._add_thread(self._follow)
+
+    def _add_thread(self, follow: Callable[[], None]) -> None:
+        thread = threading.Thread(target=follow, name="tracepipe-ring", daemon=True)
+        with suppress(RuntimeError):  # no more threads are allowed: those that exist must be enough
+            thread.start()
+            self._threads.append(thread)
+
+    @property
+    def made_bytes(self) -> int:
+        """The size of all records that have come into the ring so far."""
+        return self._ring.made if self._ring is not None else int(self._core.tp_ring_made(self._there))
+
+    def take(self, until_bytes: int | None = None) -> bytes:
+        """The next whole records, at most some megabytes; b"" if there are none. `until_bytes`: only records
+        that had arrived when `made_bytes` had this value.
+        """
+        try:
+            return self._take(until_bytes)
+        except MemoryError:
+            self._chunk_bytes = _LEAST_BYTES
+            return self._take(until_bytes)
+
+    def _take(self, until_bytes: int | None) -> bytes:
+        while True:
+            room_bytes = self._chunk_bytes
+            if until_bytes is not None:
+                room_bytes = min(until_bytes - self.taken_bytes, room_bytes)
+            if self._ring is not None:
+                return self._took(self._ring.take(room_bytes))
+            moved_bytes = min(self._core.tp_ring_left(self._there) - self.taken_bytes, room_bytes)
+            if moved_bytes:
+                if chunk := self._read_back(moved_bytes):
+                    return self._took(chunk)
+                continue
+            room_bytes = min(self.made_bytes - self.taken_bytes, room_bytes)
+            if not room_bytes:
+                return b""
+            there = ctypes.create_string_buffer(room_bytes)
+            size_bytes = self._core.tp_ring_copy(self._there, self.taken_bytes, there, room_bytes)
+            if size_bytes >= 0:
+                # If this raises MemoryError, the records are still in the ring.
+                chunk = ctypes.string_at(there, size_bytes)
+                if self._core.tp_ring_leave(self._there, self.taken_bytes, size_bytes):
+                    return self._took(chunk)
+
+    def unread(self) -> Unread | None:
+        """The records that could not be read back since the last call."""
+        unread, self._unread = self._unread, None
+        return unread
+
+    def stop(self) -> None:
+        """Stop after the last record: the rest comes with the next calls of `take`. A second call does
+        nothing.
+        """
+        if self._threads:
+            self._core.tp_ring_end(self._there)
+        while self._threads:
+            self._threads.pop().join()
+
+    def close(self) -> None:
+        """Free the file and the memory."""
+        self.stop()
+        if self._ring is not None:
+            self._ring.close()
+        elif self._there:
+            self._core.tp_ring_free(self._there)
+            self._there = 0
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _read_back(self, size_bytes: int) -> bytes:
+        """The next records of the file; b"" where they cannot be read, and are skipped."""
+        try:
+            chunk = os.pread(self._file, size_bytes, self.taken_bytes)
+            if len(chunk) >= RECORD_BYTES:
+                return chunk[: len(chunk) // RECORD_BYTES * RECORD_BYTES]
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # another process has truncated it
+        except OSError as error:
+            before = self._unread or Unread(0, self._last_ns, error)
+            self._unread = before._replace(records=before.records + size_bytes // RECORD_BYTES)
+            self._leave(size_bytes)
+        return b""
+
+    def _took(self, chunk: bytes) -> bytes:
+        if chunk:
+            self._last_ns = RECORD.unpack_from(chunk, len(chunk) - RECORD_BYTES)[0]
+            self._leave(len(chunk))
+        return chunk
+
+    def _leave(self, size_bytes: int) -> None:
+        self.taken_bytes += size_bytes
+        if self._file >= 0 and self.taken_bytes - self._given_back_bytes >= _GIVE_BACK_BYTES:
+            disk_space.give_back(
+                self._file, self._given_back_bytes, self.taken_bytes - self._given_back_bytes
+            )
+            self._given_back_bytes = self.taken_bytes
+
+    def _follow(self) -> None:
+        if not runs_at_once():
+            for _ in range(_THREADS - 1):
+                self._add_thread(self._move)
+        self._move()
+
+    def _move(self) -> None:
+        self._core.tp_ring_follow(self._there, int(SHORT_S * 1e9), int(self._longest_s * 1e9))
+
+
+def _without_name() -> int:
+    """A temporary file that leaves nothing behind, however this process ends. Raises OSError."""
+    with tempfile.TemporaryFile(prefix="tracepipe-", buffering=0) as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,371 @@
+"""The protocols of an engine, and of the collectors that take what it collects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from tracepipe.errors import OutputError
+from tracepipe.tracer.records.carry import Carried, Carry
+from tracepipe.tracer.records.line import Lines
+from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.spans import SpanReader, Wanted
+from tracepipe.tracer.request import Cause, Control, Notify, Plan
+
+
+class Turn(NamedTuple):
+    """The begin or end of a window by a function's call, in the order in which the recording has them."""
+
+    ts_ns: int
+    begins: bool
+
+
+class Collector(Protocol):
+    """Takes what a recording collects, in order."""
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
+        ...
+
+    def put(self, chunk: bytes) -> None:
+        """Take whole records."""
+        ...
+
+    def put_loss(self, loss: Loss) -> None:
+        """Take a loss, after the records that precede it."""
+        ...
+
+    def finish(self) -> None:
+        """Called at the end: no more records follow."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Who learns of a recording while it is made: parameters of `tracepipe.tracer.capture`."""
+
+    notify: Notify
+    watchers: Sequence[Collector] = ()
+    control: Control | None = None
+    complete: Callable[[], None] = lambda: None
+
+
+@runtime_checkable
+class Store(Collector, Protocol):
+    """A collector that reports what it has taken."""
+
+    error: Exception | None
+    """Why it takes no more: an OutputError or a bug. Events that are put from then on are counted as lost."""
+    cpu_losses: dict[str, dict[int, int]]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of what has been written, or will be."""
+        ...
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Layer → events."""
+        ...
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of its work for at most `timeout_s`; returns whether it has ended."""
+        ...
+
+    def abandon(self) -> None:
+        """Leave out what is not written yet, and count it as lost."""
+        ...
+
+    def close(self) -> None:
+        """End it, whether it is complete or not."""
+        ...
+
+
+class Decoder(Protocol):
+    """Renders records to lines of an event file."""
+
+    def render(self, chunk: bytes) -> Lines:
+        """The lines of one chunk; chunks must come in the order in which they were collected."""
+        ...
+
+    def counts(self, chunk: bytes) -> Mapping[str, int]:
+        """Layer → events of the records in a chunk that is not rendered."""
+        ...
+
+    def carry(self) -> Carry:
+        """An object that keeps what this kind of decoder needs from evicted records."""
+        ...
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Start after evicted records: returns the lines of what was still open, as beginning at
+        `start_ns`.
+        """
+        ...
+
+
+class Renderer(Decoder, Protocol):
+    """The decoder of the records of probes."""
+
+    def learn(self, chunk: bytes) -> None:
+        """Read from a chunk what earlier lines need; for unordered recordings."""
+        ...
+
+
+class DeviceRenderer(Decoder, Protocol):
+    """The decoder of what a library in the command recorded; each chunk is decoded as a whole."""
+
+    @property
+    def news(self) -> Sequence[str]:
+        """The notes that are known before the recording ends, in order; `notes` begins with them."""
+        ...
+
+    @property
+    def notes(self) -> list[str]:
+        """The messages for the user."""
+        ...
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost, as the decoder itself found."""
+        ...
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The GPUs of the records so far, in the form of a header."""
+        ...
+
+    @property
+    def sampling(self) -> list[dict[str, Any]]:
+        """The processor time of processes that sample GPUs so far, in the form of a footer."""
+        ...
+
+    @property
+    def stall_samples(self) -> int:
+        """Samples of what warps wait for so far, which are not counted as events."""
+        ...
+
+    def rest(self) -> Iterator[Lines]:
+        """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
+        MB.
+        """
+        ...
+
+    def last(self) -> Lines:
+        """Called after the last chunk: the lines of records that were waiting for others."""
+        ...
+
+    def spans(self, wanted: Wanted) -> SpanReader:
+        """A reader that finds long calls and kernels in such records."""
+        ...
+
+    def anew(self) -> DeviceRenderer:
+        """A new renderer with the settings of this one."""
+        ...
+
+
+class DeviceEngine(Protocol):
+    """A library in the target's processes that records what their GPUs do."""
+
+    name: str
+    layers: frozenset[str]
+    """The layers that it records; with `userspace` it records calls, and no probes are attached for them."""
+    clocks: Sequence[str]
+    """The clocks other than CLOCK_MONOTONIC that its times may be of."""
+    gpus: Sequence[Mapping[str, Any]]
+    """The GPUs of this machine, in the form of a header: index, name, uuid, sm_count, limits."""
+    counters: Sequence[Mapping[str, Any]]
+    """The sampled counters of the GPUs' hardware, in the form of a header."""
+    sees: Mapping[str, Path]
+    """Kind of a trigger that a library in the command sees → the library."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables to add to the target's environment."""
+        ...
+
+    def enter(self, pids: Sequence[int]) -> None:
+        """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
+        ...
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """The records since the last call; never waits. `is_final`: the target has ended."""
+        ...
+
+    def lost(self) -> list[Loss]:
+        """Losses since the last call."""
+        ...
+
+    def renderer(self) -> DeviceRenderer:
+        """The decoder of what `collect` returns; used on another thread."""
+        ...
+
+    def expect_windows(self, waited_for: Mapping[str, str]) -> None:
+        """Called before a process begins: events are recorded only in windows, whose begin and end the
+        environment describes.
+        """
+        ...
+
+    def arm(self, windows: int) -> None:
+        """From now on, processes begin and end windows at their triggers, at most this many."""
+        ...
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the open one, unless a process has already done so."""
+        ...
+
+    def hits(self) -> int:
+        """How often a trigger that the library sees happened since `arm`, or since the last window began."""
+        ...
+
+    def turns(self) -> list[Turn]:
+        """The begins and ends of windows by processes since the last call."""
+        ...
+
+    def turned(self, turn: Turn) -> None:
+        """Called when a window of the recording, or a recording without windows, begins or ends; in order of
+        time.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Ask the target's processes to stop recording and to undo what the library did; never waits.
+
+        Their last records are collected until `is_over`.
+        """
+        ...
+
+    def is_over(self) -> bool:
+        """Whether every process has sent its last records and stopped, or has ended."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory; what the target still sends is not read."""
+        ...
+
+
+@dataclass(slots=True)
+class Coverage:
+    """The layers that a recording has, and why it lacks the others."""
+
+    got: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+class Attachment(Protocol):
+    """Attached probes, which record nothing before `start`. A `WindowedAttachment` can also record
+    windows.
+    """
+
+    coverage: Coverage
+    filtered: dict[str, int]
+    """Layer → events that a filter left out; complete after `stop`."""
+    error: OutputError | None
+    """Why events that were taken from the kernel were lost, which ends a recording."""
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether records can follow later ones, or depend on records after them."""
+        ...
+
+    def start(self) -> None:
+        """Record the plan's scope from now on; a command from its exec on. With windows, only the threads of
+        the scope are followed until the first one begins.
+        """
+        ...
+
+    def collect(self) -> bytes:
+        """Whole records that were not collected before, or some of them; b"" if there are none. Never
+        waits.
+        """
+        ...
+
+    def lost(self) -> list[Loss]:
+        """Losses since the last call."""
+        ...
+
+    def renderer(self) -> Renderer:
+        """The decoder of what `collect` returns, for a started recording; used on another thread."""
+        ...
+
+    def stop(self) -> None:
+        """Detach every probe; `collect` and `lost` still return what was recorded before."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+@runtime_checkable
+class WindowedAttachment(Attachment, Protocol):
+    """Attached probes that can record windows."""
+
+    probed: frozenset[bool]
+    """Which triggers the probes see: True for those that begin windows, False for those that end them."""
+
+    def prepare(self) -> None:
+        """Attach what is recorded in windows, unless it is attached. Raises CaptureUnavailable."""
+        ...
+
+    def rest(self) -> None:
+        """Detach what is recorded in windows, where it can be attached again for the next one."""
+        ...
+
+    def hits(self) -> int:
+        """How often the functions that begin a window were called since `arm`, or since the last window
+        ended.
+        """
+        ...
+
+    def asked(self) -> int | None:
+        """The time at which a call requested a window; the call waits until `let_go`. None if no call
+        waits.
+        """
+        ...
+
+    def let_go(self) -> bool:
+        """Release the call that requested a window; returns whether its window was over before it began."""
+        ...
+
+    def let_end(self) -> None:
+        """Release the call that ended a window, where it waits for libraries in the command to follow."""
+        ...
+
+    def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
+        """Begin a window now, or at `at_ns` where it began elsewhere; returns its time on CLOCK_MONOTONIC. It
+        is due at `since_ns`, and begins later where probes must be attached first. Raises CaptureUnavailable.
+        """
+        ...
+
+    def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
+        """End the open window now, or at `at_ns` where it ended elsewhere; returns the time."""
+        ...
+
+    def arm(self, windows: int) -> None:
+        """From now on the plan's functions begin and end windows, at most this many."""
+        ...
+
+    def turns(self) -> list[Turn]:
+        """The begins and ends of windows by functions, in what was collected since the last call."""
+        ...
+
+
+class Engine(Protocol):
+    """A way to attach probes. Each engine is one file, and one line in `ENGINES`."""
+
+    name: str
+    layers: frozenset[str]
+
+    def check(self) -> str:
+        """The engine's version. Raises CaptureUnavailable where it cannot work."""
+        ...
+
+    def attach(self, plan: Plan, notify: Notify) -> Attachment:
+        """Attach every probe of the plan. Raises CaptureUnavailable."""
+        ...

@@ -1,0 +1,333 @@
+"""Finds the library of a hook: as the dynamic linker does, and where running processes have mapped it.
+
+The order is that of ld.so(8): RPATH of the program (unless it has RUNPATH), LD_LIBRARY_PATH, RUNPATH,
+/etc/ld.so.cache, the default folders. dlopen, by which the CUDA runtime loads libcuda, searches in the same
+way.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import struct
+from collections import deque
+from collections.abc import Iterator
+from functools import cache, cached_property
+from pathlib import Path
+
+from tracepipe import paths
+from tracepipe.errors import InputError, TracepipeError
+from tracepipe.tracer.find.elf import Dynamic, Elf
+from tracepipe.tracer.find.process_maps import mapped_files, program_of
+from tracepipe.tracer.find.python_packages import package_libraries, python_of
+
+_CACHE = Path("/etc/ld.so.cache")
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
+
+
+def find_program(command: list[str]) -> str:
+    """The path of the program that `command` runs. Raises TracepipeError if none can be executed."""
+    name = command[0]
+    found = shutil.which(name)
+    if found:
+        return str(Path(found).absolute())
+    if "/" in name and paths.is_folder(name):
+        raise TracepipeError(f"{name} is a folder.", "Give a program after --.")
+    if "/" in name and paths.is_there(name):
+        raise TracepipeError(f"{name} cannot be executed.", f"chmod +x {name}")
+    hint = "Check the path." if "/" in name else f"Is it in $PATH? For a file here, write ./{name}."
+    raise TracepipeError(f"There is no program {name}.", hint)
+
+
+def find_versions(program: str, name: str) -> dict[str, str]:
+    """For each version of the library `name`, the file that the linker would load for `program`: soname →
+    path.
+    """
+    found: dict[str, str] = {}
+    for folder in [*_folders(_dynamic(program), program), *_default_folders()]:
+        for version, path in _in_folder(folder, name) if folder else _in_cache(name):
+            found.setdefault(version, path)
+    return found
+
+
+def is_version(file_name: str, library: str) -> bool:
+    """Whether a file name is one of `library`: libcudart.so.12 of libcudart.so, but not of libcudart.so.11.
+
+    Python packages add eight hexadecimal digits to the stem: libcudart-d0da41ae.so.11.0.
+    """
+    if not file_name.startswith(library.partition(".so")[0]):
+        return False
+    stem, _, version = library.partition(".so")
+    form = rf"{re.escape(stem)}(-[0-9a-f]{{8}})?\.so{re.escape(version)}(\.[\w.]+)?"
+    return re.fullmatch(form, file_name) is not None
+
+
+class LibrarySearch:
+    """Finds the libraries that a target has loaded or would load.
+
+    The target is `command`, which is about to run, or the running `pids`; with neither, it is any program of
+    this machine. Files in `given` replace the libraries with their names. Raises InputError if one is not a
+    library.
+    """
+
+    def __init__(
+        self, command: list[str] | None = None, pids: tuple[int, ...] = (), given: tuple[str, ...] = ()
+    ) -> None:
+        self._pids = pids
+        self._programs = _programs(command) if command else []
+        self._given = {str(Path(path).resolve()): _names(path, must=True) for path in given}
+
+    def find(self, library: str) -> list[str]:
+        """The files of `library`, which is a soname with or without version, a path, a pattern of paths, or
+        "" for the target's program.
+        """
+        if library == "":
+            return self.programs()
+        if "/" in library:
+            return _at_path(library)
+        if ".so" not in library:
+            return self._program_named(library)
+        given = [
+            path for path, names in self._given.items() if any(same_library(name, library) for name in names)
+        ]
+        if given:
+            return given
+        mapped = self.mapped(library)
+        if mapped:
+            return mapped
+        linked = self.linked(library)
+        if linked:
+            return linked
+        found: list[str] = []
+        for program in self.programs() or [""]:
+            if program.startswith("/proc/"):  # in a container, which has other folders
+                continue
+            python = python_of(program)
+            if python:
+                found += package_libraries(python, lambda name: is_version(name, library))
+            found += find_versions(program, library).values()
+        return list(dict.fromkeys(found))
+
+    def mapped(self, library: str) -> list[str]:
+        """Files of `library` that the processes have mapped."""
+        stem = library.partition(".so")[0]
+        return [
+            path
+            for name, path in self._mapped
+            if name.startswith(stem) and any(is_version(known, library) for known in (name, *_names(path)))
+        ]
+
+    def is_loaded(self, library: str) -> bool:
+        """Whether the target is known to use a separate file of `library`: given, mapped or linked."""
+        given = any(same_library(name, library) for names in self._given.values() for name in names)
+        return given or bool(self.mapped(library) or self.linked(library))
+
+    def linked(self, library: str) -> list[str]:
+        """Files of `library` that the programs load when they start."""
+        return [path for name, path in self._linked.items() if is_version(name, library)]
+
+    def programs(self) -> list[str]:
+        """The target's programs: those of the command, also after a launcher such as timeout, and those of
+        the pids.
+        """
+        return [*self._programs, *self._running]
+
+    def unused(self, names: tuple[str, ...]) -> list[str]:
+        """The given files that replace none of the libraries `names`."""
+        return [
+            path
+            for path, own in self._given.items()
+            if not any(same_library(mine, name) for mine in own for name in names)
+        ]
+
+    def where(self, library: str) -> str:
+        """Why `library` was not found, for messages."""
+        if "/" in library:
+            elsewhere = self.find(Path(library).name) if ".so" in Path(library).name else []
+            found = f"; {elsewhere[0]} was found: write {Path(library).name} alone" if elsewhere else ""
+            return f"there is no such file{found}"
+        if self._pids:
+            pids = ", ".join(map(str, self._pids))
+            return f"process {pids} has not loaded it, and its dynamic linker would not find it"
+        if not self._programs:
+            return "the dynamic linker would not find it"
+        packages = " or in Python's packages" if any(map(python_of, self._programs)) else ""
+        names = " and ".join(Path(program).name for program in self._programs)
+        return f"not where the dynamic linker of {names} looks{packages}"
+
+    @cached_property
+    def _mapped(self) -> list[tuple[str, str]]:
+        return list(dict.fromkeys(found for pid in self._pids for found in mapped_files(pid)))
+
+    @cached_property
+    def _running(self) -> list[str]:
+        found = [program_of(pid) for pid in self._pids]
+        return list(dict.fromkeys(path for path in found if path))
+
+    @cached_property
+    def _linked(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for program in self._programs:
+            for name, path in linked_libraries(python_of(program) or program).items():
+                found.setdefault(name, path)
+        return found
+
+    def _program_named(self, name: str) -> list[str]:
+        own = [program for program in self.programs() if Path(program).name == name]
+        found = shutil.which(name)
+        return own or ([str(Path(found).resolve())] if found else [])
+
+
+def _at_path(pattern: str) -> list[str]:
+    """The file with that path, or the ELF files that match the pattern, with links resolved."""
+    if paths.is_file(pattern):
+        return [str(Path(pattern).resolve())]
+    root = Path("/" if pattern.startswith("/") else ".")
+    files = [path for path in paths.fitting(root, pattern.lstrip("/")) if paths.is_file(path)]
+    return [path for path in dict.fromkeys(str(file.resolve()) for file in files) if _is_elf(path)]
+
+
+def _is_elf(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def linked_libraries(program: str) -> dict[str, str]:
+    """All libraries that the linker loads before `program` starts: soname → path. Empty for a script."""
+    found: dict[str, str] = {}
+    waiting = deque([(program, list[str]())])  # a file, and the RPATH folders of the file that loads it
+    while waiting and len(found) < _NEEDED_LIMIT:
+        path, inherited = waiting.popleft()
+        dynamic = _dynamic(path)
+        own = [] if dynamic.runpath else [_expand(folder, path) for folder in dynamic.rpath]
+        folders = [*own, *([] if dynamic.runpath else inherited)]
+        for name in dynamic.needed:
+            if name not in found:
+                library = _needed(name, folders, dynamic, path)
+                if library is not None:
+                    found[name] = library
+                    waiting.append((library, folders))
+    return found
+
+
+def _needed(name: str, folders: list[str], dynamic: Dynamic, path: str) -> str | None:
+    if "/" in name:
+        return str(Path(name).resolve()) if paths.is_file(name) else None
+    before = [*folders, *_environment(), *(_expand(folder, path) for folder in dynamic.runpath)]
+    candidates = [Path(folder, name) for folder in before]
+    candidates += [*_cached().get(name, []), *(Path(folder, name) for folder in _default_folders())]
+    return next((str(file.resolve()) for file in candidates if paths.is_file(file)), None)
+
+
+def _programs(command: list[str]) -> list[str]:
+    """The command's program, and those that it may start: later words that are programs, such as `python`."""
+    programs = [find_program(command)]
+    for word in command[1:]:
+        found = shutil.which(word) if "/" in word or re.fullmatch(r"python[\d.]*", word) else None
+        if found and paths.is_file(found):
+            programs.append(str(Path(found).absolute()))
+    return list(dict.fromkeys(programs))
+
+
+def _names(path: str, *, must: bool = False) -> tuple[str, ...]:
+    """The names of a library file: its file name, and its soname."""
+    soname = _dynamic(path, must=must).soname
+    return (Path(path).name, soname) if soname else (Path(path).name,)
+
+
+def same_library(file_name: str, library: str) -> bool:
+    """Whether a file name is one of `library` in any version."""
+    return is_version(file_name, library.partition(".so")[0] + ".so")
+
+
+def _dynamic(path: str, *, must: bool = False) -> Dynamic:
+    try:
+        with Elf(path) as elf:
+            return elf.dynamic()
+    except (InputError, OSError) as error:
+        if must and isinstance(error, OSError):
+            raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
+        if must:
+            raise
+        return Dynamic([], [], [])  # a script: its interpreter loads, from the same folders without these
+
+
+def _folders(dynamic: Dynamic, program: str) -> Iterator[str]:
+    """The folders before the linker's cache; then "" for the cache."""
+    if not dynamic.runpath:
+        yield from (_expand(folder, program) for folder in dynamic.rpath)
+    yield from _environment()
+    yield from (_expand(folder, program) for folder in dynamic.runpath)
+    yield ""
+
+
+def _environment() -> list[str]:
+    return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":") if folder]
+
+
+def _in_cache(name: str) -> Iterator[tuple[str, str]]:
+    for version, files in _cached().items():
+        if is_version(version, name):
+            yield from ((version, str(file.resolve())) for file in files if paths.is_file(file))
+
+
+def _in_folder(folder: str, name: str) -> Iterator[tuple[str, str]]:
+    exact = Path(folder, name)
+    if paths.is_file(exact):
+        yield name, str(exact.resolve())
+    if name.endswith(".so"):  # any version
+        try:
+            entries = sorted(entry.name for entry in Path(folder).iterdir())
+        except OSError:
+            return
+        for entry in entries:
+            if entry != name and is_version(entry, name) and paths.is_file(Path(folder, entry)):
+                yield entry, str(Path(folder, entry).resolve())
+
+
+def _expand(folder: str, program: str) -> str:
+    # The linker reads $ORIGIN from the file that is executed, links resolved.
+    origin = str(Path(program).resolve().parent)
+    return folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
+
+
+def _default_folders() -> list[str]:
+    triple = f"{platform.machine()}-linux-gnu"
+    return [f"/lib/{triple}", f"/usr/lib/{triple}", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+
+
+def _cached() -> dict[str, list[Path]]:
+    """The 64-bit entries of the linker's cache, in their order: soname → paths.
+
+    glibc's layout, with offsets in bytes from the magic (an older table may precede it):
+        0 magic[20] │ 20 entry count u32 │ 24 string bytes u32 │ … │ 48 entries of 24 bytes
+        entry: flags i32 │ name u32 │ path u32 │ os version u32 │ hardware capabilities u64
+    """
+    try:
+        return _read_cache(_CACHE, _CACHE.stat().st_mtime_ns)
+    except OSError:
+        return {}
+
+
+@cache
+def _read_cache(path: Path, _changed_ns: int) -> dict[str, list[Path]]:
+    data = path.read_bytes()
+    start = data.find(_CACHE_MAGIC)
+    if start < 0 or len(data) < start + 48:
+        return {}
+    data = data[start:]
+    (count,) = struct.unpack_from("<I", data, 20)
+    found: dict[str, list[Path]] = {}
+    for index in range(min(count, (len(data) - 48) // 24)):
+        flags, key, value = struct.unpack_from("<iII", data, 48 + 24 * index)
+        # The high byte of the flags is the ABI; 0 is 32-bit x86, which no 64-bit program can load.
+        if flags >> 8:
+            name, file = (os.fsdecode(data[at : data.find(b"\0", at)]) for at in (key, value))
+            found.setdefault(name, []).append(Path(file))
+    return found

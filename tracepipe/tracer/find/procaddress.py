@@ -1,0 +1,154 @@
+"""Finds functions that libcuda returns from cuGetProcAddress and does not export, by asking the library.
+
+The CUDA runtime gets every driver function from cuGetProcAddress, by base name, CUDA version and stream flag.
+A short-lived child process loads the library, asks for the same functions, and returns file offsets. A
+failure there is a note, and the capture continues with the exported functions. Source: the CUDA Driver API
+reference, section Driver Entry Point Access; cuda.h 13.0, enum CUdriverProcAddress_flags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from tracepipe.sudo import sudo_ids
+from tracepipe.tracer.request import Notify
+
+VARIANTS = ("_ptsz", "_ptds", "_v2", "_v3", "_v4", "_v5")
+_GETTERS = ("cuGetProcAddress_v2", "cuGetProcAddress")
+_TIMEOUT_S = 5
+# 1000 × major + 10 × minor: a function may have a new ABI in any of them. The child asks for those below the
+# library's own version, and for its own; the library refuses later ones.
+_VERSIONS = (
+    *(2000, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 6000, 6050, 7000, 7050, 8000, 9000, 9020),
+    *(major * 1000 + minor * 10 for major in (10, 11, 12, 13) for minor in range(10)),
+)
+_DEFAULT, _PER_THREAD = 0, 2  # CU_GET_PROC_ADDRESS_DEFAULT, …_PER_THREAD_DEFAULT_STREAM
+
+# The child's program. It reads {"path", "names", "versions", "flags"} and writes [[name, flags, file offset],
+# …]. It looks up an address in its own mappings of the file.
+_CHILD = """
+import ctypes, json, os, sys
+out = os.dup(1)
+os.dup2(2, 1)  # what the library prints is not the answer
+task = json.load(sys.stdin)
+library = ctypes.CDLL(task["path"])
+new = getattr(library, "cuGetProcAddress_v2", None)
+get = new or library.cuGetProcAddress
+get.restype = ctypes.c_int
+get.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+function, status = ctypes.c_void_p(), ctypes.c_int()
+more = (ctypes.byref(status),) if new else ()
+own = ctypes.c_int()
+if hasattr(library, "cuDriverGetVersion"):
+    library.cuDriverGetVersion(ctypes.byref(own))
+versions = [version for version in task["versions"] if version < own.value or not own.value]
+found = set()
+for name in task["names"]:
+    for flags in task["flags"]:
+        for version in versions + [own.value] * (own.value > 0):
+            function.value = None
+            failed = get(name.encode(), ctypes.byref(function), version, flags, *more)
+            if not failed and function.value:
+                found.add((function.value, name, flags))
+spans = []
+for line in open("/proc/self/maps", errors="surrogateescape"):
+    span, mode, offset, _, _, *name = line.rstrip("\\n").split(None, 5)
+    if name == [os.path.realpath(task["path"])] and "x" in mode:
+        low, high = (int(part, 16) for part in span.split("-"))
+        spans.append((low, high, int(offset, 16)))
+answer = [
+    [name, flags, address - low + offset]
+    for address, name, flags in sorted(found)
+    for low, high, offset in spans
+    if low <= address < high
+]
+with open(out, "w") as file:
+    json.dump(answer, file)
+os._exit(0)  # not the library's destructors
+"""
+
+
+def hands_out(exported: Collection[str]) -> bool:
+    """Whether a library with these exports has cuGetProcAddress."""
+    return any(name in exported for name in _GETTERS)
+
+
+def handed_out(path: str, names: Collection[str], notify: Notify) -> list[tuple[str, int]]:
+    """The name and file offset of each function that the libcuda at `path` returns for the base names
+    `names`.
+
+    Exported functions are among them. A separate per-thread variant has a name with `_ptsz`. Several ABIs of
+    a function have the same name. Empty, with a note, where the library cannot be asked.
+    """
+    if path.startswith("/proc/"):
+        why = "it was deleted, or it is in another container"
+        notify(f"{path} could not be searched for functions that it does not export: {why}")
+        return []
+    task = {"path": path, "names": sorted(names), "versions": _VERSIONS, "flags": [_DEFAULT, _PER_THREAD]}
+    try:
+        answer = _ask(task)
+        size_bytes = Path(path).stat().st_size
+    except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
+        reason = "no answer in time" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        notify(f"{path} could not be searched for functions that it does not export: {reason}")
+        return []
+    return _named(answer, set(names), size_bytes)
+
+
+def _named(answer: object, names: set[str], size_bytes: int) -> list[tuple[str, int]]:
+    """The valid rows of the answer, which comes from a process with foreign code."""
+    found: dict[int, str] = {}
+    rows = answer if isinstance(answer, list) else []
+    for row in sorted((row for row in rows if _is_row(row)), key=lambda row: (row[1], row[0])):
+        name, flags, offset = row
+        if name in names and 0 < offset < size_bytes:
+            found.setdefault(offset, f"{name}_ptsz" if flags == _PER_THREAD else name)
+    return [(name, offset) for offset, name in found.items()]
+
+
+def _is_row(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 3:
+        return False
+    name, flags, offset = row
+    return isinstance(name, str) and type(flags) is int and type(offset) is int
+
+
+def _ask(task: dict[str, Any]) -> object:
+    environment = {
+        name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _CHILD],
+        input=json.dumps(task).encode(),
+        capture_output=True,
+        timeout=_TIMEOUT_S,
+        env=environment,
+        cwd="/",
+        start_new_session=True,  # a Ctrl-C is for the capture
+        **_user(task["path"]),
+    )
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ValueError(lines[-1] if lines else f"the child process ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def _user(path: str) -> dict[str, Any]:
+    """The user who loads the library: root loads only root's own files; under sudo it is the user who called
+    sudo.
+    """
+    if os.geteuid() != 0:
+        return {}
+    ids = sudo_ids()
+    uid = ids.uid if ids else Path(path).stat().st_uid
+    if uid == 0:
+        return {}
+    user = pwd.getpwuid(uid)
+    return {"user": uid, "group": user.pw_gid, "extra_groups": os.getgrouplist(user.pw_name, user.pw_gid)}

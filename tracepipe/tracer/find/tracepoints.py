@@ -1,0 +1,201 @@
+"""Resolves hooks on the kernel's tracepoints: which exist, and the offsets of the fields that a hook
+names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from tracepipe import paths
+from tracepipe.errors import InputError, TracepipeError
+from tracepipe.hooks.hook import (
+    INTEGER_KINDS,
+    TEXT_FORMS,
+    Argument,
+    Condition,
+    Hook,
+    Probe,
+    TracepointPlace,
+)
+from tracepipe.hooks.near_names import did_you_mean, near_names
+from tracepipe.hooks.signature import Entry, NamedCondition, check_range
+from tracepipe.tracer.find.tracefs import tracing_folder
+
+_INTERRUPTS = Path("/proc/interrupts")
+# `	field:unsigned int ctx;	offset:24;	size:4;	signed:0;`
+_FIELD = re.compile(r"field:([^;]*?)(\w+)(\[[^]]*\])?;\s*offset:(\d+);\s*size:(\d+);\s*signed:(\d);")
+_SAID = {True: "a text", False: "a number"}
+_KINDS = {INTEGER_KINDS[kind]: kind for kind in ("u8", "u16", "u32", "u64", "i8", "i16", "i32", "i64")}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a tracepoint's record: `offset` and `size` are in bytes; `text_form` is that of a text."""
+
+    name: str
+    offset: int
+    size: int
+    signed: bool
+    is_array: bool
+    text_form: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of its values; "" if it cannot be recorded."""
+        if self.text_form:
+            return "str"
+        return "" if self.is_array else _KINDS.get((self.size * 8, self.signed), "")
+
+
+class Tracepoints:
+    """The tracepoints of this machine, read from tracefs on demand. Raises TracepipeError."""
+
+    def __init__(self) -> None:
+        self._events: Path | None = None
+
+    def names(self, pattern: str) -> list[str]:
+        """`group:name` of all tracepoints that match a shell pattern of that form."""
+        group, _, name = pattern.partition(":")
+        return [
+            f"{folder}:{event}"
+            for folder in self._fitting(self._folder(), group)
+            for event in self._fitting(self._folder() / folder, name)
+        ]
+
+    def fields(self, name: str) -> dict[str, Field]:
+        """The fields of `group:name`, without those that are common to all tracepoints."""
+        text = (self._folder() / name.replace(":", "/") / "format").read_text()
+        found = {}
+        for kind, field, array, offset, size, signed in _FIELD.findall(text):
+            form = next((form for form in TEXT_FORMS if form in kind), "array")
+            is_array = bool(array) or "[" in kind or form != "array"
+            is_text = is_array and re.search(r"(?<!unsigned )\bchar\b", kind) and "*" not in kind
+            if not field.startswith("common_"):
+                place = int(offset), int(size), signed == "1"
+                found[field] = Field(field, *place, is_array, form if is_text else "")
+        return found
+
+    def probes(self, hook: Hook) -> Iterator[Probe | str]:
+        """The probes for a hook; a text for each matching tracepoint that has none, with the reason."""
+        try:
+            names = self.names(hook.pattern)
+            if not names:
+                yield self._unknown(hook.pattern)
+            for name in names:
+                yield from self._at(name, hook)
+        except TracepipeError as error:
+            yield f"{error.message} {error.hint}".strip()
+        except OSError as error:
+            yield f"tracefs cannot be read: {error.strerror}"
+
+    def _at(self, name: str, hook: Hook) -> Iterator[Probe | str]:
+        try:
+            arguments = self._arguments(name, hook)
+            conditions = _conditions(hook, arguments)
+        except InputError as error:
+            yield f"{error.message} {error.hint}".strip()
+            return
+        group, _, own = name.partition(":")
+        for condition in conditions:
+            resolved = replace(
+                hook,
+                condition=condition,
+                signature=replace(hook.signature, arguments=tuple(arguments.values())),
+            )
+            yield Probe(own, hook.name or own, TracepointPlace(f"{group}/{own}"), resolved)
+
+    def _arguments(self, name: str, hook: Hook) -> dict[str, Argument]:
+        fields = self.fields(name) if hook.signature.arguments else {}
+        arguments = {}
+        for argument in hook.signature.arguments:
+            field = fields.get(argument.name)
+            if field is None:
+                hint = did_you_mean(argument.name, fields)
+                raise InputError(f"{name} has no field {argument.name}.", hint)
+            if not field.kind:
+                usable = [known.name for known in fields.values() if known.kind]
+                message = f"{name}: the field {argument.name} is neither a number nor a text."
+                raise InputError(message, f"Those that are: {', '.join(usable) or 'none'}.")
+            kind = argument.kind or field.kind
+            if "str" in (kind, field.kind) and kind != field.kind:
+                message = f"{name}: the field {argument.name} is {_SAID[field.kind == 'str']}."
+                raise InputError(message, "Leave the kind out.")
+            if kind != "str" and Argument("", 0, kind).bits != field.size * 8:
+                message = (
+                    f"{name}: the field {argument.name} has {field.size * 8} bits, which {kind} has not."
+                )
+                raise InputError(message, "Leave the kind out.")
+            is_array = field.text_form == TEXT_FORMS[0]
+            arguments[argument.name] = replace(
+                argument,
+                position=field.offset,
+                kind=kind,
+                text_form=field.text_form,
+                size_bytes=field.size if is_array else 0,
+            )
+        return arguments
+
+    def _unknown(self, pattern: str) -> str:
+        group, _, name = pattern.partition(":")
+        near = near_names(name, self._fitting(self._folder() / group, "*"))
+        groups = near_names(group, self._fitting(self._folder(), "*"))
+        found = [f"{group}:{other}" for other in near]
+        found = found or near_names(pattern, self.names("*:*")) or [f"{other}:*" for other in groups]
+        return f"no such tracepoint{'; near: ' + ', '.join(found) if found else ''}"
+
+    def _folder(self) -> Path:
+        if self._events is None:
+            self._events = tracing_folder() / "events"
+        return self._events
+
+    def _fitting(self, folder: Path, pattern: str) -> list[str]:
+        if not re.search(r"[*?[]", pattern):
+            return [pattern] if pattern and paths.is_folder(folder / pattern) else []
+        if not paths.is_folder(folder):
+            return []
+        return sorted(
+            path.name
+            for path in folder.iterdir()
+            if fnmatchcase(path.name, pattern) and paths.is_folder(path)
+        )
+
+
+def interrupts_of(device: str, table: str) -> list[int]:
+    """The numbers of the interrupts with an action that starts with `device`, from /proc/interrupts.
+
+    ` 43:   1   0   PCI-MSI 524288-edge   nvidia, snd_hda` : number, a count for each processor, chip,
+    actions.
+    """
+    numbers = []
+    for line in table.splitlines()[1:]:
+        number, colon, rest = line.partition(":")
+        words = re.split(r"[\s,]+", rest)
+        if colon and number.strip().isdigit() and any(word.startswith(device) for word in words):
+            numbers.append(int(number))
+    return numbers
+
+
+def _conditions(hook: Hook, arguments: dict[str, Argument]) -> list[Condition | None]:
+    """The hook's condition on the fields of this machine; one for each interrupt where it names a device."""
+    condition = hook.condition
+    if condition is None:
+        return [None]
+    argument = arguments[condition.argument.name]
+    if not isinstance(condition, NamedCondition):
+        if argument.kind == "str":
+            message = f"{argument.name} is a text, which no condition compares."
+            raise InputError(message, "Compare a number.")
+        found = Condition(argument, condition.operator, condition.value)
+        check_range(found, Entry(hook.origin))
+        return [found]
+    try:
+        numbers = interrupts_of(condition.value_name, _INTERRUPTS.read_text())
+    except OSError as error:
+        raise InputError(f"{_INTERRUPTS} cannot be read: {error.strerror}") from None
+    if not numbers:
+        raise InputError(f"no device {condition.value_name}* has an interrupt ({_INTERRUPTS})")
+    return [Condition(argument, condition.operator, number) for number in numbers]

@@ -1,0 +1,122 @@
+"""Watches the records of a flight recorder for calls, system calls, ranges and kernels that take long."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from tracepipe.errors import TracepipeError
+from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
+from tracepipe.tracer.flight.conditions import Condition, Conditions
+from tracepipe.tracer.machine.threads import own_namespace
+from tracepipe.tracer.records.spans import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
+from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.request import Last, Plan
+from tracepipe.units import duration_text
+
+AFTER_NS: Final = 10**9
+"""How long after a condition became true a recording is written, but at most a quarter of the kept time. It
+then has what followed, and the GPU's work, which is reported up to 25 ms late.
+"""
+
+
+class Watch:
+    """Reads everything that is collected, and reports when one of the conditions becomes true."""
+
+    def __init__(self, last: Last, plan: Plan, device: DeviceEngine | None) -> None:
+        """Make one for a plan. Raises TracepipeError for a condition that can never be true in this
+        recording.
+        """
+        self._conditions = Conditions(last.when)
+        self._last_ns = last.duration_ns
+        syscalls = SYSCALLS.get(platform.machine(), {}) if "syscall" in plan.own else {}
+        is_there = _is_there if own_namespace() is None else _is_believed
+        self._records = RecordSpans(plan.probes, self._conditions, syscalls, is_there)
+        renderer: DeviceRenderer | None = device.renderer() if device else None
+        self._channel = renderer.spans(self._conditions) if renderer else None
+        for condition in self._conditions.all:
+            _check(condition, plan, device.layers if device else (), syscalls.values())
+        self._found: tuple[Condition, Span] | None = None
+        self._write_at_ns = self._again_at_ns = 0
+
+    def take(self, chunk: bytes) -> None:
+        """Read records of probes."""
+        self._look(self._records.take(chunk))
+
+    def take_device(self, chunk: bytes) -> None:
+        """Read records of the GPUs' engine."""
+        if self._channel is not None:
+            self._look(self._channel.take(chunk))
+
+    def due(self, now_ns: int) -> str:
+        """Why a recording is to be written now; "" if none is."""
+        if now_ns < self._again_at_ns:  # most of what has ended by now is in the last recording
+            self._found = None
+            return ""
+        self._look(self._records.under_way(now_ns))
+        if self._channel is not None:
+            self._look(self._channel.under_way(now_ns))
+        if self._found is None:
+            return ""
+        self._write_at_ns = self._write_at_ns or now_ns + min(AFTER_NS, self._last_ns // 4)
+        if now_ns < self._write_at_ns:
+            return ""
+        (condition, span), self._found, self._write_at_ns = self._found, None, 0
+        self._again_at_ns = now_ns + self._last_ns
+        lasted = "took" if span.is_over else "still runs after"
+        return f"{condition.text}: {span.name} {lasted} {duration_text(span.length_ns)}"
+
+    def _look(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            condition = self._conditions.of(span.name, span.kind, span.length_ns)
+            if condition is None:
+                continue
+            # The first one is the reason; if it was still open then, its end shows how long it took.
+            if self._found is None or (not self._found[1].is_over and self._found[1].name == span.name):
+                self._found = condition, span
+
+
+# Kind → the layer of the engine in the command that records it, and message and hint where it is not
+# recorded.
+_OF_DEVICE: Final = {
+    KERNEL: ("gpu_kernel", "no kernels are recorded", "Give --gpu kernels."),
+    NVTX: ("annotation", "no ranges of NVTX are recorded", "Record the layer annotation, of a command."),
+}
+
+
+def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: Collection[str]) -> None:
+    """Raise TracepipeError for a condition on something that is not recorded."""
+
+    def refused(why: str, hint: str) -> TracepipeError:
+        return TracepipeError(f"--when {condition.text!r}: {why}.", hint)
+
+    if condition.kind in _OF_DEVICE:
+        layer, why, hint = _OF_DEVICE[condition.kind]
+        if layer not in layers:
+            raise refused(why, hint)
+    elif condition.kind == SYSCALL:
+        if not syscalls:
+            raise refused("no system calls are recorded", "Record the layer syscall.")
+        if not any(condition.fits(name, SYSCALL) for name in syscalls):
+            near = did_you_mean(condition.pattern, syscalls)
+            recorded = f"These are recorded: {', '.join(sorted(syscalls))}."
+            raise refused("no recorded system call has such a name", near or recorded)
+    elif "userspace" not in layers:
+        names = {name for probe in plan.probes for name in (probe.name, probe.symbol)}
+        if not any(condition.fits(name, CALL) for name in names):
+            near = did_you_mean(condition.pattern, names)
+            hint = near or "--hook records functions of any library."
+            raise refused("no recorded function has such a name", hint)
+
+
+def _is_there(tid: int) -> bool:
+    """Whether a thread still exists: the open calls of one that has ended do not continue."""
+    return Path(f"/proc/{tid}").exists()
+
+
+def _is_believed(tid: int) -> bool:
+    """True, as in its own pid namespace a capture does not know the kernel's thread ids."""
+    return True

@@ -1,0 +1,142 @@
+"""The header and the footer of a recording."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from tracepipe.errors import TracepipeError
+from tracepipe.event.model import HostInstant, new_header
+from tracepipe.launchers import place_of
+from tracepipe.tracer.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
+from tracepipe.tracer.machine.threads import clock_ahead_ns
+from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# The options of the request that a header has where they differ from the default.
+_OPTIONS = (
+    "gpu", "gpu_kernels", "gpu_launches", "gpu_launches_per_kernel", "gpu_blocks", "gpu_memory_bytes",
+    "gpu_warps", "gpu_thread_exits", "gpu_warp_marks", "gpu_stalls", "gpu_counters_ns", "pids", "comm",
+    "system", "children", "calls", "stacks", "hooks", "only", "exclude", "libraries", "min_duration_ns",
+    "sample", "delay_ns", "start_on", "stop_on", "repeat",
+)  # fmt: skip
+
+
+def instant() -> HostInstant:
+    """All three host clocks, read within a microsecond."""
+    return {
+        "monotonic_ns": time.clock_gettime_ns(time.CLOCK_MONOTONIC),
+        "boottime_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
+        "realtime_ns": time.clock_gettime_ns(time.CLOCK_REALTIME),
+    }
+
+
+def header_of(
+    request: CaptureRequest,
+    engine: str,
+    coverage: Coverage,
+    missing: Mapping[str, str],
+    device: DeviceEngine | None,
+    start: HostInstant,
+) -> dict[str, Any]:
+    """The header of a recording that starts at `start`; `missing`: layer → why it is not recorded."""
+    made = [layer for layer in CALL_LAYERS if layer in request.layers and "userspace" in coverage.got]
+    by_device = sorted(device.layers) if device else ()
+    asked, usual = asdict(request), asdict(CaptureRequest())
+    stated = {**asked, **asked["filters"], **asked["windows"]}
+    usual |= usual["filters"] | usual["windows"]
+    kept = {f"last_{name}": value for name, value in (asked["last"] or {}).items() if value}
+    header = new_header(
+        tool=_tool(),
+        host=platform.node(),
+        **_boot(),
+        kernel=platform.release(),
+        machine=platform.machine(),
+        command=request.command,
+        **_place(request),
+        engine=engine,
+        clock="monotonic",
+        clocks=["monotonic", *(device.clocks if device else ())],
+        start=start,
+        layers={
+            "asked": list(request.layers),
+            "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
+            "missing": dict(missing),
+        },
+        options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | kept,
+    )
+    if device is not None:
+        header["options"]["stacks"] = request.stacks
+    if device is not None and device.counters:
+        header["counters"] = [dict(counter) for counter in device.counters]
+    if device is not None and device.gpus:
+        header["gpus"] = [dict(gpu) for gpu in device.gpus]
+    return dict(header)
+
+
+def _place(request: CaptureRequest) -> dict[str, int]:
+    """The rank of what is recorded and the number of ranks, where they are known."""
+    try:
+        place = place_of(request.command, request.pids)
+    except TracepipeError:
+        return {}
+    size = {} if place.world_size is None else {"world_size": place.world_size}
+    return {"rank": place.rank, **size}
+
+
+def _boot() -> dict[str, str]:
+    """The id of this boot of the machine, if the kernel provides it: CLOCK_MONOTONIC is the same within one
+    boot.
+    """
+    if clock_ahead_ns():
+        return {}
+    try:
+        return {"boot": _BOOT_ID.read_text(encoding="ascii").strip()}
+    except OSError:
+        return {}
+
+
+def footer_of(
+    store: Store,
+    filtered: Mapping[str, int],
+    renderer: DeviceRenderer | None,
+    ended_by: str,
+    end: HostInstant,
+    evicted: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """The footer of a recording that ended at `end`. `filtered` and `evicted`: layer → events that were left
+    out by filters, and because they did not fit.
+    """
+    footer: dict[str, Any] = {
+        "type": "footer",
+        "counts": store.counts,
+        "losses": store.losses,
+        "end": end,
+        "ended_by": ended_by,
+    }
+    if store.cpu_losses:
+        footer["cpu_losses"] = {
+            layer: {str(cpu): count for cpu, count in sorted(by_cpu.items())}
+            for layer, by_cpu in store.cpu_losses.items()
+        }
+    if renderer is not None and renderer.gpus:
+        footer["gpus"] = renderer.gpus
+    if renderer is not None and renderer.sampling:
+        footer["sampling"] = renderer.sampling
+    if filtered:
+        footer["filtered"] = dict(filtered)
+    if evicted:
+        footer["evicted"] = dict(evicted)
+    return footer
+
+
+def _tool() -> str:
+    try:
+        return f"tracepipe {version('tracepipe')}"
+    except PackageNotFoundError:  # run from a source tree
+        return "tracepipe"

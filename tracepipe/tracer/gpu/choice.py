@@ -1,0 +1,237 @@
+"""Which engine `--gpu auto` chooses for a command, and why; and which options each engine takes.
+
+    --layers with gpu_kernel, gpu_warp or gpu_thread      kernels or warps, as if --gpu named it
+    --gpu-stalls                                          kernels, likewise
+    no NVIDIA GPU, or no command                          off, without a message: a library is loaded into
+                                                          a process of --pid only if an engine is named
+    another library is injected                           off
+    --kernel, --launches, --launches-per-kernel,
+    --blocks, --gpu-memory, --gpu-warps,
+    --thread-exits, --warp-marks                          warps
+    windows: --delay, --start-on, --stop-on, --repeat     off: they concern only the host
+    only some calls are wanted: --layers, --only, …       off: the engines take all calls from the probes
+    --last                                                kernels
+    windows: --delay, --start-on, --repeat                kernels
+    --duration of up to 10 s                              warps
+    an interpreter, or a program that starts others       kernels: at almost no cost
+    any other program                                     warps
+
+The first row that applies decides. Warps then have a budget, as the length of the run is unknown; a budget
+without a range of launches covers the first few launches of each kernel.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Final
+
+from tracepipe.errors import TracepipeError
+from tracepipe.tracer.gpu.engines.transport import INJECTION_VARIABLE
+from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.launchers import launcher_of
+from tracepipe.tracer.request import ANNOTATION, AUTO_WARPS, BUDGET_LAUNCHES, GPU_LAYERS, CaptureRequest
+from tracepipe.units import duration_text
+
+CONTROL_DEVICE: Final = Path("/dev/nvidiactl")
+"""The file that every program which uses an NVIDIA GPU opens."""
+SHORT_NS: Final = 10 * 10**9
+COUNTERS_LEAST_NS: Final = 100_000
+"""Decoding one sample takes a host processor a good part of this time."""
+COUNTERS_MOST_NS: Final = 10**9
+
+# Options that only the warps engine takes, and options that only probes take: field of a request → option.
+_OF_WARPS: Final = {
+    "gpu_kernels": "--kernel",
+    "gpu_launches": "--launches",
+    "gpu_launches_per_kernel": "--launches-per-kernel",
+    "gpu_blocks": "--blocks",
+    "gpu_memory_bytes": "--gpu-memory",
+    "gpu_warps": "--gpu-warps",
+    "gpu_thread_exits": "--thread-exits",
+    "gpu_warp_marks": "--warp-marks",
+}
+_OF_PROBES: Final = {"only": "--only", "exclude": "--exclude", "libraries": "--library"}
+_MARKS: Final = b"14tracepipe_mark15tracepipe_marks"  # the registered name of a variable of the header
+_CHEAPER: Final = "--gpu kernels costs next to nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An engine or `off`, why it was chosen, and an alternative to suggest; "" for no message."""
+
+    engine: str
+    why: str = ""
+    instead: str = ""
+
+
+def warp_options(request: CaptureRequest) -> WarpOptions:
+    """The request's options for the warps engine."""
+    return WarpOptions(
+        request.gpu_kernels,
+        request.gpu_launches,
+        request.gpu_blocks,
+        request.gpu_memory_bytes,
+        request.gpu_warps,
+        launches_per_kernel=request.gpu_launches_per_kernel,
+        calls=request.calls,
+        stacks=request.stacks,
+        thread_exits=request.gpu_thread_exits or "gpu_thread" in request.layers,
+        marks=request.gpu_warp_marks,
+    )
+
+
+def named(request: CaptureRequest) -> str:
+    """The engine that the request names, directly or by its layers; `auto` if it names none."""
+    if request.gpu != "auto":
+        return request.gpu
+    if request.gpu_stalls:
+        return "kernels"
+    engines = {GPU_LAYERS[layer] for layer in request.layers if layer in GPU_LAYERS}
+    if not engines:
+        return "auto"
+    return "warps" if "warps" in engines or of_warps(request) else "kernels"
+
+
+def check(request: CaptureRequest) -> None:
+    """Raise TracepipeError if the options for GPUs cannot be combined or used."""
+    given = of_warps(request)
+    for layer in GPU_LAYERS:
+        beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
+        if layer in request.layers and (request.gpu == "off" or beyond_kernels):
+            raise TracepipeError(
+                f"--gpu {request.gpu} does not record {layer}, which --layers asks for.",
+                f"Use --gpu {GPU_LAYERS[layer]}.",
+            )
+    if given and request.gpu not in ("auto", "warps"):
+        does = "records nothing of the GPUs" if request.gpu == "off" else "records every kernel, and no warps"
+        raise TracepipeError(
+            f"--gpu {request.gpu} {does}: it cannot be used with {given}.", f"Use {given} with --gpu warps."
+        )
+    warp_options(request).check()
+    interval_ns = request.gpu_counters_ns
+    if interval_ns is not None and not COUNTERS_LEAST_NS <= interval_ns <= COUNTERS_MOST_NS:
+        raise TracepipeError(
+            f"--gpu-counters takes intervals from {duration_text(COUNTERS_LEAST_NS)} to "
+            f"{duration_text(COUNTERS_MOST_NS)}.",
+            "Write --gpu-counters 1ms or 200us.",
+        )
+    if request.gpu_stalls:
+        _check_stalls(request, given)
+    if not request.command and ANNOTATION in request.layers:
+        raise TracepipeError(
+            "Annotations can be recorded only from a program's start.",
+            "Give a command after --, or other layers.",
+        )
+    if not request.command and (given or named(request) == "warps"):
+        raise TracepipeError(
+            "Warps can be recorded only from a program's start, when its code is loaded.",
+            "Give a command after --; --gpu kernels records the kernels of --pid.",
+        )
+    if not (request.command or request.pids) and named(request) == "kernels":
+        raise TracepipeError(
+            "GPU work can be recorded only for a command, or for processes given by number.",
+            "Give a command after --, or --pid; or --gpu off without GPU layers.",
+        )
+
+
+def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
+    """Raise TracepipeError if stalls cannot be sampled with the other options."""
+    of_warps_layers = [layer for layer in request.layers if GPU_LAYERS.get(layer) == "warps"]
+    by = "--gpu warps" if request.gpu == "warps" else of_warps_given or ", ".join(of_warps_layers)
+    if by:
+        raise TracepipeError(
+            f"CUPTI samples stall reasons, and cannot be used together with {by}.",
+            "Make two recordings: one with --gpu-stalls, and one of the warps.",
+        )
+    if request.gpu_counters_ns is not None:
+        raise TracepipeError(
+            "A GPU's hardware has one sampler: --gpu-counters and --gpu-stalls exclude each other.",
+            "Make two recordings, one with each.",
+        )
+    if not request.command:
+        raise TracepipeError(
+            "Stall reasons can be sampled only from a program's start.",
+            "Give a command after --.",
+        )
+
+
+def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_device: bool) -> Choice:
+    """The engine for a request with `auto`. Raises TracepipeError if its command is not a program."""
+    given = of_warps(request)
+    if not request.command:
+        return Choice("off")
+    if not has_device:
+        return Choice("off", f"this machine has no NVIDIA GPU, so {given} selects nothing" if given else "")
+    if INJECTION_VARIABLE in environment:
+        return Choice(
+            "off", f"{INJECTION_VARIABLE} is set", "--gpu kernels or warps loads tracepipe's library instead"
+        )
+    if given:
+        return Choice("warps", f"by {given}")
+    if wanted := _calls_wanted(request):
+        return Choice("off", wanted, "--gpu kernels or warps records every call")
+    if request.last is not None:
+        return Choice("kernels", "for a flight recorder that stays on", "--gpu warps records every warp")
+    if request.windows.are_asked:
+        return Choice(
+            "kernels", "as it costs nothing between windows", "--gpu warps records every warp in them"
+        )
+    duration_ns = request.limits.duration_ns
+    if duration_ns is not None and duration_ns <= SHORT_NS:
+        return Choice("warps", "every warp, as --duration is short", _CHEAPER)
+    launcher = launcher_of(request.command)
+    if launcher:
+        return Choice("kernels", f"{launcher} may start a long run", "--gpu warps records every warp")
+    return Choice("warps", f"every warp of {Path(request.command[0]).name}", _CHEAPER)
+
+
+def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
+    """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no
+    selection.
+    """
+    if engine == "warps":
+        # A line for each thread makes 32 times as many lines.
+        budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
+        return fair(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
+    usual = CaptureRequest()
+    return replace(request, gpu=engine, **{name: getattr(usual, name) for name in _OF_WARPS})
+
+
+def fair(request: CaptureRequest) -> CaptureRequest:
+    """The request with its warp budget restricted to the first launches of each kernel, unless it
+    selects launches itself.
+    """
+    if not request.gpu_warps or request.gpu_launches or request.gpu_launches_per_kernel is not None:
+        return request
+    return replace(request, gpu_launches_per_kernel=BUDGET_LAUNCHES)
+
+
+def has_marks(command: list[str]) -> bool:
+    """Whether the program's own file shows that it was built with `tracepipe/mark.h`."""
+    path = shutil.which(command[0]) if command else None
+    try:
+        with Path(path or "").open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            return content.find(_MARKS) >= 0
+    except (OSError, ValueError):  # the file is empty, or may not be read
+        return False
+
+
+def of_warps(request: CaptureRequest) -> str:
+    """The options in the request that only the warps engine takes, as text."""
+    usual = CaptureRequest()
+    given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]
+    return " and ".join(_OF_WARPS[name] for name in given)
+
+
+def _calls_wanted(request: CaptureRequest) -> str:
+    """Why only some calls are wanted, which only probes can select; "" where all calls are recorded."""
+    if "userspace" not in request.layers:
+        return "--layers leaves out userspace"
+    options = [option for name, option in _OF_PROBES.items() if getattr(request, name)]
+    options += ["--min-duration"] if request.filters.min_duration_ns else []
+    options += ["--sample"] if request.filters.sample > 1 else []
+    return f"{' and '.join(options)} need probes" if options else ""

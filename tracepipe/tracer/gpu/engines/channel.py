@@ -1,0 +1,277 @@
+"""The capture process's end of the channel that `native/transport.h` describes: memory that both sides map.
+
+The memory has no path, and its size is sealed, so that no process can remove pages that are mapped here. The
+traced processes can write anything into it, so its contents are untrusted: they are copied once and checked
+in the copy, positions are bounded by what was consumed and by the ring's size, and refused records are
+counted as losses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.gpu.engines.annotation_records import EVENT_KINDS
+from tracepipe.tracer.gpu.engines.connections import Connections
+from tracepipe.tracer.gpu.engines.futex import wake_waiters
+from tracepipe.tracer.gpu.engines.transport import (
+    ALIGNMENT,
+    KIND_FRAME,
+    KIND_STACK,
+    KIND_STACK_BEYOND,
+    RECORD,
+    whole_bytes,
+)
+from tracepipe.tracer.records.loss import Loss
+
+CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
+CHANNEL_BYTES: Final = 64 << 20
+"""Default size of the ring: a warp takes about 48 bytes, a launch of 10⁵ warps 5 MB."""
+WAIT_US: Final = 20_000
+"""The longest time for which a producer may delay its thread while the ring is full."""
+FULL: Final = "the channel to the capture process was full"
+TORN: Final = "records that the traced process began in the GPU channel and did not finish"
+OVERWRITTEN: Final = "the traced process overwrote the GPU channel's counters: nothing was read after that"
+
+_MAGIC: Final = int.from_bytes(b"TipeGPU2", "little")
+_HEADER_BYTES: Final = 4096
+_KINDS: Final = 64
+_HEADER: Final = struct.Struct("<QQQI")
+_PRODUCED_AT, _CONSUMED_AT, _DROPPED_AT, _TURNS_AT = 64, 128, 192, 704
+_WINDOWS: Final = struct.Struct("<5I4x16Q")
+"""turns, windows left, hits of the trigger that begins windows and of the one that ends them, whether there
+are windows; times of the last turns, of turn N at N mod 16"""
+_TURNS_MAX: Final = 16
+_U64: Final = struct.Struct("<Q")
+_U32: Final = struct.Struct("<I")
+_DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
+_DROPPED_MAX: Final = 1 << 41
+"""A greater counter of dropped events was overwritten, as no recording drops so many."""
+_BUSY, _COMMITTED = 1, 2
+_COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
+    (KIND_STACK, KIND_FRAME, KIND_STACK_BEYOND), "stack"
+)
+"""The layers of the kinds that every engine has. Stacks have no layer, and are lost as "stack"."""
+_WHY: Final = {KIND_STACK_BEYOND: "a process had more Python stacks than are kept"}
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Channel:
+    """The memory with its ring. Committed records can be collected even if their process has died."""
+
+    def __init__(
+        self,
+        ring_bytes: int = CHANNEL_BYTES,
+        *,
+        owner: tuple[int, int] | None = None,
+        wait_us: int = WAIT_US,
+    ) -> None:
+        """Create a channel that this process reads; `ring_bytes` is rounded up to a power of two.
+
+        `owner` (user, group) is whom the command runs as, and may write to it too. Raises CaptureUnavailable.
+        """
+        self._ring_bytes = 1 << max(ring_bytes - 1, 65535).bit_length()
+        self._key = secrets.randbits(64)
+        self._consumed = 0
+        self._dropped = [0] * _KINDS
+        self._faults: dict[str, int] = {}
+        self._is_overwritten = False
+        self._turns = 1
+        self._losses_until_ns = time.monotonic_ns()
+        try:
+            self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise _cannot_be_made(error) from None
+        try:
+            os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes)
+            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
+            self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
+            _HEADER.pack_into(self._map, 0, _MAGIC, self._key, self._ring_bytes, wait_us)
+            _WINDOWS.pack_into(self._map, _TURNS_AT, 1, 0, 0, 0, 0, *[0] * _TURNS_MAX)
+            users = {os.geteuid()} | ({owner[0]} if owner else set())
+            self._connections = Connections(self._memory, users)
+        except (OSError, ValueError) as error:
+            os.close(self._memory)
+            raise _cannot_be_made(error) from None
+        except CaptureUnavailable:
+            os.close(self._memory)
+            raise
+
+    def environment(self) -> dict[str, str]:
+        """The variable by which the traced command finds the channel."""
+        return {CHANNEL_VARIABLE: self._connections.name}
+
+    def accept(self) -> None:
+        """Accept processes that have started; never waits."""
+        self._connections.accept()
+
+    def collect(self, *, is_final: bool = False) -> bytes:
+        """Complete records since the last call, in the order in which room was reserved for them; never
+        waits.
+
+        They end before a record that is still being written. `is_final`: all writers have ended, so such
+        records are skipped and counted. `transport.records` reads the result.
+        """
+        if not is_final:
+            self.accept()
+        kept: list[bytes] = []
+        while piece := self._collect_piece(kept, is_final=is_final):
+            self._consumed += piece
+            _U64.pack_into(self._map, _CONSUMED_AT, self._consumed)
+            if not is_final:  # a process that fills it as fast as it is emptied would keep us here
+                break
+        return b"".join(kept)
+
+    def losses(self, layers: Mapping[int, str], reasons: Mapping[int, str] | None = None) -> list[Loss]:
+        """Losses since the last call; `layers` and `reasons` are by kind of record."""
+        since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
+        self._losses_until_ns = now_ns
+        counted = [
+            (_COMMON.get(kind) or layers.get(kind), count, (_WHY | dict(reasons or {})).get(kind, FULL))
+            for kind, count in self._new_dropped()
+        ]
+        counted += [(None, count, reason) for reason, count in self._faults.items()]
+        self._faults = {}
+        return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
+
+    def expect_windows(self) -> None:
+        """Record events only in windows, none of which is open yet. Call it before a process starts."""
+        self._turns = 0
+        _WINDOWS.pack_into(self._map, _TURNS_AT, 0, 0, 0, 0, 1, *[0] * _TURNS_MAX)
+
+    def arm(self, windows: int) -> None:
+        """From now on let processes begin and end this number of windows, by the triggers."""
+        _U32.pack_into(self._map, _TURNS_AT + 8, 0)
+        _U32.pack_into(self._map, _TURNS_AT + 4, windows)
+
+    def set_window(self, *, is_open: bool) -> None:
+        """Begin a window, or end the open one, unless a process has already done so."""
+        (turns,) = _U32.unpack_from(self._map, _TURNS_AT)
+        if turns % 2 != is_open:
+            self._turns = (self._turns + 1) % (1 << 32)
+            _U32.pack_into(self._map, _TURNS_AT, (turns + 1) % (1 << 32))
+            wake_waiters(self._map, _TURNS_AT)
+
+    def hits(self) -> int:
+        """How often the trigger that begins a window was seen since `arm`, or since the last one began."""
+        return int(_U32.unpack_from(self._map, _TURNS_AT + 8)[0])
+
+    def turns(self) -> list[Turn]:
+        """The begins and ends of windows by processes since the last call; of many, the last ones."""
+        turns, _, _, _, _, *turned_ns = _WINDOWS.unpack_from(self._map, _TURNS_AT)
+        new, self._turns, now_ns = (turns - self._turns) % (1 << 32), turns, time.monotonic_ns()
+        last = [(turns - before) % (1 << 32) for before in reversed(range(min(new, _TURNS_MAX)))]
+        return [Turn(min(turned_ns[turn % _TURNS_MAX], now_ns), begins=turn % 2 == 1) for turn in last]
+
+    def stop(self) -> None:
+        """Ask the processes to record no more; what they still send is collected until `is_over`."""
+        self._connections.stop()
+
+    def is_over(self) -> bool:
+        """Whether every process has sent its last records and closed the channel, or has ended."""
+        return self._connections.are_over()
+
+    def close(self) -> None:
+        """Release the memory. Processes that still have it mapped are not harmed, and record no more."""
+        if not self._map.closed:
+            self._connections.close()
+            self._map.close()
+            os.close(self._memory)
+
+    def _collect_piece(self, kept: list[bytes], *, is_final: bool) -> int:
+        """Add the records of the next piece of the ring to `kept`; returns its size, 0 if there is none."""
+        produced = int(_U64.unpack_from(self._map, _PRODUCED_AT)[0])
+        if self._is_overwritten or not 0 <= produced - self._consumed <= self._ring_bytes:
+            self._overwritten()
+            return 0
+        # Any record fits into half a ring.
+        size = min(produced - self._consumed, self._ring_bytes // 2) & -ALIGNMENT
+        piece = self._bytes(self._consumed, size)
+        end = self._committed_until(piece, 0)
+        kept.append(piece[:end])
+        if not is_final:
+            return end
+        is_last = size == produced - self._consumed
+        while end < size:
+            state, after = self._state(piece, end)
+            if not is_last and ((after > size and state) or end + RECORD.size > size):
+                break  # the rest of it is in the next piece
+            self._faults[TORN] = self._faults.get(TORN, 0) + 1
+            begin = self._next_committed(piece, after if state == _BUSY else end + ALIGNMENT, is_last=is_last)
+            end = self._committed_until(piece, begin)
+            kept.append(piece[begin:end])
+        return end
+
+    def _bytes(self, start: int, size: int) -> bytes:
+        """A copy of a part of the ring, which may wrap around its end."""
+        at = start & (self._ring_bytes - 1)
+        first = min(size, self._ring_bytes - at)
+        at += _HEADER_BYTES
+        piece = self._map[at : at + first]
+        return piece if first == size else piece + self._map[_HEADER_BYTES : _HEADER_BYTES + size - first]
+
+    def _state(self, piece: bytes, at: int) -> tuple[int, int]:
+        """The state of the record at `at` in the piece, 0 if none begins there, and where the next one
+        begins.
+        """
+        if at + RECORD.size > len(piece):
+            return 0, len(piece)
+        tag, length, *_ = RECORD.unpack_from(piece, at)
+        state = tag ^ self._key ^ (self._consumed + at)
+        known = state in (_BUSY, _COMMITTED) and length <= self._ring_bytes // 4
+        return (state, at + whole_bytes(length)) if known else (0, at)
+
+    def _committed_until(self, piece: bytes, at: int) -> int:
+        """Where the committed records that begin at `at` in the piece end."""
+        size = len(piece)
+        while at < size:
+            state, after = self._state(piece, at)
+            if state != _COMMITTED or after > size:
+                break
+            at = after
+        return at
+
+    def _next_committed(self, piece: bytes, at: int, *, is_last: bool) -> int:
+        """Where the next committed record begins, which may continue in the next piece; the end if there is
+        none.
+        """
+        words = memoryview(piece).cast("Q")
+        for place in range(at, len(piece), ALIGNMENT):
+            if words[place >> 3] ^ self._key == self._consumed + place | _COMMITTED:
+                state, after = self._state(piece, place)
+                if state == _COMMITTED and (after <= len(piece) or not is_last):
+                    return place
+                if not is_last and place + RECORD.size > len(piece):
+                    return place
+        return len(piece)
+
+    def _new_dropped(self) -> Iterable[tuple[int, int]]:
+        """Kinds with the number of events that were dropped since the last call."""
+        before, self._dropped = self._dropped, list(_DROPPED.unpack_from(self._map, _DROPPED_AT))
+        new = [now - then for now, then in zip(self._dropped, before, strict=True)]
+        if self._is_overwritten or min(new) < 0 or max(self._dropped) > _DROPPED_MAX:
+            self._overwritten()
+            return []
+        return [(kind, count) for kind, count in enumerate(new) if count]
+
+    def _overwritten(self) -> None:
+        """Stop, as the counters are impossible: from now on nothing in the memory is trusted."""
+        if not self._is_overwritten:
+            self._is_overwritten = True
+            self._faults[OVERWRITTEN] = 1
+            self.stop()
+
+
+def _cannot_be_made(error: OSError | ValueError) -> CaptureUnavailable:
+    return CaptureUnavailable(
+        f"The GPU channel cannot be created: {error}.",
+        "Check that there is memory for it, and a free file descriptor (ulimit -n).",
+    )

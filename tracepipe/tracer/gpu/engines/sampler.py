@@ -1,0 +1,286 @@
+"""Runs the process that samples one GPU's counters (`native/pm_sampler.cpp`), from its start to its end.
+
+The program is tracepipe's, but it loads NVIDIA's libraries, and it runs as the command's user where that user
+may sample. So its output is treated as untrusted: it is bounded and checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import select
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tracepipe.errors import CaptureUnavailable
+from tracepipe.printable import printable
+from tracepipe.tracer.gpu.engines.counter_metrics import Counter, Sampled
+
+_BEGIN_S: Final = 60  # CUPTI's setup took below a second; a machine of eight GPUs that slept takes longer
+# The usual limit for users without privileges. It has room for seconds of samples, while probes are attached.
+_PIPE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 18
+_TEXT_MAX: Final = 300
+_HEAD: Final = struct.Struct("<IHH")
+_RECORD_MAX: Final = 4096
+_CHOSEN: Final = struct.Struct("<IId")
+_TIMES: Final = struct.Struct("<QQ")
+_RESULT: Final = struct.Struct("<I")
+_KIND_CHOSEN, _KIND_READY, _KIND_SAMPLE, _KIND_OVERFLOW, _KIND_FAILED, _KIND_END = range(1, 7)
+_TICK_NS: Final = 10**9 // os.sysconf("SC_CLK_TCK")
+_CLOCK_NS: Final = 10 * 10**9  # the greatest error of a sample's time that is on CLOCK_MONOTONIC
+
+# CUptiResult → what the user can do. 35 and 40 are CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its counterpart on
+# virtual machines, 26 is CUPTI_ERROR_HARDWARE_BUSY, and 27 is of machines whose setup has no sampling.
+_PRIVILEGE: Final = frozenset({35, 40})
+ADMIN_ONLY_HINT: Final = (
+    "Run it with sudo, or set this driver option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
+    "in a file of /etc/modprobe.d, then reload the driver."
+)
+_HINTS: Final = {
+    **dict.fromkeys(_PRIVILEGE, ADMIN_ONLY_HINT),
+    26: "End the other profiler that uses the GPU's hardware (Nsight, DCGM's profiling metrics).",
+    27: "Use a GPU of compute capability 8.6 or later, and not a MIG instance.",
+}
+_HINT: Final = "Leave --gpu-counters out to record the rest."
+
+
+class NotPermitted(CaptureUnavailable):
+    """The driver lets only administrators sample."""
+
+
+class Sample(NamedTuple):
+    """The means of the counters between two instants, on CLOCK_MONOTONIC."""
+
+    start_ns: int
+    end_ns: int
+    values: tuple[float, ...]
+
+
+class Used(NamedTuple):
+    """The processor time that the process took, in ns, and the time for which it ran until then."""
+
+    cpu_ns: int
+    elapsed_ns: int
+
+
+class Overflow(NamedTuple):
+    """The hardware's buffer was full: samples are missing at this place."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGpu:
+    """A GPU as the sampler identifies it."""
+
+    index: int
+    uuid: str
+
+    @property
+    def digits(self) -> str:
+        """The UUID in the form that the sampler takes."""
+        return self.uuid.removeprefix("GPU-").replace("-", "")
+
+
+class Sampler:
+    """One GPU's sampler. It ends with this process, or when `stop` is called."""
+
+    def __init__(
+        self,
+        program: Path,
+        gpu: SampledGpu,
+        interval_ns: int,
+        counters: Sequence[Counter],
+        *,
+        run_as: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start the process; `begin` waits for its setup. Raises CaptureUnavailable."""
+        self.gpu, self._counters = gpu, counters
+        self.sampled: list[Sampled] = []
+        self.why = ""
+        """Why it ended before `stop` was called."""
+        self.is_over = False
+        """Whether all of its output has been read."""
+        self.is_whole = False
+        """Whether the output has all samples."""
+        self.used: Used | None = None
+        """As of the last samples that were read; its setup is left out. None: before that."""
+        self._ready_ns = self._ready_cpu_ns = 0
+        self._failure = 0
+        self._is_ready = False
+        self._pending = bytearray()
+        choices = (counter.argument for counter in counters)
+        try:
+            self._process = subprocess.Popen(
+                [str(program), str(gpu.index), gpu.digits, str(interval_ns), *choices],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is for the capture alone
+                **run_as,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CaptureUnavailable(
+                f"The sampler of GPU counters cannot be started: {error}.", _HINT
+            ) from None
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        with suppress(OSError):  # an administrator may allow less
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def begin(self) -> None:
+        """Wait until it samples; `sampled` has the counters then. Raises CaptureUnavailable, NotPermitted."""
+        ends_s = time.monotonic() + _BEGIN_S
+        while not self._is_ready and not self.is_over and time.monotonic() < ends_s:
+            select.select([self._output], [], [], 1.0)
+            self._fill()
+            self._take_setup()
+        if self._is_ready:
+            self._ready_ns, self._ready_cpu_ns = time.monotonic_ns(), self._cpu_ns() or 0
+            first = next(self._samples(peek=True), None)
+            if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
+                self._refuse("CUPTI's times are not of CLOCK_MONOTONIC")
+            return
+        self._refuse(self.why or f"it did not start within {_BEGIN_S} s")
+
+    def _refuse(self, why: str) -> None:
+        self.close()
+        kind = CaptureUnavailable
+        if self._failure in _PRIVILEGE:
+            kind, why = NotPermitted, f"the driver lets only administrators profile ({why})"
+        raise kind(
+            f"The counters of GPU {self.gpu.index} cannot be sampled: {why}.",
+            _HINTS.get(self._failure, _HINT),
+        )
+
+    def read(self) -> Iterator[Sample | Overflow]:
+        """The samples since the last call; never waits."""
+        self._fill()
+        if self._pending and (cpu_ns := self._cpu_ns()) is not None:
+            self.used = Used(cpu_ns - self._ready_cpu_ns, time.monotonic_ns() - self._ready_ns)
+        yield from self._samples()
+
+    def stop(self) -> None:
+        """Ask it to send its remaining samples and to end; never waits."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        self.stop()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self.is_over = True
+
+    def _cpu_ns(self) -> int | None:
+        """The processor time of the process until now; None if it has ended."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK_NS
+
+    def _fill(self) -> None:
+        """Read what is there. At the end of the output, set `is_over` and `why`."""
+        while not self.is_over and len(self._pending) < _PIECE_BYTES:
+            try:
+                piece = os.read(self._output, _PIECE_BYTES)
+            except BlockingIOError:
+                return
+            self._pending += piece
+            if not piece:
+                self.is_over = True
+                self.why = self.why or self._ending()
+
+    def _ending(self) -> str:
+        """How the process ended, after the end of its output."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        code = self._process.returncode
+        if code is None:
+            return "its sampler closed its output"
+        number = -code if code < 0 else 0
+        return (
+            f"its sampler ended with signal {number} ({_name(number)})"
+            if number
+            else f"its sampler ended with {code}"
+        )
+
+    def _take_setup(self) -> None:
+        """Take the records before the first sample."""
+        for kind, payload in self._records():
+            if kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
+                choice, metric, peak = _CHOSEN.unpack(payload)
+                if choice >= len(self._counters) or metric >= len(self._counters[choice].metrics):
+                    return self._break_off()
+                counter = self._counters[choice]
+                known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
+                self.sampled.append(Sampled(counter, counter.metrics[metric].name, counter.greatest or known))
+            elif kind == _KIND_READY and self.sampled:
+                self._is_ready = True
+                return None
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+        return None
+
+    def _samples(self, *, peek: bool = False) -> Iterator[Sample | Overflow]:
+        values = struct.Struct(f"<{len(self.sampled)}d")
+        for kind, payload in self._records(peek=peek):
+            if kind == _KIND_SAMPLE and len(payload) == _TIMES.size + values.size:
+                start_ns, end_ns = _TIMES.unpack_from(payload)
+                yield Sample(start_ns, end_ns, values.unpack_from(payload, _TIMES.size))
+            elif kind == _KIND_OVERFLOW:
+                yield Overflow()
+            elif kind == _KIND_END:
+                self.is_whole = True
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+
+    def _records(self, *, peek: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Remove and return the complete records of what was read; with `peek` they stay."""
+        at = 0
+        while len(self._pending) >= at + _HEAD.size:
+            length, kind, _ = _HEAD.unpack_from(self._pending, at)
+            if length > _RECORD_MAX:
+                return self._break_off()
+            end = at + _HEAD.size + length
+            if len(self._pending) < end:
+                return
+            payload = bytes(self._pending[at + _HEAD.size : end])
+            if peek:
+                at = end
+            else:
+                del self._pending[:end]
+            if kind == _KIND_FAILED and len(payload) >= _RESULT.size:
+                (self._failure,) = _RESULT.unpack_from(payload)
+                self.why = printable(payload[_RESULT.size :].decode(errors="replace"))[:_TEXT_MAX]
+            yield kind, payload
+
+    def _break_off(self) -> None:
+        """Read no more, as the output is not a valid record."""
+        self.why = "its sampler wrote something that is not a record"
+        self._pending.clear()
+        self.is_over = True
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"

@@ -1,0 +1,386 @@
+"""Totals of a recording while it is made: computed directly from the records, without lines.
+
+    ring ──chunk──▶ Totals.add ──▶ open calls by thread ──▶ durations by function ──▶ histograms
+
+In plain Python a record costs 0.45 µs, which is 2.2 million a second on one core. At higher rates chunks are
+only counted (0.13 µs a record), and the totals state how many latencies that left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
+from tracepipe.tracer.live.histogram import Histogram
+from tracepipe.tracer.live.moved import Moved, MovedTotals
+from tracepipe.tracer.live.threads import SchedulerTotals, ThreadTotal
+from tracepipe.tracer.machine.threads import comm_of
+from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    EVENT,
+    MIGRATE,
+    MORE,
+    NUMBER_AND_KIND,
+    SWITCH_IN,
+    SWITCH_OUT,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+    THREAD_END,
+    THREAD_IDS,
+    THREAD_NAME,
+    THREAD_NEW,
+    WAKEUP,
+)
+
+# ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3] of a record; record.py draws the whole record.
+_READ = struct.Struct("<8xQIIIB3xQQQQ")
+_SCHEDULER = frozenset({SWITCH_OUT, SWITCH_IN, WAKEUP, MIGRATE})
+_SETTLE = 4096  # durations of a function that are moved into its histogram together
+_DEPTH_MAX = 256  # a thread nests at most 64 uretprobes, and some kprobes; deeper calls never return
+_TRIM_BYTES = 4 << 20  # bytes of records between checks for calls that never return
+
+WHOLE = 0
+"""The kind of a row for a whole call, whose a[0] is its duration. No record has this kind."""
+Row = tuple[int, int, int, int, int, int, int, int, int]
+"""ts_ns, tid, tgid, id, kind and a[0] to a[3] of a record, or of an event that is treated like one."""
+_Open = tuple[int, int]
+"""A call in progress: its function or number, and when it was entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or tracepoint; the id in records is its index among the functions. `own` is the name of a
+    hook's own layer.
+    """
+
+    layer: str
+    name: str
+    is_instant: bool = False
+    own: str = ""
+    probe: Probe | None = field(default=None, compare=False)
+    """The probe, where its calls have an effect on memory."""
+
+    @property
+    def shown_layer(self) -> str:
+        """The layer to show."""
+        return self.own or self.layer
+
+
+def function_of(probe: Probe) -> Function:
+    """The function that a probe records."""
+    is_instant = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
+    has_effect = probe.hook.effect not in ("", *NAMING_EFFECTS)
+    return Function(probe.layer, probe.name, is_instant, probe.hook.layer_name, probe if has_effect else None)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionTotal:
+    """Calls of one function, or hits of a tracepoint, which have no durations.
+
+    `count` calls were entered. `latencies` has those that were measured, `open_count` are in progress, the
+    oldest of them since `oldest_ns`, and `unmeasured` are the rest: their returns were lost, not recorded, or
+    only counted.
+    """
+
+    layer: str
+    name: str
+    count: int
+    latencies: Histogram
+    open_count: int = 0
+    oldest_ns: int = 0
+    unmeasured: int = 0
+    size_bytes: int = 0
+    """How many bytes they allocated, copied or set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them;
+    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `not_all_moved`: some calls
+    were not examined.
+    """
+
+    now_ns: int
+    start_ns: int
+    layers: tuple[str, ...] = ()
+    functions: list[FunctionTotal] = field(default_factory=list)
+    threads: list[ThreadTotal] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    losses: dict[str, int] = field(default_factory=dict)
+    allocated: dict[str, Moved] = field(default_factory=dict)
+    copied: dict[str, Moved] = field(default_factory=dict)
+    not_all_moved: bool = False
+
+    @property
+    def unmeasured(self) -> int:
+        """How many calls without a latency have ended or were forgotten."""
+        return sum(function.unmeasured for function in self.functions)
+
+
+class _Calls:
+    """Entries and returns of one kind: functions by probe, or system calls by number."""
+
+    def __init__(self) -> None:
+        self.entered: defaultdict[int, int] = defaultdict(int)
+        self.durations: defaultdict[int, list[int]] = defaultdict(list)
+        self.unpaired: defaultdict[int, int] = defaultdict(int)  # returns whose entry is unknown
+        self.latencies: defaultdict[int, Histogram] = defaultdict(Histogram)
+
+    def settle(self, at_least: int) -> None:
+        """Move durations into the histograms, for functions that have at least this many."""
+        for number, durations in self.durations.items():
+            if len(durations) >= at_least:
+                if min(durations, default=0) < 0:  # records of some methods are out of order
+                    ordered = [duration_ns for duration_ns in durations if duration_ns >= 0]
+                    self.unpaired[number] += len(durations) - len(ordered)
+                    durations[:] = ordered
+                self.latencies[number].add(durations)
+                durations.clear()
+
+    def returned(self, number: int) -> int:
+        """The number of recorded returns, measured or not."""
+        histogram = self.latencies.get(number)
+        return self.unpaired.get(number, 0) + (histogram.count if histogram else 0)
+
+
+class Totals:
+    """Adds up records. Only one thread may use it at a time."""
+
+    def __init__(
+        self,
+        functions: Iterable[Function],
+        syscalls: Mapping[int, str],
+        start_ns: int,
+        layers: tuple[str, ...],
+        *,
+        values: Mapping[str, Mapping[int, str]] | None = None,
+        name_of: Callable[[int, int], str] = comm_of,
+    ) -> None:
+        """`values` are those of the plan; `name_of(pid, tid)` names threads whose names are in no record."""
+        self._known: list[Function] = []
+        self._instants: set[int] = set()
+        self._with_effects: dict[int, Probe] = {}
+        self.moved = MovedTotals(values or {})
+        for function in functions:
+            self.meet(function)
+        self._syscalls, self._start_ns, self._layers = syscalls, start_ns, layers
+        self._functions, self._system_calls = _Calls(), _Calls()
+        self._stacks: dict[int, list[_Open]] = {}
+        self._in_syscall: dict[int, _Open] = {}
+        self._has_scheduler = "scheduler" in layers
+        self._scheduler = SchedulerTotals(start_ns, name_of)
+        self._losses: dict[str, int] = {}
+        self._untrimmed_bytes = 0
+
+    def meet(self, function: Function) -> int:
+        """Add a function; returns its id."""
+        number = len(self._known)
+        self._known.append(function)
+        if function.is_instant:
+            self._instants.add(number)
+        if function.probe is not None:
+            self._with_effects[number] = function.probe
+        return number
+
+    def name_thread(self, tid: int, tgid: int, name: str) -> None:
+        """Take the name of a thread."""
+        self._scheduler.name(tid, tgid, name)
+
+    def add(self, chunk: bytes) -> None:
+        """Count and measure whole records."""
+        self.add_rows(_READ.iter_unpack(chunk), len(chunk))
+
+    def add_rows(self, rows: Iterable[Row], size_bytes: int) -> None:
+        """Count and measure rows, whose records have `size_bytes`."""
+        entered, durations = self._functions.entered, self._functions.durations
+        numbers, spans = self._system_calls.entered, self._system_calls.durations
+        stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
+        with_effects, moved = self._with_effects, self.moved
+        for ts_ns, tid, tgid, number, kind, a0, a1, a2, a3 in rows:
+            if kind == CALL_ENTER:
+                entered[number] += 1
+                if number in with_effects:
+                    moved.enter(tid, number, with_effects[number], ts_ns, (a0, a1, a2, a3))
+                if number in instants:
+                    continue
+                if tid in stacks:
+                    stacks[tid].append((number, ts_ns))
+                else:
+                    stacks[tid] = [(number, ts_ns)]
+            elif kind == CALL_RETURN:
+                stack = stacks.get(tid)
+                if stack and stack[-1][0] == number:
+                    durations[number].append(ts_ns - stack.pop()[1])
+                else:
+                    self._return_below(stack, number, ts_ns)
+                if number in with_effects:
+                    moved.leave(tid, number, with_effects[number], ts_ns, a0, a1)
+            elif kind == SYSCALL_ENTER:
+                numbers[number] += 1
+                in_syscall[tid] = number, ts_ns
+            elif kind == SYSCALL_EXIT:
+                begun = in_syscall.pop(tid, None)
+                if begun is not None and begun[0] == number:
+                    spans[number].append(ts_ns - begun[1])
+                else:
+                    self._system_calls.unpaired[number] += 1
+            elif kind in _SCHEDULER:
+                if self._scheduler.add(kind, ts_ns, tid, tgid, a0, a1):
+                    self._forget_thread(tid)
+            elif kind == EVENT:
+                entered[number] += 1
+            elif kind == MORE:
+                if number in with_effects:
+                    moved.more(tid, number, (a0, a1, a2, a3))
+            elif kind == WHOLE:
+                entered[number] += 1
+                durations[number].append(a0)
+            elif kind == THREAD_END:
+                self._forget_thread(tid)
+            elif kind in (THREAD_NEW, THREAD_NAME, THREAD_IDS):
+                if kind == THREAD_NEW:
+                    self._forget_thread(tid)  # its id is used again
+                if self._has_scheduler:
+                    self._scheduler.learn(kind, tid, tgid, a0, a1)
+        self._functions.settle(_SETTLE)
+        self._system_calls.settle(_SETTLE)
+        self._untrimmed_bytes += size_bytes
+        if self._untrimmed_bytes > _TRIM_BYTES:
+            self._untrimmed_bytes = 0
+            self._trim()
+
+    def count(self, chunk: bytes) -> None:
+        """Count whole records without measuring them; calls in progress are forgotten."""
+        for (number, kind), times in Counter(NUMBER_AND_KIND.iter_unpack(chunk)).items():
+            if kind in (CALL_ENTER, EVENT):
+                self._functions.entered[number] += times
+            elif kind == CALL_RETURN:
+                self._functions.unpaired[number] += times
+            elif kind == SYSCALL_ENTER:
+                self._system_calls.entered[number] += times
+            elif kind == SYSCALL_EXIT:
+                self._system_calls.unpaired[number] += times
+            elif kind in _SCHEDULER:
+                self._scheduler.events += times
+        self.forget(None)
+
+    def lose(self, loss: Loss) -> None:
+        """Note a loss between the earlier and the later records.
+
+        A full ring has its gap where the reader stopped. Calls that were open there may have returned unseen,
+        and must not be paired with a later return.
+        """
+        layer = loss.layer or "unknown"
+        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        self.forget(loss.layer)
+
+    def forget(self, layer: str | None) -> None:
+        """Forget what is in progress in a layer, or in all layers if None."""
+        if layer in (None, "syscall"):
+            self._in_syscall.clear()
+        if layer in (None, "scheduler"):
+            self._scheduler.forget()
+        if layer in (None, "userspace"):
+            self.moved.forget()
+        if layer is None:
+            self._stacks.clear()
+        else:
+            kept = {
+                tid: [o for o in stack if self._function(o[0]).layer != layer]
+                for tid, stack in self._stacks.items()
+            }
+            self._stacks = {tid: stack for tid, stack in kept.items() if stack}
+
+    def counts(self) -> dict[str, int]:
+        """Layer → events."""
+        counts: defaultdict[str, int] = defaultdict(int)
+        for calls in (self._functions, self._system_calls):
+            calls.settle(1)
+            for number in {*calls.entered, *calls.unpaired}:
+                layer = self._function(number).layer if calls is self._functions else "syscall"
+                counts[layer] += calls.entered[number] + calls.returned(number)
+        if self._scheduler.events:
+            counts["scheduler"] += self._scheduler.events
+        return dict(counts)
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """All totals as of now."""
+        counts = self.counts()
+        self._trim()
+        open_calls: defaultdict[int, list[int]] = defaultdict(list)
+        for stack in self._stacks.values():
+            for number, entered_ns in stack:
+                open_calls[number].append(entered_ns)
+        open_syscalls: defaultdict[int, list[int]] = defaultdict(list)
+        for number, entered_ns in self._in_syscall.values():
+            open_syscalls[number].append(entered_ns)
+        functions = [
+            self._total(self._functions, number, function.shown_layer, function.name, open_calls)
+            for number in self._functions.entered
+            for function in [self._function(number)]
+        ]
+        functions += [
+            self._total(
+                self._system_calls, n, "syscall", self._syscalls.get(n, f"syscall {n}"), open_syscalls
+            )
+            for n in self._system_calls.entered
+        ]
+        return Snapshot(
+            now_ns,
+            self._start_ns,
+            self._layers,
+            functions,
+            self._scheduler.threads(now_ns),
+            counts,
+            dict(self._losses),
+            self.moved.allocated(),
+            self.moved.copied(),
+            self.moved.is_partial,
+        )
+
+    def _total(
+        self, calls: _Calls, number: int, layer: str, name: str, in_progress: Mapping[int, list[int]]
+    ) -> FunctionTotal:
+        count, latencies = calls.entered[number], calls.latencies[number].copy()
+        entered_ns = in_progress.get(number, [])
+        unmeasured = count - latencies.count - len(entered_ns)
+        if calls is self._functions and number in self._instants:
+            unmeasured = 0
+        oldest_ns = min(entered_ns, default=0)
+        size_bytes = self.moved.bytes_of.get(number, 0) if calls is self._functions else 0
+        return FunctionTotal(
+            layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured, size_bytes
+        )
+
+    def _return_below(self, stack: list[_Open] | None, number: int, ts_ns: int) -> None:
+        """Take a return of a call that is not the thread's innermost one: the calls inside it have ended
+        unseen.
+        """
+        for depth in range(len(stack or ()) - 1, -1, -1):
+            assert stack is not None
+            if stack[depth][0] == number:
+                self._functions.durations[number].append(ts_ns - stack[depth][1])
+                del stack[depth:]
+                return
+        self._functions.unpaired[number] += 1
+
+    def _trim(self) -> None:
+        """Drop threads without open calls, and the outermost calls of threads that have too many."""
+        for tid, stack in list(self._stacks.items()):
+            if not stack:
+                del self._stacks[tid]
+            elif len(stack) > _DEPTH_MAX:
+                del stack[:-_DEPTH_MAX]
+
+    def _forget_thread(self, tid: int) -> None:
+        self._stacks.pop(tid, None)
+        self._in_syscall.pop(tid, None)
+
+    def _function(self, number: int) -> Function:
+        known = number < len(self._known)
+        return self._known[number] if known else Function("userspace", f"probe {number}")

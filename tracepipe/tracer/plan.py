@@ -1,0 +1,276 @@
+"""The plan of a capture: from the request to what an engine attaches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.hooks.calls import call_rule
+from tracepipe.hooks.effects import MEMORY_EFFECTS
+from tracepipe.hooks.hook import (
+    PROBED_LAYERS,
+    RECORDED_LAYERS,
+    FilePlace,
+    KernelPlace,
+    Probe,
+    Selection,
+)
+from tracepipe.hooks.sets import HookSet, load_set, read_hooks
+from tracepipe.tracer.engines.engine import Engine
+from tracepipe.tracer.find.library import LibrarySearch
+from tracepipe.tracer.find.python_packages import python_of
+from tracepipe.tracer.find.resolve import resolve
+from tracepipe.tracer.machine.threads import running_threads
+from tracepipe.tracer.request import (
+    ANNOTATION,
+    CALL_LAYERS,
+    DEFAULT_LAYERS,
+    RING_LEAST_BYTES,
+    CaptureRequest,
+    Cause,
+    Notify,
+    Plan,
+    Scope,
+    TriggerPlace,
+    WindowPlan,
+)
+from tracepipe.tracer.triggers import Trigger, triggers_of
+
+# Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
+LAYER_SETS: dict[str, tuple[str, ...]] = {
+    "userspace": ("cuda-driver", "cuda-runtime"),
+    "kernel": ("nvidia-kmod",),
+    "scheduler": ("context-switch", "nvidia-kmod"),
+}
+_DRIVER_API = "cuda-driver"
+_RUNTIME = "libcudart.so"
+_SLOW_TO_ATTACH = {"bpftrace"}
+"""Engines that take 10 ms or more to attach a probe, and 0.1 s to detach it."""
+_ALWAYS = {"syscall", "scheduler"}
+"""Layers that every kernel has tracepoints for."""
+
+
+def layers_here(*, of_command: bool) -> tuple[str, ...]:
+    """All layers of a command or of running processes, without `kernel` where the driver cannot be probed."""
+    driver = resolve([load_set("nvidia-kmod")], LibrarySearch(), is_partial=True)
+    probed = PROBED_LAYERS if any(probe.layer == "kernel" for probe in driver.probes) else DEFAULT_LAYERS
+    return (ANNOTATION, *probed) if of_command else probed
+
+
+def plan_of(
+    engine: Engine,
+    request: CaptureRequest,
+    command_pid: int,
+    notify: Notify,
+    device_layers: frozenset[str] = frozenset(),
+    sees: Mapping[str, Path] = MappingProxyType({}),
+) -> tuple[Plan, dict[str, str]]:
+    """The plan, and the layers that cannot be recorded: layer → why.
+
+    `command_pid` is the held process of the request's command, `device_layers` has the layers that are
+    recorded without probes, and `sees` maps the kinds of triggers that a library in the command sees to that
+    library. Raises CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong
+    or finds nothing.
+    """
+    scope = _scope(request, command_pid)
+    libraries = _libraries(request, scope)
+    users = read_hooks(list(request.hooks))
+    layers, sets = _asked(request, users, device_layers)
+    hooks = [*users, *map(load_set, sets)]
+    selection = resolve(hooks, libraries, only=request.only, exclude=request.exclude, notify=notify)
+    _check_found(users, selection)
+    for message in selection.passed_over:
+        notify(f"skipped: {message}")
+    probes = _chosen(request, users, selection)
+    if engine.name in _SLOW_TO_ATTACH:
+        probes = _likely(probes, libraries, notify)
+    missing = _missing(layers, {probe.layer for probe in probes}, selection)
+    unknown = (layer for layer in layers if layer not in engine.layers)
+    missing |= dict.fromkeys(unknown, f"the {engine.name} engine does not record it")
+    missing = {layer: reason for layer, reason in missing.items() if layer not in device_layers}
+    if "userspace" in missing:
+        derived = (layer for layer in CALL_LAYERS if layer in request.layers and layer not in device_layers)
+        missing |= dict.fromkeys(derived, missing["userspace"])
+    for layer, reason in missing.items():
+        notify(f"no {layer} layer: {reason}")
+    if ANNOTATION in request.layers and ANNOTATION not in device_layers:  # a message has stated the reason
+        missing[ANNOTATION] = "its library cannot be loaded into the command"
+    if "userspace" not in missing and _DRIVER_API in selection.unresolved:
+        notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
+    layers = tuple(layer for layer in layers if layer not in missing)
+    if not layers and not device_layers:
+        raise _nothing(missing)
+    ring_bytes = 1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length()
+    values = {kind: names for one in reversed(hooks) for kind, names in one.values.items()}
+    kept = [probe for probe in probes if probe.layer in layers]
+    own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
+    windows = window_plan(request, libraries, sees)
+    return Plan(layers, own, kept, scope, request.filters, ring_bytes, values, windows), missing
+
+
+def _asked(
+    request: CaptureRequest, users: list[HookSet], device_layers: frozenset[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """The layers that are recorded by probes, and the shipped sets that have their functions.
+
+    The functions of a hook are recorded whatever layers are requested, and layers of what calls did need the
+    calls.
+    """
+    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
+    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
+    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
+    with_sets = [layer for layer in layers if layer in asked and layer not in device_layers]
+    return layers, list(dict.fromkeys(name for layer in with_sets for name in LAYER_SETS.get(layer, ())))
+
+
+def _chosen(request: CaptureRequest, users: list[HookSet], selection: Selection) -> list[Probe]:
+    """The found probes that the request asks for: those of the user's hooks, and those of its layers."""
+    theirs = {hook.origin for hooks in users for hook in hooks.hooks}
+    rule = call_rule(request.calls)
+    return [
+        probe
+        for probe in (_in_layer(found, request.layers) for found in selection.probes)
+        if probe.hook.origin in theirs
+        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
+    ]
+
+
+def _nothing(missing: Mapping[str, str]) -> TracepipeError:
+    """The error for a request of which nothing can be recorded."""
+    if not missing:
+        return TracepipeError(
+            "Nothing is asked for: neither a layer nor a hook.",
+            "Name layers with --layers, or functions with --hook.",
+        )
+    reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
+    return CaptureUnavailable(
+        f"None of the requested layers can be recorded: {reasons}.",
+        "Run tracepipe doctor: it shows what each layer needs.",
+    )
+
+
+def window_plan(
+    request: CaptureRequest, libraries: LibrarySearch, sees: Mapping[str, Path]
+) -> WindowPlan | None:
+    """The plan of the windows, None without windows. Raises TracepipeError for functions that are not found,
+    unless a library in the command sees their calls too.
+    """
+    windows = request.windows
+    if not windows.are_asked:
+        return None
+    begins, ends = triggers_of(windows)
+    places = (
+        *_trigger_places(begins, libraries, sees, begins=True),
+        *_trigger_places(ends, libraries, sees, begins=False),
+    )
+    causes = {
+        Cause.START: begins.text if begins else "delay",
+        Cause.STOP: ends.text if ends else "",
+        Cause.DURATION: "duration",
+        Cause.END: "end of the recording",
+    }
+    words = tuple(causes[cause] for cause in Cause)
+    followed = [bool(sees and one and one.is_probed and one.kind not in sees) for one in (begins, ends)]
+    return WindowPlan(places, _hits(begins), _hits(ends), words, *followed)
+
+
+def _hits(trigger: Trigger | None) -> int:
+    """The call of the trigger's function that counts; a library in the command counts by itself."""
+    return trigger.number if trigger is not None and trigger.is_probed else 1
+
+
+def _trigger_places(
+    trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
+) -> tuple[TriggerPlace, ...]:
+    """The functions of a trigger: those of the program, or that of the library which sees the trigger."""
+    if trigger is None or trigger.is_sent:
+        return ()
+    sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
+    selection = resolve(sets, libraries, is_partial=True)
+    places = [probe.place for probe in selection.probes if isinstance(probe.place, FilePlace)]
+    if not places and trigger.kind not in sees:
+        reason = next(iter(selection.unresolved.values()), "no such function")
+        raise TracepipeError(
+            f"--{'start' if begins else 'stop'}-on {trigger.text}: {reason}",
+            "Name the library, call:LIBRARY:FUNCTION. tracepipe hooks list shows which functions there are.",
+        )
+    return tuple(TriggerPlace(place, begins) for place in places)
+
+
+def _is_asked(probe: Probe, layers: tuple[str, ...]) -> bool:
+    """Whether one of the layers needs the probe. The layers `memory` and `transfer` need the calls with that
+    effect.
+    """
+    effect = probe.hook.effect
+    made = "transfer" if effect == "transfer" else "memory" if effect in MEMORY_EFFECTS else ""
+    return probe.layer in layers or made in layers
+
+
+def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:
+    """The probe, with the layer that its events are recorded in.
+
+    Without the layer `scheduler`, the driver's own scheduling belongs to the layer `kernel`: it shows for
+    which process the driver's threads work.
+    """
+    if probe.layer != "scheduler" or "scheduler" in layers or not isinstance(probe.place, KernelPlace):
+        return probe
+    return replace(probe, hook=replace(probe.hook, layer="kernel"))
+
+
+def _scope(request: CaptureRequest, command_pid: int) -> Scope:
+    if request.command:
+        return Scope("command", (command_pid,), children=request.children)
+    if request.pids:
+        return Scope("pids", request.pids, children=request.children)
+    if request.comm:
+        return Scope("comm", comm=request.comm, children=request.children)
+    return Scope("system")
+
+
+def _libraries(request: CaptureRequest, scope: Scope) -> LibrarySearch:
+    pids = request.pids
+    if scope.kind == "comm":
+        pids = tuple({thread.pid for thread in running_threads(scope)})
+    return LibrarySearch(request.command or None, pids, request.libraries)
+
+
+def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:
+    """The probes without those of a CUDA runtime that is merely installed: the program is unlikely to load
+    it.
+
+    A runtime from Python's packages is kept where the program is a Python.
+    """
+    programs = libraries.programs()
+    if libraries.is_loaded(_RUNTIME) or any(python_of(program) for program in programs):
+        return probes
+    unlikely = set(libraries.find(_RUNTIME)) - set(programs)
+    likely = [p for p in probes if not (isinstance(p.place, FilePlace) and p.place.path in unlikely)]
+    if len(likely) < len(probes):
+        names = ", ".join(sorted(unlikely))
+        notify(f"not probed: {names}, which the program does not need; name it with --library")
+    return likely
+
+
+def _check_found(users: list[HookSet], selection: Selection) -> None:
+    """Raise TracepipeError for a hook of the user that finds nothing, before anything is run."""
+    names = {hooks.name for hooks in users if not hooks.is_shipped}
+    for place, reason in selection.unresolved.items():
+        if place in names or place.partition(", ")[0] in names:
+            raise TracepipeError(
+                f"{place}: {reason}", "Run tracepipe hooks list 'PATTERN' to see which functions there are."
+            )
+
+
+def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> dict[str, str]:
+    missing = {}
+    for layer in layers:
+        if layer in found or layer in _ALWAYS:
+            continue
+        reasons = [
+            selection.unresolved[name] for name in LAYER_SETS.get(layer, ()) if name in selection.unresolved
+        ]
+        missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is selected"
+    return missing

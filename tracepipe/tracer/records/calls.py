@@ -1,0 +1,272 @@
+"""Renders records of calls as text: names, arguments, results, and what a call did to memory.
+
+The constant text of a probe is made once. Data of an entry that did not fit into its record (`more`, `texts`,
+`served`) comes before it, and is kept here by thread until then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
+from tracepipe.hooks.slots import Slot, Value, argument_text, slots
+from tracepipe.tracer.records.communicators import MADE, Communicators, Maker
+from tracepipe.tracer.records.effects import Effects
+from tracepipe.tracer.records.kernel_names import KernelNames
+from tracepipe.tracer.records.line import Head, Lines, Where, joined
+
+_TEXT_CHUNK_BYTES = 31
+_HANDLE, _SYMBOL, _FUNCTION, _COMM = "handle", "symbol", "function", "comm"
+
+
+class Calls:
+    """Renders the records of all probes. It keeps the state of threads, so each recording has its own."""
+
+    def __init__(self, probes: Sequence[Probe], values: Mapping[str, Mapping[int, str]]) -> None:
+        self.more: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.texts: dict[int, list[bytes]] = {}
+        self.served: dict[int, int] = {}
+        self.effective: set[int] = set()
+        self._values = values
+        self._texts_of: list[_ProbeTexts] = []
+        self._effects = Effects(values)
+        self.kernels = KernelNames()
+        self._naming: dict[tuple[int, int], tuple[str, int]] = {}
+        self._communicators = Communicators()
+        self._making: dict[tuple[int, int], Sequence[int]] = {}
+        for probe in probes:
+            self.add(probe)
+
+    def __len__(self) -> int:
+        """The number of probes."""
+        return len(self._texts_of)
+
+    def layer(self, number: int) -> str:
+        """The layer of a probe's records."""
+        return self._texts_of[number].probe.layer
+
+    def add(self, probe: Probe) -> int:
+        """Add a probe that was found later; returns its number."""
+        number = len(self._texts_of)
+        self._texts_of.append(_ProbeTexts(probe, self._values))
+        if probe.hook.effect not in ("", *NAMING_EFFECTS):
+            self.effective.add(number)
+        return number
+
+    def enter(
+        self, ts_ns: int, tid: int, tgid: int, number: int, torn: int, *first: int, kernel: str = ""
+    ) -> tuple[Head, str]:
+        """The head and the members of `args` of an entry. `first` has its first four slots, and `kernel` the
+        name of the launched kernel where the record itself has it.
+        """
+        probe = self._texts_of[number]
+        words: Sequence[int] = first
+        if torn:
+            self.forget(tid)
+        if probe.is_wide:
+            last, rest = self.more.pop(tid, (-1, ()))
+            words = first + (rest if last == number else (0, 0, 0, 0))
+        if number in self.effective:
+            self._effects.enter(tid, probe.probe, ts_ns, words)
+        if probe.maker is not None:
+            self._making[tid, number] = words
+        members = probe.arguments(words)
+        if probe.is_plain and not torn and not self.served and not kernel:
+            return probe.enter, members
+        return probe.enter, joined(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
+
+    def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
+        """The head and the members of `args` of a return."""
+        probe = self._texts_of[number]
+        if torn:
+            self.forget(tid)
+        text = probe.result(result)
+        if probe.out is None and not self.served and not torn:
+            return probe.leave, text
+        named = self._naming.pop((tid, number), None)
+        if named is not None and not result & 0xFFFFFFFF:
+            self.kernels.put(tgid, named[1] or out, named[0])
+        result &= 0xFFFFFFFF
+        shown = probe.out_text(out) if not result else ""
+        made = self._making.pop((tid, number), None)
+        if made is not None and probe.maker is not None and result in MADE:
+            shown = joined(shown, self._communicators.make(tgid, out, probe.maker, made))
+        return probe.leave, joined(text, shown, self._for_whom(tid), '"args_lost":true' if torn else "")
+
+    def hit(self, number: int, by: int, torn: int, *values: int) -> tuple[Head, str]:
+        """The head and the members of `args` of a tracepoint's event; `by` is the key of `teller`."""
+        probe = self._texts_of[number]
+        members = probe.arguments(probe.packed(values))
+        if not probe.texts:
+            return probe.enter, members
+        texts = [] if torn else _divided(self.texts.get(by, []))[-len(probe.texts) :]
+        self.texts.pop(by, None)
+        stated = [
+            f"{json.dumps(argument.name)}:{json.dumps(_text_of(argument, text))}"
+            for argument, text in zip(probe.texts, texts, strict=False)
+        ]
+        return probe.enter, joined(members, *stated, '"args_lost":true' if torn else "")
+
+    def effect(
+        self, lines: Lines, ts_ns: int, tid: int, where: Where, number: int, result: int, out: int
+    ) -> None:
+        """Add the line of the effect of a call that returned, unless it had none or another line
+        reports it.
+        """
+        done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
+        if done is not None:
+            done.add_to(lines, where)
+
+    def _further(
+        self,
+        probe: _ProbeTexts,
+        tid: int,
+        tgid: int,
+        number: int,
+        words: Sequence[int],
+        torn: int,
+        kernel: str,
+    ) -> list[str]:
+        """The members of an entry that its own record does not hold."""
+        members = []
+        text = self.texts.pop(tid, None) if probe.text else None
+        shown = _joined(text) if text is not None else ""
+        if shown:  # it is empty if its page was not loaded, and could not be read
+            members.append(f"{json.dumps(probe.text)}:{json.dumps(shown)}")
+            if probe.names:
+                self._naming[tid, number] = shown, probe.handle(words)
+                if not probe.probe.hook.returns:
+                    self.kernels.put(tgid, probe.handle(words), shown)
+        name = kernel
+        if not name and probe.function >= 0:
+            name = self.kernels.get(tgid, words[probe.function])
+        if name:
+            members.append(f'"kernel":{json.dumps(name)}')
+            if probe.names:  # of a handle that the call returns for another one
+                self._naming[tid, number] = name, probe.handle(words)
+        if probe.comm >= 0:
+            members.append(self._communicators.members(tgid, words[probe.comm]))
+        members.append(self._for_whom(tid))
+        if torn:
+            members.append('"args_lost":true')
+        return members
+
+    def _for_whom(self, tid: int) -> str:
+        served = self.served.pop(tid, 0) if self.served else 0
+        return f'"for_pid":{served >> 32},"for_tid":{served & 0xFFFFFFFF}' if served else ""
+
+    def leave_all(self) -> None:
+        """Called between windows: no thread is in a call that was seen."""
+        self._effects.forget()
+
+    def forget(self, tid: int) -> None:
+        """Drop what is kept for a thread: it may belong to another call, or the thread has ended."""
+        for kept in (self.more, self.texts, self.served):
+            kept.pop(tid, None)
+
+
+class _ProbeTexts:
+    """Renders the records of one probe."""
+
+    def __init__(self, probe: Probe, values: Mapping[str, Mapping[int, str]]) -> None:
+        self.probe = probe
+        arguments = probe.signature.arguments
+        is_span = probe.hook.returns and not isinstance(probe.place, TracepointPlace)
+        own = probe.hook.layer_name
+        self.enter = Head(probe.layer, probe.name, "B" if is_span else "I", own)
+        self.leave = Head(probe.layer, probe.name, "E", own)
+        self.arguments = argument_text(probe.signature, values)
+        self._slots = slots(probe.signature)
+        self.is_wide = len(self._slots) > 4
+        self.texts = [argument for argument in arguments if argument.kind == "str"]
+        self.text = self.texts[0].name if self.texts else ""
+        self.out = next((argument for argument in arguments if argument.out), None)
+        # Made once, as the formatter is generated code.
+        alone = self.out and Signature((Argument(self.out.name, 0, self.out.kind),))
+        self._out = argument_text(alone, values) if alone else None
+        self.function = _slot_named(_FUNCTION, arguments, self._slots)
+        self._handle = _slot_named(_HANDLE, arguments, self._slots)
+        self.names = probe.hook.effect == "name"
+        self.comm = _slot_named(_COMM, arguments, self._slots)
+        self.maker = Maker(probe) if probe.hook.effect == "communicator" else None
+        self.is_plain = not self.text and self.function < 0 and self.comm < 0
+        self._result = _result_text(probe.signature.result, values)
+        self._results: dict[int, str] = {}
+
+    def result(self, register: int) -> str:
+        """The members of a return; texts are cached, as results repeat."""
+        text = self._results.get(register)
+        if text is None:
+            text = self._result(register)
+            if len(self._results) < 256:
+                self._results[register] = text
+        return text
+
+    def out_text(self, value: int) -> str:
+        """The member for the `out` argument."""
+        return self._out((value,)) if self._out else ""
+
+    def handle(self, words: Sequence[int]) -> int:
+        """The handle that gets a name; 0 where it is known only at the return."""
+        return words[self._handle] if self._handle >= 0 else 0
+
+    def packed(self, values: Sequence[int]) -> list[int]:
+        """A tracepoint's arguments, each in its own word, packed into the slots of its signature."""
+        at = {argument.position: value for argument, value in zip(self._recorded, values, strict=False)}
+        return [
+            at[slot.low] if slot.high is None else at[slot.low] & 0xFFFFFFFF | at[slot.high] << 32
+            for slot in self._slots
+        ]
+
+    @property
+    def _recorded(self) -> tuple[Argument, ...]:
+        return self.probe.signature.arguments
+
+
+def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]) -> int:
+    """The index of the slot of the argument `name`; −1 without such a slot."""
+    for argument in arguments:
+        if argument.name == name and not argument.out and argument.kind != "str":
+            return next((i for i, slot in enumerate(places) if slot.low == argument.position), -1)
+    return -1
+
+
+def _result_text(kind: str, values: Mapping[str, Mapping[int, str]]) -> Callable[[int], str]:
+    if not kind:
+        return lambda _: ""
+    read = Value("result", kind, 0, 0, Argument("result", 0, kind).bits).reader()
+    names = values.get(kind, {})
+
+    def text(register: int) -> str:
+        number = read((register,))
+        name = names.get(number)
+        return f'"result":{number}' + (f',"result_name":{json.dumps(name)}' if name else "")
+
+    return text
+
+
+def teller(tid: int, cpu: int) -> int:
+    """The key of records that belong together: the thread, or the processor where there is no thread."""
+    return tid or ~cpu
+
+
+def _divided(chunks: Sequence[bytes]) -> list[bytes]:
+    """The texts of TEXT records: a text ends with a record that is not full, or at its greatest length."""
+    texts, parts = [], list[bytes]()
+    for chunk in chunks:
+        part = chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0]
+        parts.append(part)
+        if len(part) < _TEXT_CHUNK_BYTES or len(parts) * _TEXT_CHUNK_BYTES >= TEXT_BYTES:
+            texts.append(b"".join(parts))
+            parts = []
+    return texts
+
+
+def _text_of(argument: Argument, text: bytes) -> str:
+    return text[: argument.size_bytes or None].decode(errors="replace")
+
+
+def _joined(chunks: Sequence[bytes]) -> str:
+    """The text of TEXT records, of which every one but the last is full."""
+    return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")

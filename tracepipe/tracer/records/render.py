@@ -1,0 +1,291 @@
+"""Renders records of probes.bpf.c as lines of an event file."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from tracepipe.event.vocabulary import RUNNING, state_text
+from tracepipe.hooks.hook import Probe
+from tracepipe.tracer.records.calls import Calls, teller
+from tracepipe.tracer.records.carry import Carried, RecordCarry
+from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, Head, Lines, Where, joined
+from tracepipe.tracer.records.record import (
+    CALL_ENTER,
+    CALL_RETURN,
+    EVENT,
+    LAYER_OF_KIND,
+    MET_RUNNING,
+    MIGRATE,
+    MORE,
+    OF_WINDOWS,
+    RECORD,
+    SERVED,
+    SWITCH_IN,
+    SWITCH_OUT,
+    SYSCALL_ENTER,
+    SYSCALL_EXIT,
+    TEXT,
+    THREAD_END,
+    THREAD_IDS,
+    THREAD_NAME,
+    THREAD_NEW,
+    UNREPORTED,
+    WAKEUP,
+    WINDOW,
+)
+from tracepipe.tracer.records.record_text import ENDED, syscall_arguments, syscall_result
+from tracepipe.tracer.records.sieve import kinds_and_functions
+
+_SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
+_STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})
+_BEGAN_BEFORE = '"began":"before the window"'
+_ENDED_AFTER = '"ended":"after the window"'
+_OPEN_CALLS_MAX = 512
+"""The most open calls of a thread; deeper ones were left by a jump (longjmp), and did not return."""
+_NOT_REPORTED = '"prev_state":"not reported"'
+_BEGIN_NOT_REPORTED = '"began":"not reported"'
+
+
+class RecordRenderer:
+    """Writes records as JSON lines: probes by index, system calls by number.
+
+    `start_ns` is when the recording began: what was open then begins at that time in the file. `names` are
+    those of the threads that ran before, by their ids in the capture's pid namespace. `causes` are those of
+    windows: with them, only events in windows are written, and what is open at the end of a window ends
+    there.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        syscalls: Mapping[int, str],
+        values: Mapping[str, Mapping[int, str]],
+        start_ns: int = 0,
+        names: Mapping[int, str] | None = None,
+        causes: Sequence[str] = (),
+    ) -> None:
+        self._probes = probes
+        self._causes, self._windows = causes, 0
+        self._window_name: dict[str, str] = {}
+        self._is_open = not causes
+        self._calls = Calls(probes, values)
+        self._start_ns = start_ns
+        self._syscall_enter = {n: Head("syscall", name, "B") for n, name in syscalls.items()}
+        self._syscall_exit = {n: Head("syscall", name, "E") for n, name in syscalls.items()}
+        self._syscall_arguments = {n: syscall_arguments(name) for n, name in syscalls.items()}
+        self._switch_in = Head("scheduler", RUNNING, "B")
+        self._switch_out = Head("scheduler", RUNNING, "E")
+        self._wakeup = Head("scheduler", "wakeup", "I")
+        self._migrate = Head("scheduler", "migrate", "I")
+        self._states: dict[int, str] = {}
+        self._running: dict[int, Where] = {}
+        self._in_syscall: dict[int, tuple[Head, Where] | None] = {}
+        self._in_calls: dict[int, list[tuple[Head, Where]]] = {}
+        self._names: dict[int, str] = {}
+        self._unwritten_names = {tid: json.dumps(name) for tid, name in (names or {}).items() if name}
+        self._ids: dict[int, tuple[int, int]] = {}
+
+    def learn(self, chunk: bytes) -> None:
+        """Read from a chunk what earlier lines need: the ids of threads in the capture's pid namespace."""
+        for _, tid, _, _, kind, _, _, ids, _, _, _ in RECORD.iter_unpack(chunk):
+            if kind == THREAD_IDS:
+                shown_tid = ids & 0xFFFFFFFF
+                self._ids[tid] = ids >> 32, shown_tid
+                if shown_tid in self._unwritten_names:
+                    self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
+
+    def carry(self) -> RecordCarry:
+        """An object that keeps what a renderer like this one needs from evicted records."""
+        return RecordCarry(self._probes)
+
+    def resume(self, carried: Carried, start_ns: int) -> Lines:
+        """Start after evicted records: returns the lines of what is open, which begins at `start_ns` and has
+        an argument with its true begin.
+        """
+        names = dict(self._unwritten_names)
+        self.learn(carried.known)
+        self.render(carried.known)
+        for tid, name in names.items():  # the lines above, which are not written, have taken them
+            self._unwritten_names.setdefault(tid, name)
+        if self._start_ns:
+            self._start_ns = start_ns
+        lines, calls, unwritten = Lines(), self._calls, self._unwritten_names
+        for began_ns, tid, tgid, number, kind, torn, cpu, *a in RECORD.iter_unpack(carried.under_way):
+            if kind == CALL_ENTER:
+                head, args = calls.enter(start_ns, tid, tgid, number, torn, *a)
+            elif kind == SYSCALL_ENTER:
+                head, args = self._syscall_enter[number], self._syscall_arguments[number](*a)
+            elif kind == SWITCH_IN:
+                head, args = self._switch_in, ""
+            else:
+                self._belongs(kind, tid, tgid, cpu, number, *a)
+                continue
+            pid, shown_tid = self._ids.get(tid, (tgid, tid))
+            if self._start_ns:
+                self._continue(Lines(), kind, start_ns, tid, 0, head, (pid, shown_tid, cpu))
+            comm = COMM % unwritten.pop(tid) if tid in unwritten else ""
+            lines.event(start_ns, head, pid, shown_tid, cpu, joined(args, BEGAN_AT % began_ns), comm)
+        return lines
+
+    def render(self, chunk: bytes) -> Lines:
+        """The lines of the records in `chunk`, which has only whole records."""
+        lines = Lines()
+        add, calls, ids, unwritten = lines.event, self._calls, self._ids, self._unwritten_names
+        for ts_ns, tid, tgid, number, kind, torn, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
+            if kind == CALL_ENTER:
+                head, args = calls.enter(ts_ns, tid, tgid, number, torn, a0, a1, a2, a3)
+            elif kind == CALL_RETURN:
+                head, args = calls.leave(tid, tgid, number, torn, a0, a1)
+            elif kind == SYSCALL_ENTER:
+                head, args = self._syscall_enter[number], self._syscall_arguments[number](a0, a1, a2, a3)
+            elif kind == SYSCALL_EXIT:
+                head, args = self._syscall_exit[number], syscall_result(a0)
+            elif kind == SWITCH_IN:
+                head, args = self._switch_in, ""
+            elif kind == SWITCH_OUT:
+                head, args = self._switch_out, self._states.get(a0) or self._left(a0)
+                if a1 == UNREPORTED:
+                    args = f"{args},{_BEGIN_NOT_REPORTED}"
+            elif kind == WAKEUP:
+                # A thread outside of the namespace is 0, as the kernel shows it too.
+                by_tid = ids.get(number, (0, 0))[1] if ids else number
+                head, args = self._wakeup, f'"by_tid":{by_tid},"target_cpu":{a0}'
+            elif kind == MIGRATE:
+                head, args = self._migrate, f'"from_cpu":{a0},"to_cpu":{a1}'
+            elif kind == EVENT:
+                head, args = calls.hit(number, teller(tid, cpu), torn, a0, a1, a2, a3)
+            elif kind == WINDOW:
+                self._turn(lines, ts_ns, number, a0, a1, (tgid, tid, cpu))
+                continue
+            else:
+                self._belongs(kind, tid, tgid, cpu, number, a0, a1, a2, a3)
+                continue
+            if not self._is_open:
+                if kind == SWITCH_OUT and a0 & ENDED:
+                    self._forget(tid)
+                continue
+            pid, shown_tid = ids.get(tid, (tgid, tid)) if ids else (tgid, tid)
+            if kind in _STATEFUL and (self._start_ns or (a1 and kind in _SWITCHES)):
+                self._continue(lines, kind, ts_ns, tid, a1, head, (pid, shown_tid, cpu))
+            if tid in unwritten:
+                add(ts_ns, head, pid, shown_tid, cpu, args, COMM % unwritten.pop(tid))
+            else:
+                add(ts_ns, head, pid, shown_tid, cpu, args)
+            if kind == SWITCH_OUT:
+                if a0 & ENDED:
+                    self._forget(tid)
+            elif kind == CALL_RETURN and number in calls.effective:
+                calls.effect(lines, ts_ns, tid, (pid, shown_tid, cpu), number, a0, a1)
+        return lines
+
+    def counts(self, chunk: bytes) -> dict[str, int]:
+        """Layer → events of the records in `chunk`, which is not rendered."""
+        counts: Counter[str] = Counter()
+        by_kind, by_function = kinds_and_functions(chunk, len(self._calls))
+        for kind, layer in LAYER_OF_KIND.items():
+            counts[layer] += by_kind[kind]
+        for number, times in enumerate(by_function):
+            counts[self._calls.layer(number)] += times
+        return {layer: times for layer, times in counts.items() if times}
+
+    def _continue(
+        self, lines: Lines, kind: int, ts_ns: int, tid: int, note: int, head: Head, where: Where
+    ) -> None:
+        """Follow what threads are in, and before a record that does not fit that, add the missing begin or
+        end.
+        """
+        if kind == CALL_ENTER:
+            if head.phase == "B":
+                calls = self._in_calls.setdefault(tid, [])
+                calls.append((head, where))
+                if len(calls) > _OPEN_CALLS_MAX:
+                    del calls[0]
+        elif kind == CALL_RETURN:
+            if calls := self._in_calls.get(tid, []):
+                calls.pop()
+            else:
+                self._began_before(lines, head, where)
+        elif kind == SYSCALL_ENTER:
+            self._in_syscall[tid] = head, where
+        elif kind == SYSCALL_EXIT:
+            if tid not in self._in_syscall:
+                self._began_before(lines, head, where)
+            self._in_syscall[tid] = None
+        elif kind == SWITCH_IN and note != UNREPORTED:
+            self._running[tid] = where
+        elif kind == SWITCH_OUT and note != MET_RUNNING:
+            self._running.pop(tid, None)
+        elif note == MET_RUNNING:
+            self._began_before(lines, self._switch_in, where)
+        elif note == UNREPORTED and kind == SWITCH_IN:
+            self._running[tid] = where
+            lines.event(ts_ns, self._switch_out, *where, _NOT_REPORTED)
+
+    def _began_before(self, lines: Lines, head: Head, where: Where) -> None:
+        before = _BEGAN_BEFORE if self._causes else BEGAN_BEFORE
+        lines.event(self._start_ns, head.begun(), *where, before)
+
+    def _turn(self, lines: Lines, ts_ns: int, cause: int, begins: int, waited_ns: int, where: Where) -> None:
+        """Begin or end a window. If two programs begin one at the same time, it is a single window."""
+        if bool(begins) == self._is_open:
+            return
+        self._is_open = bool(begins)
+        if begins:
+            self._windows += 1
+            text = b"".join(self._calls.texts.pop(teller(0, OF_WINDOWS), ())).rstrip(b"\0").decode()
+            self._window_name = {"name": text} if text else {}
+            self._start_ns = ts_ns
+            self._in_syscall.clear()  # threads may have entered one since they were found
+        else:
+            self._end_all(lines, ts_ns)
+        record = {"ts_ns": ts_ns, "type": "window", "window": self._windows, "phase": "B" if begins else "E"}
+        pid, tid = self._ids.get(where[1], where[:2])
+        by = {"pid": pid, "tid": tid} if pid else {}
+        waited = {"waited_ns": waited_ns} if waited_ns else {}
+        lines.record(record | self._window_name | by | {"cause": self._causes[cause]} | waited)
+
+    def _end_all(self, lines: Lines, ts_ns: int) -> None:
+        """End everything that is open at the end of a window, the inner slices before the outer ones."""
+        for entered in self._in_syscall.values():
+            if entered is not None:
+                lines.event(ts_ns, entered[0].ended(), *entered[1], _ENDED_AFTER)
+        for calls in self._in_calls.values():
+            for head, where in reversed(calls):
+                lines.event(ts_ns, head.ended(), *where, _ENDED_AFTER)
+        for where in self._running.values():
+            lines.event(ts_ns, self._switch_out, *where, _ENDED_AFTER)
+        self._in_calls.clear()
+        self._in_syscall.clear()
+        self._running.clear()
+        self._calls.leave_all()
+
+    def _belongs(self, kind: int, tid: int, tgid: int, cpu: int, number: int, *a: int) -> None:
+        """Keep a record that belongs to a later one."""
+        if kind in (THREAD_NEW, THREAD_NAME):
+            name = json.dumps(struct.pack("<QQ", *a[:2]).split(b"\0", 1)[0].decode(errors="replace"))
+            if self._names.get(tid) != name:
+                self._names[tid] = self._unwritten_names[tid] = name
+            self._in_syscall.setdefault(tid, None)
+            self._calls.kernels.meet(tid, tgid, number if kind == THREAD_NEW else 0)
+        elif kind == THREAD_END:
+            self._forget(tid)
+        elif kind == MORE:
+            self._calls.more[tid] = number, a
+        elif kind == TEXT:
+            self._calls.texts.setdefault(teller(tid, cpu), []).append(struct.pack("<4Q", *a))
+        elif kind == SERVED:
+            self._calls.served[tid] = a[0]
+
+    def _forget(self, tid: int) -> None:
+        """Forget a thread that has ended: in a capture of days, millions of threads end."""
+        for kept in (self._in_calls, self._names, self._unwritten_names, self._in_syscall, self._running):
+            kept.pop(tid, None)
+        self._calls.forget(tid)
+        self._calls.kernels.forget(tid)
+
+    def _left(self, prev_state: int) -> str:
+        self._states[prev_state] = f'"prev_state":"{state_text(prev_state)}"'
+        return self._states[prev_state]

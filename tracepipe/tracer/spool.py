@@ -1,0 +1,405 @@
+"""Keeps collected records on disk, and renders them to lines on another thread.
+
+The collector only appends bytes to a temporary file, so the kernel's ring is emptied in time however slow the
+writing of lines is. The lines follow behind, and the rest of them after the recording has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+from tracepipe import disk_space
+from tracepipe.errors import OutputError
+from tracepipe.tracer.backlog import Backlog, Span, Waiting
+from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer
+from tracepipe.tracer.last_steps import why
+from tracepipe.tracer.records.line import Lines, record_line
+from tracepipe.tracer.records.loss import Loss, loss_record, unread, unread_error
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.request import Limits, Plan
+from tracepipe.tracer.tick import SHORT_S
+
+_PIECE_BYTES = 64 * 4096  # rendered in one call: 4096 records
+_LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a disk is nearly full
+_LINE_TO_RECORD = 2.2  # bytes of lines per byte of records, until it is measured
+_AT_LEAST = 0.8
+_NO_LIMITS = Limits()
+# The time that a thread may hold the interpreter while another waits. With the default of 5 ms the collector
+# would wait that long three times a tick while lines are rendered.
+_SWITCH_S = 0.0005
+# A part of the output is written when it has this many bytes, or lines this old: if the process is killed, it
+# loses what was not written. Larger parts do not compress better: lines shrink to a 20th or 30th with zstd,
+# to a 10th or 21st with gzip.
+PART_BYTES = 1 << 18
+_FLUSH_S = 1.0
+_PATIENCE_S = 5.0  # how long the disk of temporary files may be full before the recording ends
+_FLUSH_STREAM_S = 0.1  # for a stream, which may be watched live
+# The error of the output → the hint.
+_HINTS = {
+    errno.EPIPE: "Let the program that reads the recording read it to its end.",
+    errno.EFBIG: "ulimit -f unlimited",
+    errno.ENOSPC: "Free some space, or choose another disk: with -o, or with TMPDIR if -o is a URL.",
+    errno.EDQUOT: "Free some space, or choose another disk: with -o, or with TMPDIR if -o is a URL.",
+}
+_ELSE = "Name a file on another disk with -o; journalctl -k may say more."
+
+
+class Spool:
+    """Takes chunks and losses in order, and writes their lines to `sink`."""
+
+    def __init__(
+        self,
+        sink: BinaryIO,
+        renderer: Renderer,
+        *,
+        device_renderer: DeviceRenderer | None = None,
+        is_unordered: bool = False,
+        limits: Limits = _NO_LIMITS,
+        sizes_bytes: tuple[int, int] | tuple[None, None] = (None, None),
+    ) -> None:
+        """`is_unordered`: lines are rendered in order of time, after everything was collected. What exceeds
+        the limits is not written: the recording ends there. `sizes_bytes`: the total size of the records that
+        will be put, and of those of a GPU, where it is known.
+        """
+        self._sink, self._renderer, self._is_unordered = sink, renderer, is_unordered
+        self._device_renderer = device_renderer
+        self._limits = limits
+        self._counts: Counter[str] = Counter()
+        self._waiting: Counter[str] = Counter()  # those of them that are not in a written part yet
+        self._waiting_bytes = 0
+        self._backlog = Backlog(sizes_bytes[0])
+        self._device_backlog = Backlog(sizes_bytes[1]) if device_renderer is not None else self._backlog
+        self._size_bytes = 0
+        self._unkept: Counter[str | None] = Counter()  # None: records that were not counted by layer
+        self._items = Waiting()
+        self._held: deque[tuple[bytes | Loss, bool]] = deque()  # True for a GPU's chunk
+        self._full_since_s: float | None = None
+        self._abandoned = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="tracepipe-lines", daemon=True)
+        self._old_switch_s = sys.getswitchinterval()
+        self._losses: dict[str, int] = {}
+        self.cpu_losses: dict[str, dict[int, int]] = {}
+        self._unwritten: Counter[str | None] = Counter()
+        self._rendered_bytes = self._written_bytes = 0
+        self._flush_s = _FLUSH_STREAM_S if getattr(sink, "is_stream", False) else _FLUSH_S
+        self._flush_at_s: float | None = None  # None while no lines wait
+        self._abandoned_ns = self._last_ns = 0
+        self.error: Exception | None = None
+        """Why nothing more is kept or written: an OutputError or a bug. From then on events are only counted.
+        """
+
+    def begin(self, plan: Plan, start_ns: int) -> None:
+        """Start to write. The renderer already has the plan."""
+        sys.setswitchinterval(_SWITCH_S)
+        self._last_ns = start_ns
+        self._thread.start()
+
+    def put(self, chunk: bytes) -> None:
+        """Keep a chunk; if that fails, count its events as lost."""
+        self._hold(chunk)
+
+    def put_device(self, chunk: bytes) -> None:
+        """Keep a chunk of the GPU's records; if that fails, count its events as lost."""
+        self._hold(chunk, of_device=True)
+
+    def _hold(self, item: bytes | Loss, *, of_device: bool = False) -> None:
+        self._held.append((item, of_device))
+        self.takes_more()
+
+    def takes_more(self) -> bool:
+        """Whether everything that was put is kept, or counted as lost. While the disk of temporary files is
+        full, some of it waits in memory: nothing more should be put until this returns True.
+        """
+        while self._held and self._is_taken(*self._held[0]):
+            self._held.popleft()
+        return not self._held
+
+    def _is_taken(self, chunk: bytes | Loss, of_device: bool) -> bool:
+        """Whether the chunk is kept, or counted as lost; False if there may be room for it later."""
+        if isinstance(chunk, Loss):
+            self._items.put(chunk)
+            return True
+        if self.error is None:
+            try:
+                offset = self._backlog_of(of_device).append(chunk)
+                self._items.put(Span(offset, len(chunk), of_device))
+                self._size_bytes += len(chunk)
+                self._full_since_s = None
+                return True
+            except (OutputError, MemoryError) as error:
+                if self._may_wait(error):
+                    self._divide_first()
+                    return False
+                self.error = error
+        try:
+            self._unkept.update(self._count(chunk, of_device))
+        except MemoryError:
+            self._unkept[None] += len(chunk) // RECORD_BYTES
+        return True
+
+    def _divide_first(self) -> None:
+        """Divide the first waiting chunk into small pieces, as some of them may fit; a GPU's chunks stay
+        whole.
+        """
+        chunk, of_device = self._held[0]
+        if not of_device and not isinstance(chunk, Loss) and len(chunk) > _LEAST_BYTES:
+            self._held.popleft()
+            starts = range(0, len(chunk), _LEAST_BYTES)
+            pieces = [(chunk[start : start + _LEAST_BYTES], of_device) for start in starts]
+            self._held.extendleft(reversed(pieces))
+
+    def _may_wait(self, error: OutputError | MemoryError) -> bool:
+        """Whether to try again: other programs may free disk space, and rendering lines frees some."""
+        if not disk_space.is_full(error.__cause__):
+            return False
+        if self._full_since_s is None:
+            self._full_since_s = time.monotonic()
+        return time.monotonic() - self._full_since_s < _PATIENCE_S
+
+    def _backlog_of(self, of_device: bool) -> Backlog:
+        return self._device_backlog if of_device else self._backlog
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write the header or the footer, while no lines are being rendered."""
+        self._put_out(record_line(record).encode(), {})
+        self._flush()
+
+    def write_first(self, lines: Lines) -> None:
+        """Write lines before those of all chunks; called before `begin`."""
+        self._put_out(lines.encoded(), lines.counts())
+
+    def put_loss(self, loss: Loss) -> None:
+        """Keep a loss, after the chunks that came before it."""
+        self._hold(loss)
+
+    def finish(self) -> None:
+        """Take no more. The thread ends once everything is written; `is_done` shows that."""
+        while not self.takes_more():
+            time.sleep(SHORT_S)
+        self._items.put(None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Layer → events written."""
+        return {layer: count for layer, count in self._counts.items() if count}
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Layer → events lost."""
+        found = Counter(self._losses)
+        if self._device_renderer is not None:
+            found.update(self._device_renderer.losses)
+        return dict(found)
+
+    @property
+    def size_bytes(self) -> int:
+        """The least size of the lines of everything that was put: an estimate while some are not written."""
+        behind = self._size_bytes - self._rendered_bytes
+        a_line = self._written_bytes / self._rendered_bytes if self._rendered_bytes else _LINE_TO_RECORD
+        # Later lines may be shorter than those so far. What exceeds a limit is cut later.
+        return self._written_bytes + int(behind * a_line * _AT_LEAST)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every line is written, or counted as lost."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for `is_done` for at most `timeout_s`, and return it."""
+        self._thread.join(timeout_s)
+        return self.is_done
+
+    def abandon(self) -> None:
+        """Write no more lines; a loss record will count the events that were left."""
+        self._abandoned_ns = self._abandoned_ns or time.monotonic_ns()
+        self._abandoned.set()
+
+    def close(self) -> None:
+        """End the thread, and free the temporary file."""
+        self.abandon()
+        self.finish()
+        if self._thread.ident is not None:
+            self._thread.join()
+        sys.setswitchinterval(self._old_switch_s)
+        self._backlog.close()
+        self._device_backlog.close()
+
+    def _write(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                if isinstance(item, Loss):
+                    self._write_loss(item)
+                elif item.of_device:
+                    self._write_device(item)
+                elif not self._is_unordered:
+                    self._write_span(item)
+            if self._device_renderer is not None:
+                self._write_more(self._device_renderer.last())
+            if self._is_unordered:
+                for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set, self._lose):
+                    self._write_piece(piece)
+            self._flush()
+            self._write_unwritten()
+            self._flush()
+        except Exception as error:  # a bug: raised by the code that waits for the end
+            self.error = error
+
+    def _write_unwritten(self) -> None:
+        reason = f"not written: {why(self.error) if self.error else 'interrupted'}"
+        now_ns = time.monotonic_ns()
+        start_ns = self._abandoned_ns or now_ns
+        for layer, count in (self._unwritten + self._unkept).items():
+            bound = "at most: " if layer is None else ""
+            self._write_loss(Loss(layer, count, start_ns, now_ns, bound + reason))
+
+    def _next(self) -> Span | Loss | None:
+        """Wait for the next item, and write waiting lines when it is time to, even if no item arrives."""
+        while True:
+            wait_s = None
+            if self._flush_at_s is not None and (wait_s := self._flush_at_s - time.monotonic()) <= 0:
+                self._flush()
+                wait_s = None
+            with suppress(TimeoutError):
+                return self._items.get(wait_s)
+
+    def _put_out(self, lines: bytes, counts: Mapping[str, int]) -> None:
+        """Put out lines, with the number of events of each layer in them."""
+        self._counts.update(counts)
+        self._waiting.update(counts)
+        self._waiting_bytes += len(lines)
+        if self._flush_at_s is None:
+            self._flush_at_s = time.monotonic() + self._flush_s
+        try:
+            self._sink.write(lines)
+        except (OSError, MemoryError) as error:
+            self._fail(error)
+        if self._waiting_bytes >= PART_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write the waiting lines as a part of the output; if that fails, count their events."""
+        try:
+            self._sink.flush()
+        except (OSError, MemoryError) as error:
+            self._fail(error)
+        self._waiting.clear()
+        self._waiting_bytes, self._flush_at_s = 0, None
+
+    def _fail(self, error: OSError | MemoryError) -> None:
+        self._counts.subtract(self._waiting)
+        self._unwritten.update(self._waiting)
+        self._waiting.clear()
+        stated: Exception = error
+        if isinstance(error, OSError):
+            hint = _HINTS.get(error.errno or 0, _ELSE)
+            stated = OutputError(f"The events cannot be written: {error.strerror}.", hint)
+            stated.__cause__ = error
+        self._give_up(stated)
+
+    def _give_up(self, error: Exception) -> None:
+        """Only count from now on. The code that waits for the end raises a bug or a lack of memory."""
+        if self.error is None or not isinstance(error, OutputError):
+            self.error = error
+        self.abandon()
+
+    def _write_loss(self, loss: Loss) -> None:
+        layer = loss.layer or "unknown"
+        self._losses[layer] = self._losses.get(layer, 0) + loss.count
+        if loss.cpu is not None:
+            by_cpu = self.cpu_losses.setdefault(layer, {})
+            by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count
+        self._put_out(record_line(loss_record(loss)).encode(), {})
+
+    def _write_span(self, span: Span) -> None:
+        end = span.offset + span.size_bytes
+        for start in range(span.offset, end, _PIECE_BYTES):
+            size_bytes = min(_PIECE_BYTES, end - start)
+            try:
+                self._write_piece(self._backlog.read(start, size_bytes))
+            except OSError as error:
+                self._lose(size_bytes, error)
+            except Exception as error:  # without memory, any line of code may raise one
+                self._give_up(error)
+                self._unwritten[None] += size_bytes // RECORD_BYTES
+            self._backlog.give_back(start + size_bytes)
+
+    def _lose(self, size_bytes: int, error: OSError) -> None:
+        """Count records that cannot be read back."""
+        self._lose_some(size_bytes // RECORD_BYTES, "at most", error)
+
+    def _lose_some(self, count: int, bound: str, error: OSError) -> None:
+        self._write_loss(unread(count, self._last_ns, time.monotonic_ns(), error, bound=bound))
+        self.error = self.error or unread_error(error)
+
+    def _write_piece(self, piece: bytes) -> None:
+        self._last_ns = RECORD.unpack_from(piece, len(piece) - RECORD_BYTES)[0]
+        if not self._write_lines_of(piece, self._renderer):
+            self._unwritten.update(self._count(piece, of_device=False))
+
+    def _write_lines_of(self, chunk: bytes, renderer: Decoder) -> bool:
+        """Render a chunk and write its lines; returns False where it was not rendered, as after an error."""
+        if self._abandoned.is_set():
+            return False
+        try:
+            lines = renderer.render(chunk)
+            text = self._encoded(lines)
+        except Exception as error:
+            self._give_up(error)
+            return False
+        self._write_lines(lines, text)
+        self._rendered_bytes += len(chunk)
+        return True
+
+    def _encoded(self, lines: Lines) -> bytes:
+        """The lines as bytes, without those that exceed the limits."""
+        self._keep_within_limits(lines)
+        return lines.encoded()
+
+    def _write_lines(self, lines: Lines, text: bytes) -> None:
+        self._put_out(text, lines.counts())
+        self._written_bytes += len(text)
+
+    def _keep_within_limits(self, lines: Lines) -> None:
+        """Cut the lines that exceed the limits."""
+        events, size_bytes = self._limits.events, self._limits.size_bytes
+        if events is not None or size_bytes is not None:
+            lines.cut(
+                sys.maxsize if events is None else max(events - sum(self._counts.values()), 0),
+                sys.maxsize if size_bytes is None else max(size_bytes - self._written_bytes, 0),
+            )
+
+    def _write_device(self, span: Span) -> None:
+        """Write the lines of a chunk of the GPU's records, which is decoded as a whole."""
+        assert self._device_renderer is not None
+        try:
+            chunk = self._device_backlog.read(span.offset, span.size_bytes)
+        except OSError as error:
+            self._lose_some(1, "at least", error)
+            return
+        finally:
+            self._device_backlog.give_back(span.offset + span.size_bytes)
+        if not self._write_lines_of(chunk, self._device_renderer):
+            self._unwritten.update(self._count(chunk, of_device=True))
+            return
+        for lines in self._device_renderer.rest():
+            self._write_more(lines)
+
+    def _write_more(self, lines: Lines) -> None:
+        """Write lines that do not belong to a single chunk."""
+        if self._abandoned.is_set():
+            self._unwritten.update(lines.counts())
+        else:
+            self._write_lines(lines, self._encoded(lines))
+
+    def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
+        """Layer → events in a chunk."""
+        renderer = self._device_renderer if of_device else self._renderer
+        assert renderer is not None
+        return renderer.counts(chunk)

@@ -1,0 +1,184 @@
+"""The traced process: forked, held before its exec until the probes are attached, and waited for."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pwd import struct_passwd
+
+from tracepipe.errors import TracepipeError
+from tracepipe.sudo import AS_ROOT, sudo_ids, sudo_user
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended, as `exit 0` or `signal 11 (SIGSEGV)`, and the exit code that a shell would
+    show.
+    """
+
+    text: str
+    exit_code: int
+
+
+class Target:
+    """A child process that executes `command` when it is released."""
+
+    def __init__(
+        self,
+        program: str,
+        command: list[str],
+        mask: set[signal.Signals],
+        environment: Mapping[str, str] | None = None,
+        stdout: int = 1,
+    ) -> None:
+        """Fork it. `mask` is the signal mask that the command starts with, `environment` is added to this
+        process's environment, and `stdout` is its standard output. Raises TracepipeError where it cannot run
+        as the user who called sudo.
+        """
+        start = _Start(program, command, mask, environment or {}, stdout, _caller())
+        self._ending: Ending | None = None
+        self._command = command
+        self._go = self._failure = -1
+        self.is_released = False
+        """Whether it executes the command; from then on `close` does not end it."""
+        with ExitStack() as opened:  # they are few, but the limit may be reached
+            go_read, self._go = _pipe(opened)
+            self._failure, failure_write = _pipe(
+                opened
+            )  # closed by a successful exec, as all of Python's are
+            self.pid = os.fork()
+            if self.pid == 0:
+                os.close(self._go)
+                _become(start, go_read, failure_write)
+            opened.pop_all()
+        os.close(go_read)
+        os.close(failure_write)
+
+    def release(self) -> None:
+        """Let it exec, and wait until it has done so. Raises TracepipeError if it could not."""
+        failure = b"it was ended before it began"
+        with suppress(BrokenPipeError):
+            os.write(self._go, b"x")
+            failure = os.read(self._failure, 256)
+        os.close(self._go)
+        self._go = -1
+        if failure:
+            self.wait()
+            raise TracepipeError(
+                f"{self._command[0]} cannot be executed: {failure.decode(errors='replace')}.",
+                "Check that it is a program for this machine, and that the user may read and execute it.",
+            )
+        self.is_released = True
+
+    def poll(self) -> Ending | None:
+        """How it ended; None while it runs."""
+        if self._ending is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._ending = _ending(status)
+        return self._ending
+
+    def wait(self) -> Ending:
+        """Wait until it ends."""
+        if self._ending is None:
+            self._ending = _ending(os.waitpid(self.pid, 0)[1])
+        return self._ending
+
+    def send(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close its pipes, and kill it if it never was released. A released one has ended, or keeps
+        running.
+        """
+        if not self.is_released and self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+        for descriptor in (self._go, self._failure):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._go = self._failure = -1
+
+
+def _ending(status: int) -> Ending:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:  # a real-time signal
+            name = f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return Ending(f"signal {number} ({name})", 128 + number)
+    return Ending(f"exit {os.WEXITSTATUS(status)}", os.WEXITSTATUS(status))
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """How a command is executed: parameters of `Target`, and the user as whom it runs (None: as this one)."""
+
+    program: str
+    command: list[str]
+    mask: set[signal.Signals]
+    environment: Mapping[str, str]
+    stdout: int
+    user: struct_passwd | None
+
+
+def _become(start: _Start, go: int, failure: int) -> None:
+    """In the child: wait for the release, then turn into the command. Never returns."""
+    try:
+        if os.read(go, 1):
+            # Python ignores these two, and exec would keep them ignored; a shell would not.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+            if start.stdout != 1:
+                os.dup2(start.stdout, 1)
+            names = _drop_to(start.user) if start.user else {}
+            os.execve(start.program, start.command, {**os.environ, **names, **start.environment})
+    except BaseException as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        os.write(failure, (reason or f"{type(error).__name__} {error}").encode()[:256])
+    finally:
+        os._exit(127)
+
+
+def _caller() -> struct_passwd | None:
+    """The user who called sudo, as whom the command runs; None for root. Raises TracepipeError."""
+    ids, user = sudo_ids(), sudo_user()
+    if ids and user is None:
+        raise TracepipeError(f"SUDO_UID is {ids.uid}, and no user has that number.", AS_ROOT)
+    return user
+
+
+def _drop_to(user: struct_passwd) -> dict[str, str]:
+    """Become the user who called sudo, with that user's groups. Returns the variables of the environment that
+    described root, for that user.
+    """
+    ids = sudo_ids()
+    assert ids is not None
+    root, caller = _names(pwd.getpwuid(0)), _names(user)
+    os.initgroups(user.pw_name, ids.gid)
+    os.setgid(ids.gid)
+    os.setuid(ids.uid)
+    # With -E sudo keeps the caller's values, which may differ from the user database: they are kept too.
+    return {name: caller[name] for name in caller if os.environ.get(name) == root[name]}
+
+
+def _names(user: struct_passwd) -> dict[str, str]:
+    """The variables that a login sets for a user."""
+    return {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+
+
+def _pipe(opened: ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for end in ends:
+        opened.callback(os.close, end)
+    return ends

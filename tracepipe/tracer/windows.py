@@ -1,0 +1,302 @@
+"""Which window of a recording is open, and when the next one begins and ends.
+
+    waits for --delay ──▶ waits for what begins it ──▶ open ──▶ waits …, or the recording ends
+
+The engine sees the functions that begin and end windows, in the kernel and at the call. Everything else is
+decided here, at each step of the recording loop. A recording without windows has one that is always open.
+Between windows probes are detached:
+
+              _LEAD_NS before a time, or the call that is expected then;
+              else when a call asks, at a signal                            _LINGER_NS
+    detached ─────────────────────────────────────────────────▶ attached ─────────▶ detached
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, Turn, WindowedAttachment
+from tracepipe.tracer.request import API, Answer, CaptureRequest, Cause, WindowOrder
+from tracepipe.tracer.summary import RecordedWindows
+from tracepipe.tracer.triggers import PROFILER, SIGNAL, Trigger, triggers_of
+
+_ALONE_NS = 5_000_000
+"""How long a library has to begin or end its window itself, at the call that the probes see too."""
+_FOLLOW_NS = 3_000_000
+"""How long libraries in the command may take to follow: they change CUPTI's setting for each CUDA function.
+"""
+_LEAD_NS = 250_000_000
+"""How long before an expected window its probes are attached; attaching takes from 10 to 100 ms."""
+_LINGER_NS = 100_000_000
+"""How long probes stay attached after a window, in case another follows: the time that detaching one takes.
+"""
+_OFTEN_NS = 1_000_000_000
+"""Where the next window follows within this time, probes stay attached for twice the gap: detaching all of
+them takes nearly that long, and attaching them again has to wait for it.
+"""
+
+
+class Pace:
+    """Predicts when the Nth call of a function happens, from the rate of the last calls."""
+
+    def __init__(self, number: int, calls: int) -> None:
+        self._number, self._calls = number, calls
+        self._seen_ns: int | None = None
+        self._due_ns: int | None = None
+
+    def due_ns(self, now_ns: int, calls: int) -> int | None:
+        """When the Nth call is due, after `calls` calls; None before the second one. Once it is near, it is
+        not postponed.
+        """
+        if calls > self._calls:
+            is_near = self._due_ns is not None and self._due_ns - _LEAD_NS <= now_ns
+            if self._seen_ns is not None and not is_near:
+                a_call_ns = (now_ns - self._seen_ns) // (calls - self._calls)
+                self._due_ns = now_ns + (self._number - calls) * a_call_ns
+            self._seen_ns, self._calls = now_ns, calls
+        return self._due_ns
+
+
+@dataclass
+class WindowCourse:
+    """The windows of one recording, from its start on."""
+
+    request: CaptureRequest
+    count: int = 0
+    length_ns: int = 0
+    _attachment: WindowedAttachment | None = None
+    _device: DeviceEngine | None = None
+    _follower: DeviceEngine | None = None
+    """The engine that gets every begin and end of a window. `_device` is the same engine where it is asked to
+    begin and end its own windows.
+    """
+    _device_due_ns: int | None = None
+    _held_until_ns: int | None = None
+    _end_held_until_ns: int | None = None
+    _opened_ns: int | None = None
+    _closed_ns: int = 0
+    _is_armed: bool = False
+    _signals: int = 0
+    _is_ordered: bool = False
+    _linger_ns: int = _LINGER_NS
+    _pace: Pace | None = None
+    _begins_by: Trigger | None = field(init=False)
+    _ends_by: Trigger | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._begins_by, self._ends_by = triggers_of(self.request.windows)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are recorded now."""
+        return self._opened_ns is not None
+
+    @property
+    def recorded(self) -> RecordedWindows | None:
+        """The windows so far; None where none were requested."""
+        return RecordedWindows(self.count, self.length_ns) if self.request.windows.are_asked else None
+
+    def start(self, attachment: Attachment, now_ns: int, device: DeviceEngine | None = None) -> None:
+        """The recording starts."""
+        self._closed_ns = now_ns
+        self._follower = device
+        if not self.request.windows.are_asked:
+            self._note_begin(now_ns)
+        elif isinstance(attachment, WindowedAttachment):
+            self._attachment, self._device = attachment, device
+
+    def step(self, now_ns: int, signals: int, order: WindowOrder | None = None) -> str:
+        """Process what happened since the last step, and begin or end the window that is due. Returns why the
+        recording ends, or "". `signals` is the number of signals that the capture got for its windows so far,
+        and `order` is an order that can be obeyed.
+        """
+        came, self._signals = signals - self._signals, signals
+        was_open, count = self.is_open, self.count
+        has_device_turned = self._take_turns()
+        ended_by = ""
+        if self.is_open:
+            ended_by = self._look_at_end(now_ns, self._is_received(self._ends_by, came, order))
+        elif self.count >= self.request.windows.limit:
+            ended_by = self._ends_by.text if self._ends_by else "duration"
+        else:
+            is_received = self._is_received(self._begins_by, came, order)
+            self._look_at_begin(now_ns, is_received, order.name if order else "")
+        is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
+        if self.is_open != was_open and not has_device_turned:
+            # A call that is held by the probes has not reached the point that the library sees.
+            is_alone = self._is_by_library(begins=self.is_open) and not is_held
+            self._device_due_ns = now_ns + (_ALONE_NS if is_alone else 0)
+        self._turn_device(now_ns)
+        if self._attachment is not None:
+            follow_ns = _FOLLOW_NS if self._device is not None else 0
+            if is_held:
+                self._held_until_ns = now_ns + follow_ns
+            if was_open and not self.is_open:
+                self._end_held_until_ns = now_ns + follow_ns
+            self._let_go(self._attachment, now_ns)
+            self._keep_attached(self._attachment, now_ns)
+        return ended_by
+
+    def answer(self, order: WindowOrder) -> Answer:
+        """The answer to an order, given before the step that obeys it."""
+        if order.begins and self.is_open:
+            return Answer("A window is already open.", "Call end_window() first.")
+        if not order.begins and not (self.is_open or self._is_ordered):
+            return Answer("No window is open.", "Call begin_window() first.")
+        self._is_ordered = order.begins
+        return Answer()
+
+    def _let_go(self, attachment: WindowedAttachment, now_ns: int) -> None:
+        """Release the call that asked for the window once everything records in it, and the call that ended
+        it.
+        """
+        if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
+            self._end_held_until_ns = None
+            attachment.let_end()
+        if self._held_until_ns is not None and now_ns >= self._held_until_ns:
+            self._held_until_ns = None
+            if attachment.let_go() and self.is_open:
+                self._close(now_ns, Cause.STOP)
+
+    def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
+        """Attach probes before an expected window, and detach them after one."""
+        if self.is_open:
+            self._pace = None
+            attachment.prepare()
+        elif now_ns - self._closed_ns >= self._linger_ns:
+            due_ns = self._due_ns(attachment, now_ns)
+            if due_ns is not None and now_ns >= due_ns - _LEAD_NS:
+                attachment.prepare()
+            else:
+                attachment.rest()
+
+    def _due_ns(self, attachment: WindowedAttachment, now_ns: int) -> int | None:
+        """When the next window is expected; None where that is not known."""
+        if self._begins_by is None:
+            return self._closed_ns + self.request.windows.delay_ns
+        if self._begins_by.is_sent or not self._is_armed:
+            return None
+        counts = attachment if self._begins_by.is_probed or self._device is None else self._device
+        hits = counts.hits()
+        if self._pace is None:
+            self._pace = Pace(self._begins_by.number, hits)
+        return self._pace.due_ns(now_ns, hits)
+
+    def finish(self, now_ns: int) -> None:
+        """Called when the recording ends, which ends an open window."""
+        self._take_turns()
+        if self.is_open:
+            self._close(now_ns, Cause.END)
+        if self._device is not None:
+            self._device.set_window(is_open=False)
+
+    def why_none(self) -> tuple[str, str]:
+        """Why no window began, and a hint: two lines for the user."""
+        delay = "--delay had passed" if self.request.windows.delay_ns else ""
+        if self._begins_by is None or not self._is_armed:
+            return f"The recording ended before {delay}: nothing was recorded.", "Give a shorter --delay."
+        after = " after --delay" if delay else ""
+        hint = {
+            SIGNAL: "Begin a window with kill -USR2 and the number that the capture shows.",
+            PROFILER: "Let the program call torch.cuda.profiler.start(), or cudaProfilerStart.",
+            API: "Let the program call begin_window().",
+        }.get(self._begins_by.kind, "Check that the program gets there: `tracepipe hooks test` shows calls.")
+        return f"{self._begins_by.text} did not happen{after}: nothing was recorded.", hint
+
+    def _is_received(self, trigger: Trigger | None, signals: int, order: WindowOrder | None) -> bool:
+        """Whether the capture process itself received what `trigger`, the next one due, waits for."""
+        kind = trigger.kind if trigger is not None else ""
+        is_ordered = order is not None and order.begins != self.is_open
+        return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
+
+    def _look_at_end(self, now_ns: int, is_received: bool) -> str:
+        assert self._opened_ns is not None
+        duration_ns = self.request.limits.duration_ns
+        if is_received and self._ends_by is not None:
+            self._close(now_ns, Cause.STOP)
+            ended_by = self._ends_by.text
+        elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
+            self._close(now_ns, Cause.DURATION)
+            ended_by = "duration"
+        else:
+            return ""
+        return ended_by if self.count >= self.request.windows.limit else ""
+
+    def _look_at_begin(self, now_ns: int, is_received: bool, name: str) -> None:
+        windows, attachment = self.request.windows, self._attachment
+        assert attachment is not None
+        if now_ns - self._closed_ns < windows.delay_ns:
+            return
+        begins_by, asked_ns = self._begins_by, attachment.asked()
+        if begins_by is None:
+            asked_ns = self._closed_ns + windows.delay_ns
+        elif is_received:
+            asked_ns = now_ns
+        if asked_ns is not None:
+            self._note_begin(attachment.open_window(asked_ns, name=name))
+        elif begins_by is not None and not begins_by.is_sent and not self._is_armed:
+            # Without a delay, the next window may begin immediately after the end of this one.
+            left = 1 if windows.delay_ns else windows.limit - self.count
+            attachment.arm(left)
+            if self._device is not None:
+                self._device.arm(left)
+        self._is_armed = True
+
+    def _take_turns(self) -> bool:
+        """Take over the windows that functions and the libraries in the command began and ended; returns
+        whether the libraries did.
+        """
+        for ts_ns, begins in self._attachment.turns() if self._attachment else ():
+            if begins and not self.is_open:
+                self._note_begin(ts_ns)
+            elif not begins and self.is_open:
+                self._note_end(ts_ns)
+        turns = self._device.turns() if self._device else []
+        for ts_ns, begins in turns:
+            self._device_due_ns = None
+            self._follow(ts_ns, begins=begins)
+        return bool(turns)
+
+    def _follow(self, ts_ns: int, *, begins: bool) -> None:
+        """Follow a process that began or ended a window, unless the probes saw that too."""
+        if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
+            return
+        if begins:
+            self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
+        else:
+            self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
+
+    def _is_by_library(self, *, begins: bool) -> bool:
+        """Whether a library in the command begins or ends its windows itself, as it sees their trigger."""
+        trigger = self._begins_by if begins else self._ends_by
+        return self._device is not None and trigger is not None and trigger.kind in self._device.sees
+
+    def _turn_device(self, now_ns: int) -> None:
+        """Make the libraries in the command follow, unless they have begun or ended their windows
+        themselves.
+        """
+        if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
+            self._device.set_window(is_open=self.is_open)
+            self._device_due_ns = None
+
+    def _close(self, now_ns: int, cause: Cause) -> None:
+        if self._attachment is not None:
+            now_ns = self._attachment.close_window(cause)
+        self._note_end(now_ns)
+
+    def _note_begin(self, now_ns: int) -> None:
+        after_ns = now_ns - self._closed_ns
+        is_often = self.count > 0 and self._begins_by is not None and after_ns < _OFTEN_NS
+        self._linger_ns = max(_LINGER_NS, 2 * after_ns) if is_often else _LINGER_NS
+        self._opened_ns = now_ns
+        self.count += 1
+        if self._follower is not None:
+            self._follower.turned(Turn(now_ns, begins=True))
+
+    def _note_end(self, now_ns: int) -> None:
+        assert self._opened_ns is not None
+        self.length_ns += now_ns - self._opened_ns
+        if self._follower is not None:
+            self._follower.turned(Turn(now_ns, begins=False))
+        self._opened_ns, self._closed_ns = None, now_ns
+        self._is_armed = self._is_armed and not self.request.windows.delay_ns
