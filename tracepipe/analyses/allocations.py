@@ -8,8 +8,6 @@ from array import array
 from struct import Struct
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, Int64s
-from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.analyses.allocation_events import (
     ALL_IN_USE,
     DEVICE,
@@ -19,8 +17,9 @@ from tracepipe.analyses.allocation_events import (
     MANAGED,
     AllocationEvents,
 )
+from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.reports.frames.arrays import AnyArray
-from tracepipe.reports.frames.grouping import distinct
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.run import Run
@@ -316,7 +315,7 @@ def _dead(run: Run) -> Bools:
     dead = np.zeros(len(every), np.bool_)
     for part in parts(len(switches)):
         ends, of = switches.end_args[part], switches.shape[part]
-        for number in np.unique(ends[is_main[of] & (ends != NONE)]).tolist():
+        for number in distinct(ends[is_main[of] & (ends != NONE)]).tolist():
             if run.args.args(number).get("prev_state") == "dead":
                 dead[of[(ends == number) & is_main[of]]] = True
     return dead

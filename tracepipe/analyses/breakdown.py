@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tracepipe.event.columns import NONE, Bools, Int64s
-from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.intervals import Stretches, nothing
@@ -42,7 +42,7 @@ def hooked_title(run: Run) -> str:
     """The name of hooked functions: "Python functions" where all those of processes are Python's."""
     every = np.arange(len(run.shapes), dtype=np.int32)
     layers, pids = run.shapes.column("layer", every), run.shapes.column("pid", every)
-    numbers = np.unique(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
+    numbers = distinct(layers[(layers < 0) & (pids != NONE) & (pids <= PIDS_MAX)])
     own = {run.shapes.value("layer", number) for number in numbers.tolist()}
     return "Python functions" if own and own <= PYTHON_LAYERS else HOOKED
 
@@ -120,7 +120,7 @@ class HostTime:
         for begin_ns, end_ns in stretches_of(calls, *moving.values()):
             here = calls.within(begin_ns, end_ns)
             spans = {layer: one.within(begin_ns, end_ns) for layer, one in moving.items()}
-            threads = np.unique(here.thread)
+            threads = distinct(here.thread)
             at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
             for first in range(0, len(threads), at_once):
                 line = _Line(begin_ns, end_ns, threads[first : first + at_once])
@@ -142,7 +142,7 @@ class HostTime:
             return np.empty(0, np.int64)
         threads, inside = self._thread[calls.shape[rows]], np.zeros(len(hooks), np.bool_)
         of_hooks = self._thread[hooks.shape]
-        for thread in np.unique(of_hooks):
+        for thread in distinct(of_hooks):
             own, some = rows[threads == thread], np.flatnonzero(of_hooks == thread)
             at = np.searchsorted(calls.start_ns[own], hooks.start_ns[some], "right") - 1
             some, at = some[at >= 0], at[at >= 0]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tracepipe.event.columns import NONE, Int64s
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.launch_calls import LaunchCalls
+from tracepipe.event.columns import NONE, Int64s, distinct
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import nearest_of_some
@@ -99,7 +99,7 @@ class Autograd:
         """
         found = np.full(len(calls), NO_STACK, np.int64)
         threads = self._threads[self._calls.shape[calls]]
-        for thread in np.unique(threads).tolist():
+        for thread in distinct(threads).tolist():
             pid, tid = self._ids(thread)
             places = np.flatnonzero(threads == thread)
             numbers = self._numbers_at(thread, self._calls.start_ns[calls[places]])
@@ -145,7 +145,7 @@ class Autograd:
         if self._calls.stack is not None:
             stacked = np.flatnonzero(self._calls.stack != NONE)
         of_calls = self._threads[self._calls.shape[stacked]]
-        for thread in np.unique(threads).tolist():
+        for thread in distinct(threads).tolist():
             self._ranges[thread] = own = rows[threads == thread]
             self._take_forward(self._ids(thread)[0] or 0, own, stacked[of_calls == thread])
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-from tracepipe.event.columns import Bools, Int32s, Int64s
+from tracepipe.event.columns import Bools, Int32s, Int64s, distinct
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np
@@ -39,7 +39,7 @@ def values_by_names(
     seen = run.seen(layer)
     values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)
-    used = np.unique(names[seen])
+    used = distinct(names[seen])
     for part in parts(len(used)):
         for number in used[part].tolist():
             of_name[number] = values.setdefault(value_of(run.shapes.value("name", number)), len(values))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tracepipe.event.columns import NONE, Bools, Int32s
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
+from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
@@ -117,7 +117,7 @@ def _process_of(run: Run, work: Work, rows: slice) -> int | None:
         here = slice(rows.start + part.start, rows.start + part.stop)
         call = work.call[here]
         of_call = run.shapes.column("pid", shapes[call[call != NONE]])
-        found.update(np.unique(of_call).tolist(), np.unique(work.pid[here]).tolist())
+        found.update(distinct(of_call).tolist(), distinct(work.pid[here]).tolist())
     found.discard(NONE)
     return run.shapes.value("pid", found.pop()) if len(found) == 1 else None
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
-from tracepipe.event.vocabulary import RUNNING
 from tracepipe.analyses.breakdown import HOOKED, PARTS, hooked_title
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
+from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, runs
 from tracepipe.reports.frames.intervals import Stretches
@@ -182,7 +182,7 @@ def _pieces(start_ns: Int64s, end_ns: Int64s, edges: list[Any]) -> Iterator[tupl
     for some in [*parts(len(start_ns))] or [slice(0, 0)]:
         first_ns, last_ns = start_ns[some][:1], end_ns[some][-1:]
         within = [edge[(edge > first_ns) & (edge < last_ns)] for edge in edges if len(first_ns)]
-        bounds = np.unique(np.concatenate([start_ns[some], end_ns[some], *within]))
+        bounds = distinct(np.concatenate([start_ns[some], end_ns[some], *within]))
         left, right = bounds[:-1], bounds[1:]
         stretch = np.searchsorted(start_ns, left, "right") - 1
         kept = left < end_ns.take(stretch, mode="clip") if len(left) else left < left

@@ -8,6 +8,7 @@ from tracepipe.analyses.allocation_events import DEVICE, MANAGED
 from tracepipe.analyses.allocation_sums import AllocationSums
 from tracepipe.analyses.allocations import Allocations, allocations
 from tracepipe.analyses.cuda_calls import rows_by_effect, values_by_names
+from tracepipe.event.columns import distinct
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
@@ -48,7 +49,7 @@ def keeps_segments(run: Run) -> bool:
         return True
     if run.warp_table.launches.flags_by_names(_is_pytorch).any():
         return True
-    comms = np.unique(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
+    comms = distinct(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
     for part in parts(len(comms)):
         for number in comms[part].tolist():
             if (run.shapes.value("comm", number) or "").startswith(_THREAD_OF_PYTORCH):

@@ -8,12 +8,12 @@ from heapq import nsmallest
 from itertools import chain, starmap
 from typing import Annotated, Any
 
-from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import Int32s, Int64s
-from tracepipe.hooks.near_names import near_names
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
 from tracepipe.analyses.call_tree import tree_of
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.errors import TracepipeError
+from tracepipe.event.columns import Int32s, Int64s, distinct
+from tracepipe.hooks.near_names import near_names
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
@@ -131,7 +131,7 @@ def _no_such_call(run: Run, name: str) -> TracepipeError:
     calls, seen = run.layer("userspace"), np.zeros(len(run.shapes), np.bool_)
     for part in parts(len(calls)):
         seen[calls.shape[part]] = True
-    names = [run.shapes.text(number) for number in np.unique(_names(run)[seen]).tolist()]
+    names = [run.shapes.text(number) for number in distinct(_names(run)[seen]).tolist()]
     near = near_names(name, names)
     hint = f"Did you mean {' or '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions."
     return TracepipeError(f"The recording has no call {name!r}.", hint)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tracepipe.event.columns import Int64s
+from tracepipe.event.columns import Int64s, distinct
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.stored import parts
@@ -144,7 +144,7 @@ def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
     """A row with a mark in each cell that has an instant."""
     line = [" "] * window.cells
     for ts_ns, _, _ in instants:
-        for at in np.unique(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
+        for at in distinct(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
             line[at] = mark
     return "".join(line)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
 from tracepipe.event.tables import Args
 from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
 from tracepipe.reports.frames.eager import picked
@@ -69,7 +69,7 @@ class ArgsTable:
 
     def read(self, numbers: Int32s) -> None:
         """Parse some arguments, and cache their numbers and sizes."""
-        wanted = np.unique(numbers)
+        wanted = distinct(numbers)
         wanted = wanted[(wanted != NONE) & ~self._is_read[wanted]]
         self._is_read[wanted] = True
         for number in itertools.chain.from_iterable(wanted[part].tolist() for part in parts(len(wanted))):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tracepipe.event.columns import Bools, Int64s, TraceColumns
+from tracepipe.event.columns import Bools, Int64s, TraceColumns, distinct
 from tracepipe.event.counter_names import (
     DRAM_READ,
     DRAM_READ_SHARE,
@@ -48,7 +48,7 @@ class CounterTable:
         OutputError.
         """
         gpus: dict[int, list[int]] = {}
-        for number in np.unique(events.shape).tolist():
+        for number in distinct(events.shape).tolist():
             shape = self._tables.shapes[number] if number >= 0 else None
             if shape is not None and shape.phase == COUNTS and shape.layer == shape.name == GPU_COUNTERS:
                 gpus.setdefault(shape.gpu or 0, []).append(number)

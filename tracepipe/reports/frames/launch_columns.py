@@ -9,7 +9,7 @@ from itertools import chain
 from struct import Struct
 from typing import Any, Final
 
-from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.kernel_names import short_kernel_name
@@ -114,7 +114,7 @@ class LaunchTable:
 
     def text_bytes(self, launches: Ints) -> int:
         """How many bytes the names of some launches' kernels have, each name counted once."""
-        numbers = np.unique(self.column("name", launches)[0])
+        numbers = distinct(self.column("name", launches)[0])
         return int(self._names.sizes(numbers[numbers != NONE]).sum())
 
     def name(self, number: int) -> str:

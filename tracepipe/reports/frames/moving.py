@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import overload
 
-from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.columns import Bools, Int64s, distinct
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.layers import Layer
@@ -96,7 +96,7 @@ def stretches_of(wanted: Moving, *others: Moving) -> Iterator[tuple[int, int]]:
     start in each.
     """
     last_ns = wanted.last_ns()
-    starts_ns = np.unique(np.concatenate([one.starts_ns() for one in (wanted, *others)]))
+    starts_ns = distinct(np.concatenate([one.starts_ns() for one in (wanted, *others)]))
     for begin_ns, end_ns in pairwise([*starts_ns[starts_ns < last_ns].tolist(), last_ns]):
         yield begin_ns, end_ns
         release()

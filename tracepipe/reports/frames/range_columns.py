@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tracepipe.event.columns import distinct
 from tracepipe.event.ranges import nested
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.reports.frames.eager import picked
@@ -59,7 +60,7 @@ class RangeTable:
 
     def text_bytes(self, rows: slice) -> int:
         """How many bytes the names of some ranges have, each name counted once."""
-        return int(self._names.sizes(np.unique(self._columns["name"].so_far(len(self))[rows])).sum())
+        return int(self._names.sizes(distinct(self._columns["name"].so_far(len(self))[rows])).sum())
 
     def frame(self, rows: slice = slice(None)) -> pl.DataFrame:
         """A row for each range, in the order of the file: warp_row (in `warps`), name, start_ns, dur_ns,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Literal, overload
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, distinct
 from tracepipe.event.model import LAYERS, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
@@ -294,7 +294,7 @@ class ShapeTable:
 
     def text_bytes(self, shapes: Ints) -> int:
         """How many bytes of text some shapes have, each text counted once."""
-        numbers = [np.unique(self.column(name, shapes)) for name in _TEXTS]
+        numbers = [distinct(self.column(name, shapes)) for name in _TEXTS]
         return sum(int(self._texts.sizes(some[some != NONE]).sum()) for some in numbers)
 
     def text(self, number: int) -> str:
