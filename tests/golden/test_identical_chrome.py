@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tracepipe.readers.chrome_events
 import tracepipe.readers.json_elements
-import tracepipe.readers.native_chrome_rows
-import tracepipe.readers.native_sorted_rows
 import tracepipe.readers.sorted_rows
 from benchmarks.recordings import write_kineto
 from tests.golden.both import converted
@@ -101,7 +100,7 @@ def _traces(draw: st.DrawFn) -> bytes:
 def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracepipe.readers.json_elements, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(tracepipe.readers.native_chrome_rows, "_KINDS_MAX", kinds_max)
+        patch.setattr(tracepipe.readers.chrome_events, "_KINDS_MAX", kinds_max)
         path = Path(folder, "input.json")
         path.write_bytes(data)
         for to in ("text", "chrome"):
@@ -111,8 +110,8 @@ def test_whatever_a_trace_holds(data: bytes, chunk_bytes: int, kinds_max: int) -
 @pytest.mark.slow
 @pytest.mark.parametrize("run_rows", [5, 1 << 11])
 def test_a_recording_many_times(run_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (tracepipe.readers.sorted_rows, tracepipe.readers.native_sorted_rows):
-        monkeypatch.setattr(module, "RUN_ROWS", run_rows)
+    for name in ("RUN_ROWS", "NATIVE_RUN_ROWS"):
+        monkeypatch.setattr(tracepipe.readers.sorted_rows, name, run_rows)
     path = tmp_path / "input.json"
     write_kineto(path, 8)
     _, account = converted(path, "perfetto", None, CORES)

@@ -12,7 +12,7 @@ import pytest
 from tests.golden.cases import FIXTURES, Case
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.kernel_names import kernel_title
-from tracepipe.readers.nsys_names import function_name
+from tracepipe.readers.nsys import function_name
 
 
 def asked(case: Case, sql: str) -> list[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from tracepipe.event.tables import Tables
 from tracepipe.native import PURE, library
-from tracepipe.readers.native_lines import NativeTables
+from tracepipe.readers.line_columns import NativeTables
 
 CORES = ("pure", "native")
 

@@ -31,7 +31,7 @@ from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
 from tracepipe.native import library
 from tracepipe.readers import tracepipe1
-from tracepipe.readers.native_lines import NativeTables
+from tracepipe.readers.line_columns import NativeTables
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
 START_NS = 5_000_000_000_000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
-from tracepipe.readers import bpftime, lines, recognise
+from tracepipe.readers import bpftime, recognise, recording
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = b"[kernel_trace] ts=809635273301344 block=(0,0,0) thread=(0,0,0)"
@@ -274,7 +274,7 @@ def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
 
 
 def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(recording, "LINE_LIMIT_BYTES", 1000)
     monkeypatch.setattr(bpftime, "CHUNK_BYTES", 100)
     data = GOOD + b"\n[kernel_trace] ts=" + b"1" * 50_000 + b"\n" + GOOD_AFTER + b"\n"
     _, records, problems = read(data)

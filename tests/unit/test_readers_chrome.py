@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tests.support.cores import running
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import chrome, chrome_events, chrome_numbers, json_elements, recognise
-from tracepipe.readers.chrome_numbers import ns_of_text
-from tracepipe.readers.json_elements import JsonElements
-from tracepipe.readers.json_objects import objects
+from tracepipe.readers import chrome, chrome_events, ids, json_elements, recognise
+from tracepipe.readers.chrome_events import ns_of_text
+from tracepipe.readers.json_elements import JsonElements, objects
 
 EVENT = {"ph": "X", "name": "f", "pid": 7, "tid": 8, "ts": 1, "dur": 2}
 
@@ -372,7 +371,7 @@ def test_a_device_that_is_not_an_index_is_not_a_gpu(device: str) -> None:
 def test_processes_beyond_those_that_can_be_distinguished_are_reported(
     limit: str, value: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome_numbers, limit, value)
+    monkeypatch.setattr(ids, limit, value)
     for count in (3, 6):
         records, problems = read([EVENT | {"ts": at, "pid": f"rank {at}", "tid": 1} for at in range(count)])
         assert len({record["pid"] for record in records if record["type"] == "hook"}) == min(count, 4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
-from tracepipe.readers import READERS, layered, lines, naming_others, recognise, undated
+from tracepipe.readers import READERS, bpftrace_records, layered, naming_others, recognise, recording
 from tracepipe.reports import memory, summary
 from tracepipe.reports.frames.run import load_run
 
@@ -377,7 +377,7 @@ def test_a_line_that_goes_back_in_time_leaves_no_room_in_front() -> None:
 
 
 def test_many_lines_without_a_time_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undated, "_WAITING_MAX", 2)
+    monkeypatch.setattr(bpftrace_records, "_WAITING_MAX", 2)
     data = b'{"type":"gpu_complete"}\n' * 3 + GOOD + b"\n" + b'{"type":"gpu_complete"}\n' * 3
     records, problems = read_all(layered.read(io.BytesIO(data), between=True))
     assert [p.line for p in problems if p.skipped] == [1, 2]
@@ -652,7 +652,7 @@ def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
 
 
 def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(recording, "LINE_LIMIT_BYTES", 1000)
     monkeypatch.setattr(layered, "CHUNK_BYTES", 100)
     long = b'{"ts":1.5,"type":"kernel","name":"' + b"x" * 50_000 + b'"}'
     records, problems = read(GOOD + b"\n" + long + b"\n" + GOOD_AFTER + b"\n")

@@ -19,7 +19,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import NAME_BYTES_MAX, Header, Problem, Record
-from tracepipe.readers import event_rows, nsys, nsys_ranges
+from tracepipe.readers import event_rows, nsys
 from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.open import open_recording
 
@@ -393,7 +393,7 @@ def read_all_of(path: Path) -> None:
 
 
 def test_open_numbers_of_ranges_have_an_end(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys_ranges, "RANGE_LIMIT", 1)
+    monkeypatch.setattr(nsys, "RANGE_LIMIT", 1)
     _, records, _ = read(export(NVTX_EVENTS=[nvtx(at, None, 60, str(at)) for at in range(4)]))
     assert [(record["phase"], record.get("range")) for record in records] == [
         ("B", 0), ("B", 1), ("X", None), ("X", None),

@@ -29,8 +29,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import (
     perfetto,
-    perfetto_large,
-    perfetto_order,
+    perfetto_events,
     perfetto_packets,
     perfetto_tracks,
     recognise,
@@ -129,7 +128,7 @@ def test_an_end_with_a_name_closes_the_slice_of_that_name_and_what_is_inside() -
 def test_begins_beyond_those_that_can_be_open_are_left_out_with_their_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(perfetto_order, "_OPEN_MAX", 1)
+    monkeypatch.setattr(perfetto_events, "_OPEN_MAX", 1)
     trace = made()
     for ts_ns, kind in ((1, BEGIN), (2, BEGIN), (3, END), (4, END)):
         trace.event(ts_ns, kind, "f")
@@ -584,8 +583,8 @@ def test_a_packet_that_is_too_large_is_passed_over(monkeypatch: pytest.MonkeyPat
 def small_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packets over 200 bytes are large."""
     monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 200)
-    monkeypatch.setattr(perfetto_large, "AT_HAND_BYTES", 200)
-    monkeypatch.setattr(perfetto_large, "_PART_BYTES", 60)
+    monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 200)
+    monkeypatch.setattr(perfetto_packets, "_PART_BYTES", 60)
 
 
 @pytest.mark.usefixtures("small_room")

@@ -12,7 +12,7 @@ from tests.support.batches import read_all
 from tests.support.perfetto_trace import BEGIN, CLEARED, END, INSTANT, MONOTONIC, NEEDS, TraceMade
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import perfetto, perfetto_large, perfetto_packets
+from tracepipe.readers import perfetto, perfetto_packets
 
 RUNNABLE, RUNNING, SLEEPS, WAITS = 2, 3, 4, 5
 
@@ -142,8 +142,8 @@ def test_large_bundles_and_trees_are_read_as_small_ones_are(monkeypatch: pytest.
         ftrace.ftrace_clock, ftrace.ftrace_timestamp, ftrace.boot_timestamp = 2, 0, 5000
     whole = read(trace)
     monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 300)
-    monkeypatch.setattr(perfetto_large, "AT_HAND_BYTES", 300)
-    monkeypatch.setattr(perfetto_large, "_PART_BYTES", 100)
+    monkeypatch.setattr(perfetto_packets, "AT_HAND_BYTES", 300)
+    monkeypatch.setattr(perfetto_packets, "_PART_BYTES", 100)
     assert read(trace) == whole
     assert sum(one["type"] == "loss" for one in whole[0]) == 2
     assert sum(one["type"] == "scheduler" for one in whole[0]) == 2 * 2 * 60

@@ -16,8 +16,8 @@ from tests.golden.cases import FIXTURES
 from tests.support.batches import read_all
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Problem, Record
-from tracepipe.readers import json_walk, recognise, rocprof_json
-from tracepipe.readers.json_walk import JsonWalk, WalkError
+from tracepipe.readers import recognise, rocprof_json
+from tracepipe.readers.rocprof_json import JsonWalk, WalkError
 
 KINDS = [
     {"kind": "NONE", "operations": []},
@@ -191,7 +191,7 @@ def test_broken_text_is_reported_with_its_place(text: str) -> None:
 
 
 def test_a_value_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_walk, "VALUE_MAX", 1000)
+    monkeypatch.setattr(rocprof_json, "VALUE_MAX", 1000)
     stream = io.BytesIO(b'["' + b"x" * (1 << 20))
     walk = JsonWalk(stream)
     next(walk.elements())

@@ -15,9 +15,9 @@ from tracepipe.errors import FormatError, InputError
 from tracepipe.event.columns import NONE, SPECIAL
 from tracepipe.event.model import Problem, Record, new_header
 from tracepipe.event.warps import Warps
-from tracepipe.readers import READERS, lines, recognise, tracepipe1
-from tracepipe.readers.lines import Rejoined, chunks_of_lines
-from tracepipe.readers.native_warp_lines import NativeWarpLines
+from tracepipe.readers import READERS, recognise, recording, tracepipe1
+from tracepipe.readers.line_columns import NativeWarpLines
+from tracepipe.readers.recording import Rejoined, chunks_of_lines
 
 HEADER = orjson.dumps(new_header(clock="monotonic"))
 GOOD = b'{"type":"syscall","name":"ioctl","phase":"I","ts_ns":1,"pid":1,"tid":1}'
@@ -231,7 +231,7 @@ def test_a_header_alone_is_an_empty_recording() -> None:
 
 
 def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LINE_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(recording, "LINE_LIMIT_BYTES", 1000)
     monkeypatch.setattr(tracepipe1, "CHUNK_BYTES", 100)
     records, problems = read(GOOD, event(name="x" * 50_000), GOOD_AFTER)
     assert [record["ts_ns"] for record in records] == [1, 2]

@@ -79,7 +79,7 @@ def test_launches_have_numbers_of_63_bits(number: int, launch: int | None) -> No
 
 
 def test_stats_beyond_what_is_kept_of_an_event_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.readers.xplane_events._STATS_MAX", 2)
+    monkeypatch.setattr("tracepipe.readers.xplane._STATS_MAX", 2)
     _, records, problems = read(space(host(event(1, 0, 0, *(stat(id, id) for id in range(1, 6))))))
     assert [one["args"] for one in records if "args" in one] == [{"stat 1": 1, "stat 2": 2}]
     assert [(one.message[:21], one.skipped) for one in problems] == [("3 stats are left out:", False)]
@@ -197,7 +197,7 @@ def test_a_file_that_is_cut_off_keeps_what_is_whole() -> None:
 
 
 def test_names_beyond_what_is_kept_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.readers.xplane_events._TEXT_BYTES_MAX", 200)
+    monkeypatch.setattr("tracepipe.readers.xplane._TEXT_BYTES_MAX", 200)
     _, records, problems = read(space(host(event(1, 0, 0), event(2, 1000, 0), events=["f", "g"])))
     assert [one["name"] for one in records if one["type"] != "name"] == ["f", "event 2"]
     (problem,) = problems

@@ -13,7 +13,7 @@ import pytest
 from tests.support.cores import CORES, running
 from tracepipe.errors import OutputError
 from tracepipe.event.columns import Texts
-from tracepipe.readers import native_sorted_rows, sorted_rows
+from tracepipe.readers import sorted_rows
 from tracepipe.readers.sorted_rows import Rows, SortedRow, rows_of
 
 BOTH = pytest.mark.parametrize("core", CORES)
@@ -25,7 +25,7 @@ def order(row: SortedRow) -> tuple[int, int, int]:
 
 def given(core: str, rows: list[SortedRow]) -> list[Rows]:
     with running(core):
-        some = native_sorted_rows.sorted_rows()
+        some = sorted_rows.row_sorter()
         for row in rows:
             some.add(row)
         return list(some.in_order())
@@ -44,11 +44,11 @@ def some_rows(count: int, seed: int = 7) -> list[SortedRow]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of some rows, of which a few are merged at a time."""
-    for module in (sorted_rows, native_sorted_rows):
-        monkeypatch.setattr(module, "RUN_ROWS", 8)
+    for name in ("RUN_ROWS", "NATIVE_RUN_ROWS"):
+        monkeypatch.setattr(sorted_rows, name, 8)
     monkeypatch.setattr(sorted_rows, "BLOCK_ROWS", 3)
-    monkeypatch.setattr(native_sorted_rows, "MERGED_BYTES", 64)
-    for kind in (sorted_rows.SortedRows, native_sorted_rows.NativeSortedRows):
+    monkeypatch.setattr(sorted_rows, "MERGED_BYTES", 64)
+    for kind in (sorted_rows.SortedRows, sorted_rows.NativeSortedRows):
         monkeypatch.setattr(kind, "fan_in", 3)
 
 
@@ -68,8 +68,8 @@ def test_texts_that_are_longer_than_the_buffer(core: str, small: None) -> None:
 
 @BOTH
 def test_runs_end_by_their_bytes_too(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sorted_rows, native_sorted_rows):
-        monkeypatch.setattr(module, "RUN_BYTES", 100)
+    for name in ("RUN_BYTES", "NATIVE_RUN_BYTES"):
+        monkeypatch.setattr(sorted_rows, name, 100)
     rows = [SortedRow(at * 7 % 50, 0, 0, at, b"f" * (at * 13 % 90), b"s") for at in range(100)]
     assert [row for part in given(core, rows) for row in part] == sorted(rows, key=order)
 
@@ -78,9 +78,8 @@ def test_runs_end_by_their_bytes_too(core: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_bounded_number_of_rows_and_texts_is_given_at_a_time(
     core: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sorted_rows, native_sorted_rows):
-        for name, value in (("GIVEN_ROWS", 10), ("GIVEN_FIRSTS", 4), ("GIVEN_BYTES", 100)):
-            monkeypatch.setattr(module, name, value)
+    for name, value in (("GIVEN_ROWS", 10), ("GIVEN_FIRSTS", 4), ("GIVEN_BYTES", 100)):
+        monkeypatch.setattr(sorted_rows, name, value)
     texts = [(b"f", b"")] * 12 + [(b"%d" % at, b"") for at in range(5)] + [(b"", b"x" * 60)] * 5
     parts = given(core, [SortedRow(at, 0, 0, 0, *both) for at, both in enumerate(texts)])
     assert [len(part) for part in parts] == [10, 5, 4, 2, 1]

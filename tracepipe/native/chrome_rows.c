@@ -162,7 +162,7 @@ static int is_elsewhere(const tp_event *e, const tp_piece *piece, int rank, int 
     return rank == FLOW && piece->is_member && (IS(piece->key, "\"id\"") || IS(piece->key, "\"bp\""));
 }
 
-/* Adds the last arguments of an allocation of PyTorch, as `_instant` of chrome_kinds.py does. Returns whether
+/* Adds the last arguments of an allocation of PyTorch, as `_instant` of chrome_events.py does. Returns whether
  * they have the usual form. */
 static int write_allocation(tp_events *r, const tp_event *e, tp_buffer *to, int64_t start)
 {

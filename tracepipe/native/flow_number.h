@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The number of a flow: `flow_number` of readers/chrome_numbers.py. */
+/* The number of a flow: `flow_number` of readers/ids.py. */
 #ifndef TP_FLOW_NUMBER_H
 #define TP_FLOW_NUMBER_H
 

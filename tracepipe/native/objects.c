@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Finds where the objects of a JSON array begin and end, by brackets and quotes alone: json_objects.py. */
+/* Finds where the objects of a JSON array begin and end, by brackets and quotes alone: json_elements.py. */
 #include "tables.h"
 
 static int is_blank(uint8_t c)

@@ -165,7 +165,7 @@ def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterat
     """The batches of `source`, with a problem for each line that it skipped and another format would read,
     and one problem for all text that was printed between the events.
     """
-    from tracepipe.readers.printed import Printed
+    from tracepipe.readers.recording import Printed
 
     others = [reader for reader in READERS.values() if reader is not source]
     printed = Printed()

@@ -21,8 +21,7 @@ from typing import Any, BinaryIO, cast
 
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant, Problem, Record, new_header
-from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import Batch, Recording, recording_of
+from tracepipe.readers.recording import BOM, Batch, Recording, Rejoined, recording_of
 from tracepipe.units import counted
 
 CLOCK = "globaltimer:0"

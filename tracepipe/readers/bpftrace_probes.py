@@ -22,10 +22,19 @@ import orjson
 
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
-from tracepipe.readers.bpftrace_records import OWN_TEXT, Unwrapped, is_wrapped, loss_of, printed_lines
-from tracepipe.readers.lines import Rejoined
-from tracepipe.readers.recording import Batch, Recording, recording_of
-from tracepipe.readers.undated import NO_NEIGHBOUR, NO_TIME, PLACED, SAID, Undated
+from tracepipe.readers.bpftrace_records import (
+    NO_NEIGHBOUR,
+    NO_TIME,
+    OWN_TEXT,
+    PLACED,
+    SAID,
+    Undated,
+    Unwrapped,
+    is_wrapped,
+    loss_of,
+    printed_lines,
+)
+from tracepipe.readers.recording import Batch, Recording, Rejoined, recording_of
 
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""

@@ -23,8 +23,7 @@ from typing import Any, BinaryIO, cast
 from tracepipe.event.checks import Fault, shown
 from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.event.vocabulary import COPY_KINDS
-from tracepipe.readers.lines import BOM, Rejoined
-from tracepipe.readers.recording import Batch, Recording, recording_of
+from tracepipe.readers.recording import BOM, Batch, Recording, Rejoined, recording_of
 
 # Some 3000 rows.
 CHUNK_BYTES = 1 << 18

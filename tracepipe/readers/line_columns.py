@@ -1,4 +1,5 @@
-"""Makes columns of lines of `tracepipe/1` in Python: the reference of the native core's `lines.c`.
+"""Makes columns of lines of `tracepipe/1`: in Python, which is the reference, and by the native core
+(`lines.c`, `warp_lines.c`).
 
     {"ts_ns":1795,"type":"userspace","name":"cuInit","phase":"B","pid":7,"tid":7,"args":{"flags":0}}
              time └────────────── the same on many lines, but for duration and launch ───────────┘
@@ -8,19 +9,41 @@ What follows the time on a line is parsed once. When the same text comes again, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, Protocol, cast
+import ctypes
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import orjson
 
-from tracepipe.event.checks import RecordCheck, long_texts
-from tracepipe.event.columns import NONE, EventColumns, Index, Int64s, Row, event_columns, signed
-from tracepipe.event.model import TIME_LIMIT_NS, Record
-from tracepipe.event.shape import index_of
+from tracepipe.event.checks import RecordCheck, first_fault, long_texts
+from tracepipe.event.columns import (
+    NO_INDEX,
+    NONE,
+    SPECIAL,
+    Bools,
+    EventColumns,
+    Index,
+    Int32s,
+    Int64s,
+    Row,
+    Texts,
+    event_columns,
+    joined_optional,
+    no_indices,
+    signed,
+)
+from tracepipe.event.model import COLUMN_LIMIT, TIME_LIMIT_NS, Record, WarpBatch
+from tracepipe.event.ranges import ranges_agree
+from tracepipe.event.schema import fields_of
+from tracepipe.event.shape import Shape, index_of, shape_of
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import Warps
-from tracepipe.readers.lines import OTHERS, is_too_deep
+from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.native import library
+from tracepipe.native.signatures import Columns, WarpLines
+from tracepipe.readers.recording import OTHERS, is_too_deep
 
 FOREIGN: Final = NONE
 """The shape of a line that is read separately, or that has no event."""
@@ -150,3 +173,310 @@ def _time_of(head: bytes) -> int:
     if digits == head or not digits.isdigit() or (digits[0] == _ZERO and digits != b"0"):
         return NONE
     return ts_ns if len(digits) <= 19 and (ts_ns := int(digits)) <= TIME_LIMIT_NS else NONE
+
+
+_SHAPES, _ARGS = 0, 1
+# How many lines are read at a time, and the types of the columns of `EventColumns`.
+_ROOM = 1 << 14
+_KINDS = (np.int64, np.int32, np.int32, np.int64, np.int64, np.int64)
+_WARPS = -3
+
+
+class NativeTables(Tables):
+    """Tables whose texts the core keeps. A shape is parsed when a line has it for the first time."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        super().__init__()
+        self._core = core
+        self.reader = core.tp_reader_new(int.from_bytes(os.urandom(8), "little"))
+        if not self.reader:
+            raise MemoryError
+        weakref.finalize(self, core.tp_reader_free, self.reader)
+
+    def _number(self, table: int, text: bytes) -> int:
+        number: int = self._core.tp_reader_number(self.reader, table, text, len(text))
+        if number < 0:
+            raise MemoryError
+        return number
+
+    def _text(self, table: int, number: int) -> bytes:
+        text = ctypes.c_void_p()
+        size = self._core.tp_reader_text(self.reader, table, number, ctypes.byref(text))
+        if size < 0:
+            raise IndexError(number)
+        return ctypes.string_at(text, size)
+
+    def _new_shape(self, shape: Shape) -> int:
+        # No line has such a text.
+        number = self._number(_SHAPES, repr(shape).encode("utf-8", "surrogatepass"))
+        self._set_shape(number, shape)
+        return number
+
+    def _set_shape(self, number: int, shape: Shape | None) -> None:
+        assert number == len(self.shapes)
+        self.shapes.append(shape)
+
+    def text_number(self, text: bytes) -> int:
+        """As `Tables` has it."""
+        return self._number(_ARGS, text)
+
+    def text_numbers(self, texts: Texts) -> Int32s:
+        """As `Tables` has it."""
+        numbers = np.empty(len(texts), np.int32)
+        if self._core.tp_reader_numbers(
+            self.reader, _ARGS, texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
+        ):
+            raise MemoryError
+        return numbers
+
+    def text(self, number: int) -> bytes:
+        """As `Tables` has it."""
+        return self._text(_ARGS, number)
+
+    @property
+    def args_count(self) -> int:
+        """As `Tables` has it."""
+        return int(self._core.tp_reader_count(self.reader, _ARGS))
+
+    def text_bytes(self) -> int:
+        """As `Tables` has it."""
+        return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
+
+    def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
+        for table, kept in ((_SHAPES, shapes), (_ARGS, args)):
+            numbers = np.array(list(kept), np.int64)
+            if self._core.tp_reader_keep(self.reader, table, numbers.ctypes.data, len(numbers)) < 0:
+                raise MemoryError
+
+    def parse_shapes(self, check: RecordCheck) -> bool:
+        """Parse the new shapes. Return whether any of them is not of an event."""
+        bad = False
+        for number in range(len(self.shapes), self._core.tp_reader_count(self.reader, _SHAPES)):
+            record = orjson.loads(self._text(_SHAPES, number))
+            good = type(record) is dict and record.get("ts_ns") == 0 and "phase" in record
+            good = good and not check.fault(record) and record["type"] not in OTHERS
+            good = good and not long_texts(record)  # these are cut, with a problem
+            self._set_shape(number, shape_of(record) if good else None)
+            bad = bad or not good
+        return bad
+
+
+def new_tables() -> Tables:
+    """Return tables whose texts the native core keeps, where it is loaded."""
+    core = library()
+    return Tables() if core is None else NativeTables(core)
+
+
+class NativeLines:
+    """Reads lines of the native grammar."""
+
+    def __init__(self, core: ctypes.CDLL, tables: NativeTables, check: RecordCheck) -> None:
+        self._core, self._tables, self._check = core, tables, check
+        self._warps = NativeWarpLines(core)
+        self._columns = [np.empty(_ROOM, kind) for kind in _KINDS]
+        self._index = no_indices(_ROOM)
+        self._view = Columns(*(column.ctypes.data for column in (*self._columns, self._index)))
+        self._rounds = 0
+        self._bad: set[int] = set()
+        """Numbers of shapes that are not of an event."""
+
+    def read(
+        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
+    ) -> tuple[EventColumns, Int64s | None, int]:
+        """As `Lines` has it."""
+        before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
+        parts, index = [], []
+        while done.value <= len(text):
+            out = ctypes.byref(self._view), ctypes.byref(indices)
+            count = self._core.tp_read_lines(
+                self._tables.reader, text, len(text), ctypes.byref(done), *out, _ROOM
+            )
+            if count < 0:
+                raise MemoryError
+            parts.append([column[:count].copy() for column in self._columns])
+            index.append((self._index[:count].copy() if indices.value else None, count))
+            if indices.value:
+                self._index[:count] = NONE
+        columns: list[Any] = parts[0]
+        if len(parts) > 1:
+            columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        *columns, stack = columns
+        events = EventColumns(*columns, index=joined_optional(index, NONE), stack=stack)
+        self._put_warps(text, events, others)
+        self._put_others(text, events, before, read_one)
+        if not (stack != NONE).any():
+            events.stack = None
+        kept = np.flatnonzero(events.shape != FOREIGN)
+        if len(kept) == len(events):
+            return events, None, len(events)
+        return events.take(kept), kept, len(events)
+
+    def _put_warps(self, text: bytes, events: EventColumns, others: list[Record | Warps]) -> None:
+        """Set the rows of batches of warps."""
+        places = np.flatnonzero(events.shape == _WARPS)
+        if not len(places):
+            return
+        for lines in self._warps.parts(events.dur_ns[places]):
+            some = places[lines]
+            found = self._warps.read(text, events.ts_ns[some], events.dur_ns[some])
+            good = [(at, warps) for at, warps in zip(some.tolist(), found, strict=True) if warps is not None]
+            rows = np.array([at for at, _ in good], np.int64)
+            events.ts_ns[rows] = [warps.ts_ns for _, warps in good]
+            events.shape[rows], events.dur_ns[rows] = SPECIAL, 0
+            events.args[rows] = np.arange(len(others), len(others) + len(good))
+            others += [warps for _, warps in good]
+
+    def _put_others(self, text: bytes, events: EventColumns, before: int, read_one: ReadOne) -> None:
+        """Set the rows of lines that the core could not read."""
+        shape = events.shape
+        if self._rounds != self._tables.rounds:
+            self._rounds = self._tables.rounds
+            self._bad = {at for at, one in enumerate(self._tables.shapes) if one is None}
+        if self._tables.parse_shapes(self._check):
+            self._bad.update(
+                at for at in range(before, len(self._tables.shapes)) if self._tables.shapes[at] is None
+            )
+        foreign = (shape < 0) & (shape != SPECIAL)
+        lines: list[bytes] | None = None
+        if self._bad:
+            bad = np.isin(shape, list(self._bad))
+            if bad.any():
+                lines = text.split(b"\n")
+                foreign |= bad
+        for at in np.flatnonzero(foreign).tolist():
+            if lines is None:
+                start = int(events.ts_ns[at])
+                line = text[start : start + int(events.dur_ns[at])]
+            else:
+                line = lines[at]
+            *row, index, stack = read_one(at, line)
+            events.ts_ns[at], shape[at], events.args[at], events.dur_ns[at], events.launch[at] = row
+            if events.stack is not None:
+                events.stack[at] = stack
+            if index is not None and events.index is None:
+                events.index = no_indices(len(events))
+            if events.index is not None:
+                events.index[at] = index or NO_INDEX
+
+
+_PLACES: Final = {name: at for at, name in enumerate(WARP_COLUMNS)}
+_LIMITS: Final = {
+    name: doc.maximum if doc.maximum is not None else COLUMN_LIMIT
+    for name, (_, doc) in fields_of(WarpBatch).items()
+    if name in WARP_COLUMNS
+}
+_OF_RANGES: Final = {"range_count", *EACH_RANGE}
+_NOT_OF_LAUNCH: Final = {"ts_ns", *WARP_COLUMNS}
+# Columns are made of lines with this much text together. A longer line is read alone.
+_TEXT_BYTES: Final = 1 << 18
+# How many texts of launches are remembered, and the most bytes of one.
+_KNOWN_MAX, _KNOWN_BYTES_MAX = 1 << 10, 1 << 11
+
+
+class NativeWarpLines:
+    """Reads such lines of the native grammar."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        self._core = core
+        self._batch = core.tp_batch_new()
+        if not self._batch:
+            raise MemoryError
+        weakref.finalize(self, core.tp_batch_free, self._batch)
+        self._known: dict[bytes, tuple[Record, list[str]] | None] = {}
+        """By the text of a launch: its record and the names of its ranges; None where the line is bad."""
+
+    @staticmethod
+    def parts(size: Int64s) -> list[Any]:
+        """Split lines of these sizes into parts that are read together."""
+        end = np.cumsum(size)
+        part = end // _TEXT_BYTES + (end - size) // _TEXT_BYTES
+        return np.split(np.arange(len(size)), np.flatnonzero(np.diff(part)) + 1)
+
+    def read(self, text: bytes, at: Int64s, size: Int64s) -> list[Warps | None]:
+        """The batches of lines of `text`, by their places and sizes; None for one that is bad, or not of the
+        native grammar.
+        """
+        lines = len(at)
+        done, counts = np.empty(lines, np.bool_), np.empty((lines, len(WARP_COLUMNS)), np.int64)
+        ts_ns, launch, end = (np.empty(lines, np.int64) for _ in range(3))
+        out = WarpLines(*(column.ctypes.data for column in (done, ts_ns, launch, end, counts)))
+        columns = at.ctypes.data, size.ctypes.data, ctypes.byref(out)
+        self._core.tp_batch_read(self._batch, text, lines, *columns)
+        texts = ctypes.c_void_p()
+        there = ctypes.string_at(texts, self._core.tp_batch_rest(self._batch, ctypes.byref(texts)))
+        values = [self._column(place) for place in range(len(WARP_COLUMNS))]
+        counts[~done] = -1
+        last = np.cumsum(np.maximum(counts, 0), axis=0)
+        good = done & _are_within(values, last) & _agree(values, counts, last)
+        found: list[Warps | None] = []
+        start = 0
+        some = np.flatnonzero((counts >= 0).any(axis=0))
+        named = [(WARP_COLUMNS[place], values[place]) for place in some.tolist()]
+        places = counts[:, some].tolist(), last[:, some].tolist()
+        rows = zip(good.tolist(), ts_ns.tolist(), launch.tolist(), end.tolist(), *places, strict=True)
+        for is_good, base_ns, of, end_of_text, sizes, stops in rows:
+            launched = self._launched(there[start:end_of_text]) if is_good else None
+            start = end_of_text
+            if launched is None:
+                found.append(None)
+                continue
+            record, ranges = dict(launched[0]), launched[1]
+            if of >= 0:
+                record["launch"] = of
+            each = zip(named, sizes, stops, strict=True)
+            given = {name: column[stop - size : stop] for (name, column), size, stop in each if size >= 0}
+            warps = Warps(launched=record, ts_ns=base_ns, ranges=ranges, **given)
+            found.append(warps if given.keys().isdisjoint(_OF_RANGES) or ranges_agree(warps) else None)
+        return found
+
+    def _launched(self, text: bytes) -> tuple[Record, list[str]] | None:
+        """The record of a launch, without its time and with 0 for its id, and the names of its ranges; None
+        where the line is bad.
+        """
+        if text in self._known:
+            return self._known[text]
+        record: Record = orjson.loads(text)
+        known = None
+        if record.get("type") == "gpu_warp" and not first_fault(record) and not long_texts(record):
+            ranges = record.pop("ranges", [])
+            known = {name: value for name, value in record.items() if name not in _NOT_OF_LAUNCH}, ranges
+        if len(text) <= _KNOWN_BYTES_MAX:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[text] = known
+        return known
+
+    def _column(self, at: int) -> Int64s:
+        """A column of all lines."""
+        values = ctypes.c_void_p()
+        count = self._core.tp_batch_column(self._batch, at, ctypes.byref(values))
+        if count == 0:
+            return np.empty(0, np.int64)
+        assert values.value is not None
+        there = (ctypes.c_int64 * count).from_address(values.value)
+        return np.frombuffer(there, np.int64).copy()
+
+
+def _are_within(values: list[Int64s], last: Int64s) -> Bools:
+    """Whether all numbers of each line are within their limits; `last` is where those of each line end."""
+    within = np.ones(len(last), np.bool_)
+    for name, at in _PLACES.items():
+        if len(values[at]) and int(values[at].max()) > _LIMITS[name]:
+            beyond = np.flatnonzero(values[at] > _LIMITS[name])
+            within[np.searchsorted(last[:, at], beyond, "right")] = False
+    return within
+
+
+def _agree(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
+    """Whether all columns of each line have the same number of values, except those of ranges."""
+    size, exits, at = counts[:, _PLACES["warp"]], counts[:, _PLACES["warp"]], _PLACES["exit_count"]
+    if len(values[at]):
+        total = np.append(0, np.cumsum(values[at]))
+        of_warps = total[last[:, at]] - total[last[:, at] - np.maximum(counts[:, at], 0)]
+        exits = np.where(counts[:, at] < 0, size, of_warps)
+    agree = np.ones(len(counts), np.bool_)
+    for names, want in ((EACH_WARP, size), (EACH_EXIT, exits)):
+        for name in names:
+            count = counts[:, _PLACES[name]]
+            agree &= (count < 0) | (count == want)
+    return agree

@@ -4,10 +4,14 @@
                   42 previous_packet_dropped  6 clock_snapshot  11 track_event  12 interned_data
                   59 trace_packet_defaults  60 track_descriptor  43 process_descriptor
                   44 thread_descriptor  2 process_tree
+    TraceStats    1 buffer_stats… {3 chunks_overwritten  18 chunks_discarded  19 trace_writer_packet_loss}
+    FtraceStats   1 phase (1 start, 2 end of the trace)  2 cpu_stats… {1 cpu  3 overrun  8 dropped_events}
 
 Packets are read one after the other. Times are put on the trace's clock immediately, as the trace processor
 does. Events are sorted by them in temporary files without names. Packets that are not read are counted by
-their fields. Source: protos/perfetto/trace/trace_packet.proto of perfetto v52.
+their fields. Losses of TraceStats and FtraceStats are counts of a whole trace, of which the last one is used.
+Source: protos/perfetto/trace/trace_packet.proto, ftrace/ftrace_stats.proto, and
+protos/perfetto/common/trace_stats.proto of perfetto v52.
 """
 
 from __future__ import annotations
@@ -17,22 +21,91 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import Header, Problem, new_header
-from tracepipe.readers.native_sorted_rows import sorted_rows
-from tracepipe.readers.perfetto_clocks import BOOTTIME, PerfettoClocks, clock_of
-from tracepipe.readers.perfetto_events import TrackEvents
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, new_header
+from tracepipe.event.tables import packed
+from tracepipe.readers.perfetto_events import Ordered, TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
-from tracepipe.readers.perfetto_large import LargePacket, parts_of
-from tracepipe.readers.perfetto_losses import Losses
-from tracepipe.readers.perfetto_names import Sequence, Sequences, defaults_of
-from tracepipe.readers.perfetto_order import Ordered
-from tracepipe.readers.perfetto_packets import PacketStream, is_trace
+from tracepipe.readers.perfetto_packets import LargePacket, PacketStream, is_trace, parts_of
 from tracepipe.readers.perfetto_sched import Scheduling
+from tracepipe.readers.perfetto_sequences import (
+    BOOTTIME,
+    PerfettoClocks,
+    Sequence,
+    Sequences,
+    clock_of,
+    defaults_of,
+)
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording
 from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows, row_sorter
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 from tracepipe.units import counted
+
+_INNER: Final = 2 << 3 | BYTES
+_BUFFER: Final = 1 << 3 | BYTES
+_OF_BUFFERS: Final = {
+    3 << 3: "chunks of a full buffer were overwritten before they were read",
+    18 << 3: "chunks were discarded, as a buffer was full",
+    19 << 3: "times a program that was traced had no room for packets",
+}
+_PHASE, _CPU, _OVERRUN, _DROPPED_EVENTS = 1 << 3, 1 << 3, 3 << 3, 8 << 3
+_AT_START: Final = 1
+_LISTED_MAX: Final = 1 << 12
+
+
+class Losses:
+    """Takes losses: those with a time become rows, and those of the whole trace records without a time."""
+
+    def __init__(self, rows: SortedRows) -> None:
+        self._rows = rows
+        self._buffers: list[dict[int, int]] = []
+        self._ftrace: dict[int, dict[int, tuple[int, int]]] = {}
+        """By phase and processor: the counts of FtraceStats."""
+
+    def add(self, from_ns: int, to_ns: int, reason: str, cpu: int | None = None) -> None:
+        """Add a loss between two times."""
+        if not 0 <= from_ns <= to_ns <= TIME_LIMIT_NS:
+            return
+        record: Record = {"type": "loss", "count": 1, "dur_ns": to_ns - from_ns, "reason": reason}
+        if cpu is not None:
+            record |= {"layer": "scheduler", "cpu": cpu}
+        self._rows.add(SortedRow(from_ns, 0, 0, 0, packed(record), b""))
+
+    def take_stats(self, data: bytes) -> None:
+        """Take a TraceStats. Raises WireError."""
+        buffers = [dict(tagged(value)) for tag, value in tagged(data) if tag == _BUFFER]
+        self._buffers = [
+            {tag: count for tag in _OF_BUFFERS if (count := of.get(tag, 0))} for of in buffers[:_LISTED_MAX]
+        ]
+
+    def take_ftrace(self, data: bytes) -> None:
+        """Take an FtraceStats. Raises WireError."""
+        fields = tagged(data)
+        phase = next((value for tag, value in fields if tag == _PHASE), 0)
+        cpus: dict[int, tuple[int, int]] = {}
+        for tag, value in fields:
+            if tag == _INNER and len(cpus) < _LISTED_MAX:
+                of: dict[int, Any] = dict(tagged(value))
+                cpus[of.get(_CPU, 0)] = of.get(_OVERRUN, 0), of.get(_DROPPED_EVENTS, 0)
+        self._ftrace[phase == _AT_START] = cpus
+
+    def of_the_whole(self) -> Iterator[Record]:
+        """The losses that have no time."""
+        for at, of in enumerate(self._buffers):
+            for tag, count in of.items():
+                reason = f"{_OF_BUFFERS[tag]} (buffer {at})"
+                yield {"type": "loss", "count": min(count, COUNT_LIMIT), "reason": reason}
+        before = self._ftrace.get(True, {})
+        for cpu, counts in self._ftrace.get(False, {}).items():
+            lost = sum(counts) - sum(before.get(cpu, (0, 0)))
+            if lost > 0 and cpu <= _LISTED_MAX:
+                reason = "ftrace's buffer was full"
+                yield {
+                    "type": "loss", "layer": "scheduler", "count": min(lost, COUNT_LIMIT), "cpu": cpu,
+                    "reason": reason,
+                }  # fmt: skip
+
 
 # The first clock snapshot, if there is one, is within this many packets.
 _PACKETS_AHEAD: Final = 1 << 12
@@ -72,7 +145,7 @@ class _Trace:
         self.tables = self._in_columns.tables
         self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
-        self._rows = sorted_rows()
+        self._rows = row_sorter()
         self._events = TrackEvents(self._tracks, self._clocks, self._rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()

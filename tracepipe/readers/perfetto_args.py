@@ -17,8 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.readers.lines import is_too_deep
-from tracepipe.readers.perfetto_names import (
+from tracepipe.readers.perfetto_sequences import (
     ARG_NAMES,
     BODIES,
     CALLSTACKS,
@@ -31,6 +30,7 @@ from tracepipe.readers.perfetto_names import (
     Sequence,
     numbers,
 )
+from tracepipe.readers.recording import is_too_deep
 from tracepipe.readers.wire_fields import double, signed, tagged
 
 ANNOTATIONS: Final = 4 << 3 | 2

@@ -23,12 +23,11 @@ from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, event_columns
 from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Problem, Record, new_header
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
-from tracepipe.readers.chrome_numbers import ns_of
+from tracepipe.readers.chrome_events import ns_of
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.json_elements import Elements, JsonElements
-from tracepipe.readers.native_sorted_rows import sorted_rows
 from tracepipe.readers.recording import FirstProblems, Recording
-from tracepipe.readers.sorted_rows import Rows, SortedRow
+from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
 
 CYCLES: Final = "cycles"
@@ -72,7 +71,7 @@ class _Trace:
     """Turns one trace into batches of warps, in the order of time."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._rows = sorted_rows()
+        self._rows = row_sorter()
         self._block: _Block | None = None
         self._warps_of: dict[str, int] = {}
         """By kernel: how many warps its blocks have, as far as was seen."""

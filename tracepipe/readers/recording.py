@@ -1,11 +1,15 @@
-"""The interface between input formats and the rest: what a reader is, and what it returns."""
+"""The interface between input formats and the rest: what a reader is and returns, and numbered lines of byte
+streams for those that read text. Hostile lines may have any length.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
+from tracepipe.event.checks import shown
 from tracepipe.event.columns import (
     NONE,
     SPECIAL,
@@ -16,12 +20,115 @@ from tracepipe.event.columns import (
     no_events,
     signed,
 )
-from tracepipe.event.model import STALLS, Header, Problem, Record
+from tracepipe.event.model import STALLS, Header, Problem, Record, ThreadExit
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
-from tracepipe.readers.lines import BOM, OTHERS, chunks_of_lines
-from tracepipe.units import agree
+from tracepipe.units import agree, counted
+
+CHUNK_BYTES = 1 << 20
+# An event has some hundred bytes. A much longer line is not an event, and parsing it would take memory.
+LINE_LIMIT_BYTES = 1 << 20
+# A launch of a million warps may be one line, which has its type near its start.
+WARPS_LIMIT_BYTES = 64 << 20
+_WARPS, _HEAD_BYTES = b'"gpu_warp"', 256
+# Types of records that are not events of a thread, a stream or a lane, or that become an event of another
+# type.
+OTHERS = frozenset(
+    {"header", "footer", "clock", "loss", "window", "stack", "name", "gpu_warp", "gpu_thread_exit", *STALLS}
+)
+# Editors on other systems put it before the first line.
+BOM = b"\xef\xbb\xbf"
+# orjson reads 1024 levels and writes 254, with the record's own level. What is read must be writable.
+DEPTH_LIMIT = 200
+TOO_DEEP = f"nests deeper than {DEPTH_LIMIT} levels"
+# Each level needs an opening and a closing bracket: shorter lines need not be checked.
+SHALLOW_BYTES = 2 * DEPTH_LIMIT
+
+
+class Rejoined:
+    """A stream of which `head` was read already, with these bytes before the rest."""
+
+    def __init__(self, head: bytes, stream: BinaryIO) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int) -> bytes:
+        if self._head:
+            out, self._head = self._head[:size], self._head[size:]
+            return out
+        return self._stream.read(size)
+
+
+def not_json(error: json.JSONDecodeError) -> str:
+    """The message for a line that orjson rejected. Raises MemoryError where that was the reason."""
+    if error.msg.startswith("Not enough memory"):
+        raise MemoryError
+    return f"is not JSON: {error.msg} at column {error.colno}"
+
+
+def is_too_deep(text: bytes, value: object) -> bool:
+    """Whether `value`, parsed from `text`, nests deeper than DEPTH_LIMIT."""
+    if len(text) <= SHALLOW_BYTES or text.count(b"[") + text.count(b"{") <= DEPTH_LIMIT:
+        return False
+    level: list[Any] = [value]
+    for _ in range(DEPTH_LIMIT):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def chunks_of_text(stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, int, bool]]:
+    """Yield (whole lines, bytes read so far, cut); the last newline is left out.
+
+    `cut` is whether the last line ended with the input, without a newline. A line over the limit is given as
+    its first bytes, so that it fails to parse and counts as one line.
+    """
+    offset_bytes = 0
+    pieces: list[bytes] = []  # of the line that has not ended yet, which are joined once
+    held_bytes, skipping = 0, False
+    while chunk := stream.read(chunk_bytes):
+        offset_bytes += len(chunk)
+        end = chunk.rfind(b"\n")
+        if end >= 0:
+            start = 0
+            if skipping:
+                start = chunk.find(b"\n")
+                pieces = [pieces[0]]
+            view = memoryview(chunk)
+            yield b"".join([*pieces, view[start:end]]), offset_bytes, False
+            pieces, held_bytes, skipping = [chunk[end + 1 :]], len(chunk) - end - 1, False
+        elif not skipping:
+            pieces.append(chunk)
+            held_bytes += len(chunk)
+        if held_bytes > LINE_LIMIT_BYTES and not skipping:
+            head = b"".join(piece[:_HEAD_BYTES] for piece in pieces[:2])[:_HEAD_BYTES]
+            if held_bytes > WARPS_LIMIT_BYTES or _WARPS not in head:
+                pieces, skipping = [head], True
+    if rest := b"".join(pieces):
+        yield rest, offset_bytes, True
+
+
+def chunks_of_lines(
+    stream: BinaryIO, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, list[bytes], int, bool]]:
+    """Yield (number of the first line, lines, bytes read so far, cut) as `chunks_of_text`."""
+    first = 1
+    for text, offset_bytes, cut in chunks_of_text(stream, chunk_bytes):
+        lines = text.split(b"\n")
+        yield first, lines, offset_bytes, cut
+        first += len(lines)
+
+
+THREAD_EXIT: Final = "gpu_thread_exit"
+"""The type of a line that is the exit of a thread. It is read as a `gpu_thread`."""
+UNNAMED_KERNEL: Final = "kernel"
+"""The name of a kernel whose name is not in the input."""
 
 # This many problems are kept with their text until the events come.
 _PROBLEMS_MAX: Final = 1 << 10
@@ -82,6 +189,13 @@ def row_of(record: Record, tables: Tables, others: list[Record | Warps]) -> Row:
     )
 
 
+def event_of_exit(record: Record) -> Record:
+    """The `gpu_thread` for a good record of a thread's exit."""
+    known = {name: value for name, value in record.items() if name in ThreadExit.__annotations__}
+    args = {**record.get("args", {}), "event": "exit"}
+    return {"name": UNNAMED_KERNEL, **known, "type": "gpu_thread", "phase": "I", "args": args}
+
+
 class FirstProblems:
     """The first problems of an input since the last `take`, and how many more there are."""
 
@@ -128,10 +242,12 @@ class LineReader(Protocol):
 def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Recording:
     """The recording that `lines` reads in a stream."""
     tables = Tables()
-    return Recording(header, _batches(stream, lines, chunk_bytes, tables), tables)
+    return Recording(header, _batches_of_lines(stream, lines, chunk_bytes, tables), tables)
 
 
-def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables) -> Iterator[SourceBatch]:
+def _batches_of_lines(
+    stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables
+) -> Iterator[SourceBatch]:
     """The batches that `lines` reads in a stream: one for each chunk, and one for the end."""
     offset_bytes = 0
     for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):
@@ -145,3 +261,34 @@ def _batches(stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tabl
     lines.at_end(last)
     if last.records or last.problems or last.foreign_lines or last.printed:
         yield last.in_columns(tables)
+
+
+_TEXTS_SHOWN: Final = 3
+
+
+class Printed:
+    """The printed lines of one input."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = 0
+        self._texts: dict[bytes, int] = {}
+
+    def add(self, number: int, text: bytes) -> None:
+        """Count line `number`."""
+        self._first = self._first or number
+        self._count += 1
+        if text in self._texts or len(self._texts) < _TEXTS_SHOWN:
+            self._texts[text] = self._texts.get(text, 0) + 1
+
+    def stated(self) -> Iterator[SourceBatch]:
+        """A batch with the problem that counts them; none where there are none."""
+        if not self._count:
+            return
+        texts = [
+            shown(text) + (f" ({count} times)" if count > 1 else "") for text, count in self._texts.items()
+        ]
+        named = ", ".join(texts) + (", …" if sum(self._texts.values()) < self._count else "")
+        lines = counted(self._count, "line|lines is|are")
+        message = f"{lines} text that the script or the traced program printed, not events: {named}"
+        yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])

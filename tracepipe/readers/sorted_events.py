@@ -8,7 +8,7 @@ the arguments.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import orjson
@@ -28,10 +28,32 @@ from tracepipe.event.model import Problem
 from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import packed
 from tracepipe.readers.event_rows import cut_text
-from tracepipe.readers.known import Known
-from tracepipe.readers.native_lines import new_tables
-from tracepipe.readers.native_sorted_rows import sorted_rows
-from tracepipe.readers.sorted_rows import Rows, SortedRow
+from tracepipe.readers.line_columns import new_tables
+from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
+
+_ENTRIES_MAX: Final = 1 << 11
+_BYTES_MAX: Final = 1 << 19
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Cache(dict[K, V]):
+    """Remembers what was made of a key. It is emptied when it is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._size_bytes = 0
+
+    def keep(self, key: K, value: V, size_bytes: int) -> V:
+        """Keep what was made of a key, with the size of its text."""
+        self._size_bytes += size_bytes
+        if len(self) >= _ENTRIES_MAX or self._size_bytes > _BYTES_MAX:
+            self.clear()
+            self._size_bytes = size_bytes
+        self[key] = value
+        return value
+
 
 _TEXTS = ("name", "comm", "layer", "domain")
 
@@ -41,7 +63,7 @@ class RowColumns:
 
     def __init__(self) -> None:
         self.tables = new_tables()
-        self._shapes = Known[bytes, int]()
+        self._shapes = Cache[bytes, int]()
         self._rounds = 0
 
     def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
@@ -68,7 +90,7 @@ class SortedEvents:
     """Takes events as records, and keeps them as rows."""
 
     def __init__(self) -> None:
-        self.rows = sorted_rows()
+        self.rows = row_sorter()
 
     def add(
         self,

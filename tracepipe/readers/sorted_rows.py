@@ -5,16 +5,42 @@ temporary file without a name, as sorted runs that are merged later. The native 
 
 from __future__ import annotations
 
+import ctypes
 import marshal
+import os
+import tempfile
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import merge
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
+from tracepipe.errors import OutputError
 from tracepipe.event.columns import Int32s, Int64s, Texts
-from tracepipe.readers.unnamed_file import naming_the_folder, unnamed_file
+from tracepipe.native import library
+from tracepipe.native.signatures import SortedColumns
+
+
+def unnamed_file() -> BinaryIO:
+    """Open a file that is removed when this process ends in any way. Raises OSError."""
+    with tempfile.TemporaryFile(prefix="tracepipe-") as file:
+        return os.fdopen(os.dup(file.fileno()), "r+b")
+
+
+@contextmanager
+def naming_the_folder() -> Iterator[None]:
+    """Turn an OSError of such a file into an OutputError."""
+    try:
+        yield
+    except OSError as e:
+        raise OutputError(
+            f"cannot keep the events of a trace in {tempfile.gettempdir()}: {e.strerror}",
+            "Name a folder with room in TMPDIR.",
+        ) from e
+
 
 # Rows and bytes of a run in memory; rows, or bytes, of each run in memory while runs are merged; and runs
 # that are merged at a time.
@@ -228,3 +254,109 @@ def _rows(file: RunFile, run: Run) -> Iterator[SortedRow]:
         size = int.from_bytes(file.file.read(_SIZE_BYTES), "little")
         yield from map(SortedRow._make, marshal.loads(file.file.read(size)))
         at += _SIZE_BYTES + size
+
+
+# Rows and bytes of a run in memory; runs that are merged at a time, and the bytes of all of these in memory.
+NATIVE_RUN_ROWS: Final = 1 << 16
+NATIVE_RUN_BYTES: Final = (1 << 20) - (1 << 16)  # with one row more, whose size is seldom as much
+NATIVE_FAN_IN: Final = 1 << 9
+MERGED_BYTES: Final = 1 << 20
+# Of each run.
+_READ_BYTES_MAX: Final = 1 << 17
+_NO_FILE: Final = -1
+_NO_MEMORY: Final = -1
+
+
+def row_sorter() -> SortedRows:
+    """Return a sorter of rows, with the native core where it is loaded."""
+    core = library()
+    return SortedRows() if core is None else NativeSortedRows(core)
+
+
+class NativeSortedRows(SortedRows):
+    """As `SortedRows`. `at` is the address of the core's rows, for its functions that add rows."""
+
+    fan_in = NATIVE_FAN_IN
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        super().__init__()
+        self._core = core
+        self.at = core.tp_sorted_new(
+            int.from_bytes(os.urandom(8), "little"), NATIVE_RUN_ROWS, NATIVE_RUN_BYTES
+        )
+        if not self.at:
+            raise MemoryError
+        weakref.finalize(self, core.tp_sorted_free, self.at)
+
+    def add(self, row: SortedRow) -> None:
+        """As `SortedRows` has it."""
+        *numbers, first, second = row
+        if self._good(self._core.tp_sorted_add(self.at, *numbers, first, len(first), second, len(second))):
+            self.put_away()
+
+    def put_away(self) -> None:
+        """Make a run of the rows in memory, after the core's functions that add rows. Raises OutputError."""
+        self._put_away()
+
+    def _count(self) -> int:
+        return int(self._core.tp_sorted_count(self.at))
+
+    def _at_hand(self) -> Iterator[Rows]:
+        if self._count():
+            self._good(self._core.tp_sorted_run(self.at, _NO_FILE, 0))
+            return self._given(_NO_FILE, [Run(0, 0)])
+        return iter(())
+
+    def _run(self, file: RunFile) -> Run:
+        start = file.end
+        file.end += self._good(self._core.tp_sorted_run(self.at, file.file.fileno(), start))
+        return Run(start, file.end)
+
+    def _folded(self, file: RunFile, runs: list[Run]) -> Run:
+        self._merge(file.file.fileno(), runs)
+        start = file.end
+        file.end += self._good(self._core.tp_sorted_fold(self.at, start))
+        return Run(start, file.end)
+
+    def _merged(self, file: RunFile, runs: list[Run]) -> Iterator[Rows]:
+        return self._given(file.file.fileno(), runs)
+
+    def _merge(self, file: int, runs: list[Run]) -> None:
+        """Begin to merge runs."""
+        starts, ends = (np.array([getattr(run, of) for run in runs], np.int64) for of in ("start", "end"))
+        read_bytes = min(_READ_BYTES_MAX, MERGED_BYTES // len(runs))
+        self._good(
+            self._core.tp_sorted_merge(
+                self.at, file, starts.ctypes.data, ends.ctypes.data, len(runs), read_bytes
+            )
+        )
+
+    def _given(self, file: int, runs: list[Run]) -> Iterator[Rows]:
+        """The rows of runs as columns."""
+        self._merge(file, runs)
+        numbers = np.empty((6, GIVEN_ROWS), np.int64)
+        first, made = np.empty(GIVEN_ROWS, np.int32), np.zeros(1, np.int64)
+        columns = SortedColumns(*(column.ctypes.data for column in (*numbers, first)))
+        view, limits = ctypes.byref(columns), (GIVEN_ROWS, GIVEN_FIRSTS, GIVEN_BYTES)
+        while True:
+            count = self._good(self._core.tp_sorted_next(self.at, view, *limits, made.ctypes.data))
+            if not count:
+                return
+            ts_ns, rank, dur_ns, number, second_ends = numbers[:5, :count].copy()
+            firsts = list(self._texts(0, numbers[5, : int(made[0])]))
+            second = self._texts(1, second_ends)
+            yield Rows(ts_ns, rank, dur_ns, number, first[:count].copy(), firsts, second)
+
+    def _texts(self, which: int, ends: Int64s) -> Texts:
+        there = ctypes.c_void_p()
+        size = self._core.tp_sorted_texts(self.at, which, ctypes.byref(there))
+        return Texts(ctypes.string_at(there, size) if size else b"", ends)
+
+    @staticmethod
+    def _good(result: int) -> int:
+        """Return a result of the core. Raises MemoryError and OSError where it is an error."""
+        if result == _NO_MEMORY:
+            raise MemoryError
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+        return result

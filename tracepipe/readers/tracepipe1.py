@@ -20,11 +20,20 @@ from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.native import library
-from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines
-from tracepipe.readers.lines import BOM, TOO_DEEP, Rejoined, chunks_of_text, is_too_deep, not_json
-from tracepipe.readers.native_lines import NativeLines, NativeTables
-from tracepipe.readers.recording import Recording, row_of, with_problems
-from tracepipe.readers.thread_exits import THREAD_EXIT, event_of_exit
+from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines, NativeLines, NativeTables
+from tracepipe.readers.recording import (
+    BOM,
+    THREAD_EXIT,
+    TOO_DEEP,
+    Recording,
+    Rejoined,
+    chunks_of_text,
+    event_of_exit,
+    is_too_deep,
+    not_json,
+    row_of,
+    with_problems,
+)
 
 # Some thousand lines, so that the cost for each batch is small.
 CHUNK_BYTES = 1 << 18

@@ -21,7 +21,7 @@ from tracepipe.event.model import Header, Problem, new_header
 from tracepipe.event.origins import Origins, id_on
 from tracepipe.event.renumbered import Numbers, Renumbered
 from tracepipe.event.tables import KEPT_MAX, Tables
-from tracepipe.readers.native_lines import new_tables
+from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import STANDARD
 from tracepipe.recording.members import Member

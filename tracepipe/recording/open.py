@@ -18,8 +18,7 @@ from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import HOST_CLOCKS, Header, Problem, Record
 from tracepipe.readers import UNDATED, InputFormat, is_known, naming_others, recognise
-from tracepipe.readers.lines import chunks_of_text
-from tracepipe.readers.recording import Recording, with_problems
+from tracepipe.readers.recording import Recording, chunks_of_text, with_problems
 from tracepipe.recording.files import InputStream, open_input
 from tracepipe.units import agree
 

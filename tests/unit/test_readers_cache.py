@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.readers import known
-from tracepipe.readers.known import Known
+from tracepipe.readers import sorted_events
+from tracepipe.readers.sorted_events import Cache
 
 
 @pytest.mark.parametrize("limit", ["_ENTRIES_MAX", "_BYTES_MAX"])
 def test_it_holds_a_bounded_number_of_entries_and_bytes(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, limit, 20)
-    some = Known[int, str]()
+    monkeypatch.setattr(sorted_events, limit, 20)
+    some = Cache[int, str]()
     size_bytes = 1 if limit == "_ENTRIES_MAX" else 10
     most = 0
     for at in range(200):
@@ -22,8 +22,8 @@ def test_it_holds_a_bounded_number_of_entries_and_bytes(limit: str, monkeypatch:
 
 
 def test_an_entry_larger_than_all_is_kept_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_BYTES_MAX", 20)
-    some = Known[int, str]()
+    monkeypatch.setattr(sorted_events, "_BYTES_MAX", 20)
+    some = Cache[int, str]()
     some.keep(1, "small", 5)
     some.keep(2, "large", 50)
     assert some == {2: "large"}

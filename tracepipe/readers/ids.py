@@ -1,67 +1,19 @@
-"""Times and ids of Chrome's trace format: microseconds in digits, and ids that are numbers or texts."""
+"""Numbers of processes and threads whose ids are texts, of flows, and of launches: profilers give a call and
+the work that it launched the same number.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
-from decimal import Decimal, InvalidOperation
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
-from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem
+from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, Problem
 
-_PLAIN = re.compile(r"(-?)(\d{1,18})(?:\.(\d+))?")
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?\s*")
-_OF_KEY = {key: re.compile(rb'"%b"\s*:\s*(-?[0-9][0-9.eE+-]*)' % key.encode()) for key in ("ts", "dur")}
-_THREE_DECIMALS = {
-    key: re.compile(rb'"%b"\s*:\s*([0-9]{1,16})\.([0-9]{3})[,}\s]' % key.encode()) for key in ("ts", "dur")
-}
-# Below this, two neighbouring doubles differ by less than a quarter of a nanosecond.
-_EXACT_US: Final = 1 << 40
-
-
-def ns_of_text(text: str) -> int | None:
-    """Nanoseconds of microseconds in digits, rounded to the nearest; None where the text is not a number, or
-    beyond the times of a trace.
-    """
-    plain = _PLAIN.fullmatch(text)
-    if plain:
-        sign, whole, fraction = plain[1], plain[2], plain[3] or ""
-        ns = int(whole) * 1000 + int(fraction[:3].ljust(3, "0")) + (fraction[3:4] >= "5")
-        ns = -ns if sign else ns
-    else:
-        if not _NUMBER.fullmatch(text):
-            return None
-        try:
-            ns = round(Decimal(text.strip()) * 1000)
-        except InvalidOperation:
-            return None
-    return ns if abs(ns) <= TIME_LIMIT_NS else None
-
-
-def ns_of(value: object, key: str, event: bytes) -> int | None:
-    """Nanoseconds of the microseconds that an event has at `key`, by the digits of its text."""
-    if type(value) is int:
-        return value * 1000 if abs(value) <= TIME_LIMIT_NS // 1000 else None
-    if type(value) is str:
-        return ns_of_text(value)
-    if type(value) is not float:
-        return None
-    if abs(value) < _EXACT_US:
-        return round(value * 1000)
-    # PyTorch writes three decimals. No text before may look like the key.
-    found = _THREE_DECIMALS[key].search(event)
-    if found:
-        ns = int(found[1]) * 1000 + int(found[2])
-        if float(b"%b.%b" % found.groups()) == value and ns <= TIME_LIMIT_NS:
-            return ns
-    for found in _OF_KEY[key].finditer(event):
-        if float(found[1]) == value:
-            return ns_of_text(found[1].decode())
-    # The key has an escape.
-    texts = json.loads(event.decode("utf-8", "replace"), parse_float=str)
-    return ns_of_text(texts[key]) if type(texts.get(key)) is str else None
+LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
+"""Calls that put work on a stream."""
 
 
 class Ids:
@@ -148,3 +100,60 @@ def flow_number(*parts: object) -> int:
     """
     text = flow_text(*parts)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT
+
+
+_CORRELATION_BITS: Final = 32
+# A page has a bit for each of 64 Ki calls: whether it launched something. A capture has 10⁴ calls a second.
+_PAGE_BITS, _PAGES_MAX = 16, 1 << 10
+_PROCESSES_MAX: Final = 1 << 14
+
+
+class Launches:
+    """Gives launches their numbers: that of the call, with the process above it, counted from 0. `note` must
+    be called for all work first. Without `by_process`, only the call's number is used.
+    """
+
+    def __init__(self, *, by_process: bool = True) -> None:
+        self._by_process = by_process
+        self._pages: dict[tuple[int, int], bytearray] = {}
+        self._processes: dict[int, int] = {}
+        self._is_full = False
+
+    def note(self, process: int, correlation: object) -> None:
+        """Note that a call with that number launched work."""
+        if not _is_correlation(correlation):
+            return
+        page, bit = correlation >> _PAGE_BITS, correlation & ((1 << _PAGE_BITS) - 1)
+        key = process if self._by_process else 0, page
+        bits = self._pages.get(key)
+        if bits is None:
+            if len(self._pages) >= _PAGES_MAX:
+                self._is_full = True
+                return
+            bits = self._pages[key] = bytearray(1 << (_PAGE_BITS - 3))
+        bits[bit >> 3] |= 1 << (bit & 7)
+
+    def of(self, process: int, correlation: object, *, is_call: bool) -> int | None:
+        """The launch of a call that launched work, or of work; None where there is none."""
+        if not _is_correlation(correlation):
+            return None
+        process = process if self._by_process else 0
+        if is_call and not self._has_work(process, correlation):
+            return None
+        number = self._processes.get(process)
+        if number is None:
+            if len(self._processes) >= _PROCESSES_MAX:
+                return None
+            number = self._processes[process] = len(self._processes)
+        return number << _CORRELATION_BITS | correlation
+
+    def _has_work(self, process: int, correlation: int) -> bool:
+        bits = self._pages.get((process, correlation >> _PAGE_BITS))
+        if bits is None:
+            return self._is_full
+        bit = correlation & ((1 << _PAGE_BITS) - 1)
+        return bool(bits[bit >> 3] >> (bit & 7) & 1)
+
+
+def _is_correlation(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 < value < 1 << _CORRELATION_BITS

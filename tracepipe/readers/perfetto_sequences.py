@@ -1,0 +1,321 @@
+"""The state of packet sequences of a Perfetto trace: names by their numbers, defaults, threads; and clocks,
+which are related by snapshots.
+
+    TracePacket           12 interned_data  13 sequence_flags  42 previous_packet_dropped
+                          59 trace_packet_defaults
+    InternedData          FIELD entries {1 iid  2 text}…
+    TracePacketDefaults   58 timestamp_clock_id  11 track_event_defaults {11 track  31, 45 tracks of counters}
+    ClockSnapshot         1 clocks… {1 id  2 timestamp  3 is_incremental  4 unit_multiplier_ns}
+                          2 primary_trace_clock
+
+A packet whose flags clear the state starts a new state. After a lost packet, packets that need the state
+cannot be used until then.
+
+A time is put on the trace's clock as the trace processor does it: by the last snapshot at or before it,
+without drift after that. Clocks 64 to 127 belong to one packet sequence. On an incremental clock, a time is
+added to the one before it. Clocks that are never in the same snapshot are related by way of others.
+
+Source: protos/perfetto/trace/interned_data/interned_data.proto, trace_packet_defaults.proto,
+clock_snapshot.proto, protos/perfetto/common/builtin_clock.proto, and what the trace processor of v52 does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from tracepipe.event.model import TIME_LIMIT_NS
+from tracepipe.readers.wire_fields import BYTES, VARINT, signed, tagged, varints
+
+CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS = range(1, 8)
+SOURCE_PATHS, BODIES, GPU_CONTEXTS, GPU_STAGES, STRINGS, CORRELATIONS = 18, 20, 23, 24, 29, 43
+GPU_KERNELS: Final = 1000
+"""Tables of names: the fields of InternedData."""
+_TABLES: Final = frozenset(
+    {
+        CATEGORIES, EVENT_NAMES, ARG_NAMES, LOCATIONS, FUNCTIONS, FRAMES, CALLSTACKS, SOURCE_PATHS, BODIES,
+        GPU_CONTEXTS, GPU_STAGES, GPU_KERNELS, STRINGS, CORRELATIONS,
+    }
+)  # fmt: skip
+_IID: Final = 1 << 3
+_TEXT: Final = 2 << 3 | BYTES
+_DEFAULT_CLOCK: Final = 58 << 3
+_EVENT_DEFAULTS: Final = 11 << 3 | BYTES
+_TRACK: Final = 11 << 3
+# The most bytes of all sequences, and what an entry takes in addition to its text.
+_NAMES_BYTES_MAX: Final = 8 << 20
+_ENTRY_BYTES: Final = 300
+_SEQUENCES_MAX: Final = 1 << 14
+
+
+@dataclass(slots=True)
+class Defaults:
+    """The values of fields that a packet does not have."""
+
+    clock: int = 0
+    track: int | None = None
+    counters: list[int] = field(default_factory=list)
+    doubles: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One packet sequence. `thread` is the track of the thread that writes it, where the sequence
+    states it.
+    """
+
+    id: int
+    defaults: Defaults = field(default_factory=Defaults)
+    names: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    is_valid: bool = False
+    is_begun: bool = False
+    thread: int | None = None
+    time_ns: int | None = None
+    """The last time, for times that are differences, ns."""
+    last_ns: int = 0
+    """The time of its last packet that has one."""
+    totals: dict[int, int | float] = field(default_factory=dict)
+    """The totals of counters whose values are differences, by track."""
+    names_bytes: int = 0
+
+    def name(self, table: int, iid: int) -> bytes | None:
+        """The whole entry of a table. For tables of texts, use `text_of`."""
+        return self.names.get((table, iid))
+
+    def text_of(self, table: int, iid: int) -> str | None:
+        """The text of a table's entry; None where it is not there."""
+        entry = self.names.get((table, iid))
+        return None if entry is None else entry.decode("utf-8", "replace")
+
+
+# Tables of texts. The entries of the other tables are kept as messages.
+_TEXTS: Final = frozenset(
+    {CATEGORIES, EVENT_NAMES, ARG_NAMES, FUNCTIONS, SOURCE_PATHS, BODIES, STRINGS, CORRELATIONS}
+)
+
+
+class Sequences:
+    """All packet sequences."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._all: dict[int, Sequence] = {}
+        self._bytes = 0
+
+    def of(self, id: int) -> Sequence:
+        """A sequence by its id. If there are too many, it is one that is not kept."""
+        found = self._all.get(id)
+        if found is None:
+            found = Sequence(id)
+            if len(self._all) >= _SEQUENCES_MAX:
+                self.left_out += 1
+                return found
+            self._all[id] = found
+        return found
+
+    def forget(self) -> None:
+        """Forget all names, when all packets were read."""
+        for sequence in self._all.values():
+            sequence.names.clear()
+        self._all.clear()
+
+    def clear(self, sequence: Sequence) -> None:
+        """Clear the state of a sequence."""
+        self._bytes -= sequence.names_bytes
+        sequence.names, sequence.names_bytes = {}, 0
+        sequence.defaults, sequence.totals = Defaults(), {}
+        sequence.thread, sequence.time_ns = None, None
+        sequence.is_valid = True
+
+    def intern(self, sequence: Sequence, data: bytes) -> None:
+        """Take an InternedData. Raises WireError."""
+        for tag, value in tagged(data):
+            table = tag >> 3
+            if tag & 7 != BYTES or table not in _TABLES:
+                continue
+            fields = dict(tagged(value))
+            entry = fields.get(_TEXT, b"") if table in _TEXTS else value
+            size = len(entry) + _ENTRY_BYTES
+            if self._bytes + size > _NAMES_BYTES_MAX:
+                self.left_out += 1
+                continue
+            key = (table, fields.get(_IID, 0))
+            if (old := sequence.names.get(key)) is not None:
+                size -= len(old) + _ENTRY_BYTES
+            sequence.names[key] = entry
+            sequence.names_bytes += size
+            self._bytes += size
+
+
+def defaults_of(data: bytes) -> Defaults:
+    """A TracePacketDefaults. Raises WireError."""
+    made = Defaults()
+    for tag, value in tagged(data):
+        if tag == _DEFAULT_CLOCK:
+            made.clock = value
+        elif tag == _EVENT_DEFAULTS:
+            for inner, of_event in tagged(value):
+                if inner == _TRACK:
+                    made.track = of_event
+                elif inner >> 3 in (31, 45):
+                    uuids = made.counters if inner >> 3 == 31 else made.doubles
+                    uuids += numbers(inner, of_event)
+    return made
+
+
+def numbers(tag: int, value: int | bytes) -> list[int]:
+    """The numbers of a repeated field of varints, packed or not. Raises WireError."""
+    if isinstance(value, bytes):
+        return varints(value) if tag & 7 == BYTES else []
+    return [value] if tag & 7 == VARINT else []
+
+
+Clock = tuple[int, int]
+"""The packet sequence of a clock, 0 for a global clock, and its id."""
+HOST_CLOCKS: Final = {1: "realtime", 3: "monotonic", 6: "boottime"}
+MONOTONIC: Final[Clock] = (0, 3)
+BOOTTIME: Final[Clock] = (0, 6)
+_OF_SEQUENCE: Final = range(64, 128)
+_CLOCKS, _PRIMARY = 1 << 3 | 2, 2 << 3
+_ID, _TIME, _IS_INCREMENTAL, _UNIT = 1 << 3, 2 << 3, 3 << 3, 4 << 3
+_HOPS_MAX: Final = 4
+# The most clocks, clocks of a snapshot, and readings in all. If there are more readings, the later half of
+# those of a set of clocks is kept.
+_CLOCKS_MAX: Final = 1 << 12
+_AT_ONCE_MAX: Final = 16
+_READINGS_MAX: Final = 1 << 17
+
+
+def clock_of(id: int, sequence: int) -> Clock:
+    """The clock that an id refers to in a packet of a sequence."""
+    return (sequence if id in _OF_SEQUENCE else 0, id)
+
+
+@dataclass(slots=True)
+class _Domain:
+    """One clock: the last reading if it is incremental, and its times in snapshots, by the clocks of
+    these.
+    """
+
+    unit_ns: int = 1
+    is_incremental: bool = False
+    last_ns: int = 0
+    times: dict[tuple[Clock, ...], list[int]] = field(default_factory=dict)
+
+    def ns(self, value: int) -> int:
+        """The time that a packet states, ns of this clock."""
+        if not self.is_incremental:
+            return value * self.unit_ns
+        self.last_ns += value * self.unit_ns
+        return self.last_ns
+
+
+class PerfettoClocks:
+    """Takes snapshots, and puts times on the clock of the trace."""
+
+    def __init__(self) -> None:
+        self.trace = BOOTTIME
+        self.start: dict[str, int] = {}
+        """The first instant at which several host clocks were read, by their names."""
+        self.left_out = 0
+        self._domains: dict[Clock, _Domain] = {}
+        self._paths: dict[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]] | None] = {}
+        self._is_used = False
+        self._readings = 0
+
+    @property
+    def name(self) -> str:
+        """The trace's clock: one of the host's, or its own where it is not known to be one."""
+        name = HOST_CLOCKS.get(self.trace[1], "")
+        return name if f"{name}_ns" in self.start else "trace"
+
+    def take(self, data: bytes, sequence: int) -> None:
+        """Take a ClockSnapshot. Raises WireError."""
+        found: dict[Clock, int] = {}
+        for tag, value in tagged(data):
+            if tag == _PRIMARY and not self._is_used:
+                self.trace = (0, value)
+            elif tag == _CLOCKS:
+                self._reading(dict(tagged(value)), sequence, found)
+        if not self.start:
+            host = {name: found.get((0, id)) for id, name in HOST_CLOCKS.items()}
+            shown = {
+                f"{name}_ns": ns for name, ns in host.items() if ns is not None and 0 <= ns <= TIME_LIMIT_NS
+            }
+            # A single clock may be any: programs without a clock of the host write CLOCK_BOOTTIME.
+            self.start = shown if len(shown) > 1 else {}
+        if len(found) > 1 and not self._is_back(found):
+            self._keep(found)
+
+    def _keep(self, found: dict[Clock, int]) -> None:
+        key = tuple(sorted(found))
+        known = self._domains[key[0]].times.get(key, [])
+        if not known:
+            self._paths.clear()
+        if self._readings + len(found) > _READINGS_MAX:
+            gone = len(known) // 2
+            if not gone:
+                self.left_out += 1
+                return
+            for clock in key:
+                del self._domains[clock].times[key][:gone]
+            self._readings -= gone * len(key)
+        for clock, ns in found.items():
+            self._domains[clock].times.setdefault(key, []).append(ns)
+        self._readings += len(found)
+
+    def _reading(self, fields: dict[int, int], sequence: int, found: dict[Clock, int]) -> None:
+        """Take the reading of one clock of a snapshot."""
+        clock = clock_of(fields.get(_ID, 0), sequence)
+        is_full = len(found) >= _AT_ONCE_MAX or len(self._domains) >= _CLOCKS_MAX
+        if clock not in self._domains and is_full:
+            self.left_out += 1
+            return
+        domain = self._domains.setdefault(clock, _Domain())
+        domain.unit_ns = fields.get(_UNIT, 0) or 1
+        domain.is_incremental = bool(fields.get(_IS_INCREMENTAL, 0)) and clock[0] != 0
+        domain.last_ns = found[clock] = signed(fields.get(_TIME, 0)) * domain.unit_ns
+
+    def _is_back(self, found: dict[Clock, int]) -> bool:
+        """Whether the trace's clock is before its reading in the last snapshot of the same clocks."""
+        times = self._domains[self.trace].times.get(tuple(sorted(found))) if self.trace in found else None
+        return bool(times) and found[self.trace] < (times or [0])[-1]
+
+    def trace_ns(self, value: int, clock: Clock) -> int | None:
+        """A packet's time on the trace's clock; None where no snapshots relate it."""
+        self._is_used = True
+        if clock == self.trace:
+            return value
+        domain = self._domains.get(clock)
+        if domain is None:
+            return None
+        ns = domain.ns(value)
+        if clock not in self._paths:
+            self._paths[clock] = self._path(clock)
+        path = self._paths[clock]
+        if path is None:
+            return None
+        for here, there, key in path:
+            times = self._domains[here].times[key]
+            at = max(0, bisect_right(times, ns) - 1)
+            ns += self._domains[there].times[key][at] - times[at]
+        return ns
+
+    def _path(self, clock: Clock) -> list[tuple[Clock, Clock, tuple[Clock, ...]]] | None:
+        """The shortest chain of snapshots from a clock to the trace's."""
+        paths = deque[tuple[Clock, list[tuple[Clock, Clock, tuple[Clock, ...]]]]]([(clock, [])])
+        visited = {clock}
+        while paths:
+            here, path = paths.popleft()
+            if here == self.trace:
+                return path
+            if len(path) >= _HOPS_MAX:
+                continue
+            for key in self._domains[here].times:
+                for there in key:
+                    if there not in visited:
+                        visited.add(there)
+                        paths.append((there, [*path, (here, there, key)]))
+        return None
