@@ -20,7 +20,7 @@ from tests.support.here import read_ranks_here
 from tests.support.program import PYTHONPATH
 from tests.support.simulated_job import SimulatedJob
 from tracepipe import cli
-from tracepipe.cli.examples import examples_of
+from tracepipe.cli.help import examples_of
 from tracepipe.converters import CONVERTERS
 from tracepipe.readers import READERS
 from tracepipe.reports import REPORTS
@@ -71,8 +71,8 @@ def test_every_command_has_a_help_with_examples(
     monkeypatch.setenv("COLUMNS", "120")
     code, out, err = piped([*name.split(), flag])
     assert (code, err) == (0, "")
-    text, _, examples = out.partition(" Examples:\n")
-    assert f"Usage: tracepipe {name}".rstrip() in text and "{" not in text.splitlines()[1]
+    text, _, examples = out.partition("Examples:\n")
+    assert f"Usage: tracepipe {name}".rstrip() in text and "{" not in text.splitlines()[0]
     assert [line.strip() for line in examples.splitlines() if line.strip()] == [*examples_of(name)]
 
 

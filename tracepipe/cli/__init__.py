@@ -12,42 +12,62 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tracepipe import __version__
 from tracepipe.cli.completion import is_asked
 from tracepipe.cli.ending import ended
-from tracepipe.terminal.output import guard, has_colours, put
+from tracepipe.cli.help import put_help
+from tracepipe.terminal.output import guard, put
 
-# Command → the module whose `app` has it, in the order of the help. All other commands are reports.
-_PLACES = {
-    "capture": "tracepipe.cli.capture",
-    "live": "tracepipe.cli.live",
-    "convert": "tracepipe.cli.convert",
-    "open": "tracepipe.cli.convert",
-    "validate": "tracepipe.cli.convert",
-    "cut": "tracepipe.cli.part",
-    "query": "tracepipe.cli.query",
-    "dataset": "tracepipe.cli.dataset",
-    "ranks": "tracepipe.cli.ranks",
-    "doctor": "tracepipe.cli.capture",
-    "hooks": "tracepipe.cli.hooks",
-    "include": "tracepipe.cli.include",
-}
-_REPORTS = "tracepipe.cli.reports"
+# Command → the module whose `app` has it, and what the command does, in the order of the help. All other
+# commands are reports.
+_COMMANDS = {
+    "capture": (
+        "capture",
+        "Run a command, or attach to running processes, and record what they, the driver, the kernel and the "
+        "GPUs do.",
+    ),
+    "live": (
+        "live",
+        "Run a command, or attach to running processes, and show live counts, rates, latencies and losses.",
+    ),
+    "convert": (
+        "convert", "Convert a recording, several recordings, or ranks of a dataset to one timeline.",
+    ),
+    "open": (
+        "convert",
+        "Open a converted trace in the Perfetto UI. It is served from this machine to this machine only.",
+    ),
+    "validate": ("convert", "Check every line of a recording, and name the line and field of each error."),
+    "cut": ("part", "Write the events of a stretch of time as a separate recording."),
+    "query": ("query", "Query a recording in SQL, with Perfetto's tables and functions, or a dataset."),
+    "dataset": ("dataset", "Gather the recordings of all ranks of a job in one folder of Parquet files."),
+    "ranks": (
+        "ranks",
+        "Find the slow ranks of a job: who is slow, at what, and what it costs the others.\n\n"
+        "Also shows when each rank computes, communicates, waits and idles, who came last to which "
+        "collectives, and the critical path of a step across ranks.",
+    ),
+    "doctor": (
+        "capture",
+        "Test what capture needs on this machine: what works, what does not and why, and how to fix it.",
+    ),
+    "hooks": (
+        "hooks", "List the functions and tracepoints that can be hooked on this machine, and test hooks.",
+    ),
+    "include": ("include", "Print the folder that has <tracepipe/mark.h>, for nvcc -I."),
+}  # fmt: skip
 
 
 class _Commands(TyperGroup):
-    """Loads only the used command: loading all takes as long as converting a small file."""
+    """Loads only the command that is used: loading all takes as long as converting a small file."""
 
-    _listed: dict[str, Any] | None = None
-    """The reports while the help lists them."""
+    _is_listing = False
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        _choose_colours()
         with self._listing():
-            super().format_help(ctx, formatter)
-        _put_examples(ctx)
+            put_help(self, ctx)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         with self._listing():
@@ -55,48 +75,50 @@ class _Commands(TyperGroup):
 
     @contextmanager
     def _listing(self) -> Iterator[None]:
-        """While the context is open, commands are only listed, and reports are not loaded."""
-        self._listed = dict(typer.main.get_group(import_module(_REPORTS).listing()).commands)
+        """While the context is open, commands have a name and a help, and nothing is loaded for them."""
+        self._is_listing = True
         try:
             yield
         finally:
-            self._listed = None
+            self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        for place in dict.fromkeys(_PLACES.values()):
-            self._load(place)
-        if self._listed is None:
-            self._load(_REPORTS)
-        # In the order of _PLACES, whatever was loaded first.
-        return list(dict.fromkeys((*_PLACES, *(self._listed or self.commands))))
+        from tracepipe.reports import REPORTS
+
+        return [*_COMMANDS, *REPORTS]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if self._listed is not None:
-            return self._listed.get(cmd_name) or self.commands.get(cmd_name)
-        if cmd_name not in self.commands:
-            self._load(_PLACES.get(cmd_name, _REPORTS), cmd_name)
-        if cmd_name not in self.commands:
-            self.list_commands(ctx)  # so that similar names can be suggested
-        return self.commands.get(cmd_name)
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
+        place, about = _COMMANDS.get(cmd_name, ("", ""))
+        if not place:
+            from tracepipe.reports import REPORTS
 
-    def _load(self, place: str, name: str = "") -> None:
-        """Load the commands of a module. If they are reports, load only the one with that name, if any."""
-        module = import_module(place)
-        loaded = typer.main.get_group(module.app_of(name) if place == _REPORTS else module.app).commands
-        for command in loaded.values():
-            _prepare(command)
-        self.commands.update({name: one for name, one in loaded.items() if name not in self.commands})
+            if cmd_name not in list(REPORTS):  # `in` would load the report
+                with self._listing():  # so that similar names can be suggested
+                    self.commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+                return None
+            place, about = "reports", REPORTS.about(cmd_name)
+        if self._is_listing:
+            panel = "Reports" if place == "reports" else None
+            return TyperCommand(cmd_name, help=about, rich_help_panel=panel)
+        module = import_module(f"tracepipe.cli.{place}")
+        app = module.app_of(cmd_name) if place == "reports" else module.app
+        command: Any = typer.main.get_group(app).commands[cmd_name]
+        command.help = about
+        _prepare(command)
+        self.commands[cmd_name] = command
+        return command
 
 
 def _prepare(command: Any) -> None:
-    """Make a command, and those of a group, treat `--`, colours and help as all commands do.
+    """Make a command, and those of a group, treat `--` and help as all commands do.
 
-    No option takes the `--` that ends options as its value. Help has colours where `has_colours`
-    allows them, and examples at its end.
+    No option takes the `--` that ends options as its value.
     """
     for inner in getattr(command, "commands", {}).values():
         _prepare(inner)
-    parse, format_help, pieces = command.parse_args, command.format_help, command.collect_usage_pieces
+    parse, pieces = command.parse_args, command.collect_usage_pieces
 
     def parse_args(ctx: Any, args: list[str]) -> Any:
         given, _, _ = command.make_parser(ctx).parse_args(list(args))
@@ -106,31 +128,11 @@ def _prepare(command: Any) -> None:
                 ctx.fail(f"Option {max(option.opts, key=len)} requires an argument before --.")
         return parse(ctx, args)
 
-    def show_help(ctx: Any, formatter: Any) -> None:
-        _choose_colours()
-        format_help(ctx, formatter)
-        _put_examples(ctx)
-
     def usage_pieces(ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in pieces(ctx)]  # Typer marks required arguments with braces
 
-    command.parse_args, command.format_help = parse_args, show_help
-    command.collect_usage_pieces = usage_pieces
-
-
-def _put_examples(context: Any) -> None:
-    """Print the examples at the end of a command's help."""
-    from tracepipe.cli.examples import example_lines
-
-    for line in example_lines(context.command_path.partition(" ")[2]):
-        put(line)
-
-
-def _choose_colours() -> None:
-    """Make Typer colour help only if wanted; by itself it decides by the terminal and GITHUB_ACTIONS."""
-    from typer import rich_utils
-
-    rich_utils.FORCE_TERMINAL = has_colours(sys.stdout)
+    command.parse_args, command.collect_usage_pieces = parse_args, usage_pieces
+    command.format_help = lambda ctx, formatter: put_help(command, ctx)
 
 
 app = typer.Typer(

@@ -9,7 +9,7 @@ import typer
 
 from tracepipe import __version__
 from tracepipe.cli import app
-from tracepipe.cli.examples import examples_of
+from tracepipe.cli.help import by_panel, default_of, examples_of, names_of, value_of
 from tracepipe.terminal.output import put
 
 _ESCAPES = str.maketrans(
@@ -57,13 +57,12 @@ def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
     form = " ".join(command.collect_usage_pieces(context))
     yield f'.SS "tracepipe {_text(name)} {_text(form)}"'
     yield _text(command.help or "")
-    panel = ""
-    for parameter in command.params:
-        if (named := getattr(parameter, "rich_help_panel", None) or "") != panel:
-            panel = named
+    for panel, parameters in by_panel(command.params).items():
+        if panel != "Arguments":
             yield ".PP"
-            yield f".I {_text(panel)}:" if panel else ".I Options:"
-        yield from _parameter(parameter, context)
+            yield f".I {_text(panel)}:"
+        for parameter in parameters:
+            yield from _parameter(parameter, context)
     if not hasattr(command, "commands"):
         yield from _examples(name)
     for inner, one in getattr(command, "commands", {}).items():
@@ -73,16 +72,14 @@ def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
 def _parameter(parameter: Any, context: Any) -> Iterator[str]:
     """The lines of an option or an argument: value, help and default."""
     yield ".TP"
+    value = value_of(parameter, context)
     if parameter.param_type_name == "argument":
-        yield f".I {_text(parameter.make_metavar(context))}"
+        yield f".I {_text(value)}"
     else:
-        names = ", ".join((*parameter.opts, *parameter.secondary_opts))
-        value = "" if parameter.is_flag else parameter.make_metavar(context).strip("<>")
+        names = names_of(parameter)
         yield f".B {_text(names)}" if not value else f".BI {_quoted(names + ' ')} {_quoted(value)}"
-    default = parameter.default
-    default = getattr(default, "value", default)
-    shown = "" if default in (None, "", False, True) or callable(default) else f" [default: {default}]"
-    yield _text((parameter.help or "").replace("\\[", "[") + shown)
+    default = default_of(parameter)
+    yield _text((parameter.help or "") + (f" [default: {default}]" if default else ""))
 
 
 def _examples(name: str) -> Iterator[str]:

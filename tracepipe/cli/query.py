@@ -56,7 +56,7 @@ def query(
             "--trace-processor",
             metavar="PATH",
             help="Use this trace_processor_shell. Default: the one in PATH, or else the one that "
-            "tracepipe\\[query] installs.",
+            "tracepipe[query] installs.",
         ),
     ] = "",
     as_json: Annotated[bool, json_option("the rows", ": short for --format json")] = False,

@@ -295,19 +295,6 @@ def app_of(name: str) -> typer.Typer:
     """The command of one report, or those of all if none has the name."""
     app = typer.Typer()
     for report in [REPORTS[name]] if name in REPORTS else REPORTS.values():
-        _add(app, report.name, _command(report), _OfSeveral if report.takes_several else None)
+        kind = _OfSeveral if report.takes_several else None
+        app.command(report.name, cls=kind, rich_help_panel="Reports")(_command(report))
     return app
-
-
-def listing() -> typer.Typer:
-    """Commands that can only be listed, without loading the libraries of the reports."""
-    app = typer.Typer()
-    for name in REPORTS:
-        _add(app, name, lambda: None)
-    return app
-
-
-def _add(
-    app: typer.Typer, name: str, command: Callable[..., None], kind: type[TyperCommand] | None = None
-) -> None:
-    app.command(name, cls=kind, help=REPORTS.about(name), rich_help_panel="Reports")(command)

@@ -13,11 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
 from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.tracer.summary import CaptureSummary
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the values of options are known without the engines
+    from tracepipe.tracer.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
     from tracepipe.tracer.flight.dump import Outputs
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
@@ -28,7 +28,7 @@ def _engine(place: str) -> Callable[[], Engine]:
 
     def make() -> Engine:
         module, _, name = place.partition(":")
-        return cast(Engine, getattr(import_module(module), name)())
+        return cast("Engine", getattr(import_module(module), name)())
 
     return make
 
@@ -66,6 +66,7 @@ def capture(
             "There is nothing to capture." if not any(asked) else "It is ambiguous what to record.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
+    from tracepipe.tracer.engines.engine import Listeners
     from tracepipe.tracer.interrupts import outlived  # here, as --help and convert do not need it
     from tracepipe.tracer.machine.refusals import shortage_of
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from tracepipe import paths
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer.engines.engine import DeviceEngine
 from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Notify
 from tracepipe.units import agree
 
 if TYPE_CHECKING:
+    from tracepipe.tracer.engines.engine import DeviceEngine
     from tracepipe.tracer.gpu.build.toolchain import Toolchain
     from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine
     from tracepipe.tracer.gpu.engines.over import EngineOver
