@@ -19,7 +19,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tracepipe.hooks.hook import FilePlace, Probe
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.render import RecordRenderer

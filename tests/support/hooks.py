@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from tracepipe.hooks.hook import FilePlace, Hook, Probe
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set, read_hooks
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw, text
 from tracepipe.hooks.hook import FilePlace, Probe
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.carry import THREADS_MAX, Carried, RecordCarry

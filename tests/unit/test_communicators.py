@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracepipe.hooks.hook import FilePlace, Probe
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import values
 from tracepipe.tracer.records.communicators import Communicators, Maker

@@ -19,7 +19,7 @@ from tests.support.gpu_records import pack_record
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Probe
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
 from tracepipe.tracer.gpu.build.cuda_parts import find_parts

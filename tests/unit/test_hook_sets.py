@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tracepipe.hooks.hook import Hook
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set, shipped_sets
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 

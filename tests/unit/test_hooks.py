@@ -10,7 +10,7 @@ from tests.support.hooks import hook_of
 from tracepipe.errors import InputError
 from tracepipe.hooks import sets, signature
 from tracepipe.hooks.hook import Argument, Condition
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import near_names
 from tracepipe.hooks.sets import load_set, read_hooks, shipped_sets
 from tracepipe.hooks.signature import NamedCondition
 

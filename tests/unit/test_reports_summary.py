@@ -14,7 +14,7 @@ from tracepipe.analyses.cuda_calls import is_launch
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
 from tracepipe.analyses.functions import SORTS
 from tracepipe.analyses.slowest import slowest_calls
-from tracepipe.hooks.effects import effect_of
+from tracepipe.hooks.sets import effect_of
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.report import Column, Result, Table

@@ -12,7 +12,7 @@ import pytest
 from tests.support.hooks import hook_of
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, TracepointPlace
-from tracepipe.hooks.index import HookIndex, base_names
+from tracepipe.hooks.names import HookIndex, base_names
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
 from tracepipe.tracer.bpf.specs import text_field
 from tracepipe.tracer.find import kernel_symbols, tracepoints

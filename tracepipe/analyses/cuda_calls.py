@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tracepipe.event.columns import Bools, Int32s, Int64s, distinct
 from tracepipe.event.vocabulary import direction_named
-from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
 from tracepipe.reports.frames.run import Run

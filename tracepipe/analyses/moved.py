@@ -8,7 +8,7 @@ from tracepipe.analyses.cuda_calls import directions, rows_by_effect
 from tracepipe.analyses.distribution import rank
 from tracepipe.event.columns import Int64s
 from tracepipe.event.vocabulary import MEMORY_IN_USE
-from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
+from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Final
 
 from tracepipe.hooks.hook import OWN_LAYER
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import layer_of, load_set
 
 PATTERN: Final = (

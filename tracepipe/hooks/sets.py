@@ -1,7 +1,7 @@
 """Reads sets of hooks: the shipped ones, users' TOML files of the same form, and hooks on the command line.
 
     about = "one line"                  source = "where the names come from"
-    target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint: places.py
+    target = "uprobe:libcuda.so.1"      # or kprobe, kprobe:nvidia,nvidia_uvm (modules), tracepoint
     layer = "userspace"                 variants = ["_v2", "_ptsz"]
     [[hook]]
     functions = ["cuMemAlloc(out address: ptr, size_bytes: u64) -> CUresult"]
@@ -21,18 +21,29 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tracepipe.errors import InputError
+from tracepipe.hooks.calls import CALL_SETS
 from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, OWN_LAYER, PROBED_LAYERS, Condition, Hook
-from tracepipe.hooks.near_names import did_you_mean
-from tracepipe.hooks.places import divided, place_and_signature, read_place, starts_as_hook
-from tracepipe.hooks.signature import Entry, SignatureText, ValueNames, read_condition, read_signature
+from tracepipe.hooks.names import did_you_mean
+from tracepipe.hooks.signature import (
+    Entry,
+    SignatureText,
+    ValueNames,
+    divided,
+    place_and_signature,
+    read_condition,
+    read_place,
+    read_signature,
+    starts_as_hook,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
 
 COMMAND_LINE = "--hook"
 _FOLDER = Path(__file__).with_name("shipped")
@@ -58,6 +69,8 @@ _EFFECT_NEEDS = {
     "name": ("handle", "symbol or function"),
     "communicator": ("comm",),
 }
+
+MEMORY_EFFECTS: Final = ("alloc", "free", "alloc_host", "free_host", "set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,3 +355,25 @@ def _texts(values: Collection[object], name: str, entry: Entry) -> list[str]:
         if not isinstance(value, str) or not value:
             raise entry.wrong(name, f"{value!r} is no text", 'Write ["NAME", …].')
     return [str(value) for value in values]
+
+
+@cache
+def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    """Function → effect and direction in the shipped hooks; and the endings that a name may have."""
+    known: dict[str, tuple[str, str]] = {}
+    variants: set[str] = set()
+    for name in CALL_SETS:
+        hooks = load_set(name)
+        variants.update(hooks.variants)
+        known |= {hook.pattern: (hook.effect, hook.direction) for hook in hooks.hooks if hook.effect}
+    return known, tuple(sorted(variants, key=len, reverse=True))
+
+
+def effect_of(name: str) -> tuple[str, str]:
+    """What a successful call does (`alloc`, …, `transfer`) and the direction; "" if unknown."""
+    known, variants = _effects()
+    before = ""
+    while name not in known and name != before:
+        before = name
+        name = next((name.removesuffix(end) for end in variants if name.endswith(end)), name)
+    return known.get(name, ("", ""))

@@ -1,9 +1,15 @@
-"""Reads the signatures of hooks: `cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes >
-4`.
+"""Reads hooks as they are written: where to look, and the signature of the functions.
 
-    signature = NAME-PATTERN {"|" NAME-PATTERN} [ "(" argument {"," argument} ")" ] [ "->" KIND ]
+    hooks     = hook {"," hook}            on the command line: at least one must exist
+    hook      = TARGET ":" [PLACE ":"] SIGNATURE
+    TARGET    = uprobe | kprobe | tracepoint
+    PLACE     = LIBRARY {"," LIBRARY}      a uprobe: a soname, a path, a pattern of paths, "" the program
+              | MODULE {"," MODULE}        a kprobe
+    SIGNATURE = NAME-PATTERN {"|" NAME-PATTERN} [ "(" argument {"," argument} ")" ] [ "->" KIND ]
                 [ "if" NAME OPERATOR VALUE ]
     argument  = "_" | ["out"] NAME [":" KIND]
+
+`uprobe:libcuda.so.1:cuMemAlloc*(out address: ptr, size_bytes: u64) -> CUresult if size_bytes > 4`
 
 Of several names, at least one must exist. A tracepoint without a group has that of the one before it. The
 position of an argument in the text is that in the call; the arguments of a tracepoint are fields, by name.
@@ -30,7 +36,7 @@ from tracepipe.hooks.hook import (
     Condition,
     Signature,
 )
-from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 
 WORDS = 16
@@ -56,6 +62,13 @@ _FORM = "Write NAME(ARGUMENT, …) -> KIND if NAME OPERATOR VALUE; all but the n
 _BY_VALUE = "stack" if platform.machine() == "x86_64" else "pointer"
 _TRUTH = {"true": "1", "false": "0"}
 _CONDITION = re.compile(r"([\w.]+)\s*([=!<>&~|^]+)\s*(\S+)")
+
+TARGETS = ("uprobe", "kprobe", "tracepoint")
+_RETURN_TARGETS = ("uretprobe", "kretprobe")  # bpftrace's
+# A path may have a colon, so what follows must look like a signature.
+_PLACE_AND_SIGNATURE = re.compile(r"(?P<place>.*?):(?P<signature>[\w.$@*?\[\]!|,-]+\s*(?:[(\s].*|$))")
+_NEXT_HOOK = re.compile(rf",\s*(?=(?:{'|'.join((*TARGETS, *_RETURN_TARGETS))}):)")
+_ANY_VERSION = re.compile(r"\.so\.?\*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +276,77 @@ def _with_name(
             raise entry.wrong("condition", f"irq {operator} {name}", "A device's name is compared by ==.")
         return NamedCondition(argument, operator, 0, name)
     raise entry.wrong("condition", f"{name} is no number", "Write 4096 or 0x1000.")
+
+
+@dataclass(frozen=True, slots=True)
+class HookPlace:
+    """A target; a uprobe's libraries, or a kprobe's kernel modules, all if empty."""
+
+    target: str
+    libraries: tuple[str, ...] = ("",)
+    modules: tuple[str, ...] = ()
+
+
+def starts_as_hook(text: str) -> bool:
+    """Whether a text begins as a hook of the command line."""
+    return text.strip().partition(":")[0] in (*TARGETS, *_RETURN_TARGETS) and ":" in text
+
+
+def divided(text: str) -> list[str]:
+    """Split hooks of the command line at commas, but not at those between arguments."""
+    parts, start = [], 0
+    for comma in _NEXT_HOOK.finditer(text):
+        before = text[start : comma.start()]
+        if before.count("(") == before.count(")"):
+            parts.append(before)
+            start = comma.end()
+    return [*parts, text[start:]]
+
+
+def place_and_signature(text: str, entry: Entry) -> tuple[str, str]:
+    """Split a hook of the command line into target with place, and signature. Raises InputError."""
+    target, _, rest = text.strip().partition(":")
+    _check_target(target, entry)
+    match = _PLACE_AND_SIGNATURE.fullmatch(rest) if target != "tracepoint" else None
+    if match:
+        return f"{target}:{match['place']}", match["signature"]
+    if target == "uprobe":
+        hint = "Write uprobe:LIBRARY:FUNCTION, or uprobe::FUNCTION for one of the program itself."
+        raise entry.wrong("", "there is no library or no function in it", hint)
+    return f"{target}:", rest
+
+
+def read_place(text: str, entry: Entry) -> HookPlace:
+    """Read the part before a signature. Raises InputError."""
+    target, colon, place = text.partition(":")
+    _check_target(target, entry)
+    if target == "tracepoint" and place:
+        raise entry.wrong(
+            "target", f"a tracepoint has no {place}", "Write tracepoint, and group:name as function."
+        )
+    if target == "uprobe":
+        if not colon:
+            hint = "Write uprobe:libcuda.so.1, or uprobe: for the program itself."
+            raise entry.wrong("target", "a uprobe needs a library", hint)
+        names = [
+            _ANY_VERSION.sub(".so", name.strip()) if "/" not in name else name.strip()
+            for name in place.split(",")
+        ]
+        return HookPlace(target, tuple(dict.fromkeys(names)))
+    modules = tuple(name.strip().replace("-", "_") for name in place.split(",") if name.strip())
+    wrong = next((name for name in modules if not re.fullmatch(r"\w+", name)), None)
+    if wrong is not None:
+        raise entry.wrong("target", f"{wrong} is no module's name", "Write kprobe:nvidia,nvidia_uvm.")
+    return HookPlace(target, modules=modules)
+
+
+def _check_target(target: str, entry: Entry) -> None:
+    if target in _RETURN_TARGETS:
+        hint = (
+            f"Write {target.replace('ret', '')}: a hook records entry and return, with the result of -> KIND."
+        )
+        raise entry.wrong("target", f"no target {target}", hint)
+    if target not in TARGETS:
+        hint = did_you_mean(target, TARGETS)
+        hint = f"{hint} tracepipe hooks list '{entry.text}' shows hooks that fit a pattern."
+        raise entry.wrong("target", f"no target {target}", hint)

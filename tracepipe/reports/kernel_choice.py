@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from tracepipe.errors import TracepipeError
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import kernel_title
 from tracepipe.reports.frames.run import Run
 

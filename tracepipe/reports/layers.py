@@ -13,7 +13,7 @@ from tracepipe.analyses.call_tree import tree_of
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Int32s, Int64s, distinct
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import near_names
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows

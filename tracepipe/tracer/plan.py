@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.calls import call_rule
-from tracepipe.hooks.effects import MEMORY_EFFECTS
 from tracepipe.hooks.hook import (
     PROBED_LAYERS,
     RECORDED_LAYERS,
@@ -18,7 +17,7 @@ from tracepipe.hooks.hook import (
     Probe,
     Selection,
 )
-from tracepipe.hooks.sets import HookSet, load_set, read_hooks
+from tracepipe.hooks.sets import MEMORY_EFFECTS, HookSet, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
 from tracepipe.tracer.find.library import LibrarySearch
 from tracepipe.tracer.find.python_packages import python_of

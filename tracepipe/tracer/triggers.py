@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.request import API, CaptureRequest, Limits, Windows
 
 SIGNAL, PROFILER = "signal", "profiler"

@@ -12,8 +12,7 @@ import orjson
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
-from tracepipe.hooks.index import HookIndex
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import HookIndex, near_names
 from tracepipe.hooks.sets import HookSet, load_set, names_hooks, read_hooks, shipped_sets
 from tracepipe.tracer.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes
 from tracepipe.tracer.find.library import LibrarySearch, same_library

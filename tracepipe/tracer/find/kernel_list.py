@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from tracepipe.errors import InputError
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.tracer.find.cubin import Kernel, kernels
 from tracepipe.tracer.find.demangle import demangled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracepipe.errors import InputError
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.find.library import LibrarySearch
 from tracepipe.tracer.find.procaddress import VARIANTS, handed_out, hands_out

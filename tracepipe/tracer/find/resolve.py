@@ -1,6 +1,6 @@
 """Resolves hooks to probes: the functions and tracepoints that hooks name and this machine has.
 
-Each place gets one probe: that of the first set, and within it of the hook that applies (hooks/index.py).
+Each place gets one probe: that of the first set, and within it of the hook that applies (hooks/names.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 
 from tracepipe.errors import InputError
 from tracepipe.hooks.hook import OWN_LAYER, Condition, FilePlace, Hook, Probe, Selection
-from tracepipe.hooks.index import HookIndex, NameFilter
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import HookIndex, NameFilter, near_names
 from tracepipe.hooks.sets import HookSet
 from tracepipe.tracer.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
 from tracepipe.tracer.find.library import LibrarySearch

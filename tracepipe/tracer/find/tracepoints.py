@@ -21,7 +21,7 @@ from tracepipe.hooks.hook import (
     Probe,
     TracepointPlace,
 )
-from tracepipe.hooks.near_names import did_you_mean, near_names
+from tracepipe.hooks.names import did_you_mean, near_names
 from tracepipe.hooks.signature import Entry, NamedCondition, check_range
 from tracepipe.tracer.find.tracefs import tracing_folder
 

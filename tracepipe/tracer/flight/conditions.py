@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from tracepipe.errors import TracepipeError
-from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.records.spans import CALL, KERNEL, NVTX, SYSCALL
 from tracepipe.units import duration_ns
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tracepipe.errors import TracepipeError
-from tracepipe.hooks.near_names import did_you_mean
+from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.flight.conditions import Condition, Conditions
 from tracepipe.tracer.machine.threads import own_namespace

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 
 from tracepipe.event.vocabulary import LEFT_STATES, RUNNABLE
-from tracepipe.hooks.ioctl import decode_command
+from tracepipe.hooks.slots import decode_command
 from tracepipe.tracer.records.syscalls import FUTEX_OPERATIONS, SYSCALL_ARGUMENTS
 
 _STATE_BITS = {text: bit for bit, text in LEFT_STATES.items()}

@@ -26,7 +26,7 @@ from typing import Final
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, Probe, Signature
-from tracepipe.hooks.index import HookIndex
+from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set
 from tracepipe.hooks.slots import slots
 

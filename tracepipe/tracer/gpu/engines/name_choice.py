@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tracepipe.hooks.near_names import near_names
+from tracepipe.hooks.names import near_names
 
 
 class NameChoice:
