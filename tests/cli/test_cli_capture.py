@@ -15,8 +15,7 @@ from tests.cli.test_cli import run
 from tracepipe.cli import app
 from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
-from tracepipe.tracer.find.cubin import Kernel
-from tracepipe.tracer.find.kernel_list import KernelListing, KernelRow
+from tracepipe.tracer.find.kernels import Kernel, KernelListing, KernelRow
 from tracepipe.tracer.request import CaptureRequest, Filters, Limits
 from tracepipe.tracer.summary import CaptureSummary, Recording, summary_lines
 
@@ -262,7 +261,7 @@ def test_kernels_are_listed_in_columns(run: Run, monkeypatch: pytest.MonkeyPatch
         KernelRow("f()", Kernel("_Z1fv", "sm_100", None, 0, 8), "./app"),
     ]
     listing = KernelListing(rows, [], ["a note"])
-    monkeypatch.setattr("tracepipe.tracer.find.kernel_list.list_kernels", lambda pattern, paths: listing)
+    monkeypatch.setattr("tracepipe.tracer.find.kernels.list_kernels", lambda pattern, paths: listing)
     code, out, err = run("hooks", "list", "--kernels", "./app")
     assert (code, err) == (0, "note: a note\n")
     assert out.splitlines() == [

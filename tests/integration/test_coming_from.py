@@ -10,7 +10,7 @@ import pytest
 from tests.support.pages import ANYWHERE, ON_KPROBES, run_lines, section_blocks, sections
 from tests.support.standin import needs, why_not
 from tracepipe.hooks.sets import names_hooks
-from tracepipe.tracer.find.kernel_symbols import no_kprobes
+from tracepipe.tracer.find.kernel import no_kprobes
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/coming-from.md"

@@ -10,7 +10,7 @@ import pytest
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.slots import decode_command
 from tracepipe.tracer import ENGINES, CaptureRequest, capture
-from tracepipe.tracer.find.tracefs import field_offsets
+from tracepipe.tracer.find.kernel import field_offsets
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from tracepipe.hooks import sets
 from tracepipe.hooks.sets import read_hooks
-from tracepipe.tracer.find import kernel_symbols
+from tracepipe.tracer.find import kernel as find_kernel
 from tracepipe.tracer.find.hook_list import hits, list_functions, list_sets
 from tracepipe.tracer.find.library import LibrarySearch
 from tracepipe.tracer.find.resolve import resolve
@@ -46,10 +46,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "module" / "odd").mkdir(parents=True)
     (tmp_path / "events" / "odd" / "odd_entry").mkdir(parents=True)
     monkeypatch.setattr(sets, "_FOLDER", tmp_path / "sets")
-    monkeypatch.setattr(kernel_symbols, "KPROBE_PMU", tmp_path / "kallsyms")
-    monkeypatch.setattr(kernel_symbols, "SYMBOLS", tmp_path / "kallsyms")
-    monkeypatch.setattr(kernel_symbols, "_SYSTEM_MODULES", tmp_path / "module")
-    monkeypatch.setattr("tracepipe.tracer.find.tracepoints.tracing_folder", lambda: tmp_path)
+    monkeypatch.setattr(find_kernel, "KPROBE_PMU", tmp_path / "kallsyms")
+    monkeypatch.setattr(find_kernel, "SYMBOLS", tmp_path / "kallsyms")
+    monkeypatch.setattr(find_kernel, "_SYSTEM_MODULES", tmp_path / "module")
+    monkeypatch.setattr("tracepipe.tracer.find.kernel.tracing_folder", lambda: tmp_path)
     return tmp_path
 
 

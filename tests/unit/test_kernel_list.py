@@ -12,10 +12,8 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.gpu_libraries import ROOT, nvcc
 from tracepipe.errors import InputError
-from tracepipe.tracer.find import fatbin
-from tracepipe.tracer.find.cubin import kernels
-from tracepipe.tracer.find.fatbin import cubins, lz4_block
-from tracepipe.tracer.find.kernel_list import list_kernels
+from tracepipe.tracer.find import kernels
+from tracepipe.tracer.find.kernels import cubins, kernels_in, list_kernels, lz4_block
 
 SOURCE = ROOT / "tests/support/listed.cu"
 ADD, SCALE = "add(float const*, float*)", "void ns::scale<double>(double*, double)"
@@ -93,14 +91,14 @@ def test_ptx_and_what_cannot_be_decompressed_is_reported(
     notes: list[str] = []
     path = str(built / "size.fatbin")
     data = bytearray((built / "size.fatbin").read_bytes())
-    at = data.index(fatbin._ZSTD_MAGIC, data.index(fatbin._ZSTD_MAGIC) + 4)
+    at = data.index(kernels._ZSTD_MAGIC, data.index(kernels._ZSTD_MAGIC) + 4)
     data[at + 8 : at + 40] = bytes(32)
     (built / "damaged.fatbin").write_bytes(data)
     assert len(list(cubins(str(built / "damaged.fatbin"), notes.append))) < len(
         list(cubins(path, notes.append))
     )
     assert notes == [f"{built}/damaged.fatbin: 1 cubin is damaged, or its compression is unknown"]
-    monkeypatch.setattr(fatbin, "_CUBIN", 99)
+    monkeypatch.setattr(kernels, "_CUBIN", 99)
     notes.clear()
     assert list(cubins(path, notes.append)) == []
     assert notes == [
@@ -134,7 +132,7 @@ def test_damaged_cubins_are_errors_of_their_file(built: Path, seed: int) -> None
     for at in range(start, len(data), step * 40):
         data[at] = seed * 37 + at & 0xFF
     try:
-        assert isinstance(kernels(bytes(data[: len(data) - seed * 50]), "k.cubin"), list)
+        assert isinstance(kernels_in(bytes(data[: len(data) - seed * 50]), "k.cubin"), list)
     except InputError as error:
         assert error.message.startswith("k.cubin: ")
 
@@ -146,7 +144,7 @@ def test_the_library_of_warps_reads_the_same_needs(built: Path, tmp_path: Path) 
     source, native = ROOT / "tests/gpu/needs.cpp", ROOT / "tracepipe/tracer/gpu/native"
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{native}"]
     program = compiled([compiler, *flags, str(source)], tmp_path / "needs")
-    known = kernels((built / "k.cubin").read_bytes(), "k.cubin")
+    known = kernels_in((built / "k.cubin").read_bytes(), "k.cubin")
     assert {kernel.shared_bytes for kernel in known} == {0, 256}
     command = [str(program), str(built / "k.cubin"), *(kernel.name for kernel in known), "none"]
     seen = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

@@ -14,10 +14,16 @@ from pathlib import Path
 import pytest
 
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.find import library, process_maps, python_packages
+from tracepipe.tracer.find import library
 from tracepipe.tracer.find.elf import Elf
-from tracepipe.tracer.find.library import LibrarySearch, find_versions, is_version, linked_libraries
-from tracepipe.tracer.find.python_packages import package_folders, python_of
+from tracepipe.tracer.find.library import (
+    LibrarySearch,
+    find_versions,
+    is_version,
+    linked_libraries,
+    package_folders,
+    python_of,
+)
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
@@ -195,15 +201,15 @@ def mapping(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_files_that_a_process_has_mapped(mapping: Path) -> None:
-    assert ("libodd.so.1.2", str(mapping)) in process_maps.mapped_files(os.getpid())
+    assert ("libodd.so.1.2", str(mapping)) in library.mapped_files(os.getpid())
     search = LibrarySearch(pids=(os.getpid(),))
     assert search.find("libodd.so") == [str(mapping)]
     assert search.find("libodd.so.1") == [str(mapping)]
     assert search.find("libodd.so.2") == []
     assert search.is_loaded("libodd.so")
     assert search.programs() == [os.readlink("/proc/self/exe")]
-    assert process_maps.mapped_files(2**22 + 1) == []
-    assert process_maps.program_of(2**22 + 1) == ""
+    assert library.mapped_files(2**22 + 1) == []
+    assert library.program_of(2**22 + 1) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="map_files wants CAP_CHECKPOINT_RESTORE")
@@ -230,7 +236,7 @@ def test_a_mapped_file_that_is_not_a_library(tmp_path: Path) -> None:
 
 def test_a_process_with_another_root(mapping: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = f"/proc/{os.getpid()}/root"
-    monkeypatch.setattr(process_maps, "_root", lambda pid: root)
+    monkeypatch.setattr(library, "_root", lambda pid: root)
     search = LibrarySearch(pids=(os.getpid(),))
     assert search.find("libodd.so") == [f"{root}{mapping}"]
     assert search.programs() == [f"/proc/{os.getpid()}/exe"]
@@ -240,6 +246,6 @@ def test_a_process_with_another_root(mapping: Path, monkeypatch: pytest.MonkeyPa
 def test_under_sudo_the_callers_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_UID", str(os.getuid()))
-    assert python_packages._home() == Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert library._home() == Path(pwd.getpwuid(os.getuid()).pw_dir)
     monkeypatch.setenv("SUDO_UID", "4000000")
-    assert python_packages._home() == Path.home()
+    assert library._home() == Path.home()

@@ -11,10 +11,10 @@ import pytest
 
 from tracepipe.hooks.hook import FilePlace
 from tracepipe.hooks.sets import load_set
-from tracepipe.tracer.find import procaddress
+from tracepipe.tracer.find import functions
 from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.functions import handed_out
 from tracepipe.tracer.find.library import LibrarySearch
-from tracepipe.tracer.find.procaddress import handed_out
 from tracepipe.tracer.find.resolve import resolve
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
@@ -96,7 +96,7 @@ def test_functions_that_are_not_exported(tmp_path: Path) -> None:
 def test_a_library_that_cannot_be_asked_is_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str
 ) -> None:
-    monkeypatch.setattr(procaddress, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(functions, "_TIMEOUT_S", 0.5)
     start = f"__attribute__((constructor)) static void start(void) {{ {body} }}"
     path = build(tmp_path, f"#include <stdlib.h>\n#include <unistd.h>\n{start}\n{LIBRARY}")
     notes: list[str] = []
@@ -129,16 +129,16 @@ def test_a_file_that_is_not_a_library_is_noted(tmp_path: Path) -> None:
     ],
 )
 def test_answers_that_make_no_sense_are_left_out(answer: Any) -> None:
-    assert procaddress._named(answer, {"cuInit"}, size_bytes=4096) == []
-    assert procaddress._named([["cuInit", 0, 64]], {"cuInit"}, size_bytes=4096) == [("cuInit", 64)]
+    assert functions._named(answer, {"cuInit"}, size_bytes=4096) == []
+    assert functions._named([["cuInit", 0, 64]], {"cuInit"}, size_bytes=4096) == [("cuInit", 64)]
 
 
 def test_the_user_as_which_the_library_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = build(tmp_path)
-    monkeypatch.setattr(procaddress.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(functions.os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_UID", "65534")
-    assert procaddress._user(path)["user"] == 65534
+    assert functions._user(path)["user"] == 65534
     monkeypatch.setenv("SUDO_UID", "0")
-    assert procaddress._user("/proc/version") == {}, "which is root's"
-    monkeypatch.setattr(procaddress.os, "geteuid", lambda: 1000)
-    assert procaddress._user(path) == {}
+    assert functions._user("/proc/version") == {}, "which is root's"
+    monkeypatch.setattr(functions.os, "geteuid", lambda: 1000)
+    assert functions._user(path) == {}

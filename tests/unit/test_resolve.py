@@ -15,11 +15,11 @@ from tracepipe.hooks.hook import Condition, FilePlace, KernelPlace, Selection, T
 from tracepipe.hooks.names import HookIndex, base_names
 from tracepipe.hooks.sets import HookSet, load_set, read_hooks
 from tracepipe.tracer.bpf.specs import text_field
-from tracepipe.tracer.find import kernel_symbols, tracepoints
+from tracepipe.tracer.find import kernel as find_kernel
 from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.kernel import interrupts_of
 from tracepipe.tracer.find.library import LibrarySearch
 from tracepipe.tracer.find.resolve import resolve
-from tracepipe.tracer.find.tracepoints import interrupts_of
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
@@ -110,11 +110,11 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "events" / point).mkdir(parents=True)
         (tmp_path / "events" / point / "format").write_text(FORMAT)
     (tmp_path / "events" / "odd" / "enable").write_text("0")
-    monkeypatch.setattr(kernel_symbols, "KPROBE_PMU", tmp_path / "type")
-    monkeypatch.setattr(kernel_symbols, "SYMBOLS", tmp_path / "kallsyms")
-    monkeypatch.setattr(kernel_symbols, "_SYSTEM_MODULES", tmp_path / "module")
-    monkeypatch.setattr(tracepoints, "_INTERRUPTS", tmp_path / "interrupts")
-    monkeypatch.setattr(tracepoints, "tracing_folder", lambda: tmp_path)
+    monkeypatch.setattr(find_kernel, "KPROBE_PMU", tmp_path / "type")
+    monkeypatch.setattr(find_kernel, "SYMBOLS", tmp_path / "kallsyms")
+    monkeypatch.setattr(find_kernel, "_SYSTEM_MODULES", tmp_path / "module")
+    monkeypatch.setattr(find_kernel, "_INTERRUPTS", tmp_path / "interrupts")
+    monkeypatch.setattr(find_kernel, "tracing_folder", lambda: tmp_path)
     return tmp_path
 
 

@@ -77,7 +77,7 @@ def list_command(
 
 
 def _list_kernels(pattern: str, paths: list[str]) -> None:
-    from tracepipe.tracer.find.kernel_list import list_kernels
+    from tracepipe.tracer.find.kernels import list_kernels
 
     listing = list_kernels(pattern, paths)
     rows = [

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.find.tracefs import HOW_TO_MOUNT
+from tracepipe.tracer.find.kernel import HOW_TO_MOUNT
 from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
 from tracepipe.tracer.machine.refusals import (
     SUDO,

@@ -162,7 +162,7 @@ class RealTrials:
 
     def kprobes_at_once(self) -> Timing:
         from tracepipe.tracer.bpf import bpf
-        from tracepipe.tracer.find.kernel_symbols import KernelSymbols
+        from tracepipe.tracer.find.kernel import KernelSymbols
 
         places = [place for place in KernelSymbols().functions((), _KERNEL_FUNCTIONS) if place.address]
         if not places:
@@ -183,7 +183,7 @@ class RealTrials:
 
     def tracepoint(self, name: str) -> Timing:
         from tracepipe.tracer.bpf import bpf
-        from tracepipe.tracer.find.tracefs import tracepoint_id, tracing_folder
+        from tracepipe.tracer.find.kernel import tracepoint_id, tracing_folder
 
         number = tracepoint_id(tracing_folder(), name)
         program = bpf.load_program("tracepipe_try", _DO_NOTHING, bpf.PROG_TYPE_TRACEPOINT)
@@ -269,7 +269,7 @@ def _timed(attach: Callable[[], int], detach: Callable[[int], None]) -> Timing:
 def _harmless_function() -> tuple[str, int]:
     """A function of the libc that this process has mapped: path and offset. Raises CaptureUnavailable."""
     from tracepipe.tracer.find.elf import Elf
-    from tracepipe.tracer.find.process_maps import mapped_files
+    from tracepipe.tracer.find.library import mapped_files
 
     for name, path in mapped_files(os.getpid()):
         if name.startswith(("libc.", "libc-", "ld-musl", "libc.musl")):

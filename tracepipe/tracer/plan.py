@@ -19,8 +19,7 @@ from tracepipe.hooks.hook import (
 )
 from tracepipe.hooks.sets import MEMORY_EFFECTS, HookSet, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
-from tracepipe.tracer.find.library import LibrarySearch
-from tracepipe.tracer.find.python_packages import python_of
+from tracepipe.tracer.find.library import LibrarySearch, python_of
 from tracepipe.tracer.find.resolve import resolve
 from tracepipe.tracer.machine.threads import running_threads
 from tracepipe.tracer.request import (

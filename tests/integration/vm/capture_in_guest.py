@@ -13,7 +13,7 @@ from typing import Any
 from tracepipe.errors import TracepipeError
 from tracepipe.tracer import CaptureRequest, CaptureSummary, capture
 from tracepipe.tracer.bpf import bpf
-from tracepipe.tracer.find import procaddress
+from tracepipe.tracer.find import functions
 from tracepipe.tracer.plan import layers_here
 
 COMMAND = ["./vec_add", "-n", "1000", "-i", "3"]
@@ -39,7 +39,7 @@ def captured(path: str, layers: tuple[str, ...], **options: Any) -> CaptureSumma
         )
 
 
-procaddress._TIMEOUT_S = 60  # this processor is emulated, and others use the one that does it
+functions._TIMEOUT_S = 60  # this processor is emulated, and others use the one that does it
 bpf.link_kprobes = counting("multi", bpf.link_kprobes)
 bpf.link_one_kprobe = counting("single", bpf.link_one_kprobe)
 first = captured("run.jsonl", layers_here(of_command=False))

@@ -32,7 +32,7 @@ from tracepipe.tracer.bpf.attach import (
 )
 from tracepipe.tracer.bpf.bytecode import FIELDS, HOOK_FIELDS, Constant, Field
 from tracepipe.tracer.bpf.specs import text_field
-from tracepipe.tracer.find.tracefs import field_offsets, tracepoint_id, tracing_folder
+from tracepipe.tracer.find.kernel import field_offsets, tracepoint_id, tracing_folder
 from tracepipe.tracer.request import Plan, TriggerPlace
 
 _RAW_TRACEPOINTS = {"syscall_enter": "sys_enter", "syscall_exit": "sys_exit"}

@@ -14,11 +14,10 @@ from tracepipe.errors import TracepipeError
 from tracepipe.hooks.hook import FilePlace, KernelPlace, Probe
 from tracepipe.hooks.names import HookIndex, near_names
 from tracepipe.hooks.sets import HookSet, load_set, names_hooks, read_hooks, shipped_sets
-from tracepipe.tracer.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes
+from tracepipe.tracer.find.functions import FunctionTables
+from tracepipe.tracer.find.kernel import SYMBOLS, KernelSymbols, Tracepoints, no_kprobes
 from tracepipe.tracer.find.library import LibrarySearch, same_library
-from tracepipe.tracer.find.library_functions import FunctionTables
 from tracepipe.tracer.find.resolve import resolve
-from tracepipe.tracer.find.tracepoints import Tracepoints
 from tracepipe.tracer.request import Notify
 
 _FIRST_CALLS = 3

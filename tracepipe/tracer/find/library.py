@@ -3,6 +3,14 @@
 The order is that of ld.so(8): RPATH of the program (unless it has RUNPATH), LD_LIBRARY_PATH, RUNPATH,
 /etc/ld.so.cache, the default folders. dlopen, by which the CUDA runtime loads libcuda, searches in the same
 way.
+
+A process in a container has another root and other mounts: its files are found under /proc/PID/root. A file
+that was deleted or replaced since then is found under /proc/PID/map_files, by the address of its mapping. So
+is a file whose path is wrong under that root (chroot in a separate mount namespace).
+
+PyTorch, JAX and CuPy load CUDA's libraries by path, from wheels: nvidia/cuda_runtime/lib, nvidia/cu13/lib,
+torch/lib. The folders of packages are found from files alone: the interpreter is not run, as it belongs to
+the target. Source: Python's documentation of the modules `site` and `venv`.
 """
 
 from __future__ import annotations
@@ -13,19 +21,26 @@ import re
 import shutil
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
 from tracepipe import paths
 from tracepipe.errors import InputError, TracepipeError
+from tracepipe.sudo import sudo_user
 from tracepipe.tracer.find.elf import Dynamic, Elf
-from tracepipe.tracer.find.process_maps import mapped_files, program_of
-from tracepipe.tracer.find.python_packages import package_libraries, python_of
 
 _CACHE = Path("/etc/ld.so.cache")
 _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _NEEDED_LIMIT = 2000  # libraries of one program; PyTorch has about 100
+
+_PROC = Path("/proc")
+# `7f1c2a000000-7f1c2a021000 r-xp 00002000 fe:01 1573 /usr/lib/libcuda.so.550.54.14 (deleted)`
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S\Sx\S [0-9a-f]+ \S+ ([1-9]\d*) +(/.*)")
+_DELETED = " (deleted)"
+
+_INTERPRETER = re.compile(r"(python|pypy)[\d.]*t?")
+_LIBRARY_FOLDERS = ("nvidia/*/lib", "torch/lib", "*.libs")
 
 
 def find_program(command: list[str]) -> str:
@@ -331,3 +346,141 @@ def _read_cache(path: Path, _changed_ns: int) -> dict[str, list[Path]]:
             name, file = (os.fsdecode(data[at : data.find(b"\0", at)]) for at in (key, value))
             found.setdefault(name, []).append(Path(file))
     return found
+
+
+def mapped_files(pid: int) -> list[tuple[str, str]]:
+    """The file name and the path to open of each file that `pid` has mapped as executable; empty if the
+    process has ended.
+    """
+    try:
+        lines = (_PROC / str(pid) / "maps").read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+    root = _root(pid)
+    found: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        match = _MAPPING.fullmatch(line)
+        if match is None or match[4] in found:
+            continue
+        start, end, inode, path = match.groups()
+        mapping = f"{_PROC}/{pid}/map_files/{start.lstrip('0')}-{end.lstrip('0')}"  # not padded
+        opened = root + path
+        if _inode(opened) != int(inode) and _inode(mapping):
+            opened = mapping
+        found[path] = (Path(path.removesuffix(_DELETED)).name, opened)
+    return list(found.values())
+
+
+def program_of(pid: int) -> str:
+    """A path to open the program that `pid` runs; "" if the process has ended."""
+    link = _PROC / str(pid) / "exe"
+    try:
+        path = str(link.readlink())
+    except OSError:
+        return ""
+    return str(link) if path.endswith(_DELETED) or _root(pid) else path
+
+
+def _root(pid: int) -> str:
+    """The prefix for the paths of `pid` in this process; "" where both see the same files."""
+    ours, theirs = _PROC / "self", _PROC / str(pid)
+    try:
+        same = (ours / "ns" / "mnt").readlink() == (theirs / "ns" / "mnt").readlink()
+        if same and os.path.samestat((ours / "root").stat(), (theirs / "root").stat()):
+            return ""
+    except OSError:
+        return ""
+    return str(theirs / "root")
+
+
+def _inode(path: str) -> int:
+    try:
+        return Path(path).stat().st_ino
+    except OSError:
+        return 0
+
+
+def python_of(program: str) -> str:
+    """The interpreter if `program` is a Python or a Python script (such as torchrun); otherwise ""."""
+    if _INTERPRETER.fullmatch(Path(program).name):
+        return program
+    interpreter = interpreter_of(program)
+    return interpreter if _INTERPRETER.fullmatch(Path(interpreter).name) else ""
+
+
+def interpreter_of(script: str) -> str:
+    """The program that a script's first line names, also after `env`; "" if the file is not a script."""
+    try:
+        with Path(script).open("rb") as file:
+            head = os.fsdecode(file.readline(256))
+    except OSError:
+        return ""
+    words = head[2:].split() if head.startswith("#!") else []
+    if words and Path(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        words = [shutil.which(names[0]) or ""] if names else []
+    return words[0] if words else ""
+
+
+def package_libraries(python: str, is_wanted: Callable[[str], bool]) -> list[str]:
+    """The files in the interpreter's packages with wanted names, with links resolved."""
+    found: dict[str, None] = {}
+    for folder in package_folders(python):
+        for pattern in _LIBRARY_FOLDERS:
+            for libraries in paths.fitting(folder, pattern):
+                found.update(dict.fromkeys(_wanted(libraries, is_wanted)))
+    for prefix in _prefixes(python):  # conda's own libraries
+        if paths.is_folder(prefix / "conda-meta"):
+            found.update(dict.fromkeys(_wanted(prefix / "lib", is_wanted)))
+    return list(found)
+
+
+def package_folders(python: str) -> list[Path]:
+    """The existing folders from which the interpreter imports packages."""
+    folders = [Path(part) for part in os.environ.get("PYTHONPATH", "").split(":") if part]
+    bases = list(_prefixes(python))
+    if os.environ.get("VIRTUAL_ENV"):
+        bases.append(Path(os.environ["VIRTUAL_ENV"]))
+    bases += [_home() / ".local", Path("/usr/local"), Path("/usr")]
+    for base in bases:
+        for kind in ("site-packages", "dist-packages"):
+            folders += paths.fitting(base, f"lib*/python3*/{kind}")
+    folders.append(Path("/usr/lib/python3/dist-packages"))
+    existing = {folder.resolve(): None for folder in folders if paths.is_folder(folder)}
+    return list(existing)
+
+
+def _wanted(folder: Path, is_wanted: Callable[[str], bool]) -> Iterator[str]:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return
+    for name in names:
+        if is_wanted(name) and paths.is_file(folder / name):
+            yield str((folder / name).resolve())
+
+
+def _prefixes(python: str) -> Iterator[Path]:
+    """The folders above bin of the interpreter, of a virtual environment's base, and of the file that it
+    links to.
+    """
+    path = Path(python).absolute()
+    prefix = path.parent.parent
+    yield prefix
+    if path.parent.name == "shims":  # pyenv: it may be any of its versions
+        yield from paths.fitting(prefix, "versions/*")
+    try:
+        settings = (prefix / "pyvenv.cfg").read_text(errors="replace")
+    except OSError:
+        settings = ""
+    for line in settings.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            yield Path(value.strip()).parent
+    yield path.resolve().parent.parent
+
+
+def _home() -> Path:
+    """The home of the user who runs the target: under sudo, of the user who called it."""
+    user = sudo_user()
+    return Path(user.pw_dir) if user else Path.home()

@@ -16,10 +16,9 @@ from tracepipe.errors import InputError
 from tracepipe.hooks.hook import OWN_LAYER, Condition, FilePlace, Hook, Probe, Selection
 from tracepipe.hooks.names import HookIndex, NameFilter, near_names
 from tracepipe.hooks.sets import HookSet
-from tracepipe.tracer.find.kernel_symbols import SYMBOLS, KernelSymbols, no_kprobes, not_loaded
+from tracepipe.tracer.find.functions import FunctionTables
+from tracepipe.tracer.find.kernel import SYMBOLS, KernelSymbols, Tracepoints, no_kprobes, not_loaded
 from tracepipe.tracer.find.library import LibrarySearch
-from tracepipe.tracer.find.library_functions import FunctionTables
-from tracepipe.tracer.find.tracepoints import Tracepoints
 from tracepipe.tracer.request import Notify
 
 _CUDA_FUNCTION = re.compile(r"_*cu(da)?[A-Z]")

@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from tracepipe.tracer.find.library import find_program
-from tracepipe.tracer.find.python_packages import interpreter_of
+from tracepipe.tracer.find.library import find_program, interpreter_of
 
 # Names of programs, also jupyter-lab, mpirun.openmpi and python3.13t. A script counts as its interpreter.
 _LAUNCHERS: Final = re.compile(

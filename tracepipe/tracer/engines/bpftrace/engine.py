@@ -30,7 +30,7 @@ from tracepipe.tracer.engines.bpftrace.lines import Clock, Lines
 from tracepipe.tracer.engines.bpftrace.process import CONTROL, Bpftrace, Control, Progress
 from tracepipe.tracer.engines.bpftrace.script import Script
 from tracepipe.tracer.engines.engine import Coverage
-from tracepipe.tracer.find.tracefs import field_offsets, tracing_folder
+from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.machine.threads import comm_of, own_namespace, running_threads

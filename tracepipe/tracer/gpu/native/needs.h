@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of a module need, by its machine code: an ELF file, as tracer/find/cubin.py describes it.
+// What the kernels of a module need, by its machine code: an ELF file, as tracer/find/kernels.py describes it.
 //
 // The driver is not asked, as it is called back here with its locks held, and it knows the patched code, which
 // may need more registers.
