@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tracepipe.errors import OutputError
 from tracepipe.tracer import backlog
 from tracepipe.tracer.backlog import Backlog, Span, Waiting
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 A_LOSS = Loss("userspace", 1, 0, 1, "the ring buffer was full", 0)
 

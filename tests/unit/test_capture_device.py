@@ -19,7 +19,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.tracer import CaptureRequest, capture
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.request import Limits
 
 KERNEL = {"type": "gpu_kernel", "name": "add", "phase": "X", "dur_ns": 5, "gpu": 0, "launch": 7}

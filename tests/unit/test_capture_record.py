@@ -18,8 +18,7 @@ from tracepipe.tracer.bpf.compile import SHIPPED
 from tracepipe.tracer.records import line as writing
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.line import COMM, Head, Lines
-from tracepipe.tracer.records.loss import Loss, loss_record
-from tracepipe.tracer.records.record import DROP_LAYERS, RECORD, UNSEEN, event_count
+from tracepipe.tracer.records.record import DROP_LAYERS, RECORD, UNSEEN, Loss, event_count, loss_record
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 

@@ -16,10 +16,10 @@ from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.tracer.records import record
-from tracepipe.tracer.records.carry import THREADS_MAX, Carried, RecordCarry
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.records.unrendered import THREADS_MAX, Carried, RecordCarry
 
 Line = dict[str, Any]
 _ZOMBIE = 0x20

@@ -8,7 +8,7 @@ from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import values
-from tracepipe.tracer.records.communicators import Communicators, Maker
+from tracepipe.tracer.records.calls import Communicators, Maker
 
 _ALL, _NEW, _OTHER = 0x1000, 0x2000, 0x3000
 _PID = 42

@@ -19,8 +19,7 @@ from tracepipe.tracer.flight.recorder import FlightRecorder
 from tracepipe.tracer.flight.ring import Chunk, Ring
 from tracepipe.tracer.frame import footer_of
 from tracepipe.tracer.records import record
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import RECORD_BYTES
+from tracepipe.tracer.records.record import RECORD_BYTES, Loss
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Filters, Last, Plan, Scope

@@ -24,7 +24,7 @@ from tracepipe.tracer.gpu.engines.sampler import Overflow, Sample, SampledGpu, S
 from tracepipe.tracer.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
 from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 INTERVAL_NS = 100
 LATE_NS = 10**9

@@ -43,7 +43,7 @@ from tracepipe.tracer.live.moved import Moved
 from tracepipe.tracer.live.sink import LiveSink
 from tracepipe.tracer.live.threads import ThreadTotal
 from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 from tracepipe.units import duration_text
 
 SYSCALLS = {0: "read", 16: "ioctl"}

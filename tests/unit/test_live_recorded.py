@@ -43,7 +43,7 @@ from tracepipe.recording.reading import Reading
 from tracepipe.tracer.live.moved import Moved
 from tracepipe.tracer.live.recorded import RecordedTotals
 from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
-from tracepipe.tracer.records.loss import Loss, loss_record
+from tracepipe.tracer.records.record import Loss, loss_record
 from tracepipe.tracer.records.render import RecordRenderer
 
 SYSCALLS = {0: "read", 16: "ioctl"}

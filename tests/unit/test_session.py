@@ -22,8 +22,7 @@ from tracepipe.tracer.backlog import Backlog
 from tracepipe.tracer.engines.none import NothingRecorded
 from tracepipe.tracer.flight.ring import Chunk, Ring
 from tracepipe.tracer.records import record
-from tracepipe.tracer.records.loss import Loss, unread_error
-from tracepipe.tracer.records.record import RECORD_BYTES
+from tracepipe.tracer.records.record import RECORD_BYTES, Loss, unread_error
 from tracepipe.tracer.request import Last, Notify, Plan
 
 

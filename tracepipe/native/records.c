@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Finds the records of probes.bpf.c that are needed to know which calls were under way or took long. Calls
  * that began and ended in a chunk are not needed, nor all but the last of a thread's turns on a processor.
- * The records that are left give tracer/records/carry.py and spans.py the same results as all of them.
+ * The records that are left give tracer/records/unrendered.py and spans.py the same results as all of them.
  * tracer/records/record.py draws the layout of a record.
  */
 #include "tables.h"

@@ -19,8 +19,7 @@ from typing import BinaryIO
 
 from tracepipe import disk_space
 from tracepipe.errors import OutputError
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import RECORD_BYTES
+from tracepipe.tracer.records.record import RECORD_BYTES, Loss
 
 _GIVE_BACK_BYTES = 4 << 20  # of a temporary file, freed in one call
 _SPAN_BYTES = 4 << 20  # the longest span, however many chunks it joins

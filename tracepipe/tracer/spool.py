@@ -21,8 +21,7 @@ from tracepipe.tracer.backlog import Backlog, Span, Waiting
 from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer
 from tracepipe.tracer.last_steps import why
 from tracepipe.tracer.records.line import Lines, record_line
-from tracepipe.tracer.records.loss import Loss, loss_record, unread, unread_error
-from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
 from tracepipe.tracer.request import Limits, Plan
 from tracepipe.tracer.tick import SHORT_S
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
-from tracepipe.tracer.records.carry import Carried, Carry
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.spans import SpanReader, Wanted
+from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.unrendered import Carried, Carry, SpanReader, Wanted
 from tracepipe.tracer.request import Cause, Control, Notify, Plan
 
 

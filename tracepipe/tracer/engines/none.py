@@ -6,8 +6,7 @@ import time
 
 from tracepipe.errors import OutputError
 from tracepipe.tracer.engines.engine import Coverage, Turn
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import window_record
+from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.request import Cause, Notify, Plan
 

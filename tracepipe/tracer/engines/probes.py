@@ -26,8 +26,15 @@ from tracepipe.tracer.engines.engine import Coverage, Turn
 from tracepipe.tracer.engines.probing import TEXTS, Probing
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.machine.threads import clock_ahead_ns, comm_of, own_namespace, running_threads
-from tracepipe.tracer.records.loss import Loss, unread, unread_error
-from tracepipe.tracer.records.record import DROP_LAYERS, UNSEEN, window_record, windows_in
+from tracepipe.tracer.records.record import (
+    DROP_LAYERS,
+    UNSEEN,
+    Loss,
+    unread,
+    unread_error,
+    window_record,
+    windows_in,
+)
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Cause, Notify, Plan

@@ -12,7 +12,7 @@ from typing import Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.names import did_you_mean
-from tracepipe.tracer.records.spans import CALL, KERNEL, NVTX, SYSCALL
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL
 from tracepipe.units import duration_ns
 
 FORMS: Final = {

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, Protocol, runtime_checkable
 from tracepipe.event.model import HostInstant
 from tracepipe.tracer.engines.engine import Attachment, DeviceRenderer
 from tracepipe.tracer.flight.ring import Chunk
-from tracepipe.tracer.records.carry import Carried, Carry
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.unrendered import Carried, Carry
 from tracepipe.tracer.request import Plan
 from tracepipe.tracer.spool import Spool
 from tracepipe.tracer.summary import Recording

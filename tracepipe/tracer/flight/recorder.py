@@ -19,8 +19,8 @@ from tracepipe.tracer.flight.dump import Dump, Frame, Kept, Outputs
 from tracepipe.tracer.flight.ring import Chunk, Ring, Segment, later
 from tracepipe.tracer.flight.watch import Watch
 from tracepipe.tracer.frame import instant
-from tracepipe.tracer.records.carry import Carried
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.unrendered import Carried
 from tracepipe.tracer.request import Control, Last, Notify, Plan
 from tracepipe.tracer.summary import Recording
 

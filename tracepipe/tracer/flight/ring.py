@@ -8,8 +8,7 @@ from typing import Final
 
 from tracepipe.event.model import HostInstant
 from tracepipe.tracer.frame import instant
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.request import Last
 
 _SEGMENTS: Final = 100  # how many parts the kept time and size have; each is evicted as a whole

@@ -12,8 +12,8 @@ from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.flight.conditions import Condition, Conditions
 from tracepipe.tracer.machine.threads import own_namespace
-from tracepipe.tracer.records.spans import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
 from tracepipe.tracer.records.syscalls import SYSCALLS
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
 from tracepipe.tracer.request import Last, Plan
 from tracepipe.units import duration_text
 

@@ -17,7 +17,6 @@ from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
 from tracepipe.tracer.live.totals import WHOLE, Function, Row, Snapshot, Totals
-from tracepipe.tracer.records.loss import Loss
 from tracepipe.tracer.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -29,8 +28,9 @@ from tracepipe.tracer.records.record import (
     SYSCALL_ENTER,
     SYSCALL_EXIT,
     WAKEUP,
+    Loss,
 )
-from tracepipe.tracer.records.record_text import state_of_text
+from tracepipe.tracer.records.syscalls import state_of_text
 
 if TYPE_CHECKING:
     from tracepipe.event.model import Record

@@ -12,7 +12,7 @@ import time
 from queue import Empty, SimpleQueue
 
 from tracepipe.tracer.live.totals import Snapshot, Totals, function_of
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Plan
 

@@ -18,7 +18,6 @@ from tracepipe.tracer.live.histogram import Histogram
 from tracepipe.tracer.live.moved import Moved, MovedTotals
 from tracepipe.tracer.live.threads import SchedulerTotals, ThreadTotal
 from tracepipe.tracer.machine.threads import comm_of
-from tracepipe.tracer.records.loss import Loss
 from tracepipe.tracer.records.record import (
     CALL_ENTER,
     CALL_RETURN,
@@ -35,6 +34,7 @@ from tracepipe.tracer.records.record import (
     THREAD_NAME,
     THREAD_NEW,
     WAKEUP,
+    Loss,
 )
 
 # ts_ns │ tid │ tgid │ id │ kind │ a[0] … a[3] of a record; record.py draws the whole record.

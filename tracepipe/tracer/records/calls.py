@@ -2,22 +2,36 @@
 
 The constant text of a probe is made once. Data of an entry that did not fit into its record (`more`, `texts`,
 `served`) comes before it, and is kept here by thread until then.
+
+A communicator (NCCL) has the same name on all ranks that it connects. A rank knows it by an address. All
+ranks have the id in common with which it is made; the hook records its hash. A communicator that is split or
+shrunk off another one is named after that one, with the number of those that were split off before, and the
+color: all ranks of a communicator split it in the same order.
+
+    ncclCommInitRank(id: 9f21c3a4d5e6f708)   9f21c3a4d5e6f708
+    ncclCommSplit(that one, color: 0)        9f21c3a4d5e6f708/1.0
+    ncclCommSplit(that one, color: 7)        9f21c3a4d5e6f708/2.7
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
-from tracepipe.hooks.slots import Slot, Value, argument_text, slots
-from tracepipe.tracer.records.communicators import MADE, Communicators, Maker
+from tracepipe.hooks.slots import Slot, Value, argument_text, slots, values
 from tracepipe.tracer.records.effects import Effects
-from tracepipe.tracer.records.kernel_names import KernelNames
 from tracepipe.tracer.records.line import Head, Lines, Where, joined
 
 _TEXT_CHUNK_BYTES = 31
 _HANDLE, _SYMBOL, _FUNCTION, _COMM = "handle", "symbol", "function", "comm"
+
+MADE = frozenset({0, 7})
+"""Results of calls that have made a communicator: success, and that it is still being made."""
+
+_DEEPEST = 64  # how many generations of forks are followed
 
 
 class Calls:
@@ -270,3 +284,114 @@ def _text_of(argument: Argument, text: bytes) -> str:
 def _joined(chunks: Sequence[bytes]) -> str:
     """The text of TEXT records, of which every one but the last is full."""
     return b"".join(chunk[:_TEXT_CHUNK_BYTES].split(b"\0", 1)[0] for chunk in chunks).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that a communicator connects: how many, and which of them this is; None where not known."""
+
+    name: str
+    ranks: int | None = None
+    rank: int | None = None
+
+    @property
+    def members(self) -> str:
+        """The members of `args` that say it."""
+        known = f'"group":"{self.name}"'
+        if self.ranks is not None:
+            known += f',"group_ranks":{self.ranks}'
+        return known if self.rank is None else f'{known},"group_rank":{self.rank}'
+
+
+class Maker:
+    """Reads what a function makes a communicator of from the words of a call."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._values = {name: value.reader() for name, value in values(probe.signature).items()}
+
+    def value(self, name: str, words: Sequence[int]) -> int | None:
+        """An argument; None if the function has none of this name."""
+        read = self._values.get(name)
+        return None if read is None else read(words)
+
+
+class Communicators:
+    """The communicators of a recording, by process and address."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._made_of: Counter[tuple[int, int, str]] = Counter()
+
+    def members(self, tgid: int, comm: int) -> str:
+        """What is known of a communicator, as members of `args`; "" if nothing is."""
+        group = self._groups.get((tgid, comm))
+        return "" if group is None else group.members
+
+    def make(self, tgid: int, comm: int, maker: Maker, words: Sequence[int]) -> str:
+        """Note the communicator that a call has made (0: none for this rank), and return its members."""
+        group = self._made(tgid, maker, words)
+        if not comm:
+            return ""
+        # The address may be that of a communicator that was destroyed.
+        self._groups.pop((tgid, comm), None)
+        for kind in ("split", "shrink"):
+            self._made_of.pop((tgid, comm, kind), None)
+        if group is None:
+            return ""
+        self._groups[tgid, comm] = group
+        return group.members
+
+    def _made(self, tgid: int, maker: Maker, words: Sequence[int]) -> Group | None:
+        digest = maker.value("id", words)
+        if digest is not None:
+            ranks, rank = maker.value("ranks", words), maker.value("rank", words)
+            return Group(f"{digest:016x}", ranks, rank) if digest else None
+        parent, color = maker.value("parent", words), maker.value("color", words)
+        excluded = maker.value("excluded", words)
+        if parent is None or (color is None and excluded is None):
+            return None
+        kind = "shrink" if color is None else "split"
+        self._made_of[tgid, parent, kind] += 1
+        of = self._groups.get((tgid, parent))
+        if of is None:
+            return None
+        count = self._made_of[tgid, parent, kind]
+        if excluded is not None:
+            return Group(f"{of.name}/shrink {count}", None if of.ranks is None else of.ranks - excluded)
+        return Group(f"{of.name}/{count}.{color}")
+
+
+class KernelNames:
+    """The names of the handles of a recording."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[int, int], str] = {}
+        self._named: set[int] = set()
+        self._parents: dict[int, int] = {}
+        self._process_of: dict[int, int] = {}
+
+    def put(self, tgid: int, handle: int, name: str) -> None:
+        """Set the name of a handle in a process."""
+        self._names[tgid, handle] = name
+        self._named.add(tgid)
+
+    def get(self, tgid: int, handle: int) -> str:
+        """The name of a handle; "" if it has none."""
+        for _ in range(_DEEPEST):
+            if (tgid, handle) in self._names:
+                return self._names[tgid, handle]
+            if tgid not in self._parents:
+                return ""
+            tgid = self._parents[tgid]
+        return ""
+
+    def meet(self, tid: int, tgid: int, creator_tid: int = 0) -> None:
+        """Note a thread of a process, and the thread that created it if it is known."""
+        self._process_of[tid] = tgid
+        parent = self._process_of.get(creator_tid, creator_tid)
+        if creator_tid and parent != tgid and (parent in self._named or parent in self._parents):
+            self._parents[tgid] = parent
+
+    def forget(self, tid: int) -> None:
+        """Forget a thread that has ended."""
+        self._process_of.pop(tid, None)

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from tracepipe.event.vocabulary import RUNNING, state_text
 from tracepipe.hooks.hook import Probe
 from tracepipe.tracer.records.calls import Calls, teller
-from tracepipe.tracer.records.carry import Carried, RecordCarry
 from tracepipe.tracer.records.line import BEGAN_AT, BEGAN_BEFORE, COMM, Head, Lines, Where, joined
 from tracepipe.tracer.records.record import (
     CALL_ENTER,
@@ -36,8 +35,8 @@ from tracepipe.tracer.records.record import (
     WAKEUP,
     WINDOW,
 )
-from tracepipe.tracer.records.record_text import ENDED, syscall_arguments, syscall_result
-from tracepipe.tracer.records.sieve import kinds_and_functions
+from tracepipe.tracer.records.syscalls import ENDED, syscall_arguments, syscall_result
+from tracepipe.tracer.records.unrendered import Carried, RecordCarry, kinds_and_functions
 
 _SWITCHES = frozenset({SWITCH_OUT, SWITCH_IN})
 _STATEFUL = frozenset({*_SWITCHES, SYSCALL_ENTER, SYSCALL_EXIT, CALL_ENTER, CALL_RETURN})

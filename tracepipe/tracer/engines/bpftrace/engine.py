@@ -34,8 +34,7 @@ from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.refusals import Operation, explain
 from tracepipe.tracer.machine.threads import comm_of, own_namespace, running_threads
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import DROP_LAYERS
+from tracepipe.tracer.records.record import DROP_LAYERS, Loss
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Notify, Plan

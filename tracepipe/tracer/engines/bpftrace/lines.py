@@ -24,8 +24,7 @@ from tracepipe.tracer.engines.bpftrace.language import (
     LineKind,
 )
 from tracepipe.tracer.records import record
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.record import DROP_LAYERS, RECORD
+from tracepipe.tracer.records.record import DROP_LAYERS, RECORD, Loss
 
 # An interrupt's line can precede a line with an earlier time. No probe takes longer than this.
 _SLACK_NS = 1_000_000

@@ -20,7 +20,7 @@ from tracepipe.tracer.gpu.engines.spans import ChannelSpans, RangesSpans
 from tracepipe.tracer.gpu.engines.transport import NVTX_VARIABLE, GpuRecord
 from tracepipe.tracer.gpu.engines.untrusted import Malformed
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.spans import Wanted
+from tracepipe.tracer.records.unrendered import Wanted
 
 _LAYER: Final = "annotation"
 

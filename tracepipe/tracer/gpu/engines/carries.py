@@ -36,8 +36,8 @@ from tracepipe.tracer.gpu.engines.untrusted import (
     Kept,
     can_be,
 )
-from tracepipe.tracer.records.carry import Carried
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
+from tracepipe.tracer.records.unrendered import Carried
 
 _ENTRY_BYTES: Final = 256  # roughly, for each entry besides its bytes
 _RANGES_MAX: Final = 512  # nested ranges; the renderer takes no more

@@ -30,7 +30,7 @@ from tracepipe.tracer.gpu.engines.transport import (
     RECORD,
     whole_bytes,
 )
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
 CHANNEL_BYTES: Final = 64 << 20

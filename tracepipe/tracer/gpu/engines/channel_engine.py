@@ -13,7 +13,7 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.channel import CHANNEL_BYTES, Channel
 from tracepipe.tracer.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.tracer.gpu.engines.transport import STACKS_VARIABLE
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 

@@ -13,9 +13,8 @@ from tracepipe.tracer.gpu.engines.python_stacks import PythonStacks
 from tracepipe.tracer.gpu.engines.spans import ChannelSpans
 from tracepipe.tracer.gpu.engines.transport import GpuRecord, records
 from tracepipe.tracer.gpu.engines.untrusted import Kept, Refused, whole_records
-from tracepipe.tracer.records.carry import Carried
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.spans import Wanted
+from tracepipe.tracer.records.unrendered import Carried, Wanted
 
 
 class ChannelRenderer(ABC):

@@ -37,8 +37,8 @@ from tracepipe.tracer.gpu.engines.transport import KIND_SAMPLE, RECORD, GpuRecor
 from tracepipe.tracer.gpu.engines.untrusted import Malformed
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.loss import Loss
-from tracepipe.tracer.records.spans import Wanted
+from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.unrendered import Wanted
 
 _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")

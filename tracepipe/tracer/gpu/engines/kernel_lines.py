@@ -58,7 +58,7 @@ from tracepipe.tracer.gpu.engines.transport import (
 from tracepipe.tracer.gpu.engines.untrusted import REFUSALS, Malformed, add_loss, check_span
 from tracepipe.tracer.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.spans import Wanted
+from tracepipe.tracer.records.unrendered import Wanted
 from tracepipe.units import counted
 
 _EVENT_BYTES: Final = {

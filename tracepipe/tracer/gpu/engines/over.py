@@ -13,7 +13,7 @@ from tracepipe.tracer.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.tracer.gpu.engines.transport import GpuRecord
 from tracepipe.tracer.gpu.engines.untrusted import REFUSALS
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 
 class EngineOver:

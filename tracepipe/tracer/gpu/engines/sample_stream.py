@@ -22,7 +22,7 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
 from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
-from tracepipe.tracer.records.loss import Loss
+from tracepipe.tracer.records.record import Loss
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
 _LATE_NS: Final = 10**9  # the longest wait for a sample that comes after later ones

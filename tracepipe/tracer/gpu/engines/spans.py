@@ -15,7 +15,7 @@ from tracepipe.tracer.gpu.engines.annotation_records import KINDS
 from tracepipe.tracer.gpu.engines.transport import KIND_NAME, NAME, GpuRecord, read_name, records, text
 from tracepipe.tracer.gpu.engines.untrusted import REFUSALS, Kept
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
-from tracepipe.tracer.records.spans import CALL, KERNEL, NVTX, Span, Wanted
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, Span, Wanted
 
 _ENTRY_BYTES: Final = 256
 _VERSION: Final = re.compile(r"_v\d{4,5}$")  # CUPTI appends it to a runtime function: cudaMalloc_v3020

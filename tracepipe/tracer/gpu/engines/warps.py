@@ -38,7 +38,7 @@ from tracepipe.tracer.gpu.engines.untrusted import REFUSALS, Malformed, add_loss
 from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
 from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.spans import Wanted
+from tracepipe.tracer.records.unrendered import Wanted
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
