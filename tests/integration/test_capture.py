@@ -258,7 +258,7 @@ def test_auto_reports_what_it_took_and_why(tmp_path: Path, monkeypatch: pytest.M
     def no_bcc() -> Any:
         raise CaptureUnavailable("BCC is not there.", "apt install python3-bpfcc")
 
-    monkeypatch.setattr("tracepipe.tracer.engines.bcc.import_bcc", no_bcc)
+    monkeypatch.setattr("tracepipe.tracer.engines.probes.import_bcc", no_bcc)
     _, summary, messages = run(tmp_path, ["true"], layers=("syscall",), method="auto")
     assert summary.engine.startswith("prebuilt ")
     assert messages == ["method prebuilt: no bcc: BCC is not there."]

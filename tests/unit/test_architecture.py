@@ -30,7 +30,6 @@ ROOMS: dict[str, set[str]] = {
     "hooks": set(),
     "tracer.request": {"hooks"},
     "tracer.summary": {"event"},
-    "tracer.tick": set(),
     "tracer.records": {"event", "hooks", "native"},
     "tracer.machine": {"tracer.request"},
     "tracer.bpf": {"hooks", "tracer.request", "tracer.records"},
@@ -38,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "tracer.live": {"event", "hooks", "tracer.request", "tracer.records", "tracer.machine"},
     "tracer.engines": {
         "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.bpf", "tracer.find",
-        "tracer.tick", "native",
+        "native",
     },
     "tracer.gpu": {
         "event.counter_names", "hooks", "tracer.request", "tracer.records", "tracer.find",
@@ -242,7 +241,7 @@ def test_only_clocks_makes_trace_times() -> None:
 
 def test_one_module_prints_and_one_exits() -> None:
     printers = {module for module in SOURCES if calls(module, "print")}
-    generators = {"tracepipe.event.schema", "tracepipe.tracer.bpf.compile"}  # when they are run as modules
+    generators = {"tracepipe.event.schema", "tracepipe.tracer.bpf.bytecode"}  # when they are run as modules
     assert printers - generators == {"tracepipe.terminal.output"}
     exits = {
         module

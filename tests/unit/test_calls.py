@@ -12,7 +12,7 @@ import pytest
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.calls import CALL_RULES, CALL_SETS, call_rule
 from tracepipe.hooks.sets import load_set
-from tracepipe.tracer.engines.bcc import PrebuiltEngine
+from tracepipe.tracer.engines.probes import PrebuiltEngine
 from tracepipe.tracer.gpu.build.toolchain import NATIVE
 from tracepipe.tracer.gpu.engines.api_calls import parameters
 from tracepipe.tracer.gpu.engines.call_choice import CALLS_VARIABLE, calls_text

@@ -19,8 +19,7 @@ from tracepipe.hooks.hook import (
     Signature,
     TracepointPlace,
 )
-from tracepipe.tracer.bpf.bytecode import FIELDS, PROGRAMS, Constant, filled_in
-from tracepipe.tracer.bpf.compile import SHIPPED, source_digest
+from tracepipe.tracer.bpf.bytecode import FIELDS, PROGRAMS, SHIPPED, Constant, filled_in, source_digest
 from tracepipe.tracer.bpf.maps import Maps
 from tracepipe.tracer.bpf.specs import SPEC_BYTES, is_paired, spec_of
 from tracepipe.tracer.records.syscalls import SYSCALLS
@@ -101,7 +100,7 @@ def test_maps_are_those_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_shipped_bytecode_is_of_this_source() -> None:
     shipped = json.loads(SHIPPED.read_text())
     assert shipped["source_sha256"] == source_digest(), (
-        "python -m tracepipe.tracer.bpf.compile > probes.json, and put it there"
+        "python -m tracepipe.tracer.bpf.bytecode > probes.json, and put it there"
     )
     programs = {machine: tuple(found) for machine, found in shipped["programs"].items()}
     assert programs == dict.fromkeys(SYSCALLS, PROGRAMS)

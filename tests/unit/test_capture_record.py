@@ -14,7 +14,7 @@ import pytest
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Event
 from tracepipe.hooks.hook import Argument, FilePlace, Hook, KernelPlace, Probe, Signature, TracepointPlace
-from tracepipe.tracer.bpf.compile import SHIPPED
+from tracepipe.tracer.bpf.bytecode import SHIPPED
 from tracepipe.tracer.records import line as writing
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.line import COMM, Head, Lines

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.cores import cores_here, running
 from tests.support.waiting import wait_until
-from tracepipe.tracer.bpf.ring import Ring
+from tracepipe.tracer.bpf.maps import Ring
 from tracepipe.tracer.engines import drain
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.engines.bcc import PrebuiltEngine
+from tracepipe.tracer.engines.probes import PrebuiltEngine
 from tracepipe.tracer.find import library
 from tracepipe.tracer.plan import plan_of
 from tracepipe.tracer.request import CaptureRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe.tracer.tick import SHORT_S, Tick
+from tracepipe.tracer.engines.drain import SHORT_S, Tick
 
 RING = 1 << 24
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A BPF ring buffer that two or more threads empty; tracer/bpf/ring.py draws its memory. One thread takes
+/* A BPF ring buffer that two or more threads empty; tracer/bpf/maps.py draws its memory. One thread takes
  * the records. The other moves them to a file if they are not taken in time, and does not wait for the
  * interpreter:
  *

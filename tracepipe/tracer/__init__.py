@@ -35,8 +35,8 @@ def _engine(place: str) -> Callable[[], Engine]:
 
 # Method → the function that makes its engine. The best is first: `auto` uses the first that works.
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "bcc": _engine("tracepipe.tracer.engines.bcc:BccEngine"),
-    "prebuilt": _engine("tracepipe.tracer.engines.bcc:PrebuiltEngine"),
+    "bcc": _engine("tracepipe.tracer.engines.probes:BccEngine"),
+    "prebuilt": _engine("tracepipe.tracer.engines.probes:PrebuiltEngine"),
     "bpftrace": _engine("tracepipe.tracer.engines.bpftrace.engine:BpftraceEngine"),
 }
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from tracepipe.tracer.engines.drain import SHORT_S
 from tracepipe.tracer.engines.engine import Attachment, Collector, DeviceEngine, Store
 from tracepipe.tracer.flight.recorder import FlightRecorder
 from tracepipe.tracer.interrupts import Interrupts
 from tracepipe.tracer.last_steps import LastSteps
 from tracepipe.tracer.records.record import event_count
 from tracepipe.tracer.spool import Spool
-from tracepipe.tracer.tick import SHORT_S
 
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from tracepipe.event.model import HostInstant
+from tracepipe.tracer.engines.drain import Tick
 from tracepipe.tracer.engines.engine import (
     Attachment,
     DeviceEngine,
@@ -33,7 +34,6 @@ from tracepipe.tracer.request import ENDED, CaptureRequest, Plan
 from tracepipe.tracer.spool import Spool
 from tracepipe.tracer.summary import CaptureSummary
 from tracepipe.tracer.target import Target
-from tracepipe.tracer.tick import Tick
 from tracepipe.tracer.triggers import SIGNAL, window_environment
 from tracepipe.tracer.windows import WindowCourse
 

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 from tracepipe import disk_space
 from tracepipe.errors import OutputError
 from tracepipe.tracer.backlog import Backlog, Span, Waiting
+from tracepipe.tracer.engines.drain import SHORT_S
 from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer
 from tracepipe.tracer.last_steps import why
 from tracepipe.tracer.records.line import Lines, record_line
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
 from tracepipe.tracer.request import Limits, Plan
-from tracepipe.tracer.tick import SHORT_S
 
 _PIECE_BYTES = 64 * 4096  # rendered in one call: 4096 records
 _LEAST_BYTES = 256 * RECORD_BYTES  # the smallest piece that is written where a disk is nearly full

@@ -1,30 +1,34 @@
-"""Attaches the programs of probes.bpf.c by a plan, and reads what they record.
+"""The engines `bcc` and `prebuilt`: one source and one loader, compiled by BCC here or ahead of time.
 
-The engine that compiled them provides the bytecode of each program. Maps, constants and field offsets are
-filled in here.
+They attach the programs of probes.bpf.c by a plan, and read what these record. Maps, constants and field
+offsets are filled into the bytecode here.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import platform
 import resource
 import time
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tracepipe.errors import OutputError
+from tracepipe.errors import CaptureUnavailable, OutputError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 from tracepipe.tracer.bpf import bpf
-from tracepipe.tracer.bpf.bytecode import Constant, Field, filled_in
+from tracepipe.tracer.bpf.bytecode import SHIPPED, Constant, Field, compiled, filled_in, import_bcc
 from tracepipe.tracer.bpf.maps import Control, Maps
 from tracepipe.tracer.bpf.specs import is_paired, spec_of
+from tracepipe.tracer.engines.attaching import TEXTS, Probing
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Coverage, Turn
-from tracepipe.tracer.engines.probing import TEXTS, Probing
-from tracepipe.tracer.machine.refusals import Operation, explain
+from tracepipe.tracer.machine.facts import this_machine
+from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
 from tracepipe.tracer.machine.threads import clock_ahead_ns, comm_of, own_namespace, running_threads
 from tracepipe.tracer.records.record import (
     DROP_LAYERS,
@@ -45,6 +49,8 @@ _MISSED = "at most: the kernel skipped the probe's program, as another program w
 _UNSEEN = (
     "wakeups and migrations in interrupts of perf or of another BPF program: the kernel runs no second one"
 )
+
+_OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class ProbeAttachment:
@@ -399,3 +405,54 @@ def _close_in_background(descriptors: list[int]) -> None:
         os.waitpid(child, 0)
     for descriptor in (*descriptors, closed, closing):
         os.close(descriptor)
+
+
+class BccEngine:
+    """Compiles the programs with BCC when a capture starts."""
+
+    name = "bcc"
+    layers = frozenset(RECORDED_LAYERS)
+
+    def check(self) -> str:
+        """Return BCC's version. Raises CaptureUnavailable."""
+        check_machine()
+        return str(getattr(import_bcc(), "__version__", "unknown"))
+
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
+        """Compile and attach. Raises CaptureUnavailable."""
+        return ProbeAttachment(compiled(platform.machine()), plan, notify)
+
+
+class PrebuiltEngine:
+    """Loads the bytecode that tracepipe ships, for hosts without BCC."""
+
+    name = "prebuilt"
+    layers = frozenset(RECORDED_LAYERS)
+
+    def check(self) -> str:
+        """Return the compiler that made the bytecode. Raises CaptureUnavailable."""
+        check_machine()
+        return str(json.loads(SHIPPED.read_text())["compiler"])
+
+    def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
+        """Attach the shipped programs. Raises CaptureUnavailable."""
+        programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
+        return ProbeAttachment(
+            {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify
+        )
+
+
+def check_machine() -> None:
+    """Raise CaptureUnavailable where the BPF programs cannot be loaded."""
+    if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
+        raise CaptureUnavailable(
+            f"Capture does not support {platform.system()} on {platform.machine()}.",
+            f"Capture on Linux on {' or '.join(SYSCALLS)}. Recordings can be converted on any machine.",
+        )
+    release = platform.release()
+    numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
+    if numbers < _OLDEST:
+        raise CaptureUnavailable(f"Kernel {release} is too old for capture.", "Use Linux 5.15 or later.")
+    check_file_systems(this_machine())
+    if os.geteuid() != 0:
+        raise CaptureUnavailable("Capture with eBPF needs root.", SUDO)

@@ -24,12 +24,12 @@ from pathlib import Path
 from tracepipe.errors import CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, Probe, TracepointPlace
 from tracepipe.tracer.bpf import bpf
-from tracepipe.tracer.engines.bcc import check_machine
 from tracepipe.tracer.engines.bpftrace.language import ARCHITECTURES, Order
 from tracepipe.tracer.engines.bpftrace.lines import Clock, Lines
 from tracepipe.tracer.engines.bpftrace.process import CONTROL, Bpftrace, Control, Progress
 from tracepipe.tracer.engines.bpftrace.script import Script
 from tracepipe.tracer.engines.engine import Coverage
+from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.refusals import Operation, explain
