@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracepipe.errors import OutputError
-from tracepipe.tracer import backlog
-from tracepipe.tracer.backlog import Backlog, Span, Waiting
+from tracepipe.tracer import spool
 from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.spool import Backlog, Span, Waiting
 
 A_LOSS = Loss("userspace", 1, 0, 1, "the ring buffer was full", 0)
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_RUN_BYTES", 4 * 64)
-    monkeypatch.setattr(backlog, "_BLOCK_BYTES", 2 * 64)
+    monkeypatch.setattr(spool, "_RUN_BYTES", 4 * 64)
+    monkeypatch.setattr(spool, "_BLOCK_BYTES", 2 * 64)
 
 
 def records(times: list[int]) -> bytes:
@@ -62,7 +62,7 @@ def test_blocks_are_read_when_their_time_has_come(monkeypatch: pytest.MonkeyPatc
     kept = filled(records(times))
     sizes = [len(piece) for piece in kept.in_order(lambda data: None, lambda: False, none_lost)]
     assert sum(sizes) == 400 * 64
-    assert max(sizes) <= 2 * backlog._RUN_BYTES
+    assert max(sizes) <= 2 * spool._RUN_BYTES
     kept.close()
 
 
@@ -169,13 +169,13 @@ def test_chunks_that_follow_each_other_wait_as_one() -> None:
 def test_a_span_has_a_size_that_is_read_before_long() -> None:
     waiting = Waiting()
     for at in range(3):
-        waiting.put(Span(at * backlog._SPAN_BYTES, backlog._SPAN_BYTES))
-    assert waiting.get(0) == Span(0, backlog._SPAN_BYTES)
+        waiting.put(Span(at * spool._SPAN_BYTES, spool._SPAN_BYTES))
+    assert waiting.get(0) == Span(0, spool._SPAN_BYTES)
 
 
 def test_the_disk_space_of_written_records_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     page = mmap.PAGESIZE
-    monkeypatch.setattr(backlog, "_GIVE_BACK_BYTES", 2 * page)
+    monkeypatch.setattr(spool, "_GIVE_BACK_BYTES", 2 * page)
     given: list[tuple[int, int]] = []
     monkeypatch.setattr("tracepipe.disk_space.give_back", lambda _, start, size: given.append((start, size)))
     kept = filled(records([1, 2, 3]))

@@ -356,7 +356,7 @@ def test_a_full_folder_of_temporary_files_ends_the_recording_and_loses_no_line(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tracepipe.tracer.backlog.os.pwrite", full)
+    monkeypatch.setattr("tracepipe.tracer.spool.os.pwrite", full)
     spool.put(bytes(64 * 7))
     spool.put(bytes(64 * 4))
     run(spool)
@@ -388,7 +388,7 @@ def test_where_no_lines_can_be_made_the_rest_is_counted(
 
     rendered, output = list[bytes](), io.BytesIO()
     monkeypatch.setattr("tracepipe.tracer.spool._PIECE_BYTES", 2 * 64)
-    monkeypatch.setattr("tracepipe.tracer.backlog._RUN_BYTES", 2 * 64)
+    monkeypatch.setattr("tracepipe.tracer.spool._RUN_BYTES", 2 * 64)
     spool = Spool(output, Broken(), is_unordered=is_unordered)
     spool.begin(Plan((), (), [], Scope("command"), cast(Any, None), 0), 0)
     spool.put(bytes(10 * 64))

@@ -12,11 +12,9 @@ import pytest
 
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw
 from tracepipe.errors import OutputError
+from tracepipe.tracer import flight
 from tracepipe.tracer.engines.none import NothingRecorded
-from tracepipe.tracer.flight import recorder, ring
-from tracepipe.tracer.flight.dump import Frame, Outputs
-from tracepipe.tracer.flight.recorder import FlightRecorder
-from tracepipe.tracer.flight.ring import Chunk, Ring
+from tracepipe.tracer.flight import Chunk, FlightRecorder, Frame, Outputs, Ring
 from tracepipe.tracer.frame import footer_of
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss
@@ -40,8 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (recorder, ring):
-        monkeypatch.setattr(module, "instant", made)
+    monkeypatch.setattr(flight, "instant", made)
     return made
 
 

@@ -38,11 +38,18 @@ from tests.support.live_records import (
     record,
 )  # fmt: skip
 from tracepipe.terminal.live_table import View, functions_that_fit, ordered, view_lines
-from tracepipe.tracer.live.histogram import Histogram, bounds_ns, bucket_of
-from tracepipe.tracer.live.moved import Moved
 from tracepipe.tracer.live.sink import LiveSink
-from tracepipe.tracer.live.threads import ThreadTotal
-from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
+from tracepipe.tracer.live.totals import (
+    FunctionTotal,
+    Histogram,
+    Moved,
+    Snapshot,
+    ThreadTotal,
+    Totals,
+    bounds_ns,
+    bucket_of,
+    function_of,
+)
 from tracepipe.tracer.records.record import Loss
 from tracepipe.units import duration_text
 

@@ -40,9 +40,8 @@ from tracepipe.hooks.sets import load_set
 from tracepipe.readers import tracepipe1
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
-from tracepipe.tracer.live.moved import Moved
 from tracepipe.tracer.live.recorded import RecordedTotals
-from tracepipe.tracer.live.totals import FunctionTotal, Snapshot, Totals, function_of
+from tracepipe.tracer.live.totals import FunctionTotal, Moved, Snapshot, Totals, function_of
 from tracepipe.tracer.records.record import Loss, loss_record
 from tracepipe.tracer.records.render import RecordRenderer
 

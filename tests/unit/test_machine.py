@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracepipe.tracer.machine.facts import Machine, this_machine
-from tracepipe.tracer.machine.precedence import runs_at_once, runs_first
+from tracepipe.tracer.machine.processes import runs_at_once, runs_first
 
 STATUS = "Name:\tpython3\nCapEff:\t{effective:016x}\nSeccomp:\t{seccomp}\n"
 NVRM = (

@@ -17,13 +17,13 @@ import pytest
 from tests.unit.test_capture_record import raw
 from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, backlog, capture, spool
-from tracepipe.tracer.backlog import Backlog
+from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, capture, spool
 from tracepipe.tracer.engines.none import NothingRecorded
-from tracepipe.tracer.flight.ring import Chunk, Ring
+from tracepipe.tracer.flight import Chunk, Ring
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss, unread_error
 from tracepipe.tracer.request import Last, Notify, Plan
+from tracepipe.tracer.spool import Backlog
 
 
 def nothing() -> None:
@@ -240,7 +240,7 @@ def test_lines_that_cannot_be_made_are_a_loss_and_the_rest_is_kept(
 ) -> None:
     read, switch = Backlog.read, raw(record.SWITCH_IN, 0)
     monkeypatch.setattr(spool, "_PIECE_BYTES", 2 * RECORD_BYTES)
-    monkeypatch.setattr(backlog, "_RUN_BYTES", 2 * RECORD_BYTES)
+    monkeypatch.setattr(spool, "_RUN_BYTES", 2 * RECORD_BYTES)
     monkeypatch.setattr(Backlog, "read", lambda *at: unreadable() if at[1] == 2 * RECORD_BYTES else read(*at))
     left = [switch * 6]
     summary, _, found = unread(is_unordered, stop=lambda: None, collect=lambda: left.pop() if left else b"")

@@ -8,7 +8,7 @@ import pytest
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer.request import Limits, Windows
-from tracepipe.tracer.triggers import Trigger, check_seen, check_windows, trigger_of
+from tracepipe.tracer.windows import Trigger, check_seen, check_windows, trigger_of
 
 
 def test_triggers_are_read_as_they_are_written() -> None:

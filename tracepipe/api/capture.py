@@ -12,7 +12,6 @@ from tracepipe.api.options import CaptureOptions
 from tracepipe.api.output_names import OutputNames
 from tracepipe.api.recorder import Order
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.flight.conditions import Conditions
 from tracepipe.tracer.request import (
     CaptureRequest,
     Filters,
@@ -25,7 +24,8 @@ from tracepipe.tracer.request import (
     last_of,
     ring_size,
 )
-from tracepipe.tracer.triggers import check_windows
+from tracepipe.tracer.watch import Conditions
+from tracepipe.tracer.windows import check_windows
 from tracepipe.units import duration_ns, size_bytes
 
 T = TypeVar("T", bound="str | int | PathLike[str]")

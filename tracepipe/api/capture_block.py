@@ -19,7 +19,7 @@ from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, 
 from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.tracer.request import API, ENDED, Answer, Notify, WindowOrder
 from tracepipe.tracer.summary import CaptureSummary
-from tracepipe.tracer.triggers import triggers_of
+from tracepipe.tracer.windows import triggers_of
 
 
 class Capture:

@@ -9,8 +9,8 @@ import typer
 
 from tracepipe.cli.values import SECONDS, misuse_of, read
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.flight.conditions import Conditions
 from tracepipe.tracer.request import LAST_BYTES, CaptureRequest, last_of
+from tracepipe.tracer.watch import Conditions
 from tracepipe.units import duration_ns, size_bytes
 
 LAST = "Flight recorder"

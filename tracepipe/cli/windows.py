@@ -11,7 +11,7 @@ from tracepipe.cli.options import WHEN
 from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
 from tracepipe.errors import TracepipeError
 from tracepipe.tracer.request import API, CaptureRequest, Windows
-from tracepipe.tracer.triggers import TRIGGER_FORMS, check_windows
+from tracepipe.tracer.windows import TRIGGER_FORMS, check_windows
 from tracepipe.units import duration_ns
 
 

@@ -35,8 +35,8 @@ from tracepipe.event.model import (
     new_header,
 )
 from tracepipe.event.vocabulary import COPY_KINDS, direction_named
-from tracepipe.hooks.effects import MEMORY_EFFECTS, effect_of
-from tracepipe.hooks.ioctl import decode_command
+from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
+from tracepipe.hooks.slots import decode_command
 from tracepipe.readers.bpftrace_records import (
     NO_NEIGHBOUR,
     NO_TIME,

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tracepipe.printable import printable
-from tracepipe.tracer.live.threads import FOR_A_PROCESSOR, PREEMPTED, ThreadTotal
-from tracepipe.tracer.live.totals import FunctionTotal, Snapshot
+from tracepipe.tracer.live.totals import FOR_A_PROCESSOR, PREEMPTED, FunctionTotal, Snapshot, ThreadTotal
 from tracepipe.units import agree, counted, duration_text, size_text, three_digits
 
 SORTS = ("total", "count", "rate")

@@ -18,7 +18,7 @@ from tracepipe.tracer.summary import CaptureSummary
 
 if TYPE_CHECKING:  # the values of options are known without the engines
     from tracepipe.tracer.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
-    from tracepipe.tracer.flight.dump import Outputs
+    from tracepipe.tracer.flight import Outputs
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
 
@@ -66,9 +66,9 @@ def capture(
             "There is nothing to capture." if not any(asked) else "It is ambiguous what to record.",
             "Give one of: a command after --, --pid, --comm, --system.",
         )
-    from tracepipe.tracer.engines.engine import Listeners
-    from tracepipe.tracer.interrupts import outlived  # here, as --help and convert do not need it
+    from tracepipe.tracer.engines.engine import Listeners  # here, as --help and convert do not need them
     from tracepipe.tracer.machine.refusals import shortage_of
+    from tracepipe.tracer.target import outlived
 
     listeners = Listeners(notify, watchers, control, complete)
     try:
@@ -87,9 +87,9 @@ def _capture(
     from tracepipe.tracer.engines.none import NoProbes
     from tracepipe.tracer.find.library import find_program
     from tracepipe.tracer.gpu import annotated, counted, start
-    from tracepipe.tracer.processes import Processes
+    from tracepipe.tracer.machine.processes import Processes
     from tracepipe.tracer.session import run_session
-    from tracepipe.tracer.triggers import check_seen
+    from tracepipe.tracer.windows import check_seen
 
     notify = listeners.notify
     if request.command:
@@ -120,7 +120,7 @@ def _capture(
 
 def _needs_probes(request: CaptureRequest) -> bool:
     """Whether the request asks for anything that only probes can record."""
-    from tracepipe.tracer.triggers import triggers_of
+    from tracepipe.tracer.windows import triggers_of
 
     seen_by_probes = any(trigger and trigger.is_probed for trigger in triggers_of(request.windows))
     return bool({*request.layers} - {ANNOTATION} or request.hooks or seen_by_probes)

@@ -14,7 +14,7 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event.model import HostInstant, new_header
 from tracepipe.launchers import place_of
 from tracepipe.tracer.engines.engine import Coverage, DeviceEngine, DeviceRenderer, Store
-from tracepipe.tracer.machine.threads import clock_ahead_ns
+from tracepipe.tracer.machine.processes import clock_ahead_ns
 from tracepipe.tracer.request import CALL_LAYERS, CaptureRequest
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

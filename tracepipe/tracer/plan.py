@@ -21,7 +21,7 @@ from tracepipe.hooks.sets import MEMORY_EFFECTS, HookSet, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
 from tracepipe.tracer.find.library import LibrarySearch, python_of
 from tracepipe.tracer.find.resolve import resolve
-from tracepipe.tracer.machine.threads import running_threads
+from tracepipe.tracer.machine.processes import running_threads
 from tracepipe.tracer.request import (
     ANNOTATION,
     CALL_LAYERS,
@@ -35,7 +35,7 @@ from tracepipe.tracer.request import (
     TriggerPlace,
     WindowPlan,
 )
-from tracepipe.tracer.triggers import Trigger, triggers_of
+from tracepipe.tracer.windows import Trigger, triggers_of
 
 # Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
 LAYER_SETS: dict[str, tuple[str, ...]] = {

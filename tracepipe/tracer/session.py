@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, Final, TypeVar
 
+from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
-from tracepipe.tracer.engines.drain import Tick
+from tracepipe.hooks.hook import FilePlace, Probe
+from tracepipe.tracer.engines.drain import SHORT_S, Tick
 from tracepipe.tracer.engines.engine import (
     Attachment,
+    Collector,
     DeviceEngine,
     DeviceRenderer,
     Engine,
@@ -20,22 +25,22 @@ from tracepipe.tracer.engines.engine import (
     Store,
 )
 from tracepipe.tracer.find.library import find_program
-from tracepipe.tracer.flight.dump import Frame, Outputs
-from tracepipe.tracer.flight.recorder import FlightRecorder
+from tracepipe.tracer.flight import FlightRecorder, Frame, Outputs
 from tracepipe.tracer.frame import footer_of, header_of, instant
-from tracepipe.tracer.interrupts import Interrupts, blocked, check_not_interrupted
-from tracepipe.tracer.last_steps import LastSteps, message_of, why
-from tracepipe.tracer.machine.precedence import ended_first, runs_first
+from tracepipe.tracer.machine.processes import Processes, ended_first, runs_first
+from tracepipe.tracer.machine.refusals import shortage_of
 from tracepipe.tracer.plan import plan_of
-from tracepipe.tracer.probed_files import ProbedFiles
-from tracepipe.tracer.processes import Processes
-from tracepipe.tracer.pump import Pump
+from tracepipe.tracer.records.record import event_count
 from tracepipe.tracer.request import ENDED, CaptureRequest, Plan
-from tracepipe.tracer.spool import Spool
+from tracepipe.tracer.spool import Spool, why
 from tracepipe.tracer.summary import CaptureSummary
-from tracepipe.tracer.target import Target
-from tracepipe.tracer.triggers import SIGNAL, window_environment
-from tracepipe.tracer.windows import WindowCourse
+from tracepipe.tracer.target import Interrupts, Target, blocked, check_not_interrupted
+from tracepipe.tracer.windows import SIGNAL, WindowCourse, window_environment
+
+_LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
+
+_SPARE_BYTES: Final = 16 << 20  # counted by limits of address space; no page of it is ever used
+_Given = TypeVar("_Given")
 
 
 def run_session(
@@ -384,3 +389,150 @@ class _Session:
 def _failure(error: Exception | None) -> str:
     """The error as a reason for the end of a recording, or "" without an error."""
     return f"an error: {why(error)}" if error is not None else ""
+
+
+class Pump:
+    """Moves what has arrived at each `step`, and at the end everything that is left."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        device: DeviceEngine | None,
+        store: Store,
+        watchers: Sequence[Collector],
+        interrupts: Interrupts,
+        *,
+        counts_events: bool,
+    ) -> None:
+        self._attachment, self._device, self._interrupts = attachment, device, interrupts
+        self._store, self._collectors = store, (store, *watchers)
+        self._counts_events = counts_events
+        self.events = 0
+        """How many events came from the probes, if `counts_events`."""
+
+    def step(self) -> int:
+        """Move what has arrived, if the store can take it; returns the number of bytes."""
+        return self._take_device() + self._take_probes() if self._takes_more() else 0
+
+    def last(self, steps: LastSteps) -> None:
+        """Move what is left, after everything has stopped."""
+        steps.attempt(self._take_last_of_device)
+        steps.attempt(self._wait_for_room)
+        steps.attempt(lambda: self._take_device(is_final=True))
+        for _ in range(2):  # if it fails without memory, the first failure has freed some
+            if steps.attempt(self._take_rest):
+                break
+
+    def _takes_more(self) -> bool:
+        return not isinstance(self._store, Spool) or self._store.takes_more()
+
+    def _wait_for_room(self) -> None:
+        """Wait until the store can take more."""
+        while not self._takes_more():
+            self._interrupts.wait(SHORT_S)
+
+    def _take_rest(self) -> bool:
+        while self._take_probes():
+            self._wait_for_room()
+            if isinstance(self._store, FlightRecorder):
+                self._store.follow()
+        return True
+
+    def _take_probes(self) -> int:
+        chunk = self._attachment.collect()
+        if chunk:
+            if self._counts_events:
+                self.events += event_count(chunk)
+            for collector in self._collectors:
+                collector.put(chunk)
+        for loss in self._attachment.lost():
+            for collector in self._collectors:
+                collector.put_loss(loss)
+        return len(chunk)
+
+    def _take_device(self, *, is_final: bool = False) -> int:
+        if self._device is None or not isinstance(self._store, (Spool, FlightRecorder)):
+            return 0
+        chunk = self._device.collect(is_final=is_final)
+        if chunk:
+            self._store.put_device(chunk)
+        for loss in self._device.lost():
+            self._store.put_loss(loss)
+        return len(chunk)
+
+    def _take_last_of_device(self) -> None:
+        """Move the records that the target's processes send before they stop recording; a Ctrl-C ends the
+        wait.
+        """
+        ends_s = time.monotonic() + _LAST_RECORDS_S
+        before = self._interrupts.count
+        while self._device is not None and not self._device.is_over() and time.monotonic() < ends_s:
+            self._take_device()
+            self._interrupts.wait(SHORT_S)
+            if self._interrupts.count > before:
+                return
+
+
+class LastSteps:
+    """Runs steps that may fail, and keeps spare memory for the steps after a failure, so that a recording
+    that ran out of memory is still ended properly. The first failure becomes the error of the store, which
+    from then on only counts.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._spare: mmap.mmap | None = None
+
+    def __enter__(self) -> LastSteps:
+        with suppress(OSError):
+            self._spare = mmap.mmap(-1, _SPARE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def attempt(self, step: Callable[[], _Given]) -> _Given | None:
+        """The result of a step; None if it fails."""
+        try:
+            return step()
+        except Exception as error:
+            self.__exit__()
+            self._store.error = self._store.error or error
+            return None
+
+
+def message_of(error: Exception | None) -> tuple[str, str]:
+    """The message and the hint for the error that ended a recording. Raises any other error: a bug, or what
+    the kernel refused.
+    """
+    if error is None:
+        return "", ""
+    stated = error if isinstance(error, OutputError) else shortage_of(error)
+    if stated is None:
+        raise error
+    return stated.message, stated.hint
+
+
+class ProbedFiles:
+    """The files of some probes, and their state when the object was made."""
+
+    def __init__(self, probes: Iterable[Probe]) -> None:
+        paths = {probe.place.path for probe in probes if isinstance(probe.place, FilePlace)}
+        self._states = {path: _state(path) for path in paths}
+
+    def replaced(self) -> list[str]:
+        """The paths that are now another file, or have changed contents; without those that no longer
+        exist.
+        """
+        now = {path: _state(path) for path in self._states}
+        return sorted(path for path, before in self._states.items() if now[path] not in (None, before))
+
+
+def _state(path: str) -> tuple[int, int, int, int] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

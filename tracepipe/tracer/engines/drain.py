@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from tracepipe import disk_space, native
 from tracepipe.tracer.bpf.maps import Ring
-from tracepipe.tracer.machine.precedence import runs_at_once
+from tracepipe.tracer.machine.processes import runs_at_once
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 
 _CHUNK_BYTES = (1 << 16) * RECORD_BYTES  # taken in one call

@@ -28,8 +28,8 @@ from tracepipe.tracer.engines.attaching import TEXTS, Probing
 from tracepipe.tracer.engines.drain import Drain
 from tracepipe.tracer.engines.engine import Coverage, Turn
 from tracepipe.tracer.machine.facts import this_machine
+from tracepipe.tracer.machine.processes import clock_ahead_ns, comm_of, own_namespace, running_threads
 from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
-from tracepipe.tracer.machine.threads import clock_ahead_ns, comm_of, own_namespace, running_threads
 from tracepipe.tracer.records.record import (
     DROP_LAYERS,
     UNSEEN,

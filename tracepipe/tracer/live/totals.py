@@ -11,17 +11,17 @@ from __future__ import annotations
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tracepipe.event.vocabulary import state_text
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
-from tracepipe.tracer.live.histogram import Histogram
-from tracepipe.tracer.live.moved import Moved, MovedTotals
-from tracepipe.tracer.live.threads import SchedulerTotals, ThreadTotal
-from tracepipe.tracer.machine.threads import comm_of
+from tracepipe.tracer.machine.processes import comm_of
+from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.record import (
     CALL_ENTER,
     CALL_RETURN,
     EVENT,
+    MET_RUNNING,
     MIGRATE,
     MORE,
     NUMBER_AND_KIND,
@@ -33,6 +33,7 @@ from tracepipe.tracer.records.record import (
     THREAD_IDS,
     THREAD_NAME,
     THREAD_NEW,
+    UNREPORTED,
     WAKEUP,
     Loss,
 )
@@ -50,6 +51,20 @@ Row = tuple[int, int, int, int, int, int, int, int, int]
 """ts_ns, tid, tgid, id, kind and a[0] to a[3] of a record, or of an event that is treated like one."""
 _Open = tuple[int, int]
 """A call in progress: its function or number, and when it was entered."""
+
+_RUNNABLE, _ENDED = (0, 0x100), 0x30  # prev_state: not waiting; EXIT_DEAD or EXIT_ZOMBIE
+_ENDED_KEPT = 1024  # about how many threads are kept before those that ended are summed up
+_THREADS_MAX = 65536  # as many as the BPF programs follow; beyond that, ends were lost
+
+PREEMPTED = "preempted"
+FOR_A_PROCESSOR = "for a processor"
+"""The wait from the wakeup to the switch-in."""
+
+Words = tuple[int, int, int, int]
+_ALLOCATING = ("alloc", "alloc_host")
+
+_SUB_BITS = 4  # 16 buckets for each power of two: a bucket's middle is within 1/32 of all its values
+_SUB = 1 << _SUB_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,3 +399,274 @@ class Totals:
     def _function(self, number: int) -> Function:
         known = number < len(self._known)
         return self._known[number] if known else Function("userspace", f"probe {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTotal:
+    """A thread's time. `waits`: reason → ns; `switches`: how often it left a processor.
+
+    `tid` is 0 for the sum of `ended` threads, which are not kept separately.
+    """
+
+    tid: int
+    pid: int
+    name: str
+    running_ns: int
+    switches: int
+    waits: dict[str, int]
+    ended: int = 0
+
+
+@dataclass(slots=True)
+class _Thread:
+    pid: int
+    shown_tid: int
+    name: str = ""
+    running_ns: int = 0
+    switches: int = 0
+    waits: dict[str, int] = field(default_factory=dict)
+    in_ns: int | None = None
+    out_ns: int | None = None
+    woken_ns: int | None = None
+    reason: str = ""
+    has_ended: bool = False
+
+    def wait(self, reason: str, duration_ns: int) -> None:
+        if duration_ns > 0:
+            self.waits[reason] = self.waits.get(reason, 0) + duration_ns
+
+
+class SchedulerTotals:
+    """Adds up switches and wakeups by thread."""
+
+    def __init__(self, start_ns: int, name_of: Callable[[int, int], str]) -> None:
+        self.events = 0
+        self._start_ns, self._name_of = start_ns, name_of
+        self._threads: dict[int, _Thread] = {}
+        self._rest = _Thread(0, 0)
+        self._rest_count = 0
+        self._sum_up_at = _ENDED_KEPT
+
+    def add(self, kind: int, ts_ns: int, tid: int, tgid: int, a0: int, a1: int) -> bool:
+        """Take a switch, wakeup or migration; returns whether the thread ended with it."""
+        self.events += 1
+        thread = self._threads.get(tid)
+        if thread is None or thread.has_ended:
+            thread = self._new(tid, tgid)
+        if kind == SWITCH_OUT:
+            self._leave(thread, ts_ns, a0, a1)
+            thread.has_ended = bool(a0 & _ENDED)
+            return thread.has_ended
+        if kind == SWITCH_IN:
+            if a1 != UNREPORTED and thread.out_ns is not None:
+                woken_ns = thread.woken_ns
+                thread.wait(thread.reason, (ts_ns if woken_ns is None else woken_ns) - thread.out_ns)
+                if woken_ns is not None:
+                    thread.wait(FOR_A_PROCESSOR, ts_ns - woken_ns)
+            thread.in_ns, thread.out_ns, thread.woken_ns = ts_ns, None, None
+        elif kind == WAKEUP and thread.out_ns is not None and thread.woken_ns is None:
+            thread.woken_ns = ts_ns
+        return False
+
+    def learn(self, kind: int, tid: int, tgid: int, a0: int, a1: int) -> None:
+        """Take a thread's start, name, or ids in the capture's pid namespace."""
+        thread = self._threads.get(tid)
+        if thread is None or thread.has_ended:
+            thread = self._new(tid, tgid)
+        if kind == THREAD_IDS:
+            thread.pid, thread.shown_tid = a0 >> 32, a0 & 0xFFFFFFFF
+        else:
+            thread.name = struct.pack("<QQ", a0, a1).split(b"\0", 1)[0].decode(errors="replace")
+
+    def name(self, tid: int, tgid: int, name: str) -> None:
+        """Take a thread's name."""
+        thread = self._threads.get(tid)
+        if thread is None or thread.has_ended:
+            thread = self._new(tid, tgid)
+        thread.name = name
+
+    def forget(self) -> None:
+        """Forget which threads run and which wait."""
+        for thread in self._threads.values():
+            thread.in_ns = thread.out_ns = thread.woken_ns = None
+
+    def threads(self, now_ns: int) -> list[ThreadTotal]:
+        """Every thread that had a switch; running threads are counted until now."""
+        totals = []
+        for thread in self._threads.values():
+            if not thread.switches and thread.in_ns is None:
+                continue
+            if not thread.name:
+                thread.name = self._name_of(thread.pid, thread.shown_tid)
+            running_ns = thread.running_ns
+            if thread.in_ns is not None:
+                running_ns += max(0, now_ns - thread.in_ns)
+            totals.append(_total(thread, running_ns))
+        if self._rest_count:
+            totals.append(_total(self._rest, self._rest.running_ns, self._rest_count))
+        return totals
+
+    def _leave(self, thread: _Thread, ts_ns: int, state: int, note: int) -> None:
+        thread.switches += 1
+        if note == MET_RUNNING:
+            thread.running_ns += max(0, ts_ns - self._start_ns)
+        elif note != UNREPORTED and thread.in_ns is not None:
+            thread.running_ns += max(0, ts_ns - thread.in_ns)
+        thread.in_ns, thread.out_ns, thread.woken_ns = None, ts_ns, None
+        thread.reason = PREEMPTED if state in _RUNNABLE else state_text(state)
+
+    def _new(self, tid: int, tgid: int) -> _Thread:
+        old = self._threads.pop(tid, None)
+        if old is not None:
+            self._sum_up(old)
+        elif len(self._threads) >= self._sum_up_at:
+            gone = [known for known, thread in self._threads.items() if thread.has_ended]
+            if len(self._threads) - len(gone) >= _THREADS_MAX:
+                gone = list(self._threads)[: _THREADS_MAX // 2]
+            for known in gone:
+                self._sum_up(self._threads.pop(known))
+            self._sum_up_at = max(_ENDED_KEPT, min(2 * len(self._threads), _THREADS_MAX))
+        thread = self._threads[tid] = _Thread(tgid, tid)
+        return thread
+
+    def _sum_up(self, thread: _Thread) -> None:
+        rest = self._rest
+        rest.running_ns += thread.running_ns
+        rest.switches += thread.switches
+        for reason, duration_ns in thread.waits.items():
+            rest.wait(reason, duration_ns)
+        self._rest_count += 1
+
+
+def _total(thread: _Thread, running_ns: int, ended: int = 0) -> ThreadTotal:
+    name = "threads that ended" if ended else thread.name
+    waits = dict(thread.waits)
+    return ThreadTotal(thread.shown_tid, thread.pid, name, running_ns, thread.switches, waits, ended)
+
+
+@dataclass(slots=True)
+class Moved:
+    """How often an operation was done, and its total size."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+
+class MovedTotals:
+    """Adds up the effects of calls. A runtime call and the driver call inside it count once."""
+
+    def __init__(self, value_names: Mapping[str, Mapping[int, str]]) -> None:
+        self._names = {name: dict(values) for name, values in value_names.items()}
+        self._allocated: dict[str, Moved] = {}
+        self._copied: dict[str, Moved] = {}
+        self.bytes_of: defaultdict[int, int] = defaultdict(int)
+        """Function id → bytes."""
+        self.is_partial = False
+        """Whether some calls were not examined."""
+        self._effects = Effects(self._names)
+        self._more: dict[int, tuple[int, Words]] = {}
+
+    def more(self, tid: int, number: int, words: Words) -> None:
+        """Take the slots that did not fit into the record of the next entry."""
+        self._more[tid] = number, words
+
+    def enter(self, tid: int, number: int, probe: Probe, ts_ns: int, words: Words) -> None:
+        """Called when a thread enters a call."""
+        of, more = self._more.pop(tid, (-1, (0, 0, 0, 0)))
+        self._effects.enter(tid, probe, ts_ns, words + (more if of == number else (0, 0, 0, 0)))
+
+    def leave(self, tid: int, number: int, probe: Probe, ts_ns: int, result: int, out: int) -> None:
+        """Called when the call returns."""
+        if done := self._effects.leave(tid, probe, ts_ns, result, out):
+            self.add(done.name, done.size_bytes or 0, is_copy=done.is_copy, number=number)
+
+    def add(self, name: str, size_bytes: int, *, is_copy: bool, number: int | None) -> None:
+        """Add an operation, by a call of function `number` if that is known."""
+        if number is not None:
+            self.bytes_of[number] += size_bytes
+        if not is_copy and name not in _ALLOCATING:
+            return
+        moved = (self._copied if is_copy else self._allocated).setdefault(name, Moved())
+        moved.count += 1
+        moved.size_bytes += size_bytes
+
+    def forget(self) -> None:
+        """Forget the calls in progress."""
+        self.is_partial = True
+        self._effects = Effects(self._names)
+        self._more.clear()
+
+    def allocated(self) -> dict[str, Moved]:
+        """Name of the event → what was allocated."""
+        return {name: replace(moved) for name, moved in self._allocated.items()}
+
+    def copied(self) -> dict[str, Moved]:
+        """Direction → what was copied."""
+        return {name: replace(moved) for name, moved in self._copied.items()}
+
+
+class Histogram:
+    """Counts of durations in ns. Values up to 31 have a bucket each."""
+
+    __slots__ = ("buckets", "count", "max_ns", "total_ns")
+
+    def __init__(self) -> None:
+        self.buckets: dict[int, int] = {}
+        self.count = self.total_ns = self.max_ns = 0
+
+    def add(self, durations_ns: list[int]) -> None:
+        """Count durations, of which none is negative. As durations repeat, each distinct one is
+        placed once.
+        """
+        if not durations_ns:
+            return
+        self.count += len(durations_ns)
+        self.total_ns += sum(durations_ns)
+        self.max_ns = max(self.max_ns, max(durations_ns))
+        buckets = self.buckets
+        for duration_ns, times in Counter(durations_ns).items():
+            bucket = bucket_of(duration_ns)
+            buckets[bucket] = buckets.get(bucket, 0) + times
+
+    def copy(self) -> Histogram:
+        """A copy, which later additions do not change."""
+        copied = Histogram()
+        copied.buckets = dict(self.buckets)
+        copied.count, copied.total_ns, copied.max_ns = self.count, self.total_ns, self.max_ns
+        return copied
+
+    def percentile_ns(self, percent: float) -> int:
+        """The duration that `percent` of all do not exceed: the middle of its bucket; 0 if there are none."""
+        rank = max(1, -(-self.count * percent // 100))
+        for bucket in sorted(self.buckets):
+            rank -= self.buckets[bucket]
+            if rank <= 0:
+                low_ns, high_ns = bounds_ns(bucket)
+                return min((low_ns + high_ns - 1) // 2, self.max_ns)
+        return 0
+
+    def spread(self, edges_ns: tuple[int, ...]) -> list[int]:
+        """How many durations are below the first edge, between each two edges, and from the last edge on.
+
+        Edges must be powers of two, which divide no bucket.
+        """
+        counts = [0] * (len(edges_ns) + 1)
+        for bucket, times in self.buckets.items():
+            low_ns = bounds_ns(bucket)[0]
+            counts[sum(low_ns >= edge_ns for edge_ns in edges_ns)] += times
+        return counts
+
+
+def bucket_of(duration_ns: int) -> int:
+    """The bucket of a duration: its leading five bits, and the number of the bits after them."""
+    shift = duration_ns.bit_length() - _SUB_BITS - 1
+    return (shift << _SUB_BITS) + (duration_ns >> shift) if shift > 0 else duration_ns
+
+
+def bounds_ns(bucket: int) -> tuple[int, int]:
+    """The first duration of a bucket and the first after it."""
+    shift = (bucket >> _SUB_BITS) - 1
+    if shift <= 0:
+        return bucket, bucket + 1
+    leading = _SUB + (bucket & (_SUB - 1))
+    return leading << shift, (leading + 1) << shift

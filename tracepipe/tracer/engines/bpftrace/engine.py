@@ -32,8 +32,8 @@ from tracepipe.tracer.engines.engine import Coverage
 from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
+from tracepipe.tracer.machine.processes import comm_of, own_namespace, running_threads
 from tracepipe.tracer.machine.refusals import Operation, explain
-from tracepipe.tracer.machine.threads import comm_of, own_namespace, running_threads
 from tracepipe.tracer.records.record import DROP_LAYERS, Loss
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.syscalls import SYSCALLS

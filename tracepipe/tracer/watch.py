@@ -1,26 +1,42 @@
-"""Watches the records of a flight recorder for calls, system calls, ranges and kernels that take long."""
+"""Watches the records of a flight recorder for calls, system calls, ranges and kernels that take long.
+
+The conditions of `--when` are `[KIND:]NAME > TIME`, as in `cudaStreamSynchronize > 50ms` and `nvtx:step* >
+200ms`.
+"""
 
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
-from tracepipe.tracer.flight.conditions import Condition, Conditions
-from tracepipe.tracer.machine.threads import own_namespace
+from tracepipe.tracer.machine.processes import own_namespace
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
 from tracepipe.tracer.request import Last, Plan
-from tracepipe.units import duration_text
+from tracepipe.units import duration_ns, duration_text
 
 AFTER_NS: Final = 10**9
 """How long after a condition became true a recording is written, but at most a quarter of the kept time. It
 then has what followed, and the GPU's work, which is reported up to 25 ms late.
 """
+
+FORMS: Final = {
+    CALL: "FUNCTION > 50ms",
+    SYSCALL: "syscall:NAME > 50ms",
+    NVTX: "nvtx:RANGE > 200ms",
+    KERNEL: "kernel:REGEX > 5ms",
+}
+"""Kind → its form. A function may also be written as `call:FUNCTION`."""
+_KIND: Final = re.compile(r"([A-Za-z]\w*):(?!:)\s*(.*)", re.DOTALL)
+_HINT: Final = f"Write {', '.join(FORMS.values())}; names are patterns."
 
 
 class Watch:
@@ -120,3 +136,68 @@ def _is_there(tid: int) -> bool:
 def _is_believed(tid: int) -> bool:
     """True, as in its own pid namespace a capture does not know the kernel's thread ids."""
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition: it is true when a span of this kind and with a matching name took longer than the
+    limit.
+    """
+
+    text: str
+    kind: str
+    pattern: str
+    limit_ns: int
+
+    def fits(self, name: str, kind: str) -> bool:
+        """Whether the condition applies to a span of this name and kind."""
+        if kind != self.kind:
+            return False
+        if kind == KERNEL:
+            return bool(re.search(self.pattern, name))
+        return name == self.pattern or fnmatchcase(name, self.pattern)
+
+
+class Conditions:
+    """All given conditions. Raises TracepipeError for one that cannot be understood."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.all = [_condition(text) for text in texts]
+        self.kinds = frozenset(one.kind for one in self.all)
+
+    def limit_ns(self, name: str, kind: str) -> int | None:
+        """The least limit that applies to a span of this name and kind; None if no condition applies."""
+        return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
+
+    def of(self, name: str, kind: str, length_ns: int) -> Condition | None:
+        """The first condition that is true for a span of this length."""
+        fitting = (one for one in self.all if length_ns > one.limit_ns and one.fits(name, kind))
+        return next(fitting, None)
+
+
+def _condition(text: str) -> Condition:
+    named, sign, time = text.rpartition(">")
+    if not sign:
+        raise _refused(text, "it has no '>' and time")
+    kind, name = CALL, named.strip()
+    if found := _KIND.fullmatch(name):
+        kind, name = found[1], found[2]
+        if kind not in FORMS:
+            hint = did_you_mean(kind, FORMS)
+            raise _refused(text, f"{kind!r} is not a known condition", hint)
+    if not name:
+        raise _refused(text, "there is no name before '>'")
+    try:
+        limit_ns = duration_ns(time.strip())
+    except TracepipeError as error:
+        raise _refused(text, error.message.rstrip("."), error.hint) from None
+    if kind == KERNEL:
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise _refused(text, f"{name!r} is not a regular expression: {error}") from None
+    return Condition(text.strip(), kind, name, limit_ns)
+
+
+def _refused(text: str, why: str, hint: str = "") -> TracepipeError:
+    return TracepipeError(f"--when {text!r} cannot be understood: {why}.", hint or _HINT)

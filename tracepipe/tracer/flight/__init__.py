@@ -1,1 +1,0 @@
-"""The flight recorder keeps the last events in memory, and writes them on request."""
