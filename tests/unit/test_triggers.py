@@ -7,8 +7,7 @@ import re
 import pytest
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer.request import Limits, Windows
-from tracepipe.tracer.windows import Trigger, check_seen, check_windows, trigger_of
+from tracepipe.tracer.request import Limits, Trigger, Windows, check_seen, check_windows, trigger_of
 
 
 def test_triggers_are_read_as_they_are_written() -> None:

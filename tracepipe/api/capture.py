@@ -21,11 +21,11 @@ from tracepipe.tracer.request import (
     calls_of,
     check_layers,
     check_stacks,
+    check_windows,
     last_of,
     ring_size,
 )
 from tracepipe.tracer.watch import Conditions
-from tracepipe.tracer.windows import check_windows
 from tracepipe.units import duration_ns, size_bytes
 
 T = TypeVar("T", bound="str | int | PathLike[str]")

@@ -17,9 +17,8 @@ from typing import Any
 from tracepipe import errors
 from tracepipe.api.recorder import STOP, WRITE, Began, Message, Order, Refused, Written, command_line
 from tracepipe.errors import CaptureTimeout, CaptureUnavailable, OutputError, TracepipeError
-from tracepipe.tracer.request import API, ENDED, Answer, Notify, WindowOrder
+from tracepipe.tracer.request import API, ENDED, Answer, Notify, WindowOrder, triggers_of
 from tracepipe.tracer.summary import CaptureSummary
-from tracepipe.tracer.windows import triggers_of
 
 
 class Capture:

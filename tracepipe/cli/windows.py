@@ -10,8 +10,7 @@ import typer
 from tracepipe.cli.options import WHEN
 from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.request import API, CaptureRequest, Windows
-from tracepipe.tracer.windows import TRIGGER_FORMS, check_windows
+from tracepipe.tracer.request import API, TRIGGER_FORMS, CaptureRequest, Windows, check_windows
 from tracepipe.units import duration_ns
 
 

@@ -88,8 +88,8 @@ def _capture(
     from tracepipe.tracer.find.library import find_program
     from tracepipe.tracer.gpu import annotated, counted, start
     from tracepipe.tracer.machine.processes import Processes
+    from tracepipe.tracer.request import check_seen
     from tracepipe.tracer.session import run_session
-    from tracepipe.tracer.windows import check_seen
 
     notify = listeners.notify
     if request.command:
@@ -120,7 +120,7 @@ def _capture(
 
 def _needs_probes(request: CaptureRequest) -> bool:
     """Whether the request asks for anything that only probes can record."""
-    from tracepipe.tracer.windows import triggers_of
+    from tracepipe.tracer.request import triggers_of
 
     seen_by_probes = any(trigger and trigger.is_probed for trigger in triggers_of(request.windows))
     return bool({*request.layers} - {ANNOTATION} or request.hooks or seen_by_probes)

@@ -32,10 +32,11 @@ from tracepipe.tracer.request import (
     Notify,
     Plan,
     Scope,
+    Trigger,
     TriggerPlace,
     WindowPlan,
+    triggers_of,
 )
-from tracepipe.tracer.windows import Trigger, triggers_of
 
 # Layer → the shipped sets that have its functions. Where one place is in two sets, the first has it.
 LAYER_SETS: dict[str, tuple[str, ...]] = {

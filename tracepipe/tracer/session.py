@@ -31,11 +31,11 @@ from tracepipe.tracer.machine.processes import Processes, ended_first, runs_firs
 from tracepipe.tracer.machine.refusals import shortage_of
 from tracepipe.tracer.plan import plan_of
 from tracepipe.tracer.records.record import event_count
-from tracepipe.tracer.request import ENDED, CaptureRequest, Plan
+from tracepipe.tracer.request import ENDED, SIGNAL, CaptureRequest, Plan, window_environment
 from tracepipe.tracer.spool import Spool, why
 from tracepipe.tracer.summary import CaptureSummary
 from tracepipe.tracer.target import Interrupts, Target, blocked, check_not_interrupted
-from tracepipe.tracer.windows import SIGNAL, WindowCourse, window_environment
+from tracepipe.tracer.windows import WindowCourse
 
 _LAST_RECORDS_S = 4.0  # how long a GPU's last records may take: the library waits 3 s for a running kernel
 
