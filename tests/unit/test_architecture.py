@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "reports.report": set(),
     "reports.frames": {"event", "clocks", "recording", "native"},
     "analyses": {"event", "hooks", "reports.report", "reports.frames"},
-    "analyses.findings": {"reports.frames"},
+    "analyses.findings": {"event", "reports.frames"},
     "present": set(),
     "present.writing": {"event", "recording", "reports.report", "reports.frames", "analyses"},
     "present.figures": {"reports.frames", "analyses", "analyses.findings", "present.writing"},

@@ -12,13 +12,11 @@ from typer.testing import CliRunner
 from tests.support.recordings import write as recording
 from tests.support.synthetic_warps import SyntheticKernel
 from tests.support.synthetic_warps import write_recording as write
-from tracepipe.analyses.findings import warp_order
 from tracepipe.analyses.findings.grouping import kernels_of
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import warps
-from tracepipe.reports.frames import stored
 from tracepipe.reports.frames.run import load_run
 from tracepipe.tracer.gpu.engines.thread_lines import thread_lines
 
@@ -178,17 +176,6 @@ def test_the_command_gives_findings_as_json(tmp_path: Path) -> None:
 def test_slow_sms_are_a_finding_of_the_report(tmp_path: Path) -> None:
     made = report(write(tmp_path / "run.jsonl", SyntheticKernel(late_sms=(5,), delay=0.5), 11))
     assert [(finding["kind"], finding["sms"]) for finding in made["findings"]] == [("imbalance", [5])]
-
-
-@pytest.mark.parametrize(
-    "case", ["warps-logical", "warps-thread-exits", "warps-and-threads", "bpftime-warp-order"]
-)
-def test_a_report_is_the_same_however_small_the_parts_are(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = report(fixture(case))
-    for room in (stored, warp_order):
-        monkeypatch.setattr(room, "ROWS_AT_ONCE", 7)
-    monkeypatch.setattr(stored, "_LARGE_BYTES", 64)
-    assert report(fixture(case)) == whole
 
 
 def test_a_launch_id_that_comes_again_with_the_same_warps_is_of_another_launch(tmp_path: Path) -> None:

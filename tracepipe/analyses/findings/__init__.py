@@ -14,7 +14,6 @@ from tracepipe.analyses.findings import divergence, imbalance, stragglers, strid
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE, MIN_SAVED, Finding, Saving
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import release
 
 
 class Finder(NamedTuple):
@@ -53,7 +52,6 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
-                release()
         costed = (_costed(kernel, finding) for finding in _once(findings))
         found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
         kernel.forget()

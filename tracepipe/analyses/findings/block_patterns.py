@@ -20,10 +20,9 @@ from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.analyses.findings.ranks import LateClass, late_class_in_rows
 from tracepipe.analyses.findings.sampling import MAX_BLOCKS, sample
 from tracepipe.analyses.findings.waves import share_saved
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.grouping import numbered
+from tracepipe.event.groups import number_rows
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made
 from tracepipe.units import duration_text
 
 MIN_DELAY = 0.25
@@ -60,7 +59,7 @@ def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Find
     divided among the sides of the grid.
     """
     rows = sample(np.arange(late.blocks.size), MAX_BLOCKS)
-    profile, blocks, group = late.profile_ns[rows], late.blocks[rows], numbered(late.group[rows])[1]
+    profile, blocks, group = late.profile_ns[rows], late.blocks[rows], number_rows(late.group[rows])[0]
     sides = [side for side in _sides(blocks, kernel.grid) if side.size >= 2 * MIN_GROUP]
     least_ns = max(MIN_DELAY * float(np.median(block_values(kernel))), kernel.least_ns)
     found = []
@@ -128,8 +127,7 @@ def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
     """
     values, group = block_values(kernel), started_together(kernel, by_turn=True)
     usual = np.maximum(medians_by(values, group), 1.0)
-    ratios: Floats = made(values.size, np.float64, lambda part: values[part] / usual[group[part]])
-    times = medians_by(ratios, late.profile_row)
+    times = medians_by(values / usual[group], late.profile_row)
     least = HEAVY if kernel.launches.size > 2 else HEAVY_ONCE
     is_heavy: Flags = (times >= least) & (late.profile_ns >= kernel.least_ns)
     count, of = int(is_heavy.sum()), late.blocks.size

@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.analyses.findings.tail import MIN_VALUES
+from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.grouping import batches, in_buckets, numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import empty, made, parts, release
 
 MIN_WAVE = 8
 """The least number of blocks whose median others are compared with."""
@@ -47,13 +46,8 @@ def lacks_blocks(kernel: KernelWarps) -> str | None:
 def block_values(kernel: KernelWarps) -> Floats:
     """How long each block took, from its first entry to its last exit, shape `(blocks,)`. Where no entry is
     known, it is the time of its last exit after the kernel's first one."""
-    blocks, first_ns = kernel.blocks, 0 if kernel.has_entries else int(kernel.last_exit_ns.min())
-
-    def lengths(part: slice) -> Ints:
-        return blocks.end_ns[part] - (blocks.entry_ns[part] if kernel.has_entries else first_ns)
-
-    values: Floats = made(blocks.block.size, np.float64, lengths)
-    return values
+    begin_ns = kernel.blocks.entry_ns if kernel.has_entries else kernel.last_exit_ns.min()
+    return (kernel.blocks.end_ns - begin_ns).astype(np.float64)
 
 
 def block_life_ns(kernel: KernelWarps) -> float:
@@ -71,17 +65,17 @@ def lateness(kernel: KernelWarps, by_wave: bool = True, by_border: bool = False)
     launches.
     """
     with_waves = by_wave and kernel.has_entries
-    group = started_together(kernel, by_turn=True) if with_waves else numbered(kernel.blocks.launch)[1]
-    blocks, profile_row = numbered(kernel.blocks.block)
+    group = started_together(kernel, by_turn=True) if with_waves else number_rows(kernel.blocks.launch)[0]
+    profile_row, first = number_rows(kernel.blocks.block)
+    blocks = kernel.blocks.block[first]
     border = at_border(blocks, kernel.grid)
     if by_border and min(int(border.sum()), int((~border).sum())) >= MIN_GROUP:
-        sides = made(group.size, np.int64, lambda part: group[part] * 2 + border[profile_row[part]])
-        group = numbered(sides)[1]
+        group, _ = number_rows(group, border[profile_row])
     rows_ns = without_medians(block_values(kernel), group)
-    last = empty(blocks.size, np.int32)
-    for part in parts(profile_row.size):
-        last[profile_row[part]] = group[part]
-    return BlockLateness(rows_ns, blocks, medians_by(rows_ns, profile_row), profile_row, numbered(last)[1])
+    last = np.empty(blocks.size, np.int32)
+    last[profile_row] = group
+    medians_ns = medians_by(rows_ns, profile_row)
+    return BlockLateness(rows_ns, blocks, medians_ns, profile_row, number_rows(last)[0])
 
 
 def time_taken(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
@@ -133,7 +127,7 @@ def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
     18.5 and 23.2 µs, in every launch.
     """
     blocks = kernel.blocks
-    wave: Ints = empty(blocks.block.size, np.int32)
+    wave: Ints = np.empty(blocks.block.size, np.int32)
     number = -1
     for first, last in pairwise(kernel.block_bounds.tolist()):
         number += 1
@@ -142,7 +136,6 @@ def started_together(kernel: KernelWarps, by_turn: bool = False) -> Ints:
             number = _waves(blocks.entry_ns[first:last], blocks.end_ns[first:last], wave[first:last])
         if by_turn and kernel.has_sms:
             number = _turns(blocks.sm[first:last], blocks.entry_ns[first:last], wave[first:last])
-    release()
     return wave
 
 
@@ -193,22 +186,16 @@ def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
 def medians_by(values: Floats, groups: Ints) -> Floats:
     """The median of `values` in each group, shape `(groups,)`. `groups` has the numbers 0…groups-1, each at
     least once."""
-    count = 1 + max((int(groups[part].max()) for part in parts(groups.size)), default=-1)
-    bounds, (grouped,) = in_buckets(groups, count, values)
-    medians: Floats = empty(count, np.float64)
-    for some in batches(bounds):
-        counts = np.diff(bounds[some.start : some.stop + 1])
-        first = np.cumsum(counts) - counts
-        own = grouped[bounds[some.start] : bounds[some.stop]]
-        ordered = np.sort(own) if len(counts) == 1 else own[np.lexsort((own, np.repeat(first, counts)))]
-        medians[some] = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
+    counts = np.bincount(groups)
+    first = np.cumsum(counts) - counts
+    ordered = values[np.lexsort((values, groups))]
+    medians: Floats = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
     return medians
 
 
 def without_medians(values: Floats, groups: Ints) -> Floats:
     """The values less the median of their group, shape `(n,)`."""
-    medians = medians_by(values, groups)
-    rest: Floats = made(values.size, np.float64, lambda part: values[part] - medians[groups[part]])
+    rest: Floats = values - medians_by(values, groups)[groups]
     return rest
 
 
@@ -216,15 +203,9 @@ def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Flags:
     """Flags the linear block indices that are the first or the last along a side of the grid with more than
     two blocks. Shapes `(n,)`.
     """
-    sizes = () if grid is None or 0 in grid else grid
-
-    def is_there(part: slice) -> Flags:
-        border, rest = np.zeros(part.stop - part.start, np.bool_), blocks[part]
-        for size in sizes:
-            if size > 2:
-                border |= (rest % size == 0) | (rest % size == size - 1)
-            rest = rest // size
-        return border
-
-    border: Flags = made(blocks.size, np.bool_, is_there)
+    border = np.zeros(blocks.size, np.bool_)
+    for size in () if grid is None or 0 in grid else grid:
+        if size > 2:
+            border |= (blocks % size == 0) | (blocks % size == size - 1)
+        blocks = blocks // size
     return border

@@ -22,7 +22,6 @@ from tracepipe.analyses.findings.sampling import sample
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, flagged, taken
 
 MIN_RECURRING = 3
 """The least number of warps: in fewer of them, the same lane is late by chance too often."""
@@ -55,7 +54,7 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     others = int(np.count_nonzero(apart)) - 2 * kernel.launches.size
     is_of_many = not kernel.lanes_timed and others > MOST_WARPS_SHARE * apart.size
     ends = [] if is_of_many else list(_ends_of_grid(kernel))
-    found = _of_warps(kernel, flagged(apart.size, lambda part: apart[part]), alpha / 2 if ends else alpha, "")
+    found = _of_warps(kernel, np.flatnonzero(apart), alpha / 2 if ends else alpha, "")
     for place, rows in ends:
         found = found or _of_warps(kernel, rows[apart[rows]], alpha / 4, place)
     return [] if found is None else [found]
@@ -127,38 +126,28 @@ def _recorded(kernel: KernelWarps, apart: Ints, place: str) -> Finding | None:
 def _idle_share(kernel: KernelWarps, apart: Ints) -> float:
     """What the divergence of the warps `apart` costs: the time that their lanes were idle, as a share of the
     time of all lanes of all warps."""
-    counted = np.zeros(kernel.launch.size, np.bool_)
+    counted, of = np.zeros(kernel.launch.size, np.bool_), kernel.exit_warp
     counted[apart] = True
-    idle_ns = possible_ns = 0.0
-    last_ns = kernel.last_exit_ns
-    for warps, exits in kernel.exit_parts():
-        of = kernel.exit_warp[exits]
-        lanes = np.bitwise_count(kernel.exit_mask[exits].astype(np.uint32)).astype(np.float64)
-        late_ns = last_ns[of] - kernel.exit_ns[exits]
-        by_warp = np.bincount(of - warps.start, lanes, warps.stop - warps.start)
-        scale = kernel.life_ns[warps] if kernel.has_entries else kernel.warp_scale_ns
-        idle_ns += float((late_ns * lanes)[counted[of]].sum())
-        possible_ns += float((by_warp * scale).sum())
-    return idle_ns / max(possible_ns, 1.0)
+    lanes = np.bitwise_count(kernel.exit_mask.astype(np.uint32)).astype(np.float64)
+    late_ns = kernel.last_exit_ns[of] - kernel.exit_ns
+    scale = kernel.life_ns if kernel.has_entries else kernel.warp_scale_ns
+    possible_ns = float((np.bincount(of, lanes, kernel.launch.size) * scale).sum())
+    return float((late_ns * lanes)[counted[of]].sum()) / max(possible_ns, 1.0)
 
 
 def _widest_gaps(kernel: KernelWarps, warps: Ints) -> tuple[Floats, Ints]:
     """For each of `warps` the widest gap between two of its exits, and the mask of the lanes that exited
     after it."""
-    widest, late = Growing(np.float64), Growing(np.int64)
-    for part, exits in kernel.exit_parts():
-        of = kernel.exit_warp[exits] - part.start
-        gaps = np.diff(kernel.exit_ns[exits], prepend=0)
-        gaps[np.diff(of, prepend=-1) != 0] = 0
-        # The widest gap of each warp is its last one in this order.
-        order = np.lexsort((gaps, of))
-        cut = order[np.cumsum(kernel.exits[part]) - 1]
-        after = np.arange(gaps.size) >= cut[of]
-        masks = np.zeros(cut.size, np.int64)
-        np.bitwise_or.at(masks, of[after], kernel.exit_mask[exits][after])
-        widest.extend(gaps[cut], cut.size)
-        late.extend(masks, cut.size)
-    return taken(widest.whole(), warps), taken(late.whole(), warps)
+    of = kernel.exit_warp
+    gaps = np.diff(kernel.exit_ns, prepend=0)
+    gaps[np.diff(of, prepend=-1) != 0] = 0
+    # The widest gap of each warp is its last one in this order.
+    order = np.lexsort((gaps, of))
+    cut = order[np.cumsum(kernel.exits) - 1]
+    after = np.arange(gaps.size) >= cut[of]
+    masks = np.zeros(cut.size, np.int64)
+    np.bitwise_or.at(masks, of[after], kernel.exit_mask[after])
+    return gaps[cut][warps].astype(np.float64), masks[warps]
 
 
 class _Late(NamedTuple):

@@ -22,7 +22,6 @@ from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured
-from tracepipe.reports.frames.stored import flagged, taken
 from tracepipe.units import agree
 
 
@@ -114,11 +113,11 @@ def _pattern(finding: Finding) -> Pattern | None:
 
 
 def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints]]:
-    known = flagged(kernel.launch.size, lambda part: kernel.spread_ns[part] != NOT_RECORDED)
-    yield (SPREAD, f"{kernel.kernel}: spread of warps"), taken(kernel.spread_ns, known)
+    known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED]
+    yield (SPREAD, f"{kernel.kernel}: spread of warps"), known_ns
     if kernel.blocks_known and not kernel.rows_mixed:
-        several = flagged(kernel.block_starts.size, lambda part: kernel.warps_of_block[part] > 1)
-        yield (SKEW, f"{kernel.kernel}: skew of blocks"), taken(kernel.blocks.skew_ns, several)
+        skew_ns = kernel.blocks.skew_ns[kernel.warps_of_block > 1]
+        yield (SKEW, f"{kernel.kernel}: skew of blocks"), skew_ns
 
 
 def _delays(kernel: KernelWarps, patterns: Iterable[Pattern]) -> Iterator[tuple[Key, Ints]]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import (
@@ -22,18 +20,17 @@ from tracepipe.analyses.findings.kernel_warps import (
 )
 from tracepipe.analyses.findings.timed_threads import kernels_of_threads
 from tracepipe.analyses.findings.warp_order import sort_warps
-from tracepipe.reports.frames.arrays import Int32s, Ints
+from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.gpus import about_gpus
-from tracepipe.reports.frames.grouping import equal, in_order, one_number, sorted_by, starts_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import empty, flagged, joined, made, parts, stored, taken
 from tracepipe.reports.frames.warp_columns import WarpTable
 
 FULL_MASK = (1 << LANES) - 1
-# The columns that are kept of each warp, and the values of those that are not known.
+# What stands for values that are not known.
 _UNKNOWN = {
-    "launch": 0, "warp": 0, "sm": NOT_RECORDED, "entry_ns": NOT_RECORDED, "last_exit_ns": 0, "exits": 0,
+    "warp": 0, "sm": NOT_RECORDED, "entry_ns": NOT_RECORDED, "last_exit_ns": 0, "exits": 0,
     "entry_mask": FULL_MASK, "block_index": NOT_RECORDED, "warp_in_block": NOT_RECORDED,
 }  # fmt: skip
 
@@ -97,31 +94,27 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
     if not len(table):
         return
     kernels, of_warp = table.kernels()
-    is_wanted = np.array([wanted.search(kernel["name"]) is not None for kernel in kernels], np.bool_)
-    rows = _rows(table, is_wanted[of_warp], launch)
-    if not len(rows):
-        return
-    order, bounds = sorted_by(of_warp[rows])
-    rows = taken(rows, order)
-    del order
-    columns = _columns(table, rows)
-    exits, gpus = _ExitRows(table, of_warp, len(kernels)), about_gpus(run)
+    is_wanted = np.array([wanted.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
+    if launch is not None:
+        launches, has_launch = table.column("launch")
+        is_wanted &= has_launch & (launches == launch)
+    rows_of = RowsByNumber(of_warp[is_wanted], np.flatnonzero(is_wanted))
+    exits_of, gpus = RowsByNumber(of_warp[table.exit_columns()[0]]), about_gpus(run)
+    exited = table.column("exits")[0]
 
-    def warps_of(number: int, first: int, last: int) -> KernelWarps:
-        kernel, some = kernels[number], {name: column[first:last] for name, column in columns.items()}
+    def warps_of(number: int, rows: Ints) -> KernelWarps:
+        kernel = kernels[number]
         sm_count = gpus.get(kernel["gpu"] or 0, {}).get("sm_count")
-        found = _of_records(kernel, some, *exits.of(number, rows[first:last]))
         return replace(
-            found,
+            _of_records(table, kernel, rows, exits_of.of(number)),
             sm_count=sm_count if type(sm_count) is int else None,
             cluster_of=partial(_blocks_of_cluster, run, kernel),
         )
 
-    for first, last in sorted(pairwise(bounds.tolist()), key=lambda ends: int(rows[ends[0]])):
+    for number, rows in sorted(rows_of, key=lambda one: int(one[1][0])):
         # Warps without an exit do not count, unless no warp has one.
-        left = sum(int(np.count_nonzero(columns["exits"][first:last][part])) for part in parts(last - first))
-        number = int(of_warp[rows[first]])
-        yield _Source(left or last - first, kernels[number]["name"], partial(warps_of, number, first, last))
+        count = int(np.count_nonzero(exited[rows])) or len(rows)
+        yield _Source(count, kernels[number]["name"], partial(warps_of, number, rows))
 
 
 def _blocks_of_cluster(run: Run, kernel: dict[str, Any], launch: int) -> int:
@@ -130,94 +123,49 @@ def _blocks_of_cluster(run: Run, kernel: dict[str, Any], launch: int) -> int:
     if layer.launch is None:
         return 1
     rows = np.flatnonzero(layer.launch == launch)
-    for row in run.part("gpu_kernel", rows, "name", "gpu", "pid", "args").iter_rows(named=True):
-        if all(row[of] == kernel[of] for of in ("name", "gpu", "pid")) and row["args"]:
-            sizes = json.loads(row["args"]).get("cluster")
-            if isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes):
-                return math.prod(sizes)
+    for name in ("name", "gpu", "pid"):
+        own = run.shapes.column(name, layer.shape[rows]) == run.shapes.number_of(name, kernel[name])
+        rows = rows[own]
+    for args in layer.args[rows].tolist():
+        sizes = run.args.args(args).get("cluster")
+        if isinstance(sizes, list) and sizes and all(type(size) is int and size > 0 for size in sizes):
+            return math.prod(sizes)
     return 1
 
 
-def _rows(table: WarpTable, wanted: Flags, launch: int | None) -> Ints:
-    """The rows of the wanted warps; with `launch`, only those of launches with that id."""
-    if launch is not None:
-        frames = table.frames("launch")
-        of_launch = [(frame["launch"] == launch).fill_null(False).to_numpy() for frame in frames]
-        wanted = wanted & np.concatenate(of_launch)
-    column: Ints = flagged(len(table), lambda part: wanted[part])
-    return column
-
-
-def _columns(table: WarpTable, rows: Ints) -> dict[str, Any]:
-    """The columns of these warps, and `nameless`: whether their launch has no id."""
-    columns: dict[str, Any] = {name: empty(len(rows), np.int64) for name in _UNKNOWN}
-    columns["launch"], columns["nameless"] = empty(len(rows), np.uint64), empty(len(rows), np.bool_)
-    at = 0
-    for frame in table.frames(*_UNKNOWN, rows=rows):
-        part = slice(at, at + len(frame))
-        for name, unknown in _UNKNOWN.items():
-            columns[name][part] = frame[name].fill_null(unknown).to_numpy()
-        columns["nameless"][part] = frame["launch"].is_null().to_numpy()
-        at = part.stop
-    return columns
-
-
-class _ExitRows:
-    """The exits of warps whose lanes did not exit together, by kernel and in the order of warps."""
-
-    def __init__(self, table: WarpTable, of_warp: Ints, kernels: int) -> None:
-        self._of, self._exit_ns, self._mask = table.exit_columns()
-        self._order, self._bounds = np.empty(0, np.int64), np.zeros(kernels + 1, np.int64)
-        if len(self._of):
-            of_kernel = made(len(self._of), np.int32, lambda part: of_warp[self._of[part]])
-            order, bounds = sorted_by(of_kernel)
-            self._order = stored(order)
-            present = of_kernel[self._order[bounds[:-1]]]
-            self._bounds = bounds[np.searchsorted(present, np.arange(kernels + 1))]
-
-    def of(self, number: int, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """The exits of a kernel's warps that are at `rows`: the index into `rows`, time and mask of each."""
-        own = self._order[self._bounds[number] : self._bounds[number + 1]]
-
-        def is_here(part: slice) -> Flags:
-            of = self._of[own[part]].astype(rows.dtype)
-            flags: Flags = rows[np.minimum(np.searchsorted(rows, of), len(rows) - 1)] == of
-            return flags
-
-        own = taken(own, flagged(len(own), is_here))
-        of = made(
-            len(own), np.int64, lambda part: np.searchsorted(rows, self._of[own[part]].astype(rows.dtype))
-        )
-        # Where masks were not recorded, the number of lanes of each exit is not known: it counts as none.
-        masks = made(len(own), np.int64, lambda part: np.maximum(self._mask[own[part]], 0))
-        return of, taken(self._exit_ns, own), masks
-
-
-def _of_records(
-    kernel: dict[str, Any], warps: dict[str, Any], several: Ints, exit_ns: Ints, exit_mask: Ints
-) -> KernelWarps:
-    """One kernel's warps. `several` are those whose lanes did not exit together, one item for each exit, with
-    its time and mask.
+def _of_records(table: WarpTable, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -> KernelWarps:
+    """The warps of one kernel: those at `rows`, and the exits, at `exit_rows`, of those whose lanes did not
+    exit together.
     """
-    count = len(warps["warp"])
-    number, ids = _launches(warps["launch"], warps["nameless"], warps["warp"])
-    one_by_one = np.zeros(count, np.bool_)
-    for part in parts(len(several)):
-        one_by_one[several[part]] = True
-    single = flagged(count, lambda part: ~one_by_one[part] & (warps["exits"][part] == 1))
-    known = bool((warps["block_index"] != NOT_RECORDED).all())
+
+    def column(name: str) -> Ints:
+        values, known = table.column(name, rows)
+        found: Ints = np.where(known, values.astype(np.int64), _UNKNOWN[name])
+        return found
+
+    of_exit, exit_ns, exit_mask = (of[exit_rows] for of in table.exit_columns())
+    several = np.minimum(np.searchsorted(rows, of_exit), len(rows) - 1)
+    is_here = rows[several] == of_exit
+    several = several[is_here]
+    one_by_one = np.zeros(len(rows), np.bool_)
+    one_by_one[several] = True
+    single = np.flatnonzero(~one_by_one & (column("exits") == 1))
+    launch, has_launch = table.column("launch", rows)
+    number, ids = _launches(np.where(has_launch, launch, 0), ~has_launch, column("warp"))
+    blocks_known = bool(table.column("block_index", rows)[1].all())
     unsorted = WarpColumns(
         kernel["name"],
         _three(kernel["grid"]),
         launch=number,
-        block=warps["block_index"] if known else np.broadcast_to(np.int64(0), count),
-        warp=warps["warp_in_block"] if known else warps["warp"],
-        sm=warps["sm"],
-        entry_ns=warps["entry_ns"],
-        exit_warp=joined([single, several], np.int64),
-        exit_ns=joined([taken(warps["last_exit_ns"], single), exit_ns], np.int64),
-        exit_mask=joined([taken(warps["entry_mask"], single), exit_mask], np.int64),
-        blocks_known=known,
+        block=column("block_index") if blocks_known else np.zeros(len(rows), np.int64),
+        warp=column("warp_in_block" if blocks_known else "warp"),
+        sm=column("sm"),
+        entry_ns=column("entry_ns"),
+        exit_warp=np.concatenate([single, several]),
+        exit_ns=np.concatenate([column("last_exit_ns")[single], exit_ns[is_here]]),
+        # Where masks were not recorded, the number of lanes of each exit is not known: it counts as none.
+        exit_mask=np.concatenate([column("entry_mask")[single], np.maximum(exit_mask[is_here], 0)]),
+        blocks_known=blocks_known,
         launch_ids=ids,
         gpu=kernel["gpu"] or 0,
         block_size=_three(kernel["block"]),
@@ -228,37 +176,8 @@ def _of_records(
 def _launches(launch: Ints, nameless: Flags, warp: Ints) -> tuple[Ints, LaunchIds]:
     """The number of each row's launch, 0, 1, …, and the launches' ids in the recording. A launch id may be
     reused: the second occurrence of a warp belongs to another launch."""
-    starts = starts_of(launch, nameless)
-    counts = np.diff(starts, append=np.int32(len(launch)))
-    _, of_run = np.unique(launch[starts], return_inverse=True)
-    number = stored(np.repeat(of_run.astype(np.int32), counts))
-    again = _again(
-        one_number(made(len(number), np.int32, lambda part: number[part] * 2 + nameless[part]), warp)
-    )
-    if again is not None:
-        number = stored(equal(number, again)[0])
-    first = np.empty(int(number.max()) + 1, np.int64)
-    # In reverse, the first row of each number is written last, and stays.
-    first[number[::-1]] = np.arange(len(number) - 1, -1, -1)
+    number, first = number_rows(launch, count_earlier(launch, nameless, warp))
     return number, LaunchIds(launch[first], nameless[first])
-
-
-def _again(numbers: Ints) -> Int32s | None:
-    """How often the number of each row occurs before it; None where no number recurs."""
-    order = in_order(numbers)
-
-    def is_same(part: slice) -> Flags:
-        before = numbers[order[max(part.start - 1, 0) : part.stop]]
-        same: Flags = np.diff(before) == 0
-        return same if part.start else np.r_[False, same]
-
-    if not len(flagged(len(order), is_same)):
-        return None
-    starts = flagged(len(order), lambda part: ~is_same(part))
-    counts = np.diff(starts, append=np.int32(len(order)))
-    again = np.empty(len(order), np.int32)
-    again[order] = np.arange(len(order), dtype=np.int32) - np.repeat(starts, counts)
-    return again
 
 
 def _three(sizes: list[int] | None) -> tuple[int, int, int] | None:

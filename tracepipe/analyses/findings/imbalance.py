@@ -19,11 +19,10 @@ from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.analyses.findings.ranks import ranks_in_rows, score_rows
 from tracepipe.analyses.findings.sampling import MAX_BLOCKS, evenly, sample
 from tracepipe.analyses.findings.waves import share_saved, usual_waves
+from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import flagged, parts, stored, taken
 from tracepipe.units import agree, duration_text
 
 MOST_SMS_SHARE = 0.5
@@ -100,11 +99,8 @@ def _sm_finding(
     which = sms[slow].tolist()
     delay = float(np.median(delays[slow]))
     worst_p = float(p_values[slow].max())
-    of_block = kernel.blocks.sm
-    counts = [
-        np.bincount(np.searchsorted(sms, of_block[part]), minlength=sms.size) for part in parts(of_block.size)
-    ]
-    per_sm = np.sum(counts, axis=0) / kernel.launches.size
+    counts = np.bincount(np.searchsorted(sms, kernel.blocks.sm), minlength=sms.size)
+    per_sm = counts / kernel.launches.size
     own, others = float(per_sm[slow].mean()), float(per_sm[~slow].mean())
     evidence = (
         f"On {agree(len(which), 'SM|SMs')} {listed(which)} of {sms.size} blocks take {duration_text(delay)} "
@@ -124,15 +120,6 @@ def _sm_finding(
     return Finding("imbalance", kernel.kernel, evidence, SM_CAUSE, worst_p, numbers, saves)
 
 
-def _in_waves(kernel: KernelWarps) -> tuple[Ints, Ints]:
-    """The blocks, as indices into `BlockLateness.blocks`, that started with enough others in the same turn on
-    their SMs, and the number of that turn."""
-    wave = lateness(kernel).group
-    counts = np.bincount(wave)
-    index = flagged(wave.size, lambda part: counts[wave[part]] >= MIN_WAVE)
-    return index, numbered(taken(wave, index))[1]
-
-
 def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding]:
     profile = late.profile_ns  # np.unique has put the blocks in order
     tenth = max(profile.size // 10, 3)
@@ -145,12 +132,13 @@ def _trend(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Findi
     if not of_all <= alpha or abs(correlation) < MIN_TREND:
         return []
     # Blocks that started together, in the same turn on their SMs, had the same conditions: among them, only
-    # the index can cause the same change.
-    index, group = _in_waves(kernel)
+    # the index can cause the same change. Turns of a few blocks are left out.
+    wave = lateness(kernel).group
+    index = np.flatnonzero(np.bincount(wave)[wave] >= MIN_WAVE)
     if not index.size:
         return []
-    place, rest = without_medians(stored(index.astype(np.float64)), group), taken(profile, index)
-    rest = without_medians(rest, group)
+    group, _ = number_rows(wave[index])
+    place, rest = without_medians(index.astype(np.float64), group), without_medians(profile[index], group)
     if np.ptp(rest) == 0:
         return []
     some = evenly(rest.size, MAX_BLOCKS)

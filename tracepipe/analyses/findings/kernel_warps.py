@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tracepipe.analyses.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
 from tracepipe.analyses.findings.sampling import sample
+from tracepipe.event.columns import distinct
+from tracepipe.event.groups import run_starts
 from tracepipe.reports.frames.arrays import Bools, Floats, Ints
-from tracepipe.reports.frames.grouping import distinct, reduced, starts_of
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import flagged, made, parts, release, stored, taken
 
 Flags = Bools
 NOT_RECORDED = -(1 << 63)
@@ -90,8 +90,6 @@ class WarpColumns:
 class KernelWarps(WarpColumns):
     """The warps of the launches of one kernel, sorted by launch, block and warp, and exits by warp and time.
     `warp_order.sort_warps` makes one.
-
-    Long arrays are columns of `frames/stored.py`, also the computed ones: read them by parts.
     """
 
     still_running: int = 0
@@ -108,7 +106,6 @@ class KernelWarps(WarpColumns):
         given = {field.name for field in fields(self)}
         for name in set(self.__dict__) - given:
             del self.__dict__[name]
-        release()
 
     @cached_property
     def has_entries(self) -> bool:
@@ -130,14 +127,8 @@ class KernelWarps(WarpColumns):
 
     @cached_property
     def exits(self) -> Ints:
-        counts: Ints = np.zeros(self.launch.size, np.int32)
-        for part in parts(self.exit_warp.size):
-            # Exits are in the order of warps, so the warps of a part are neighbours.
-            of = self.exit_warp[part]
-            number = np.bincount(of - of[0])
-            counts[of[0] : of[0] + number.size] += number.astype(np.int32)
-        column: Ints = stored(counts)
-        return column
+        """How many exits each warp has."""
+        return np.bincount(self.exit_warp, minlength=self.launch.size)
 
     @cached_property
     def _left_at_once(self) -> bool:
@@ -147,67 +138,43 @@ class KernelWarps(WarpColumns):
     @cached_property
     def first_exit(self) -> Ints:
         """The index of each warp's first exit."""
-        first: Ints = np.cumsum(self.exits, dtype=np.int32)
-        first -= self.exits
-        column: Ints = stored(first)
-        return column
+        return np.cumsum(self.exits) - self.exits
 
     @cached_property
     def first_exit_ns(self) -> Ints:
-        return self.exit_ns if self._left_at_once else taken(self.exit_ns, self.first_exit)
+        return self.exit_ns if self._left_at_once else self.exit_ns[self.first_exit]
 
     @cached_property
     def last_exit_ns(self) -> Ints:
-        if self._left_at_once:
-            return self.exit_ns
-        first, exits = self.first_exit, self.exits
-        column: Ints = made(
-            self.launch.size, np.int64, lambda part: self.exit_ns[first[part] + exits[part] - 1]
-        )
-        return column
+        return self.exit_ns if self._left_at_once else self.exit_ns[self.first_exit + self.exits - 1]
 
     @cached_property
     def spread_ns(self) -> Ints:
         """From each warp's first exit to its last one; NOT_RECORDED where only one lane was timed."""
-        first, last, exits = self.first_exit_ns, self.last_exit_ns, self.exits
-
-        def spread(part: slice) -> Ints:
-            of_part: Ints = last[part] - first[part]
-            return np.where(exits[part] > 1, of_part, NOT_RECORDED) if self.lanes_timed else of_part
-
-        column: Ints = made(self.launch.size, np.int64, spread)
-        return column
+        spread_ns: Ints = self.last_exit_ns - self.first_exit_ns
+        return np.where(self.exits > 1, spread_ns, NOT_RECORDED) if self.lanes_timed else spread_ns
 
     @cached_property
     def last_thread(self) -> int:
         """The largest thread index in a block of which an exit was recorded; -1 without one."""
-        last = -1
-        for part in parts(self.exit_mask.size):
-            masks = self.exit_mask[part]
-            known = np.flatnonzero(masks > 0)
-            highest_lane = np.frexp(masks[known].astype(np.float64))[1] - 1
-            threads = self.warp[self.exit_warp[part][known]] * LANES + highest_lane
-            last = int(threads.max(initial=last))
-        return last
+        known = np.flatnonzero(self.exit_mask > 0)
+        highest_lane = np.frexp(self.exit_mask[known].astype(np.float64))[1] - 1
+        return int((self.warp[self.exit_warp[known]] * LANES + highest_lane).max(initial=-1))
 
     @cached_property
     def life_ns(self) -> Ints:
         """From each warp's entry to its last exit."""
-        last_ns = self.last_exit_ns
-        column: Ints = made(self.launch.size, np.int64, lambda part: last_ns[part] - self.entry_ns[part])
-        return column
+        return self.last_exit_ns - self.entry_ns
 
     @cached_property
     def launch_starts(self) -> Ints:
         """The first warp of each launch."""
-        column: Ints = starts_of(self.launch)
-        return column
+        return run_starts(self.launch)
 
     @cached_property
     def block_starts(self) -> Ints:
         """The first warp of each block of each launch."""
-        column: Ints = starts_of(self.launch, self.block)
-        return column
+        return run_starts(self.launch, self.block)
 
     @cached_property
     def launches(self) -> Ints:
@@ -217,46 +184,35 @@ class KernelWarps(WarpColumns):
     @cached_property
     def launch_row(self) -> Ints:
         """For each warp the index of its launch in `launches`."""
-        column: Ints = stored(
-            np.repeat(np.arange(self.launches.size, dtype=np.int32), self._counts(self.launch_starts))
-        )
-        return column
+        return np.repeat(np.arange(self.launches.size), self._counts(self.launch_starts))
 
     def _counts(self, starts: Ints) -> Ints:
         """How many warps there are from each start to the next."""
-        return np.diff(starts, append=np.int32(self.launch.size))
+        return np.diff(starts, append=self.launch.size)
 
     @cached_property
     def clock_step_ns(self) -> int:
         """The least time between two readings that differ: the clock's resolution, at least 1."""
-        known = flagged(self.launch.size, lambda part: self.entry_ns[part] != NOT_RECORDED)
-        times = _narrow(self.exit_ns, taken(self.entry_ns, known))
-        times.sort()
-        count, least, first = 0, 1 << 63, list[int]()
-        for part in parts(times.size - 1):
-            steps = np.diff(times[part.start : part.stop + 1])
-            steps = steps[steps > 0]
-            first += steps[: max(_FEW_STEPS - count, 0)].tolist()
-            count += steps.size
-            least = min(least, int(steps.min())) if steps.size else least
-        if not count:
+        known_ns = self.entry_ns[self.entry_ns != NOT_RECORDED]
+        steps = np.diff(distinct(np.concatenate([self.exit_ns, known_ns])))
+        if not steps.size:
             return CLOCK_STEPS_NS[-1]
-        if count >= _FEW_STEPS:
-            return least
-        return next((step for step in CLOCK_STEPS_NS if not any(one % step for one in first)), 1)
+        if steps.size >= _FEW_STEPS:
+            return int(steps.min())
+        return next((step for step in CLOCK_STEPS_NS if not (steps % step).any()), 1)
 
     @cached_property
     def begin_ns(self) -> Ints:
         """The first entry of each launch; the first exit, where entries are not known."""
         first_ns = self.entry_ns if self.has_entries else self.first_exit_ns
-        begins: Ints = reduced(np.minimum, first_ns, self.launch_starts)
+        begins: Ints = np.minimum.reduceat(first_ns, self.launch_starts)
         return begins
 
     @cached_property
     def launch_ns(self) -> Floats:
         """How long each launch ran: from `begin_ns` to the last exit."""
-        spans: Ints = reduced(np.maximum, self.last_exit_ns, self.launch_starts) - self.begin_ns
-        return spans.astype(np.float64)
+        spans_ns: Ints = np.maximum.reduceat(self.last_exit_ns, self.launch_starts) - self.begin_ns
+        return spans_ns.astype(np.float64)
 
     @cached_property
     def warp_scale_ns(self) -> float:
@@ -280,15 +236,14 @@ class KernelWarps(WarpColumns):
     @cached_property
     def blocks(self) -> BlockTimes:
         begins = self.block_starts
-        end_ns = reduced(np.maximum, self.last_exit_ns, begins)
-        first_ns = reduced(np.minimum, self.last_exit_ns, begins)
+        end_ns = np.maximum.reduceat(self.last_exit_ns, begins)
         return BlockTimes(
-            taken(self.launch, begins),
-            taken(self.block, begins),
-            taken(self.sm, begins),
-            reduced(np.minimum, self.entry_ns, begins),
+            self.launch[begins],
+            self.block[begins],
+            self.sm[begins],
+            np.minimum.reduceat(self.entry_ns, begins),
             end_ns,
-            made(begins.size, np.int64, lambda part: end_ns[part] - first_ns[part]),
+            end_ns - np.minimum.reduceat(self.last_exit_ns, begins),
         )
 
     @cached_property
@@ -299,7 +254,7 @@ class KernelWarps(WarpColumns):
     @cached_property
     def block_count(self) -> int:
         """How many different blocks of the grid were recorded."""
-        return int(distinct(taken(self.block, self.block_starts)).size)
+        return int(distinct(self.block[self.block_starts]).size)
 
     @cached_property
     def block_bounds(self) -> Ints:
@@ -312,59 +267,33 @@ class KernelWarps(WarpColumns):
     @cached_property
     def apart(self) -> Flags:
         """Flags the warps whose lanes did not all exit at the same reading of the clock."""
-        first_ns, last_ns = self.first_exit_ns, self.last_exit_ns
-        column: Flags = made(self.launch.size, np.bool_, lambda part: last_ns[part] > first_ns[part])
-        return column
-
-    def exit_parts(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the warps in parts, as a slice of warps and the slice of their exits."""
-        for part in parts(self.launch.size):
-            yield part, slice(*np.searchsorted(self.exit_warp, [part.start, part.stop]).tolist())
+        later: Flags = self.last_exit_ns > self.first_exit_ns
+        return later
 
     def lane_times(self, warps: Ints) -> Floats:
         """When each lane of `warps` exited, after its warp's first exit. Shape `(warps, 32)`, nan where no
         exit was recorded."""
-        row = np.full(self.launch.size, -1, np.int32)
+        row = np.full(self.launch.size, -1)
         row[warps] = np.arange(warps.size)
         times = np.full((warps.size, LANES), np.nan)
-        for part in parts(self.exit_warp.size):
-            of = self.exit_warp[part]
-            wanted = np.flatnonzero(row[of] >= 0)
-            of, masks = of[wanted], self.exit_mask[part][wanted]
-            after = (self.exit_ns[part][wanted] - self.first_exit_ns[of]).astype(np.float64)
-            for lane in range(LANES):
-                left = (masks >> lane) & 1 == 1
-                times[row[of[left]], lane] = after[left]
+        wanted = np.flatnonzero(row[self.exit_warp] >= 0)
+        of, masks = self.exit_warp[wanted], self.exit_mask[wanted]
+        after = (self.exit_ns[wanted] - self.first_exit_ns[of]).astype(np.float64)
+        for lane in range(LANES):
+            left = (masks >> lane) & 1 == 1
+            times[row[of[left]], lane] = after[left]
         return times
 
     def warp_times(self, rows: Ints | None = None) -> Floats:
         """How long each warp of a block took, shape `(blocks, warps)`: its lifetime, or its exit where no
         entry is known. `rows` are some of `blocks`; of many it takes a sample."""
-        starts = self.block_starts
-        taken_blocks = sample(np.arange(starts.size) if rows is None else rows)
-        row = np.full(starts.size, -1, np.int32)
-        row[taken_blocks] = np.arange(taken_blocks.size)
-        times = np.full((taken_blocks.size, int(self.warp.max()) + 1), np.nan)
-        values, origin = (
-            (self.life_ns, 0) if self.has_entries else (self.last_exit_ns, self.last_exit_ns.min())
-        )
-        for part in parts(self.launch.size):
-            numbers = np.arange(part.start, part.stop, dtype=np.int32)
-            of = row[np.searchsorted(starts, numbers, "right") - 1]
-            wanted = of >= 0
-            times[of[wanted], self.warp[part][wanted]] = values[part][wanted] - origin
+        count = self.block_starts.size
+        blocks = sample(np.arange(count) if rows is None else rows)
+        row = np.full(count, -1)
+        row[blocks] = np.arange(blocks.size)
+        of = np.repeat(row, self.warps_of_block)
+        wanted = of >= 0
+        values = self.life_ns if self.has_entries else self.last_exit_ns - self.last_exit_ns.min()
+        times = np.full((blocks.size, int(self.warp.max()) + 1), np.nan)
+        times[of[wanted], self.warp[wanted]] = values[wanted]
         return times
-
-
-def _narrow(*columns: Ints) -> Ints:
-    """The times of all columns, after the earliest one: in 4 bytes each if they span at most 4 seconds."""
-    ends = [end for column in columns if column.size for end in (int(column.min()), int(column.max()))]
-    first_ns, last_ns = min(ends, default=0), max(ends, default=0)
-    # Differences of sorted unsigned numbers are right, too.
-    dtype: type[np.integer[Any]] = np.uint32 if last_ns - first_ns < 1 << 32 else np.int64
-    times, at = np.empty(sum(column.size for column in columns), dtype), 0
-    for column in columns:
-        for part in parts(column.size):
-            times[at : at + part.stop - part.start] = column[part] - first_ns
-            at += part.stop - part.start
-    return times

@@ -9,7 +9,6 @@ from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps
 from tracepipe.analyses.findings.stride import LANES_CAUSE
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import parts
 from tracepipe.units import agree, duration_text
 
 STRIDES = (2, 4, 8, 16)
@@ -98,11 +97,9 @@ def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:
 
 def _seen_lanes(kernel: KernelWarps, rows: Ints) -> list[int]:
     """Lanes whose exits were recorded in these warps."""
-    is_seen, mask = np.zeros(kernel.launch.size, np.bool_), 0
+    is_seen = np.zeros(kernel.launch.size, np.bool_)
     is_seen[rows] = True
-    for part in parts(kernel.exit_warp.size):
-        masks = kernel.exit_mask[part][is_seen[kernel.exit_warp[part]]]
-        mask |= int(np.bitwise_or.reduce(masks))
+    mask = int(np.bitwise_or.reduce(kernel.exit_mask[is_seen[kernel.exit_warp]]))
     return [lane for lane in range(LANES) if mask >> lane & 1]
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from tracepipe.analyses.findings.block_times import medians_by
 from tracepipe.analyses.findings.kernel_warps import Flags
+from tracepipe.event.groups import number_rows, sorted_runs
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.grouping import numbered, runs
 from tracepipe.reports.frames.libraries import np
 
 # The most cells of a table of rows and classes, which may be nearly empty; larger ones are not made.
@@ -36,7 +36,7 @@ def ranks_in_rows(values: Floats, row: Ints) -> Floats:
     number of the row of each value. Shapes `(n,)`.
     """
     present = np.bincount(row)
-    order, starts = runs(row, values)
+    order, starts = sorted_runs(row, values)
     counts = np.diff(starts, append=len(order))
     ranks = np.empty(values.size)
     ranks[order] = np.repeat(starts + (counts - 1) / 2, counts)
@@ -163,8 +163,8 @@ def late_class_in_rows(times: Floats, row: Ints, positions: Ints, moduli: range)
     residual = _after_others(times, row, classes == residue)
     level = np.full(modulus, np.nan)
     known = ~np.isnan(residual)
-    present, of = numbered(classes[known])
-    level[present] = medians_by(residual[known], of)
+    of, first = number_rows(classes[known])
+    level[classes[known][first]] = medians_by(residual[known], of)
     residues = _standing_apart(level, int(moduli[-1]) if modulus == moduli[-1] else 0)
     if residue not in residues:
         return None
@@ -177,8 +177,8 @@ def late_class_in_rows(times: Floats, row: Ints, positions: Ints, moduli: range)
 def _after_others(times: Floats, row: Ints, members: Flags) -> Floats:
     """Times less the median of those of their row that are no members; nan where there are none."""
     medians = np.full(int(row.max()) + 1, np.nan)
-    rows, of = numbered(row[~members])
-    medians[rows] = medians_by(times[~members], of)
+    of, first = number_rows(row[~members])
+    medians[row[~members][first]] = medians_by(times[~members], of)
     rest: Floats = times - medians[row]
     return rest
 

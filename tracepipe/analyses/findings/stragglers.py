@@ -26,10 +26,9 @@ from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
 from tracepipe.analyses.findings.ranks import chance_in_rows, ranks_in_rows
 from tracepipe.analyses.findings.tail import MIN_VALUES, Outlying, beyond_the_tail
 from tracepipe.analyses.findings.waves import share_saved
+from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import numbered
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made
 from tracepipe.units import counted, duration_text
 
 MIN_SUPERIORITY = 0.8
@@ -108,8 +107,7 @@ def _single_launches(
     # With two launches the median is between both, and nothing can be subtracted. A block that is usually
     # earlier than others is not late where it is not.
     if kernel.launches.size > 2:
-        row, usual = late.profile_row, np.maximum(late.profile_ns, 0)
-        own = made(row.size, np.float64, lambda part: late.rows_ns[part] - usual[row[part]])
+        own = own - np.maximum(late.profile_ns, 0)[late.profile_row]
     candidates: list[tuple[float, int, Outlying, Ints]] = []
     for launch, (first, last) in zip(
         kernel.launches.tolist(), pairwise(kernel.block_bounds.tolist()), strict=True
@@ -202,9 +200,10 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
     ranks = ranks_in_rows(late.profile_ns, late.group)
     p_value = chance_in_rows(ranks, late.group, border)
     superiority = 0.5 + float(ranks[border].sum()) / pairs
-    kinds, kind = numbered(late.group * 2 + border)
+    kinds = late.group * 2 + border
+    kind, first = number_rows(kinds)
     medians = medians_by(late.profile_ns, kind)
-    inner = medians[np.searchsorted(kinds, late.group[outer] * 2)]
+    inner = medians[np.searchsorted(kinds[first], late.group[outer] * 2)]
     delay = float(np.median(late.profile_ns[outer] - inner))
     share = delay / max(float(np.median(kernel.launch_ns)), 1.0)
     if p_value > alpha or superiority < MIN_SUPERIORITY or delay < least_excess_ns(kernel):

@@ -15,7 +15,6 @@ from tracepipe.analyses.findings.ranks import LateClass, late_class, median_with
 from tracepipe.analyses.findings.sampling import sample
 from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import flagged
 from tracepipe.units import agree, duration_text
 
 MIN_WARPS = 4
@@ -52,7 +51,7 @@ def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
     # In warps whose lanes exited together no lane was late: where most warps are such, the median is 0.
     if kernel.apart.mean() < 0.5:
         return []
-    rows = sample(flagged(kernel.apart.size, lambda part: kernel.apart[part]))
+    rows = sample(np.flatnonzero(kernel.apart))
     times = kernel.lane_times(rows)
     usable = (~np.isnan(times)).sum(axis=1) > 1
     if not usable.any():

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made
 
 MIN_VALUES = 16
 """The least number of values that have a tail."""
@@ -58,12 +57,8 @@ def beyond_the_tail(values: Floats, step: float, least: float) -> Outlying | Non
     if values.size < MIN_VALUES:
         return None
     # Rounding makes ties, and a tie has no spacing. Random offsets within the step undo the rounding.
-    random, most = np.random.default_rng(0), values.size - 1
-    spread = made(
-        values.size,
-        np.float64,
-        lambda part: values[part] + random.uniform(-step / 2, step / 2, part.stop - part.start),
-    )
+    most = values.size - 1
+    spread = values + np.random.default_rng(0).uniform(-step / 2, step / 2, values.size)
     tail = min(int(values.size * TAIL_SHARE), MOST_OF_TAIL)
     order = np.argpartition(spread, most - tail)[most - tail :]
     order = order[np.argsort(-spread[order])]

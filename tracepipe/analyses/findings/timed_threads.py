@@ -13,8 +13,9 @@ from tracepipe.analyses.findings.kernel_warps import (
     WarpColumns,
 )
 from tracepipe.analyses.findings.warp_order import sort_warps
+from tracepipe.event.columns import distinct
+from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.reports.frames.arrays import Bools, Int64s, Ints
-from tracepipe.reports.frames.grouping import equal, grouped, runs
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -41,11 +42,11 @@ def kernels_of_threads(run: Run, launch: int | None) -> list[KernelWarps]:
     if launch is not None:
         known = _launch_ids(run, layer)
         wanted &= (known == launch) if known is not None else False
-    rows = np.flatnonzero(wanted).astype(np.int32)
+    rows = np.flatnonzero(wanted)
     every = np.arange(len(run.shapes), dtype=np.int32)
-    of_shape, _ = equal(*(run.shapes.column(name, every) for name in ("name", "gpu", "pid")))
-    groups = grouped(of_shape[layer.shape[rows]])
-    in_order = sorted((rows[places] for _, places in groups), key=lambda own: int(own[0]))
+    of_shape, _ = number_rows(*(run.shapes.column(name, every) for name in ("name", "gpu", "pid")))
+    groups = RowsByNumber(of_shape[layer.shape[rows]], rows)
+    in_order = sorted((own for _, own in groups), key=lambda own: int(own[0]))
     return [_of_threads(run, layer, own, event[own]) for own in in_order]
 
 
@@ -53,8 +54,9 @@ def _of_warps(run: Run, layer: Layer) -> Bools:
     """Flags the rows whose launch was also recorded warp by warp: they repeat the same exits."""
     if layer.launch is None or not len(run.warp_table):
         return np.zeros(len(layer), np.bool_)
-    launches = run.warp_table.frame("launch")["launch"].drop_nulls().unique().to_numpy().view(np.int64)
-    return run.shapes.has_launch(layer.shape) & np.isin(layer.launch, launches)
+    launches, has_launch = run.warp_table.column("launch")
+    recorded = distinct(launches[has_launch]).view(np.int64)
+    return run.shapes.has_launch(layer.shape) & np.isin(layer.launch, recorded)
 
 
 def _events(run: Run, layer: Layer) -> Ints:
@@ -88,7 +90,7 @@ def _of_threads(run: Run, layer: Layer, rows: Ints, event: Ints) -> KernelWarps:
     block, grid = _linear(index, rows, 0) if named else (np.zeros(len(rows), np.int32), (1, 1, 1))
     launch, ids = _launches(run, layer, rows, event, block, thread)
     mixed = not named and _are_mixed(launch, layer.start_ns[rows])
-    of, first = equal(launch, block, thread // LANES)
+    of, first = number_rows(launch, block, thread // LANES)
     entered, left = np.flatnonzero(event == _ENTRY), np.flatnonzero(event == _EXIT)
     entry_ns = np.full(len(first), _LATEST_NS, np.int64)
     np.minimum.at(entry_ns, of[entered], layer.start_ns[rows[entered]])
@@ -135,12 +137,9 @@ def _launches(
         ids = sorted(set(known[rows].tolist()))
         numbers = {one: number for number, one in enumerate(ids)}
         launch = np.array([numbers[one] for one in known[rows].tolist()], np.int32)
-    order, starts = runs(launch, event, block, thread)
-    if len(starts) < len(order):
-        counts = np.diff(np.append(starts, len(order)))
-        again = np.empty(len(order), np.int32)
-        again[order] = np.arange(len(order), dtype=np.int32) - np.repeat(starts.astype(np.int32), counts)
-        times = int(counts.max())
+    again = count_earlier(launch, event, block, thread)
+    if again.any():
+        times = int(again.max()) + 1
         launch, ids = launch * np.int64(times) + again, [one for one in ids for _ in range(times)]
     is_used = np.bincount(launch, minlength=len(ids)) > 0
     used = [ids[at] for at in np.flatnonzero(is_used).tolist()]

@@ -9,18 +9,17 @@ are launched has no waves, and no finding.
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.block_times import block_life_ns, time_taken
 from tracepipe.analyses.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
+from tracepipe.event.columns import distinct
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import in_buckets, numbered
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import parts
 from tracepipe.units import agree, counted, duration_text
 
 MIN_IDLE_SLOTS = 0.10
@@ -91,17 +90,19 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 def launch_waves(kernel: KernelWarps, launch: int) -> Waves:
     """The waves of one launch, of which entries and SMs must be recorded."""
     rows = slice(*kernel.block_bounds[launch : launch + 2].tolist())
-    present, sm = numbered(kernel.blocks.sm[rows])
-    entry, end, sms = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows], present.size
-    held = _most_held(sm, sms, entry, end)
+    entry, end = kernel.blocks.entry_ns[rows], kernel.blocks.end_ns[rows]
+    of_sms = RowsByNumber(kernel.blocks.sm[rows])
+    sms = of_sms.numbers.size
+    # A block that ends when it begins still holds its slot for 1 ns.
+    held = max(most_at_once(entry[own], np.maximum(end[own], entry[own] + 1)) for _, own in of_sms)
     first_ends = np.sort(end[np.argsort(entry, kind="stable")[: held * sms]])
     filled = float((entry < first_ends[first_ends.size // 10]).sum()) / (held * sms)
     last_entry, finish = int(entry.max()), int(end.max())
     span = finish - int(entry.min())
-    busy = sum(int(np.clip(end[part] - last_entry, 0, None).sum()) for part in parts(end.size))
+    busy = int(np.clip(end - last_entry, 0, None).sum())
     tail = finish - last_entry
     idle = (held * sms * tail - busy) / max(held * sms * span, 1)
-    return Waves(sm.size / (held * sms), held, sms, filled, idle, tail, span)
+    return Waves(entry.size / (held * sms), held, sms, filled, idle, tail, span)
 
 
 def mean_active_warps(kernel: KernelWarps) -> float | None:
@@ -123,7 +124,7 @@ def usual_waves(kernel: KernelWarps) -> Waves:
     seen = [launch_waves(kernel, launch) for launch in range(min(kernel.launches.size, MOST_LAUNCHES))]
     usual = sorted(seen, key=lambda w: w.idle_share)[(len(seen) - 1) // 2]
     held = max(waves.blocks_per_sm for waves in seen)
-    sms = numbered(kernel.blocks.sm[: int(kernel.block_bounds[len(seen)])])[0].size
+    sms = distinct(kernel.blocks.sm[: int(kernel.block_bounds[len(seen)])]).size
     blocks = usual.waves * usual.blocks_per_sm * usual.sms
     return usual._replace(waves=blocks / (held * sms), blocks_per_sm=held, sms=sms)
 
@@ -134,17 +135,6 @@ def share_saved(kernel: KernelWarps, delay_ns: float, rows: Ints) -> float:
     distributed work none is."""
     idle_share = usual_waves(kernel).idle_share if kernel.has_sms and kernel.has_entries else 0.0
     return time_taken(kernel, delay_ns, rows) + idle_share
-
-
-def _most_held(sm: Ints, sms: int, entry: Ints, end: Ints) -> int:
-    """The most blocks that one SM held at a time."""
-    bounds, columns = in_buckets(sm, sms, entry, end)
-    most = 0
-    for first, last in pairwise(bounds.tolist()):
-        begun, ended = (column[first:last] for column in columns)
-        # A block that ends when it begins still holds its slot for 1 ns.
-        most = max(most, most_at_once(begun, np.maximum(ended, begun + 1)))
-    return most
 
 
 def _partial(kernel: KernelWarps) -> list[Finding]:

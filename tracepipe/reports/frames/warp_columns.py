@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.model import Record
 from tracepipe.event.warps import PlacedWarps, joined_column
 from tracepipe.reports.frames.arrays import Ints, Rows
@@ -175,14 +175,40 @@ class WarpTable:
 
     def _frame(self, columns: Sequence[str], rows: Rows) -> pl.DataFrame:
         """The frame of some rows."""
+        return pl.DataFrame([self._series(name, rows) for name in columns])
+
+    def _series(self, name: str, rows: Rows) -> pl.Series:
+        """A column of the frame, null where a value is not known."""
+        if name == "name":
+            return self.launches.series(name, self.launch_of(rows))
+        values, known = self.column(name, rows)
+        series = pl.Series(name, values)
+        return series if known.all() else where(known, series)
+
+    def column(self, name: str, rows: Rows | None = None) -> tuple[Any, Bools]:
+        """A column of all or some rows (names by their numbers in `launches`), and flags for known values;
+        the columns are those of `frame`. Shapes `(n,)`, those of grids and blocks `(n, 3)`.
+        """
+        rows = slice(0, self._count) if rows is None else rows
+        if name in _OF_BOTH:
+            (warp, _), (size, known) = (self.column(of, rows) for of in ("warp", "warps_per_block"))
+            known, size = known & (size > 0), np.maximum(size, 1)
+            return warp // size if name == "block_index" else warp % size, known
         batch = self._batch_of(rows)
-        frame = pl.DataFrame([self._column(name, batch, rows) for name in columns if name not in _OF_BOTH])
-        if not set(columns) & set(_OF_BOTH):
-            return frame
-        warp, size = (self._column(name, batch, rows) for name in ("warp", "warps_per_block"))
-        known = pl.when(size > 0)
-        both = (known.then(warp // size).alias("block_index"), known.then(warp % size).alias("warp_in_block"))
-        return frame.with_columns(*both).select(columns)
+        if name in OF_KERNEL or name in OF_LAUNCH:
+            return self.launches.column(name, self._launch_of[batch])
+        if name == "exits" and name not in self._columns:
+            return np.ones(len(batch), np.int32), np.ones(len(batch), np.bool_)
+        if name == "first_exit_ns" and name not in self._columns:
+            return self.column("last_exit_ns", rows)
+        if name not in self._columns:
+            return np.zeros(len(batch), _KINDS[name]), np.zeros(len(batch), np.bool_)
+        values = self._columns[name][rows]
+        bit = 1 << _OPTIONAL.index(name) if name in _OPTIONAL else 0
+        known = self._lacks_of[batch] & bit == 0
+        if name.endswith("_exit_ns") and "exits" in self._columns:
+            known &= self._columns["exits"][rows] > 0
+        return values, known
 
     def _batch_of(self, rows: Rows) -> Int32s:
         """The batch of each of some rows. Shape `(n,)`."""
@@ -201,26 +227,6 @@ class WarpTable:
         """The number, in `launches`, of the launch of each of some rows. Shape `(n,)`."""
         of: Int32s = self._launch_of[self._batch_of(rows)]
         return of
-
-    def _column(self, name: str, batch: Int32s, rows: Rows) -> pl.Series:
-        """A column of the frame, null where a value is not known; `batch` has the batch of each row."""
-        if name in OF_KERNEL or name in OF_LAUNCH:
-            return self.launches.series(name, self._launch_of[batch])
-        if name == "exits" and name not in self._columns:
-            return pl.repeat(1, len(batch), dtype=pl.Int32(), eager=True).alias(name)
-        if name == "first_exit_ns" and name not in self._columns:
-            return self._column("last_exit_ns", batch, rows).alias(name)
-        if name not in self._columns:
-            dtype = {"cycles": pl.Int64(), "entry_mask": pl.UInt32()}.get(name, pl.Int32())
-            return pl.repeat(None, len(batch), dtype=dtype, eager=True).alias(name)
-        values = pl.Series(name, self._columns[name][rows])
-        bit = 1 << _OPTIONAL.index(name) if name in _OPTIONAL else 0
-        lacks = self._lacks_of[batch] & bit != 0
-        if lacks.any():
-            return where(~lacks, values)
-        if name.endswith("_exit_ns") and "exits" in self._columns:
-            return where(self._columns["exits"][rows] > 0, values)
-        return values
 
     def kernels(self) -> tuple[list[Record], Int32s]:
         """The distinct kernels, as records of `OF_KERNEL`, and for each warp the index of its kernel."""
