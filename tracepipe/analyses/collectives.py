@@ -13,8 +13,8 @@ from typing import Any
 from tracepipe.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.analyses.gpu_work import KERNEL, WARPS, Work
 from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 
@@ -90,12 +90,11 @@ class _Names:
             own = rows[self._work.what[rows] == what]
             if not len(own):
                 continue
-            for _, places in grouped(self._numbers(what, self._work.row[own])):
-                some = own[places]
+            for _, some in RowsByNumber(self._numbers(what, self._work.row[own]), own):
                 name = self._work.name(self._run, int(some[0])) or ""
                 found.setdefault(name, []).append(some)
-        for name, some in found.items():
-            yield name, np.sort(np.concatenate(some))
+        for name, pieces in found.items():
+            yield name, np.sort(np.concatenate(pieces))
 
     def _numbers(self, what: int, rows: Int64s) -> Int32s:
         if what == KERNEL:

@@ -16,14 +16,12 @@ from math import ceil, comb
 from tracepipe.event.columns import Bools
 from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made, parts
 
 # The most divisions of the recordings that are tried; of more, a random sample is.
 _WAYS_MAX = 500
 _SEED = 1
 # Scores that differ by less than this share are equal: they differ by rounding.
 _ROUNDING = 1e-9
-_ROWS_AT_ONCE = 1 << 12
 
 
 def ways(count_a: int, count_b: int) -> int:
@@ -100,17 +98,15 @@ class Comparison:
         the shape `(rows,)`. The spread is the mean distance of the recordings from the median of their side,
         both sides added.
         """
-        scores = made(len(values), np.float64, lambda part: np.zeros(part.stop - part.start))
-        for part in parts(len(values), _ROWS_AT_ONCE):
-            here, least = values[part], floors[part]
-            # Where all recordings differ by less than the floor, no division has a score above 1.
-            some = np.flatnonzero(np.ptp(here, axis=1) > least)
-            here, least = here[some], least[some]
-            for at, first in enumerate(self._divisions if len(some) else ()):
-                found = _scores(here[:, first], here[:, ~first], least)
-                self._largest[at] = max(self._largest[at], found.max())
-                if at == 0:
-                    scores[part][some] = found
+        scores = np.zeros(len(values))
+        # Where all recordings differ by less than the floor, no division has a score above 1.
+        some = np.flatnonzero(np.ptp(values, axis=1) > floors)
+        values, floors = values[some], floors[some]
+        for at, first in enumerate(self._divisions if len(some) else ()):
+            found = _scores(values[:, first], values[:, ~first], floors)
+            self._largest[at] = max(self._largest[at], found.max())
+            if at == 0:
+                scores[some] = found
         return scores
 
     def p(self, scores: Floats) -> Floats:

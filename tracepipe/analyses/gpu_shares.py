@@ -12,7 +12,6 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import flagged, made, parts, taken
 
 COMPUTE, COMMUNICATION, COPIES = range(3)
 """The purposes of work."""
@@ -68,19 +67,14 @@ def kinds_of(run: Run, work: Work) -> Ints:
     """The purpose of each row of work, shape `(rows,)`."""
     of_shape, answers = values_by_names(run, "gpu_kernel", communicates)
     shapes: Bools = np.array(answers, np.bool_)[of_shape]
-    launches = run.warp_table.launches.flags_by_names(communicates)
-
-    def kinds(part: slice) -> Ints:
-        what, row = work.what[part], work.row[part]
-        found = np.where(what == COPY, COPIES, COMPUTE).astype(np.uint8)
-        own = np.flatnonzero(what == KERNEL)
-        found[own] = shapes[run.layer("gpu_kernel").shape[row[own]]]
-        own = np.flatnonzero(what == WARPS)
-        if len(own):
-            found[own] = launches[run.warp_table.launch_of(row[own])]
-        return found
-
-    return made(len(work), np.uint8, kinds)
+    kinds: Ints = np.where(work.what == COPY, COPIES, COMPUTE).astype(np.uint8)
+    own = np.flatnonzero(work.what == KERNEL)
+    kinds[own] = shapes[run.layer("gpu_kernel").shape[work.row[own]]]
+    own = np.flatnonzero(work.what == WARPS)
+    if len(own):
+        launches = run.warp_table.launches.flags_by_names(communicates)
+        kinds[own] = launches[run.warp_table.launch_of(work.row[own])]
+    return kinds
 
 
 def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
@@ -111,41 +105,30 @@ def _process_of(run: Run, work: Work, rows: slice) -> int | None:
     """The pid of the only process that launched some rows of work; None for several, or where it is
     not known.
     """
-    found: set[int] = set()
-    shapes = run.layer("userspace").shape
-    for part in parts(rows.stop - rows.start):
-        here = slice(rows.start + part.start, rows.start + part.stop)
-        call = work.call[here]
-        of_call = run.shapes.column("pid", shapes[call[call != NONE]])
-        found.update(distinct(of_call).tolist(), distinct(work.pid[here]).tolist())
-    found.discard(NONE)
-    return run.shapes.value("pid", found.pop()) if len(found) == 1 else None
+    call = work.call[rows]
+    of_calls = run.shapes.column("pid", run.layer("userspace").shape[call[call != NONE]])
+    pids = {*distinct(of_calls).tolist(), *distinct(work.pid[rows]).tolist()} - {NONE}
+    return run.shapes.value("pid", pids.pop()) if len(pids) == 1 else None
 
 
 def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
     """The indices, within some rows of work, of those with a purpose. Shape `(n,)`."""
-    return flagged(rows.stop - rows.start, lambda part: kinds[rows][part] == kind)
+    return np.flatnonzero(kinds[rows] == kind).astype(np.int32)
 
 
 def stretches_of(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
     """The stretches in which any work with a purpose ran."""
     some = rows_of(kinds, rows, kind)
-    return Stretches(taken(work.start_ns[rows], some), taken(work.end_ns[rows], some))
+    return Stretches(work.start_ns[rows][some], work.end_ns[rows][some])
 
 
 def _unasked_ns(run: Run, work: Work, idle: Idle) -> tuple[int, int]:
     """The idle time before the begin of the call that launched the next work, and the idle time for which
     that call is known.
     """
-    unasked_ns, known_ns, calls = 0, 0, run.layer("userspace")
-    following = made(
-        len(idle.gaps.following), np.int32, lambda part: idle.gaps.following[part] + idle.rows.start
-    )
-    tops = outermost_rows(run, taken(work.call, following))
-    for part in parts(len(following)):
-        known = np.flatnonzero((tops[part] != NONE) & ~work.by_order[following[part]])
-        start_ns, end_ns = idle.gaps.start_ns[part][known], idle.gaps.end_ns[part][known]
-        asked_ns = np.clip(calls.start_ns[tops[part][known]], start_ns, end_ns)
-        unasked_ns += int((asked_ns - start_ns).sum())
-        known_ns += int((end_ns - start_ns).sum())
-    return unasked_ns, known_ns
+    following = idle.gaps.following + idle.rows.start
+    tops = outermost_rows(run, work.call[following])
+    known = np.flatnonzero((tops != NONE) & ~work.by_order[following])
+    start_ns, end_ns = idle.gaps.start_ns[known], idle.gaps.end_ns[known]
+    asked_ns = np.clip(run.layer("userspace").start_ns[tops[known]], start_ns, end_ns)
+    return int((asked_ns - start_ns).sum()), int((end_ns - start_ns).sum())

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.event.columns import NONE
+from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.counter_columns import SERIES, is_long
-from tracepipe.reports.frames.grouping import equal
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import parts, zeros
 from tracepipe.reports.report import Column, Table
 from tracepipe.units import duration_text
 
@@ -52,7 +50,7 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
     """The `top` kernels with the most samples, or all for 0, and how many are left out."""
     every = np.arange(len(run.shapes), dtype=np.int32)
     names = run.shapes.column("name", every)
-    of_shape, first = equal(names)
+    of_shape, first = number_rows(names)
     counted = _counted(run, of_shape, len(first))
     some = np.flatnonzero(counted.samples)
     order = some[np.argsort(-counted.samples[some], kind="stable")]
@@ -75,7 +73,7 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
         "count the whole GPU, including other kernels that ran at that time."
     )
     title = "Hardware counters during kernels"
-    rows = kept_rows(map(row, shown.tolist()))
+    rows = [row(at) for at in shown.tolist()]
     return Table("counters", title, columns, rows, note), len(order) - len(shown)
 
 
@@ -84,20 +82,17 @@ def _counted(run: Run, of_shape: Ints, names: int) -> _Counted:
     found = _Counted(
         np.zeros(names, np.int32),
         np.zeros(names, np.int64),
-        zeros(names, np.float64, (len(SERIES),)),
-        zeros(names, np.float64, (len(SERIES),)),
+        np.zeros((names, len(SERIES))),
+        np.zeros((names, len(SERIES))),
     )
-    for part in parts(len(layer) if run.counters.gpus else 0):
-        gpus = run.shapes.column("gpu", layer.shape[part])
-        start_ns, end_ns, has_length = layer.start_ns[part], layer.end_ns[part], layer.has_length[part]
-        for gpu, samples in run.counters.gpus.items():
-            rows = np.flatnonzero(
-                has_length & (np.where(gpus == NONE, 0, gpus) == gpu) & is_long(start_ns, end_ns, samples)
-            )
-            count, sums, known = samples.inside(start_ns[rows], end_ns[rows])
-            of = of_shape[layer.shape[part][rows]][count > 0]
-            np.add.at(found.launches, of, 1)
-            np.add.at(found.samples, of, count[count > 0])
-            np.add.at(found.sums, of, sums[count > 0])
-            np.add.at(found.known, of, known[count > 0])
+    gpus = run.shapes.column("gpu", layer.shape)
+    for gpu, samples in run.counters.gpus.items():
+        there = (np.where(gpus == NONE, 0, gpus) == gpu) & layer.has_length
+        rows = np.flatnonzero(there & is_long(layer.start_ns, layer.end_ns, samples))
+        count, sums, known = samples.inside(layer.start_ns[rows], layer.end_ns[rows])
+        of = of_shape[layer.shape[rows]][count > 0]
+        np.add.at(found.launches, of, 1)
+        np.add.at(found.samples, of, count[count > 0])
+        np.add.at(found.sums, of, sums[count > 0])
+        np.add.at(found.known, of, known[count > 0])
     return found

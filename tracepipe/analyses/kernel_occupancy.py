@@ -10,14 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from tracepipe.analyses.theoretical_occupancy import Occupancy, Resources, occupancy_of
 from tracepipe.event.columns import NONE
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.sm_limits import sm_limits
-from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.gpus import about_gpus
-from tracepipe.reports.frames.grouping import equal
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Table
 
 _EXAMINED: Final = 8
@@ -61,7 +58,7 @@ class KernelOccupancy(NamedTuple):
 
 def occupancy_table(run: Run, top: int) -> Table:
     """The kernels that ran longest, `top` of them or all for 0."""
-    rows = (
+    rows = [
         (
             one.name,
             one.gpu,
@@ -76,8 +73,8 @@ def occupancy_table(run: Run, top: int) -> Table:
             one.limited_by,
         )
         for one in islice(kernel_occupancies(run, top), top if top > 0 else None)
-    )
-    return Table("occupancy", "Occupancy that the launches allow", _COLUMNS, kept_rows(rows), _NOTE)
+    ]
+    return Table("occupancy", "Occupancy that the launches allow", _COLUMNS, rows, _NOTE)
 
 
 def kernel_occupancies(
@@ -94,22 +91,21 @@ def kernel_occupancies(
     every = np.arange(len(run.shapes), dtype=np.int32)
     of_gpu = np.where((gpu := run.shapes.column("gpu", every)) == NONE, 0, gpu)
     threads, names = run.shapes.block_threads(every), run.shapes.column("name", every)
-    of_shape, first = equal(names, of_gpu, threads)
-    launches, total_ns = np.zeros((2, len(first)), np.int64)
-    for part in parts(len(layer)):
-        of, is_timed = of_shape[layer.shape[part]], layer.has_length[part]
-        np.add.at(launches, of, 1)
-        np.add.at(total_ns, of[is_timed], (layer.end_ns[part] - layer.start_ns[part])[is_timed])
+    of_shape, first = number_rows(names, of_gpu, threads)
+    of_row, total_ns = of_shape[layer.shape], np.zeros(len(first), np.int64)
+    launches = np.bincount(of_row, minlength=len(first))
+    np.add.at(total_ns, of_row[layer.has_length], (layer.end_ns - layer.start_ns)[layer.has_length])
     is_there = (launches > 0) & (threads[first] > 0) & np.isin(of_gpu[first], list(limits))
     if only is not None:
         is_there &= np.isin(names[first], [run.shapes.number_of("name", name) for name in only])
     there = np.flatnonzero(is_there)
     order = there[np.lexsort((-launches[there], -total_ns[there]))]
     wanted = order[: top * _SPARE] if top > 0 else order
-    rows = _first_rows(run, of_shape, wanted)
+    some = np.flatnonzero(np.isin(of_row, wanted))
+    args_of = RowsByNumber(of_row[some], layer.args[some])
     for key in wanted.tolist():
         shape, number = first[key], int(of_gpu[first[key]])
-        needs = _usual(run, rows[key], int(threads[shape])) if key in rows else None
+        needs = _usual(run, args_of.of(key)[:_EXAMINED].tolist(), int(threads[shape]))
         sm_count = gpus[number].get("sm_count")
         occupancy = needs and occupancy_of(
             needs, limits[number], sm_count if isinstance(sm_count, int) else None
@@ -117,27 +113,6 @@ def kernel_occupancies(
         if needs and occupancy:
             name = run.shapes.value("name", int(names[shape]))
             yield KernelOccupancy(name, number, int(launches[key]), needs, occupancy)
-
-
-def _first_rows(run: Run, of_shape: Ints, wanted: Ints) -> dict[int, list[int]]:
-    """The arguments of the first launches of each wanted key. `of_shape`: shape → key."""
-    layer, rows = run.layer("gpu_kernel"), dict[int, list[int]]()
-    room = np.zeros(int(of_shape.max(initial=-1)) + 1, np.int64)
-    room[wanted] = _EXAMINED
-    for part in parts(len(layer)):
-        of = of_shape[layer.shape[part]]
-        some = np.flatnonzero(room[of] > 0)
-        if not len(some):
-            continue
-        # In the order of keys, the place of a row among those of its key is its distance from the first.
-        some = some[np.argsort(of[some], kind="stable")]
-        keys = of[some]
-        place = np.arange(len(some)) - np.searchsorted(keys, keys)
-        for at in np.flatnonzero(place < room[keys]).tolist():
-            rows.setdefault(int(keys[at]), []).append(int(layer.args[part][some[at]]))
-        found, counts = np.unique(keys, return_counts=True)
-        room[found] -= np.minimum(counts, room[found])
-    return rows
 
 
 def _usual(run: Run, numbers: list[int], threads: int) -> Resources | None:

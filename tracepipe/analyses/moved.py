@@ -7,13 +7,12 @@ from typing import Any
 from tracepipe.analyses.cuda_calls import directions, rows_by_effect
 from tracepipe.analyses.distribution import rank
 from tracepipe.event.columns import Int64s
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.grouping import grouped
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE, Growing, parts
 from tracepipe.reports.report import Column, Table
 
 _ON_GPU = " (GPU)"
@@ -26,7 +25,7 @@ def _all_of(run: Run, name: str, found: Pieces) -> None:
     layer = run.layer(name)
     names = run.shapes.column("name", layer.shape)
     on_gpu = ~run.has("gpu", None, layer) if name == "transfer" else np.zeros(len(layer), np.bool_)
-    kinds = grouped(names.astype(np.int64) * 2 + on_gpu)
+    kinds = RowsByNumber(names.astype(np.int64) * 2 + on_gpu)
     for number, rows in sorted(kinds, key=lambda kind: int(kind[1][0])):
         what = run.shapes.value("name", number // 2)
         found.setdefault(what + _ON_GPU if number % 2 else what, []).append((layer, rows))
@@ -104,28 +103,19 @@ def _sum(rows: list[tuple[Any, ...]]) -> int | None:
 
 
 def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, ...]:
-    known_bytes, known_ns, rates = Growing(np.int64), Growing(np.int64), Growing(np.float64)
-    moved_bytes = took_ns = 0
+    known_bytes, known_ns, rates, moved_bytes, took_ns = [], [], [], 0, 0
     for layer, rows in pieces:
         # An allocation has no rate: its time does not depend on its size.
         has_rate = layer is not run.layer("memory") and what not in MEMORY_EFFECTS
-        is_many = len(rows) > ROWS_AT_ONCE
-        for part in parts(len(rows)):
-            some = layer.rows(rows[part])
-            # Parsed arguments are cached; a copy of the table keeps those of many rows out of the cache.
-            args = run.args.afresh() if is_many else run.args
-            size_bytes, is_sized = args.size_bytes(some.args, some.end_args)
-            dur_ns, has_length = some.end_ns - some.start_ns, some.has_length
-            timed = is_sized & has_length & (dur_ns > 0) & has_rate
-            moved_bytes += int(size_bytes[timed].sum())
-            took_ns += int(dur_ns[timed].sum())
-            for column, values in (
-                (known_bytes, size_bytes[is_sized]),
-                (known_ns, dur_ns[has_length]),
-                (rates, size_bytes[timed] / dur_ns[timed] * 1e9),
-            ):
-                column.extend(values, len(values))
-    sizes, lengths_ns = known_bytes.whole(), known_ns.whole()
+        size_bytes, is_sized = run.args.size_bytes(layer.args[rows], layer.end_args[rows])
+        dur_ns, has_length = layer.end_ns[rows] - layer.start_ns[rows], layer.has_length[rows]
+        timed = is_sized & has_length & (dur_ns > 0) & has_rate
+        moved_bytes += int(size_bytes[timed].sum())
+        took_ns += int(dur_ns[timed].sum())
+        known_bytes.append(size_bytes[is_sized])
+        known_ns.append(dur_ns[has_length])
+        rates.append(size_bytes[timed] / dur_ns[timed] * 1e9)
+    sizes, lengths_ns = np.concatenate(known_bytes), np.concatenate(known_ns)
     return (
         what,
         sum(len(rows) for _, rows in pieces),
@@ -134,5 +124,5 @@ def _row(run: Run, what: str, pieces: list[tuple[Layer, Int64s]]) -> tuple[Any, 
         rank(sizes, 100),
         int(lengths_ns.sum()) if len(lengths_ns) else None,
         moved_bytes * 1e9 / took_ns if took_ns else None,
-        rank(rates.whole(), 50),
+        rank(np.concatenate(rates), 50),
     )

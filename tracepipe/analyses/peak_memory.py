@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracepipe.analyses.allocation_events import DEVICE, MANAGED
-from tracepipe.analyses.allocation_sums import AllocationSums
-from tracepipe.analyses.allocations import Allocations, allocations
+from tracepipe.analyses.allocations import DEVICE, MANAGED, AllocationSums, allocations
 from tracepipe.analyses.cuda_calls import rows_by_effect, values_by_names
 from tracepipe.event.columns import distinct
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import parts
 
 # The most allocations and frees that are followed: each takes some hundred bytes of memory.
 EVENTS_MAX = 100_000
@@ -50,10 +47,9 @@ def keeps_segments(run: Run) -> bool:
     if run.warp_table.launches.flags_by_names(_is_pytorch).any():
         return True
     comms = distinct(run.shapes.column("comm", np.arange(len(run.shapes), dtype=np.int32)))
-    for part in parts(len(comms)):
-        for number in comms[part].tolist():
-            if (run.shapes.value("comm", number) or "").startswith(_THREAD_OF_PYTORCH):
-                return True
+    names = (run.shapes.value("comm", number) or "" for number in comms.tolist())
+    if any(name.startswith(_THREAD_OF_PYTORCH) for name in names):
+        return True
     return any("/torch/" in (frame.file or "") for frame in run.stacks.frames)
 
 
@@ -66,20 +62,18 @@ def allocations_in(run: Run) -> int:
 
 def peaks_of(run: Run) -> list[Peak]:
     """The peaks of each process and GPU, the highest first."""
-    found: Allocations = allocations(run)
-    sums = AllocationSums(found, found.column("place"), found.place_count)
-    peaks = []
-    for number in range(found.place_count):
-        pid, gpu, kind = found.place(number)
-        if kind in (DEVICE, MANAGED) and found.is_known[number] and found.most_bytes[number]:
-            peaks.append(
-                Peak(
-                    pid,
-                    gpu,
-                    found.most_bytes[number],
-                    found.most_ns[number],
-                    int(sums.count[number]),
-                    *(of or 0 for of in sums.never_freed(number)),
-                )
-            )
+    found = allocations(run)
+    sums = AllocationSums(found, found.place, len(found.places))
+    peaks = [
+        Peak(
+            place.pid,
+            place.gpu,
+            place.most_bytes,
+            place.most_ns,
+            int(sums.count[place.number]),
+            *(of or 0 for of in sums.never_freed(place.number)),
+        )
+        for place in found.places
+        if place.kind in (DEVICE, MANAGED) and place.is_known and place.most_bytes
+    ]
     return sorted(peaks, key=lambda peak: -peak.peak_bytes)

@@ -52,17 +52,17 @@ class RowsByNumber:
         order, starts = sorted_runs(numbers)
         self.numbers = numbers[order[starts]]
         """The numbers that occur, sorted."""
-        self._rows: Ints = order if rows is None else rows[order]
+        self._rows: Int64s = (order if rows is None else rows[order]).astype(np.int64)
         self._bounds = np.append(starts, len(order))
 
-    def of(self, number: int) -> Ints:
+    def of(self, number: int) -> Int64s:
         """The rows that have a number."""
         at = int(np.searchsorted(self.numbers, number))
         if at == len(self.numbers) or self.numbers[at] != number:
             return self._rows[:0]
         return self._rows[self._bounds[at] : self._bounds[at + 1]]
 
-    def __iter__(self) -> Iterator[tuple[int, Ints]]:
+    def __iter__(self) -> Iterator[tuple[int, Int64s]]:
         for number, (first, last) in zip(self.numbers.tolist(), pairwise(self._bounds.tolist()), strict=True):
             yield number, self._rows[first:last]
 

@@ -7,25 +7,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.analyses.allocation_sums import (
+from tracepipe.analyses.allocations import (
+    FAULTS,
+    IN_USE,
+    Allocations,
     AllocationSums,
     LiveAt,
+    Place,
     Sites,
+    allocations,
+    ends_of,
     faults_of,
     given_again,
     never_freed,
     places_with_most,
     steps_of,
 )
-from tracepipe.analyses.allocations import FAULTS, IN_USE, Allocations, allocations, ends_of
 from tracepipe.analyses.cuda_calls import calls_named
 from tracepipe.analyses.distribution import PERCENTS, of_values
 from tracepipe.analyses.peak_memory import keeps_segments
-from tracepipe.event.columns import NONE, Int32s
+from tracepipe.event.columns import NONE
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import each
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Option, Report, Result, Table
@@ -78,16 +81,16 @@ def run(run: Run, options: Options) -> Result:
         table, left_out = make(run, found, options.top, until)
         if left_out > 0:
             result.notes.append(f"{left_out} more {what} are not listed: --top 0 lists all")
-        if len(table.rows):
+        if table.rows:
             result.parts.append(table)
     result.notes += _notes(run, found, faults)
     return result
 
 
-def _first_of(numbers: Ints, top: int) -> tuple[Iterator[int], int]:
+def _first_of(numbers: Ints, top: int) -> tuple[list[int], int]:
     """The first `top` of some numbers, or all for 0, and how many others there are."""
-    kept = numbers[:top] if top > 0 else numbers
-    return each(kept), len(numbers) - len(kept)
+    shown = numbers[:top] if top > 0 else numbers
+    return shown.tolist(), len(numbers) - len(shown)
 
 
 class _Until:
@@ -111,29 +114,28 @@ def _end_of_recording(run: Run) -> str:
     return "cut off" if is_cut_off else "recording end"
 
 
-def _places(run: Run, found: Allocations, places: Int32s, until: _Until) -> Table:
-    sums = AllocationSums(found, found.column("place"), found.place_count)
+def _places(run: Run, found: Allocations, places: Ints, until: _Until) -> Table:
+    sums = AllocationSums(found, found.place, len(found.places))
     certainty = "bound" if _lost(run) else "exact"
-
-    def row(number: int) -> tuple[Any, ...]:
-        pid, gpu, kind = found.place(number)
-        is_known = bool(found.is_known[number])
-        return (
-            _process(run, pid),
-            gpu,
-            kind,
+    rows = [
+        (
+            _process(run, place.pid),
+            place.gpu,
+            place.kind,
             int(sums.count[number]),
             sums.bytes_of(number),
-            found.most_bytes[number] if is_known else None,
-            found.most_ns[number] - run.facts.start_ns if is_known else None,
-            found.total_bytes[number] if is_known else None,
+            place.most_bytes if place.is_known else None,
+            place.most_ns - run.facts.start_ns if place.is_known else None,
+            place.total_bytes if place.is_known else None,
             *sums.never_freed(number),
-            until[pid],
-            found.reused[number],
-            found.unmatched[number],
+            until[place.pid],
+            place.reused,
+            place.unmatched,
             certainty,
         )
-
+        for number in places.tolist()
+        for place in (found.places[number],)
+    ]
     columns = (
         Column("process", "process"),
         Column("gpu", "GPU", "id"),
@@ -157,11 +159,10 @@ def _places(run: Run, found: Allocations, places: Int32s, until: _Until) -> Tabl
         "allocations at an address that was freed before. Unmatched: events without an address. Figures: "
         "“bound” where events were lost or filtered."
     )
-    rows = kept_rows(map(row, each(places)))
     return Table("processes", "Memory of each process", columns, rows, note)
 
 
-def _over_time(run: Run, found: Allocations, places: Int32s) -> Drawing:
+def _over_time(run: Run, found: Allocations, places: Ints) -> Drawing:
     drawn, left_out = places_with_most(found, _PLACES_MAX)
     base_ns, end_ns = run.facts.start_ns, max(run.facts.end_ns, run.facts.start_ns + 1)
 
@@ -171,13 +172,13 @@ def _over_time(run: Run, found: Allocations, places: Int32s) -> Drawing:
         yield "Bytes over time"
         yield " " * _LABEL_COLUMNS + axis(window, base_ns)
         for number, times, sizes in steps_of(found, drawn):
-            if not found.is_known[number]:
-                yield f"{_title(run, found, number)}: sizes are not recorded"
+            place = found.places[number]
+            if not place.is_known:
+                yield f"{_title(run, place)}: sizes are not recorded"
                 continue
-            yield _title(run, found, number)
-            most = found.most_bytes[number]
-            lines = steps_chart(window, times, sizes, most, _CHART_ROWS, glyphs)
-            labels = [size_text(most), *[""] * (_CHART_ROWS - 2), "0 B"]
+            yield _title(run, place)
+            lines = steps_chart(window, times, sizes, place.most_bytes, _CHART_ROWS, glyphs)
+            labels = [size_text(place.most_bytes), *[""] * (_CHART_ROWS - 2), "0 B"]
             for label, line in zip(labels, lines, strict=True):
                 yield f"{label:>{_LABEL_COLUMNS - 1}} {line}".rstrip()
         yield "A cell shows the most that was allocated in it."
@@ -186,28 +187,26 @@ def _over_time(run: Run, found: Allocations, places: Int32s) -> Drawing:
 
     def data() -> Iterator[dict[str, Any]]:
         for number, times, sizes in steps_of(found, places):
-            pid, gpu, kind = found.place(number)
-            steps = zip(each(times), each(sizes), strict=True)
+            place = found.places[number]
+            steps = zip(times.tolist(), sizes.tolist(), strict=True)
             yield {
-                "process": _process(run, pid),
-                "pid": pid,
-                "gpu": gpu,
-                "kind": kind,
+                "process": _process(run, place.pid),
+                "pid": place.pid,
+                "gpu": place.gpu,
+                "kind": place.kind,
                 "steps": ({"at_ns": ts_ns - base_ns, "total_bytes": size} for ts_ns, size in steps),
             }
 
     return Drawing("over_time", draw, data)
 
 
-def _title(run: Run, found: Allocations, number: int) -> str:
-    pid, gpu, kind = found.place(number)
-    return f"{_process(run, pid)}, {kind}" + ("" if gpu is None else f" of GPU {gpu}")
+def _title(run: Run, place: Place) -> str:
+    on = "" if place.gpu is None else f" of GPU {place.gpu}"
+    return f"{_process(run, place.pid)}, {place.kind}{on}"
 
 
-def _cells(found: Allocations, row: int, *columns: str) -> list[Any]:
-    """The values of some columns in a row, None where a value is not known."""
-    values = [int(found.column(name)[row]) for name in columns]
-    return [None if value == NONE else value for value in values]
+def _known(value: int) -> int | None:
+    return None if value == NONE else int(value)
 
 
 def _percentiles(values: Ints) -> tuple[int | None, ...]:
@@ -218,16 +217,16 @@ def _percentiles(values: Ints) -> tuple[int | None, ...]:
 def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     """Allocations by call and thread."""
     sites = Sites(found)
-    kept, left_out = _first_of(sites.sums.most_first(), top)
+    shown, left_out = _first_of(sites.sums.most_first(), top)
 
     def row(number: int) -> tuple[Any, ...]:
-        site, tid, place = _cells(found, sites.first(number), "site", "tid", "place")
-        _, gpu, kind = found.place(place)
+        first = sites.first(number)
+        place = found.places[found.place[first]]
         return (
-            found.site(site),
-            tid,
-            gpu,
-            kind,
+            found.sites[found.site[first]],
+            _known(found.tid[first]),
+            place.gpu,
+            place.kind,
             int(sites.sums.count[number]),
             sites.sums.bytes_of(number),
             *_percentiles(sites.sizes(number)),
@@ -251,28 +250,24 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
         "Allocated by: the outermost call on the thread > the call inside it that allocated. Lived: from an "
         "allocation to its free, for those that were freed. Kept: never freed."
     )
-    return Table("sites", "By call", columns, kept_rows(map(row, kept)), note), left_out
+    return Table("sites", "By call", columns, [*map(row, shown)], note), left_out
 
 
 def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
-    kept, left_out = _first_of(never_freed(found), top)
+    shown, left_out = _first_of(never_freed(found), top)
 
     def row(number: int) -> tuple[Any, ...]:
-        size_bytes, tid = _cells(found, number, "size_bytes", "tid")
-        at_ns, key, place, site = (
-            int(found.column(name)[number]) for name in ("at_ns", "key", "place", "site")
-        )
-        pid, gpu, kind = found.place(place)
+        at_ns, place = int(found.at_ns[number]), found.places[found.place[number]]
         return (
-            found.address(key),
-            size_bytes,
+            found.addresses[found.key[number]],
+            _known(found.size_bytes[number]),
             at_ns - run.facts.start_ns,
             run.facts.end_ns - at_ns,
-            gpu,
-            kind,
-            tid,
-            found.site(site),
-            until[pid],
+            place.gpu,
+            place.kind,
+            _known(found.tid[number]),
+            found.sites[found.site[number]],
+            until[place.pid],
         )
 
     columns = (
@@ -287,29 +282,23 @@ def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple
         Column("until", "until", spare=True),
     )
     title = "The largest allocations that were never freed"
-    return Table("never_freed", title, columns, kept_rows(map(row, kept))), left_out
+    return Table("never_freed", title, columns, [*map(row, shown)]), left_out
 
 
 def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
-    kept, left_out = _first_of(faults_of(found), top)
+    shown, left_out = _first_of(faults_of(found), top)
 
     def row(number: int) -> tuple[Any, ...]:
-        at_ns, fault, key, place, site = (
-            int(found.column(name)[number]) for name in ("at_ns", "fault", "key", "place", "site")
-        )
-        before, tid, size_bytes = _cells(found, number, "before", "tid", "size_bytes")
-        if FAULTS[fault] == IN_USE:
-            (size_bytes,) = _cells(found, before, "size_bytes")
-        before_ns = None if before is None else int(found.column("at_ns")[before]) - run.facts.start_ns
+        fault, before, key = FAULTS[found.fault[number]], found.before[number], _known(found.key[number])
         return (
-            FAULTS[fault],
-            found.site(site),
-            found.address(key),
-            at_ns - run.facts.start_ns,
-            before_ns,
-            size_bytes,
-            tid,
-            _process(run, found.place(place)[0]),
+            fault,
+            found.sites[found.site[number]],
+            None if key is None else found.addresses[key],
+            int(found.at_ns[number]) - run.facts.start_ns,
+            None if before == NONE else int(found.at_ns[before]) - run.facts.start_ns,
+            _known(found.size_bytes[before if fault == IN_USE else number]),
+            _known(found.tid[number]),
+            _process(run, found.places[found.place[number]].pid),
         )
 
     columns = (
@@ -323,8 +312,7 @@ def _faults(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Tabl
         Column("process", "process", spare=True),
     )
     note = "Before: when the address was freed first (double free), or allocated first (address in use)."
-    rows = kept_rows(map(row, kept))
-    return Table("faults", "Faults", columns, rows, note, grouped=True), left_out
+    return Table("faults", "Faults", columns, [*map(row, shown)], note, grouped=True), left_out
 
 
 def _lost(run: Run) -> dict[str, int]:
@@ -338,10 +326,10 @@ def _lost(run: Run) -> dict[str, int]:
 
 
 def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
-    allocated = int(np.count_nonzero(found.column("is_made")))
+    allocated = int(np.count_nonzero(found.is_made))
     if found.from_calls and (allocated or len(faults)):
         yield "the recording has no memory events: allocations are those of the calls that succeeded"
-    kinds = np.unique(found.column("fault")[np.sort(faults)], return_index=True, return_counts=True)
+    kinds = np.unique(found.fault[np.sort(faults)], return_index=True, return_counts=True)
     for what, _, count in sorted(zip(*kinds, strict=True), key=lambda one: one[1]):
         yield f"{FAULTS[what]}: {count}"
     if again := given_again(found):
@@ -354,13 +342,13 @@ def _notes(run: Run, found: Allocations, faults: Ints) -> Iterator[str]:
             "PyTorch's caching allocator keeps its segments until the process ends or memory runs out: "
             "segments that are never freed are not a leak"
         )
-    if unmatched := sum(found.unmatched):
+    if unmatched := sum(place.unmatched for place in found.places):
         yield (
             f"{counted(unmatched, 'allocation|allocations or free|frees has|have')} no address: "
             f"{agree(unmatched, 'it|they')} cannot be matched, and {agree(unmatched, 'is|are')} not among "
             "the never freed; a free without address and size does not reduce the bytes"
         )
-    if unsized := int(np.count_nonzero(found.column("is_made") & (found.column("size_bytes") == NONE))):
+    if unsized := int(np.count_nonzero(found.is_made & (found.size_bytes == NONE))):
         yield counted(unsized, "allocation|allocations has|have no size: it|they is|are counted with 0 bytes")
     yield from _ended_contexts(run, found)
     for layer, count in _lost(run).items():
@@ -379,9 +367,10 @@ def _ended_contexts(run: Run, found: Allocations) -> Iterator[str]:
     rows = calls_named(run, _CONTEXT_ENDS)
     if not len(rows):
         return
-    calls, live, noted, more = run.rows("userspace", rows, "name", "pid", "end_ns"), LiveAt(found), 0, 0
-    for name, pid, at_ns in calls.iter_rows():
-        count, size_bytes = live.at(pid, at_ns)
+    calls, live, noted, more = run.layer("userspace").rows(rows), LiveAt(found), 0, 0
+    names, pids = run.shapes.texts("name", calls.shape), run.shapes.numbers("pid", calls.shape, NONE)
+    for name, pid, at_ns in zip(names, pids.tolist(), calls.end_ns.tolist(), strict=True):
+        count, size_bytes = live.at(_known(pid), at_ns)
         if count and noted < _CONTEXTS_MAX:
             noted += 1
             at = duration_text(at_ns - run.facts.start_ns)
