@@ -95,7 +95,7 @@ def copied(folder: Path) -> Path:
 @compiles
 def test_a_core_of_other_sources_is_refused(place: Place, tmp_path: Path) -> None:
     changed = copied(tmp_path / "changed")
-    (changed / "order.h").write_text((changed / "order.h").read_text() + "/* edited */\n")
+    (changed / "ops.h").write_text((changed / "ops.h").read_text() + "/* edited */\n")
     core = build.build(changed, flags=QUICKLY)
     assert build.is_current(core, changed) and not build.is_current(core)
     place(core)
@@ -116,10 +116,10 @@ def test_a_library_that_is_not_a_core_is_refused(place: Place, tmp_path: Path) -
 @compiles
 def test_a_core_that_lacks_a_function_is_refused(place: Place, tmp_path: Path) -> None:
     lacking = copied(tmp_path / "lacking")
-    (lacking / "order.c").write_text((lacking / "order.c").read_text().replace("TP_EXPORT ", ""))
+    (lacking / "ranges.c").write_text((lacking / "ranges.c").read_text().replace("TP_EXPORT ", ""))
     place(build.build(lacking, flags=[*QUICKLY, "-UTP_DIGEST", f'-DTP_DIGEST="{build.digest()}"']))
     assert native.library() is None
-    assert "tp_order" in native.state()
+    assert "tp_ranges_nest" in native.state()
 
 
 @pytest.mark.parametrize("content", [b"", b"not an object", b"\x7fELF\x02\x01\x01" + bytes(57)])
@@ -142,7 +142,7 @@ def test_every_source_counts(tmp_path: Path, name: str) -> None:
 
 def test_a_source_that_is_gone_or_new_counts(tmp_path: Path) -> None:
     changed = copied(tmp_path / "changed")
-    (changed / "order.h").rename(changed / "another.h")
+    (changed / "ops.h").rename(changed / "another.h")
     assert build.digest(changed) != build.digest()
 
 
@@ -151,8 +151,8 @@ def test_what_does_not_compile_leaves_the_core_as_it_is(tmp_path: Path) -> None:
     broken = copied(tmp_path / "broken")
     core = build.build(broken, flags=QUICKLY)
     before = core.read_bytes()
-    (broken / "order.c").write_text("this is no C\n")
-    with pytest.raises(build.NotBuilt, match=r"exits 1:\n[^\n]*order.c:1:1: "):
+    (broken / "ranges.c").write_text("this is no C\n")
+    with pytest.raises(build.NotBuilt, match=r"exits 1:\n[^\n]*ranges.c:1:1: "):
         build.build(broken, flags=QUICKLY)
     assert core.read_bytes() == before
     assert {path.suffix for path in broken.iterdir()} == {".c", ".h", ".so"}

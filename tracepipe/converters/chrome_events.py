@@ -3,7 +3,7 @@
     {"ph":"B","name":"cuInit","cat":"userspace","pid":7,"tid":3,"ts":3600000000.125,"args":{"cpu":1,"flags":0}}
                      └ name ┘└──────── the track's top ────────┘└──── time ───────┘         └── arguments ──┘
 
-The native core does the same in `chrome.c` and `chrome_warps.c`. Source: the "Trace Event Format" document of
+The native core does the same in `chrome.c`. Source: the "Trace Event Format" document of
 the Chromium project.
 """
 

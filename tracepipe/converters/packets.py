@@ -3,7 +3,7 @@
     TracePacket   8 timestamp  11 track_event  12 interned_data  10 sequence
     TrackEvent    9 type  11 track  3 category  10 name (or 23 in place)  4 annotations  30 value  47 flows
 
-The native core does the same in `perfetto.c` and `perfetto_warps.c`.
+The native core does the same in `perfetto.c`.
 Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.proto.
 """
 

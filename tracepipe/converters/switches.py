@@ -7,7 +7,7 @@
 A task state is about one thread, so it needs nothing about threads that were not recorded; ftrace's
 sched_switch would name the next thread too. A wakeup is sched_waking, the only event with the waker. Its time
 is on CLOCK_BOOTTIME, as ftrace's bundles have no CLOCK_MONOTONIC. Threads get their names from the
-descriptors of their tracks. The native core does the same in `perfetto_switches.c`. Source:
+descriptors of their tracks. The native core does the same in `perfetto.c`. Source:
 protos/perfetto/trace/generic_kernel/generic_task_state.proto, ftrace/ftrace_event_bundle.proto,
 ftrace/sched.proto.
 """

@@ -7,11 +7,76 @@
  * Python gives the texts of names, tracks and shapes. Arguments are copied from the recording where their
  * text is of the native grammar.
  */
-#include "chrome.h"
-
+#include "decimal.h"
 #include "json.h"
-#include "lines.h"
+#include "tables.h"
+#include "ops.h"
 #include "shown.h"
+#include "warp_names.h"
+
+/* The texts that Python gives. By track: PLACES has its ids, TOPS its category and ids, COUNTS the line of a
+ * count up to its time. NAMES are by name; KERNELS are names of kernels after a quote. By shape: BEFORE is
+ * what is shown before its arguments, LAUNCH whether its launch is shown, AFTER what is shown after that.
+ * MARK is by mark, ARGS by arguments, LINES by frame of Python. Each argument starts with a comma. */
+enum { PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES, READY };
+
+/* Begins and ends of a track at one nanosecond: how often they alternated, and whether the last one was an
+ * end. */
+typedef struct {
+    int64_t at;
+    int32_t step, is_end;
+} tp_turns;
+
+/* Where the text of arguments is: not looked up yet, in the recording's table, or among the texts of Python.
+ * */
+enum { UNKNOWN, AS_RECORDED, AS_MADE };
+typedef struct {
+    uint8_t where;
+    uint16_t shadows;
+} tp_known;
+
+typedef struct {
+    tp_strings ready[READY];
+    tp_turns *turns; /* by track */
+    tp_known *args;  /* by arguments */
+    int64_t turn_count, turn_room, args_count, args_room;
+    tp_buffer out, name;
+    int64_t base;
+} tp_chrome;
+
+/* When this much is written, it must be taken before more is written. */
+#define OUT_FULL (1 << 18)
+/* The most bytes of a line and its separator, without the texts in it. */
+#define LINE_ROOM 256
+
+static inline uint8_t *tp_put(uint8_t *to, const void *from, int64_t size)
+{
+    memcpy(to, from, (size_t)size);
+    return to + size;
+}
+#define TP_LITERAL(to, text) tp_put((to), (text), (int64_t)sizeof(text) - 1)
+
+/* Completes an object of arguments, whose members were put after ARGS_ROOM bytes, each after a comma. Without
+ * members, nothing is written. */
+#define ARGS_ROOM 8
+static inline uint8_t *tp_end_args(uint8_t *to, uint8_t *end)
+{
+    if (end == to + ARGS_ROOM)
+        return to;
+    memcpy(to, ",\"args\":{", ARGS_ROOM + 1);
+    *end++ = '}';
+    return end;
+}
+
+static inline uint8_t *tp_named_number(uint8_t *to, const char *name, int64_t value)
+{
+    *to++ = ',';
+    *to++ = '"';
+    to = tp_put(to, name, (int64_t)strlen(name));
+    *to++ = '"';
+    *to++ = ':';
+    return tp_signed_decimal(to, value);
+}
 
 /* Thousandths of a nanosecond, two a step. At the most steps, they stay below half a nanosecond. */
 #define APART 2
@@ -98,7 +163,9 @@ static int step_of(tp_turns *turns, int kind, int64_t ts)
     return turns->step;
 }
 
-int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when)
+/* Writes a time: µs since the base with three decimals, and three more that keep begins and ends of a track
+ * apart. */
+static int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *when)
 {
     /* The difference of two times may need 64 unsigned bits. */
     uint64_t ns = ts > c->base ? (uint64_t)ts - (uint64_t)c->base : 0;
@@ -111,14 +178,14 @@ int tp_chrome_when(tp_chrome *c, int32_t track, int kind, int64_t ts, uint8_t *w
     return (int)(to - when);
 }
 
-uint8_t *tp_chrome_head(uint8_t *to, int kind)
+static uint8_t *tp_chrome_head(uint8_t *to, int kind)
 {
     if (kind == OP_INSTANT)
         return TP_LITERAL(to, ",\n{\"ph\":\"i\",\"s\":\"t\",\"name\":");
     return kind == OP_END ? TP_LITERAL(to, ",\n{\"ph\":\"E\",\"name\":") : TP_LITERAL(to, ",\n{\"ph\":\"B\",\"name\":");
 }
 
-uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, const uint8_t *when, int when_size)
+static uint8_t *tp_chrome_flow(tp_chrome *c, uint8_t *to, int64_t flow, int32_t track, const uint8_t *when, int when_size)
 {
     if (!flow)
         return to;
@@ -143,7 +210,8 @@ static int count_text(tp_chrome *c, int32_t track, int64_t ts, const uint8_t *me
     return 0;
 }
 
-int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
+/* Writes the line of a count. The caller has reserved room for the texts of its track. */
+static int tp_chrome_count(tp_chrome *c, int32_t track, int64_t ts, int64_t value)
 {
     uint8_t member[32] = "\"value\":";
     return count_text(c, track, ts, member, tp_signed_decimal(member + 8, value) - member);
@@ -308,4 +376,95 @@ TP_EXPORT int tp_chrome_one(tp_chrome *c, const tp_drawn *d, const int32_t *trac
 TP_EXPORT int tp_chrome_line(tp_chrome *c, const uint8_t *line, int64_t size)
 {
     return tp_append(&c->out, ",\n", 2) || tp_append(&c->out, line, size) ? TP_NO_MEMORY : 0;
+}
+
+/* Warps of one GPU. */
+
+typedef struct {
+    tp_chrome *c;
+    const tp_changes *changes;
+    const tp_slices *slices;
+    const tp_kernel *kernels;
+    const int32_t *tracks;
+} tp_job;
+
+static uint8_t *put_known(uint8_t *to, const char *name, int64_t value)
+{
+    return value == -1 ? to : tp_named_number(to, name, value);
+}
+
+/* Writes what is known of a warp as arguments. */
+static uint8_t *put_warp_args(const tp_job *j, uint8_t *to, int32_t slice)
+{
+    const tp_slices *s = j->slices;
+    uint8_t *end = put_known(to + ARGS_ROOM, "source_ns", s->source[slice]);
+    end = put_known(end, "exits", s->exits[slice]);
+    end = put_known(end, "cycles", s->cycles[slice]);
+    end = put_known(end, "lanes", s->lanes[slice]);
+    if (s->unclosed[slice])
+        end = tp_copy(end, &j->c->ready[MARK], MARK_UNCLOSED);
+    return tp_end_args(to, end);
+}
+
+/* Writes the mask of the lanes that leave. */
+static uint8_t *put_mask(uint8_t *to, uint64_t mask)
+{
+    int digits = 8;
+    while (digits < 16 && mask >> 4 * digits)
+        digits++;
+    to = TP_LITERAL(to, ",\"args\":{\"mask\":\"0x");
+    while (digits--)
+        *to++ = (uint8_t)"0123456789abcdef"[mask >> 4 * digits & 15];
+    to = TP_LITERAL(to, "\",\"lanes\":");
+    to = tp_decimal(to, (uint64_t)__builtin_popcountll(mask));
+    *to++ = '}';
+    return to;
+}
+
+/* Writes a slice's begin, end or exit. */
+static int write_change(const tp_job *j, int64_t i)
+{
+    tp_chrome *c = j->c;
+    const tp_slices *s = j->slices;
+    int32_t slice = j->changes->slice[i], track = j->tracks[s->row[slice]];
+    int change = j->changes->kind[i];
+    int kind = change == WARP_BEGIN ? OP_BEGIN : change == WARP_END ? OP_END : OP_INSTANT;
+    const tp_strings *top = &c->ready[kind == OP_END ? PLACES : TOPS];
+    if (kind != OP_INSTANT && tp_warp_name(&c->name, &c->ready[KERNELS], &j->kernels[s->kernel[slice]], s->number[slice]))
+        return TP_NO_MEMORY;
+    int64_t size = 3 * LINE_ROOM + c->name.size + tp_size_of(top, track) + tp_size_of(&c->ready[PLACES], track);
+    if (tp_reserve(&c->out, size))
+        return TP_NO_MEMORY;
+    uint8_t when[32], *to = tp_chrome_head(c->out.data + c->out.size, kind);
+    int when_size = tp_chrome_when(c, track, kind, j->changes->ts[i], when);
+    to = kind == OP_INSTANT ? TP_LITERAL(to, "\"exit") : tp_put(to, c->name.data, c->name.size);
+    *to++ = '"';
+    to = tp_put(tp_copy(to, top, track), when, when_size);
+    if (kind == OP_BEGIN)
+        to = put_warp_args(j, to, slice);
+    else if (kind == OP_INSTANT)
+        to = put_mask(to, (uint64_t)j->changes->mask[i]);
+    *to++ = '}';
+    if (kind == OP_BEGIN)
+        to = tp_chrome_flow(c, to, s->flow[slice], track, when, when_size);
+    c->out.size = to - c->out.data;
+    return 0;
+}
+
+/* Writes changes of warps from `from` on, until there is much to take. `tracks` are by the GPU's rows;
+ * `counter` is the track of the count of running warps. Returns where it stopped, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_chrome_warps(tp_chrome *c, const tp_changes *changes, const tp_slices *slices,
+                                  const tp_kernel *kernels, const int32_t *tracks, int32_t counter, int64_t from,
+                                  int64_t to)
+{
+    tp_job job = {c, changes, slices, kernels, tracks};
+    for (int64_t i = from; i < to; i++) {
+        if (c->out.size > OUT_FULL)
+            return i;
+        if (changes->kind[i] != WARP_COUNT && write_change(&job, i))
+            return TP_NO_MEMORY;
+        if (changes->value[i] >= 0 && tp_chrome_count(c, counter, changes->ts[i], changes->value[i]))
+            return TP_NO_MEMORY;
+    }
+    return to;
 }

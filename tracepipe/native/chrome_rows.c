@@ -8,9 +8,288 @@
  * a new key. From then on, events with that key become rows here: a time, a length, a launch, and the text of
  * the arguments as orjson writes it. Events of other forms are left to Python, which reads all forms.
  */
-#include "chrome_event.h"
-#include "flow_number.h"
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "json.h"
 #include "sorted_rows.h"
+
+/* The number of a flow: `flow_number` of readers/ids.py. */
+
+/* BLAKE2b (RFC 7693) of one block, without a key and with a digest of 8 bytes, the first word of its state.
+ * */
+
+#define BLOCK_BYTES 128
+#define ROUNDS 12
+#define DIGEST_BYTES 8
+#define FLOW_LIMIT (((uint64_t)1 << 52) - 1)
+
+static const uint64_t START[8] = {
+    0x6A09E667F3BCC908u, 0xBB67AE8584CAA73Bu, 0x3C6EF372FE94F82Bu, 0xA54FF53A5F1D36F1u,
+    0x510E527FADE682D1u, 0x9B05688C2B3E6C1Fu, 0x1F83D9ABFB41BD6Bu, 0x5BE0CD19137E2179u,
+};
+
+static const uint8_t ORDER[10][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+};
+
+static uint64_t turned(uint64_t value, int bits)
+{
+    return value >> bits | value << (64 - bits);
+}
+
+static void mix(uint64_t *v, int a, int b, int c, int d, uint64_t x, uint64_t y)
+{
+    v[a] += v[b] + x;
+    v[d] = turned(v[d] ^ v[a], 32);
+    v[c] += v[d];
+    v[b] = turned(v[b] ^ v[c], 24);
+    v[a] += v[b] + y;
+    v[d] = turned(v[d] ^ v[a], 16);
+    v[c] += v[d];
+    v[b] = turned(v[b] ^ v[c], 63);
+}
+
+static uint64_t digest(const uint8_t *block, int64_t size)
+{
+    uint64_t words[16], v[16], start = START[0] ^ 0x01010000u ^ DIGEST_BYTES;
+    for (int i = 0; i < 16; i++) {
+        words[i] = 0;
+        for (int j = 7; j >= 0; j--)
+            words[i] = words[i] << 8 | block[8 * i + j];
+    }
+    memcpy(v, START, sizeof START);
+    memcpy(v + 8, START, sizeof START);
+    v[0] = start;
+    v[12] ^= (uint64_t)size;
+    v[14] = ~v[14];
+    for (int round = 0; round < ROUNDS; round++) {
+        const uint8_t *at = ORDER[round % 10];
+        for (int i = 0; i < 4; i++)
+            mix(v, i, i + 4, i + 8, i + 12, words[at[2 * i]], words[at[2 * i + 1]]);
+        for (int i = 0; i < 4; i++)
+            mix(v, i, (i + 1) % 4 + 4, (i + 2) % 4 + 8, (i + 3) % 4 + 12, words[at[2 * i + 8]], words[at[2 * i + 9]]);
+    }
+    return start ^ v[0] ^ v[8];
+}
+
+/* The number made from `before`, the characters of the id, a quote and a bracket. It is below 0 where the id
+ * is not plain ASCII, or where all of it is longer than a block of the hash. */
+static int64_t tp_flow_number(const uint8_t *before, int64_t before_size, const uint8_t *id, int64_t id_size)
+{
+    uint8_t block[BLOCK_BYTES] = {0};
+    int64_t size = before_size + id_size + 2;
+    if (size > BLOCK_BYTES)
+        return -1;
+    memcpy(block, before, (size_t)before_size);
+    for (int64_t i = 0; i < id_size; i++) {
+        if (id[i] < ' ' || id[i] > '~' || id[i] == '"' || id[i] == '\\')
+            return -1;
+        block[before_size + i] = id[i];
+    }
+    memcpy(block + size - 2, "\"]", 2);
+    return (int64_t)(digest(block, size) & FLOW_LIMIT);
+}
+
+/* An event of Chrome's trace JSON: the members that all events have, and its arguments. */
+
+#define PIECES_MAX 48
+
+/* A slice of the event's text. */
+typedef struct {
+    const uint8_t *at;
+    int64_t size;
+} tp_span;
+
+/* An argument: its key with quotes, where its value is among `values`, and whether it is outside of `args`.
+ * */
+typedef struct {
+    tp_span key;
+    int64_t value, size;
+    int is_member;
+} tp_piece;
+
+enum { PH, CAT, NAME, PID, TID, HEADS };
+
+/* Arguments on which something depends: the kind of an event depends on the values of those before OF_KEY. */
+enum { DEVICE, STREAM, GRID, BLOCK, DEVICE_TYPE, OF_KEY, BYTES = OF_KEY, ADDRESS, TOTAL, CORRELATION, ID, PLACES };
+
+typedef struct {
+    tp_span head[HEADS];
+    int64_t ts_ns, dur_ns;
+    int has_ts, has_dur, has_args, count, members;
+    int place[PLACES]; /* the place of the argument plus one, 0: none */
+    tp_piece pieces[PIECES_MAX];
+} tp_event;
+
+#define IS(span, text) ((span).size == (int64_t)sizeof text - 1 && !memcmp((span).at, text, sizeof text - 1))
+
+static inline int tp_is_same(tp_span one, tp_span other)
+{
+    return one.size == other.size && !memcmp(one.at, other.at, (size_t)one.size);
+}
+
+/* The argument at one of the places, or NULL. */
+static inline const tp_piece *tp_piece_at(const tp_event *e, int place)
+{
+    return e->place[place] ? &e->pieces[e->place[place] - 1] : 0;
+}
+
+#define TIME_MAX (((uint64_t)1 << 62) - 1)
+
+/* Reads microseconds with three decimals at most as nanoseconds. */
+static const uint8_t *read_us(const uint8_t *at, const uint8_t *end, int64_t *ns)
+{
+    const uint8_t *after = tp_after_digits(at, end);
+    uint64_t value = 0;
+    if (after == at || after - at > 16 || (*at == '0' && after - at > 1))
+        return 0;
+    for (; at < after; at++)
+        value = value * 10 + (uint64_t)(*at - '0');
+    int decimals = 0;
+    if (after < end && *after == '.') {
+        at = after + 1;
+        after = tp_after_digits(at, end);
+        if (after == at || after - at > 3)
+            return 0;
+        for (; at < after; at++, decimals++)
+            value = value * 10 + (uint64_t)(*at - '0');
+    }
+    for (; decimals < 3; decimals++)
+        value *= 10;
+    *ns = (int64_t)value;
+    return value <= TIME_MAX ? after : 0;
+}
+
+/* Notes the place of an argument on which the kind or the row of an event depends. */
+static void note_place(tp_event *e, tp_span key)
+{
+    int place = IS(key, "\"device\"")        ? DEVICE
+                : IS(key, "\"stream\"")      ? STREAM
+                : IS(key, "\"grid\"")        ? GRID
+                : IS(key, "\"block\"")       ? BLOCK
+                : IS(key, "\"Device Type\"") ? DEVICE_TYPE
+                : IS(key, "\"Bytes\"")       ? BYTES
+                : IS(key, "\"Addr\"")        ? ADDRESS
+                : IS(key, "\"Total Allocated\"") ? TOTAL
+                : IS(key, "\"correlation\"") ? CORRELATION
+                : IS(key, "\"id\"")          ? ID
+                                             : PLACES;
+    if (place < PLACES)
+        e->place[place] = e->count;
+}
+
+/* Adds an argument whose value starts at `at`. Returns what follows it, or 0 where Python must read it or its
+ * key comes twice. */
+static const uint8_t *add_piece(tp_buffer *values, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end,
+                                int is_member)
+{
+    if (e->count == PIECES_MAX)
+        return 0;
+    for (int i = 0; i < e->count; i++)
+        if (tp_is_same(e->pieces[i].key, key))
+            return 0;
+    int64_t value = values->size;
+    at = tp_copy_value(values, at, end, 0);
+    e->pieces[e->count++] = (tp_piece){key, value, values->size - value, is_member};
+    note_place(e, key);
+    return at;
+}
+
+/* Reads the key of a member at `at` and returns where its value starts. */
+static const uint8_t *read_key(const uint8_t *at, const uint8_t *end, tp_span *key)
+{
+    if (at >= end || *at != '"')
+        return 0;
+    const uint8_t *after = tp_after_string(at, end);
+    if (!after)
+        return 0;
+    *key = (tp_span){at, after - at};
+    after = tp_after_blanks(after, end);
+    return after < end && *after == ':' ? tp_after_blanks(after + 1, end) : 0;
+}
+
+static const uint8_t *read_args(tp_buffer *values, tp_event *e, const uint8_t *at, const uint8_t *end)
+{
+    if (at >= end || *at != '{')
+        return 0;
+    at = tp_after_blanks(at + 1, end);
+    if (at < end && *at == '}')
+        return at + 1;
+    for (;;) {
+        tp_span key;
+        if (!(at = read_key(at, end, &key)) || IS(key, "\"ts\"") || IS(key, "\"dur\""))
+            return 0; /* Python looks for a time in all of the event's text */
+        if (!(at = add_piece(values, e, key, at, end, 0)) || (at = tp_after_blanks(at, end)) >= end)
+            return 0;
+        if (*at == '}')
+            return at + 1;
+        if (*at != ',')
+            return 0;
+        at = tp_after_blanks(at + 1, end);
+    }
+}
+
+/* Reads a string, or an integer where one is allowed. */
+static const uint8_t *read_head(tp_span *head, const uint8_t *at, const uint8_t *end, int may_be_number)
+{
+    int64_t ignored;
+    if (head->size || at >= end)
+        return 0;
+    const uint8_t *after = *at == '"' ? tp_after_string(at, end) : may_be_number ? tp_integer(at, end, &ignored) : 0;
+    if (after)
+        *head = (tp_span){at, after - at};
+    return after;
+}
+
+static const uint8_t *read_member(tp_buffer *values, tp_event *e, tp_span key, const uint8_t *at, const uint8_t *end)
+{
+    int head = IS(key, "\"ph\"")     ? PH
+               : IS(key, "\"cat\"")  ? CAT
+               : IS(key, "\"name\"") ? NAME
+               : IS(key, "\"pid\"")  ? PID
+               : IS(key, "\"tid\"")  ? TID
+                                     : HEADS;
+    if (head < HEADS)
+        return read_head(&e->head[head], at, end, head >= PID);
+    if (IS(key, "\"ts\""))
+        return e->has_ts++ ? 0 : read_us(at, end, &e->ts_ns);
+    if (IS(key, "\"dur\""))
+        return e->has_dur++ ? 0 : read_us(at, end, &e->dur_ns);
+    if (IS(key, "\"args\""))
+        return e->has_args++ ? 0 : read_args(values, e, at, end);
+    e->members++;
+    return e->has_args ? 0 : add_piece(values, e, key, at, end, 1); /* members after `args` would come before those in it */
+}
+
+/* Takes apart the object in [at, end) and puts the values of its arguments into `values`, as orjson writes
+ * them. Returns whether it has the usual form, or TP_NO_MEMORY. */
+static int tp_event_read(tp_buffer *values, tp_event *e, const uint8_t *at, const uint8_t *end)
+{
+    memset(e, 0, offsetof(tp_event, pieces));
+    values->size = 0;
+    if (tp_reserve(values, end - at))
+        return TP_NO_MEMORY;
+    at = tp_after_blanks(at + 1, end);
+    for (;;) {
+        tp_span key;
+        if (!(at = read_key(at, end, &key)) || !(at = read_member(values, e, key, at, end)))
+            return 0;
+        at = tp_after_blanks(at, end);
+        if (at >= end)
+            return 0;
+        if (*at == '}')
+            return at + 1 == end && e->has_ts;
+        if (*at != ',')
+            return 0;
+        at = tp_after_blanks(at + 1, end);
+    }
+}
 
 #define YEAR_NS ((int64_t)365 * 24 * 3600 * 1000000000)
 

@@ -9,10 +9,9 @@
  * looked at. Lines of threads of a GPU are all different: their shapes are without the indices of block and
  * thread, too.
  */
-#include "lines.h"
+#include "tables.h"
 
 #include "json.h"
-#include "tables.h"
 
 /* The table of whole lines is a cache. It is emptied when it is full. */
 #define LINES_MAX (1 << 12)

@@ -5,10 +5,272 @@
  * known yet) or unfinished ones (X, whose end is known), never both. A slice that overlaps those of its row
  * without nesting goes to an overlap row. event/nesting.py has the same rules in Python.
  */
-#include "launches.h"
 #include "ops.h"
-#include "rows.h"
-#include "times.h"
+#include "tables.h"
+
+/* Rows of slices that nest: what is open on each, and the overlap rows of slices that do not nest. */
+
+#define OVERLAP_ROWS_MAX 64
+#define ALL_OVERLAP_ROWS_MAX 512
+#define DEPTH_MAX 512
+#define NO_ROW (-1)
+
+typedef struct {
+    int64_t slice_id, op, flow;
+    int32_t name;
+} tp_open;
+
+typedef struct {
+    int64_t end, slice_id;
+} tp_around;
+
+typedef struct {
+    int64_t last;
+    tp_open *open;
+    tp_around *ends;
+    int64_t open_count, open_room, ends_count, ends_room;
+    int64_t begun; /* the place of the last begin among the operations not yet taken, if it is there */
+    int32_t base, next, overlap_count; /* the row whose overlaps it takes, and its next overlap row */
+    int32_t above[2];                 /* rows of calls that may have caused what begins here */
+    uint8_t starts_flows, on_stream;         /* at which of its open slices a flow may start */
+} tp_row;
+
+typedef struct {
+    tp_row *rows;
+    int64_t count, room, overlaps, undrawn, all_overlap_rows;
+} tp_rows;
+
+static void tp_rows_free(tp_rows *r)
+{
+    for (int64_t i = 0; i < r->count; i++) {
+        free(r->rows[i].open);
+        free(r->rows[i].ends);
+    }
+    free(r->rows);
+}
+
+/* Adds a row: an overlap row of `base` unless that is NO_ROW. Returns its number, or TP_NO_MEMORY. Rows may
+ * move. */
+static int64_t tp_rows_add(tp_rows *r, int32_t base)
+{
+    if (r->count >= INT32_MAX || TP_GROW(r->rows, r->room, r->count))
+        return TP_NO_MEMORY;
+    r->rows[r->count] = (tp_row){.last = INT64_MIN, .base = base, .next = NO_ROW, .above = {NO_ROW, NO_ROW}};
+    return r->count++;
+}
+
+/* How many of a row's X slices end after that time. They are all kept until another slice begins there: a
+ * slice whose start is computed from its end's duration begins before the times that were asked for. */
+static int64_t unfinished(const tp_row *row, int64_t ts)
+{
+    int64_t at = 0, above = row->ends_count;
+    while (at < above) {
+        int64_t half = (at + above) / 2;
+        if (row->ends[half].end > ts)
+            at = half + 1;
+        else
+            above = half;
+    }
+    return at;
+}
+
+static int takes_begin(const tp_row *row, int64_t ts)
+{
+    return ts >= row->last && !unfinished(row, ts) && row->open_count < DEPTH_MAX;
+}
+
+static int takes_slice(const tp_row *row, int64_t ts, int64_t end)
+{
+    if (ts < row->last || row->open_count)
+        return 0;
+    int64_t depth = unfinished(row, ts);
+    return depth < DEPTH_MAX && (!depth || end <= row->ends[depth - 1].end);
+}
+
+/* The innermost slice of a row at that time, -1 without one. */
+static int64_t tp_row_around(const tp_row *row, int64_t ts)
+{
+    if (row->open_count)
+        return row->open[row->open_count - 1].slice_id;
+    int64_t depth = unfinished(row, ts);
+    return depth ? row->ends[depth - 1].slice_id : -1;
+}
+
+/* Begins a slice that nests on a row at that time. Returns the slice around it, -1 without one. */
+static int64_t tp_row_take(tp_row *row, int64_t ts)
+{
+    int64_t around = tp_row_around(row, ts);
+    row->ends_count = unfinished(row, ts);
+    row->last = ts;
+    return around;
+}
+
+/* The row or overlap row that takes a B at `ts` (`is_begin`) or an X. `from` is the first to try: the row or
+ * its first overlap row. NO_ROW if none takes it, less than NO_ROW where there is no memory. Rows may move.
+ * */
+static int32_t tp_rows_place(tp_rows *r, int32_t row, int32_t from, int64_t ts, int64_t end, int is_begin)
+{
+    int32_t at = from, last = row;
+    for (; at != NO_ROW; last = at, at = r->rows[at].next)
+        if (is_begin ? takes_begin(&r->rows[at], ts) : takes_slice(&r->rows[at], ts, end))
+            break;
+    if (at != row)
+        r->overlaps++;
+    if (at != NO_ROW)
+        return at;
+    if (r->rows[row].overlap_count >= OVERLAP_ROWS_MAX || r->all_overlap_rows >= ALL_OVERLAP_ROWS_MAX) {
+        r->undrawn++;
+        return NO_ROW;
+    }
+    int64_t made = tp_rows_add(r, row);
+    if (made < 0)
+        return NO_ROW - 1;
+    r->rows[row].overlap_count++;
+    r->all_overlap_rows++;
+    r->rows[last].next = (int32_t)made;
+    return (int32_t)made;
+}
+
+/* Joins launch calls to kernels and warps by launch id: flows, and the check of cause before effect. */
+
+/* This many launches are remembered, then the oldest is forgotten. */
+#define LAUNCHES_MAX (1 << 16)
+#define LAUNCH_BUCKETS (1 << 16)
+
+typedef struct {
+    int64_t launch, start, bound, flow;
+    int32_t next; /* in the same bucket, or -1 */
+    uint8_t called, drawn, started;
+} tp_launch;
+
+/* A kernel that started before its call, by more than the bound. */
+typedef struct {
+    int64_t launch, start, bound, call;
+} tp_early;
+
+typedef struct {
+    tp_launch *launches;
+    int32_t *buckets;
+    int64_t count; /* of all launches so far */
+    int64_t last_flow;
+    tp_early *early;
+    int64_t early_count, early_room;
+} tp_launches;
+
+/* Batches of warps among events, by column: the place of each there, its launch, the time at which its first
+ * warp enters, by how much that may be wrong, and what is done with its warps. `flow` is set to its flow. */
+enum { WARPS_NO_LAUNCH, WARPS_COUNTED, WARPS_DRAWN, WARPS_STARTS };
+typedef struct {
+    const int64_t *place, *launch, *ts, *bound;
+    const uint8_t *done;
+    int64_t *flow;
+} tp_starts;
+
+static int tp_launches_init(tp_launches *l)
+{
+    memset(l, 0, sizeof *l);
+    l->launches = malloc(LAUNCHES_MAX * sizeof *l->launches);
+    l->buckets = malloc(LAUNCH_BUCKETS * sizeof *l->buckets);
+    if (!l->launches || !l->buckets)
+        return TP_NO_MEMORY;
+    for (int i = 0; i < LAUNCH_BUCKETS; i++)
+        l->buckets[i] = -1;
+    return 0;
+}
+
+static void tp_launches_free(tp_launches *l)
+{
+    free(l->launches);
+    free(l->buckets);
+    free(l->early);
+}
+
+static int32_t *bucket_of(tp_launches *l, int64_t launch)
+{
+    return &l->buckets[(uint64_t)launch * 0x9E3779B97F4A7C15u >> 48];
+}
+
+static tp_launch *launch_of(tp_launches *l, int64_t launch)
+{
+    int32_t *bucket = bucket_of(l, launch);
+    for (int32_t at = *bucket; at >= 0; at = l->launches[at].next)
+        if (l->launches[at].launch == launch)
+            return &l->launches[at];
+    int32_t place = (int32_t)(l->count % LAUNCHES_MAX);
+    tp_launch *one = &l->launches[place];
+    if (l->count >= LAUNCHES_MAX) {
+        int32_t *link = bucket_of(l, one->launch);
+        while (*link != place)
+            link = &l->launches[*link].next;
+        *link = one->next;
+    }
+    *one = (tp_launch){.launch = launch, .next = *bucket_of(l, launch)};
+    *bucket_of(l, launch) = place;
+    l->count++;
+    return one;
+}
+
+static int64_t flow_of(tp_launches *l, tp_launch *one)
+{
+    if (one->flow)
+        return one->flow;
+    /* Even: the flows of calls through the layers are odd. */
+    l->last_flow += 2;
+    one->flow = l->last_flow;
+    return -one->flow;
+}
+
+/* Each of these sets the flow: negative where it starts, 0 where there is none. */
+static int tp_launch_call(tp_launches *l, int64_t launch, int64_t ts, int64_t *flow)
+{
+    tp_launch *one = launch_of(l, launch);
+    if (one->called) { /* the id is used again for a new launch */
+        one->drawn = one->started = 0;
+        one->flow = 0;
+    }
+    if (one->started && tp_after(one->start, one->bound) < ts) {
+        if (TP_GROW(l->early, l->early_room, l->early_count))
+            return TP_NO_MEMORY;
+        l->early[l->early_count++] = (tp_early){launch, one->start, one->bound, ts};
+    }
+    one->started = 0;
+    one->called = 1;
+    *flow = flow_of(l, one);
+    return 0;
+}
+
+static void tp_launch_start(tp_launches *l, int64_t launch, int64_t ts, int64_t bound)
+{
+    tp_launch *one = launch_of(l, launch);
+    if (one->called || one->started)
+        return;
+    one->started = 1;
+    one->start = ts;
+    one->bound = bound;
+}
+
+static void tp_launch_kernel(tp_launches *l, int64_t launch, int64_t ts, int64_t bound, int64_t *flow)
+{
+    tp_launch_start(l, launch, ts, bound);
+    tp_launch *one = launch_of(l, launch);
+    one->drawn = 1;
+    *flow = flow_of(l, one);
+}
+
+static void tp_launch_warps(tp_launches *l, const tp_starts *s, int64_t i)
+{
+    uint8_t done = s->done[i];
+    s->flow[i] = 0;
+    if (done == WARPS_NO_LAUNCH)
+        return;
+    tp_launch *one = launch_of(l, s->launch[i]);
+    if (done != WARPS_COUNTED && one->drawn)
+        return;
+    if (done == WARPS_STARTS || (done == WARPS_DRAWN && one->flow))
+        tp_launch_kernel(l, s->launch[i], s->ts[i], s->bound[i], &s->flow[i]);
+    else
+        tp_launch_start(l, s->launch[i], s->ts[i], s->bound[i]);
+}
 
 #define FLOWS_OF_IOCTLS 2
 #define OF_EVENTS ((int64_t)1 << 52) /* set in flow numbers that events have, not in those made here */

@@ -9,9 +9,33 @@
  * use.
  */
 #include "json.h"
-#include "lines.h"
-#include "perfetto.h"
+#include "tables.h"
+#include "ops.h"
 #include "shown.h"
+#include "warp_names.h"
+#include "wire.h"
+
+enum { CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS, INTERNED };
+/* The bytes that Python gives. TRACKS and TOPS are by row: its track, and its track and category. LINES are
+ * by frame of Python. */
+enum { TRACKS, TOPS, NAMES, BEFORE, LAUNCH_KEY, AFTER, MARK, KEYS, LINES, READY };
+/* Fields of the messages of a packet. */
+enum { FTRACE_EVENTS = 1, TRACK_EVENT = 11, TASK_STATE = 117 };
+/* Numbers of the names of annotations. */
+enum { KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES, KEY_MASK };
+
+typedef struct {
+    tp_table interned[INTERNED];
+    tp_strings ready[READY], args;
+    uint16_t *shadows; /* by arguments: see shown.h */
+    int64_t shadow_room;
+    struct tp_names *names; /* of warps, see tp_names */
+    tp_buffer pending, out, scratch;
+    int64_t last;
+    int32_t sequence, clock;
+} tp_perfetto;
+
+static void tp_names_free(struct tp_names *names);
 
 #define TABLE_MAX (1 << 14)
 #define TABLE_BYTES_MAX (1 << 19)
@@ -66,7 +90,8 @@ TP_EXPORT void tp_perfetto_forget(tp_perfetto *p, int which)
     tp_strings_clear(which < 0 ? &p->args : &p->ready[which]);
 }
 
-int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size)
+/* Appends an entry of InternedData to those that the next packet will have. */
+static int tp_put_interned(tp_perfetto *p, int table, int64_t iid, const uint8_t *text, int64_t size)
 {
     int64_t entry = 2 + tp_varint_size(iid) + tp_varint_size(size) + size;
     if (tp_reserve(&p->pending, entry + 16))
@@ -217,7 +242,9 @@ TP_EXPORT int tp_perfetto_args(tp_perfetto *p, int64_t number, const uint8_t *te
     return shadows < 0 ? NOT_NATIVE : make_args(p, number, text, size, shadows);
 }
 
-uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body)
+/* Appends a packet up to the fields of its message, TRACK_EVENT or another, which have `body` bytes. Returns
+ * where to write these. */
+static uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body)
 {
     /* The difference of two times may need 64 unsigned bits. */
     int64_t back = ts < p->last, when = back ? (ts > 0 ? ts : 0) : (int64_t)((uint64_t)ts - (uint64_t)p->last);
@@ -242,7 +269,7 @@ uint8_t *tp_put_packet(tp_perfetto *p, int64_t ts, int field, int64_t body)
     return tp_varint(tp_varint(to, (uint64_t)field << 3 | 2), (uint64_t)body);
 }
 
-void tp_end_packet(tp_perfetto *p, uint8_t *to)
+static void tp_end_packet(tp_perfetto *p, uint8_t *to)
 {
     if (p->pending.size) {
         *to++ = 0x62;
@@ -265,7 +292,7 @@ TP_EXPORT int tp_perfetto_packet(tp_perfetto *p, int64_t ts, int field, const ui
     return 0;
 }
 
-uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
+static uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
 {
     if (!flow)
         return to;
@@ -277,13 +304,14 @@ uint8_t *tp_put_flow(uint8_t *to, int64_t flow)
     return to;
 }
 
-int64_t tp_annotated_size(int64_t key, int64_t value)
+/* Writes an integer annotation; `key` is the number of its name's bytes. */
+static int64_t tp_annotated_size(int64_t key, int64_t value)
 {
     int64_t size = key + 1 + tp_varint_size(value);
     return 1 + tp_varint_size(size) + size;
 }
 
-uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned)
+static uint8_t *tp_put_annotated(uint8_t *to, const tp_strings *keys, int64_t key, int64_t value, int is_unsigned)
 {
     *to++ = 0x22;
     to = tp_varint(to, (uint64_t)(tp_size_of(keys, key) + 1 + tp_varint_size(value)));
@@ -397,4 +425,324 @@ TP_EXPORT int64_t tp_perfetto_take(tp_perfetto *p, const uint8_t **bytes)
     *bytes = p->out.data;
     p->out.size = 0;
     return size;
+}
+
+/* Writes warps of one GPU as Perfetto's packets, in a packet sequence of their own.
+ *
+ * The count of running warps has no packets. It is a field of the begin or end that changes it,
+ * TrackEvent.extra_counter_values, whose track is the default of the sequence.
+ */
+
+/* At most MET_MAX names of KERNELS_MAX kernels are remembered as used once. At most NAMED_MAX that are used
+ * again get a number. */
+#define MET_MAX (1 << 17)
+#define KERNELS_MAX 256
+#define NAMED_MAX (1 << 16)
+#define FIRST_IID 2 /* 1 is that of an exit */
+
+enum { NAME_NEW, NAME_MET };
+
+/* By kernel and warp: NAME_NEW, NAME_MET, or the number of a name. */
+typedef struct tp_names {
+    int32_t *of[KERNELS_MAX];
+    int64_t rooms[KERNELS_MAX];
+    int64_t met, named;
+} tp_names;
+
+static void tp_names_free(tp_names *names)
+{
+    for (int i = 0; names && i < KERNELS_MAX; i++)
+        free(names->of[i]);
+    free(names);
+}
+
+/* Finds where a warp's name is remembered, NULL where it is not. Returns 0 or TP_NO_MEMORY. */
+static int find_name(tp_perfetto *p, int32_t kernel, int64_t number, int32_t **found)
+{
+    *found = 0;
+    if (kernel < 0 || kernel >= KERNELS_MAX || number < 0 || number >= MET_MAX)
+        return 0;
+    if (!p->names && !(p->names = calloc(1, sizeof *p->names)))
+        return TP_NO_MEMORY;
+    tp_names *names = p->names;
+    int64_t before = names->rooms[kernel];
+    if (TP_GROW(names->of[kernel], names->rooms[kernel], number))
+        return TP_NO_MEMORY;
+    for (int64_t i = before; i < names->rooms[kernel]; i++)
+        names->of[kernel][i] = NAME_NEW;
+    *found = &names->of[kernel][number];
+    return 0;
+}
+
+/* The number of a warp's name, 0 where the name is to be written in place. The text is put into `p->scratch`
+ * unless it has a number already. */
+static int64_t name_of(tp_perfetto *p, const tp_kernel *kernels, int32_t kernel, int64_t number)
+{
+    int32_t *found;
+    if (find_name(p, kernel, number, &found))
+        return TP_NO_MEMORY;
+    if (found && *found > NAME_MET)
+        return *found;
+    if (tp_warp_name(&p->scratch, &p->ready[NAMES], &kernels[kernel], number))
+        return TP_NO_MEMORY;
+    if (!found)
+        return 0;
+    tp_names *names = p->names;
+    if (*found == NAME_NEW) {
+        if (names->met < MET_MAX) {
+            names->met++;
+            *found = NAME_MET;
+        }
+        return 0;
+    }
+    if (names->named >= NAMED_MAX)
+        return 0;
+    int64_t iid = FIRST_IID + names->named++;
+    *found = (int32_t)iid;
+    return tp_put_interned(p, EVENT_NAMES, iid, p->scratch.data, p->scratch.size) ? TP_NO_MEMORY : iid;
+}
+
+typedef struct {
+    tp_perfetto *p;
+    const tp_slices *s;
+    const tp_kernel *kernels;
+    int64_t offset;
+} tp_job;
+
+static int64_t value_size(int64_t value)
+{
+    return value < 0 ? 0 : 1 + tp_varint_size(value);
+}
+
+static uint8_t *put_value(uint8_t *to, int64_t value)
+{
+    if (value < 0)
+        return to;
+    *to++ = 0x60;
+    return tp_varint(to, (uint64_t)value);
+}
+
+static int write_begin(tp_job *j, int64_t ts, int32_t slice, int64_t value)
+{
+    tp_perfetto *p = j->p;
+    const tp_slices *s = j->s;
+    const tp_strings *keys = &p->ready[KEYS];
+    int64_t iid = name_of(p, j->kernels, s->kernel[slice], s->number[slice]);
+    if (iid < 0)
+        return TP_NO_MEMORY;
+    int64_t name = iid ? 1 + tp_varint_size(iid) : 2 + tp_varint_size(p->scratch.size) + p->scratch.size;
+    const int64_t known[] = {s->source[slice], s->exits[slice], s->cycles[slice], s->lanes[slice]};
+    /* A protobuf integer is modulo 2^64. */
+    int64_t source = (int64_t)((uint64_t)known[0] - (uint64_t)ts - (uint64_t)j->offset);
+    const int64_t shown[] = {source, known[1], known[2], known[3]};
+    const int key[] = {KEY_SOURCE, KEY_EXITS, KEY_CYCLES, KEY_LANES};
+    int64_t flow = s->flow[slice], mark = s->unclosed[slice] ? MARK_UNCLOSED : MARK_NONE;
+    int64_t size = 2 + tp_size_of(&p->ready[TOPS], s->row[slice]) + name + (flow ? 10 : 0);
+    size += tp_size_of(&p->ready[MARK], mark) + value_size(value);
+    for (int i = 0; i < 4; i++)
+        size += known[i] < 0 ? 0 : tp_annotated_size(tp_size_of(keys, key[i]), shown[i]);
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, size);
+    if (!to)
+        return TP_NO_MEMORY;
+    *to++ = 0x48;
+    *to++ = OP_BEGIN;
+    to = tp_copy(to, &p->ready[TOPS], s->row[slice]);
+    if (iid) {
+        *to++ = 0x50;
+        to = tp_varint(to, (uint64_t)iid);
+    } else {
+        *to++ = 0xBA;
+        *to++ = 0x01;
+        to = tp_bytes(to, p->scratch.data, p->scratch.size);
+    }
+    for (int i = 0; i < 4; i++)
+        if (known[i] >= 0)
+            to = tp_put_annotated(to, keys, key[i], shown[i], 0);
+    to = tp_copy(to, &p->ready[MARK], mark);
+    to = put_value(to, value);
+    tp_end_packet(p, tp_put_flow(to, flow));
+    return 0;
+}
+
+static int write_end(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
+{
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, 2 + tp_size_of(&p->ready[TRACKS], row) + value_size(value));
+    if (!to)
+        return TP_NO_MEMORY;
+    *to++ = 0x48;
+    *to++ = OP_END;
+    tp_end_packet(p, put_value(tp_copy(to, &p->ready[TRACKS], row), value));
+    return 0;
+}
+
+static int write_count(tp_perfetto *p, int64_t ts, int32_t row, int64_t value)
+{
+    if (value < 0)
+        return 0;
+    uint8_t *to = tp_put_packet(p, ts, TRACK_EVENT, 2 + tp_size_of(&p->ready[TRACKS], row) + 2 + tp_varint_size(value));
+    if (!to)
+        return TP_NO_MEMORY;
+    *to++ = 0x48;
+    *to++ = OP_COUNTER;
+    to = tp_copy(to, &p->ready[TRACKS], row);
+    *to++ = 0xF0;
+    *to++ = 0x01;
+    tp_end_packet(p, tp_varint(to, (uint64_t)value));
+    return 0;
+}
+
+/* Writes changes of warps from `from` on and stops at an exit, which Python writes. `counter` is the row of
+ * the count. Source times are written as differences from `offset`. Returns where it stopped, or
+ * TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_perfetto_warps(tp_perfetto *p, const tp_changes *c, const tp_slices *s, const tp_kernel *kernels,
+                                    int32_t counter, int64_t offset, int64_t from, int64_t to)
+{
+    tp_job job = {p, s, kernels, offset};
+    int64_t i = from;
+    for (int failed = 0; i < to && c->kind[i] != WARP_EXIT; i++) {
+        int32_t slice = c->slice[i];
+        if (c->kind[i] == WARP_BEGIN)
+            failed = write_begin(&job, c->ts[i], slice, c->value[i]);
+        else if (c->kind[i] == WARP_END)
+            failed = write_end(p, c->ts[i], s->row[slice], c->value[i]);
+        else
+            failed = write_count(p, c->ts[i], counter, c->value[i]);
+        if (failed) {
+            i = TP_NO_MEMORY;
+            break;
+        }
+    }
+    return i;
+}
+
+/* Writes when threads run: task states of TracePacket.generic_kernel_task_state_event, and sched_waking in
+ * ftrace's bundles.
+ *
+ *     117 ─ 1 cpu │ 3 tid │ 4 state            1 ─ 1 cpu │ 2 event ─ 1 timestamp │ 2 pid of the waker
+ *                                                                    20 ─ 2 pid │ 5 target_cpu
+ */
+
+#define ID_LIMIT INT32_MAX
+#define NOBODY (-1)
+
+enum { UNKNOWN, RUNS, LEAVES, WOKEN };
+enum { RUNNABLE = 2, RUNNING, SLEEPS, WAITS, STOPPED, DESTROYED = 8 };
+
+/* By event, and by shape. */
+typedef struct {
+    const int64_t *ts;
+    const int32_t *shape, *args;
+    const uint8_t *kind;
+    const int32_t *cpu, *tid;
+} tp_switches;
+
+typedef struct {
+    int64_t waker, target;
+    int state;
+} tp_switch_args;
+
+static int is_text(const uint8_t *at, const uint8_t *end, const char *text)
+{
+    return (size_t)(end - at) == strlen(text) && !memcmp(at, text, (size_t)(end - at));
+}
+
+/* The state of a thread that left its processor, by its text. */
+static int state_of(const uint8_t *at, const uint8_t *end)
+{
+    static const struct {
+        const char *text;
+        int state;
+    } states[] = {{"\"runnable\"", RUNNABLE}, {"\"preempted\"", RUNNABLE}, {"\"disk\"", WAITS},
+                  {"\"parked\"", WAITS},      {"\"idle\"", WAITS},         {"\"stopped\"", STOPPED},
+                  {"\"traced\"", STOPPED},    {"\"dead\"", DESTROYED},     {"\"zombie\"", DESTROYED}};
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++)
+        if (is_text(at, end, states[i].text))
+            return states[i].state;
+    return SLEEPS;
+}
+
+static int64_t id_of(const uint8_t *at, const uint8_t *end)
+{
+    int64_t value;
+    return tp_unsigned(at, end, &value) && value <= ID_LIMIT ? value : NOBODY;
+}
+
+/* Reads arguments. Returns 0, or -1 where Python must read their text. */
+static int read_args(tp_reader *texts, int32_t args, tp_switch_args *found)
+{
+    const uint8_t *at = 0, *end;
+    int64_t size = texts ? tp_reader_text(texts, 1, args, &at) : -1;
+    if (size < 2 || *at != '{')
+        return -1;
+    for (end = at + size; *at != '}';) {
+        const uint8_t *key = at + 1, *after = tp_string(key, end);
+        if (!after || after >= end || *after != ':')
+            return -1;
+        const uint8_t *value = after + 1;
+        if (!(at = tp_value(value, end)) || at >= end || (*at != ',' && *at != '}'))
+            return -1;
+        if (is_text(key, after, "\"by_tid\""))
+            found->waker = id_of(value, at);
+        else if (is_text(key, after, "\"target_cpu\""))
+            found->target = id_of(value, at);
+        else if (is_text(key, after, "\"prev_state\""))
+            found->state = state_of(value, at);
+    }
+    return at + 1 == end ? 0 : -1;
+}
+
+static uint8_t *put_field(uint8_t *to, uint8_t tag, int64_t value)
+{
+    *to++ = tag;
+    return tp_varint(to, (uint64_t)value);
+}
+
+static int write_state(tp_perfetto *p, int64_t ts, int32_t cpu, int32_t tid, int state)
+{
+    uint8_t *to = tp_put_packet(p, ts, TASK_STATE, 4 + tp_varint_size(cpu) + tp_varint_size(tid));
+    if (!to)
+        return TP_NO_MEMORY;
+    tp_end_packet(p, put_field(put_field(put_field(to, 0x08, cpu), 0x18, tid), 0x20, state));
+    return 0;
+}
+
+static int write_waking(tp_perfetto *p, int64_t ts, int64_t when, int32_t cpu, int32_t tid, const tp_switch_args *a)
+{
+    int64_t waking = 1 + tp_varint_size(tid) + (a->target < 0 ? 0 : 1 + tp_varint_size(a->target));
+    int64_t event = 2 + tp_varint_size(when) + tp_varint_size(a->waker) + 2 + tp_varint_size(waking) + waking;
+    uint8_t *to = tp_put_packet(p, ts, FTRACE_EVENTS, 2 + tp_varint_size(cpu) + tp_varint_size(event) + event);
+    if (!to)
+        return TP_NO_MEMORY;
+    to = put_field(put_field(to, 0x08, cpu), 0x12, event);
+    to = put_field(put_field(to, 0x08, when), 0x10, a->waker);
+    *to++ = 0xA2;
+    to = put_field(to, 0x01, waking);
+    to = put_field(to, 0x10, tid);
+    tp_end_packet(p, a->target < 0 ? to : put_field(to, 0x28, a->target));
+    return 0;
+}
+
+/* Writes events from `from` on and stops at one whose arguments Python must read. `ahead` is by how much
+ * CLOCK_BOOTTIME is ahead of their times, ns. Returns where it stopped, or TP_NO_MEMORY. */
+TP_EXPORT int64_t tp_perfetto_switches(tp_perfetto *p, const tp_switches *s, tp_reader *texts, int64_t ahead, int64_t from,
+                                       int64_t to)
+{
+    for (int64_t i = from; i < to; i++) {
+        int32_t shape = s->shape[i], args = s->args[i];
+        int kind = s->kind[shape];
+        tp_switch_args found = {NOBODY, NOBODY, SLEEPS};
+        if (args >= 0 && kind != RUNS && read_args(texts, args, &found))
+            return i;
+        int failed;
+        if (kind == WOKEN && found.waker != NOBODY) {
+            int64_t when = (int64_t)((uint64_t)s->ts[i] + (uint64_t)ahead);
+            failed = write_waking(p, s->ts[i], when > 0 ? when : 0, s->cpu[shape], s->tid[shape], &found);
+        } else {
+            int state = kind == RUNS ? RUNNING : kind == WOKEN ? RUNNABLE : found.state;
+            failed = write_state(p, s->ts[i], s->cpu[shape], s->tid[shape], state);
+        }
+        if (failed)
+            return TP_NO_MEMORY;
+    }
+    return to;
 }

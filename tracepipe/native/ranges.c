@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How the ranges of warps nest. event/ranges.py does the same in Python. */
 #include "tables.h"
-#include "times.h"
 
 #define OUTER (-1)
 #define CROSSING (-2)

@@ -7,12 +7,472 @@
  *
  * Right shifts of negative numbers round down, as in Python; GCC and Clang define them so.
  */
-
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "sm_clock.h"
 #include "tables.h"
+
+/* As in tracepipe/clocks/sm_clock.py. */
+#define LIMIT ((int64_t)1 << 58)
+#define BASE_LIMIT_NS ((int64_t)1 << 62)
+#define BOUND_LIMIT ((int64_t)1 << 62)
+
+enum {
+    RATE_BITS = 28,
+    SM_LIMIT = 1 << 16,
+    SLOT_BITS = 12,
+    READINGS_FOR_STEP = 16,
+    READINGS_PER_STRAY = 8,
+    SMS_FOR_RATE = 16,
+    ROUNDS = 2,
+    NEAR = 8,
+    SLOT_REST_NS = 64,
+    APART = 4,
+};
+
+__extension__ typedef __int128 wide; /* ns << 28 and cycles * rate have more bits */
+
+struct reading {
+    int64_t clk, ns;
+};
+
+struct sm {
+    struct reading first; /* since the rate last changed; ns with the base of its batch */
+    uint64_t first_of;    /* the number of that rate: a reading at an earlier rate is out of date */
+    uint64_t batch;       /* the last batch with this SM */
+    int64_t row;          /* its place among the SMs of that batch */
+};
+
+/* When the last warp of a slot left, as read and as computed. */
+struct slot {
+    int64_t place; /* SM and slot, plus 1; 0 in a free entry of the table */
+    int64_t read_ns, left_ns;
+};
+
+struct tp_sm_clocks {
+    bool has_origin;
+    int64_t origin_ns, step_ns, readings;
+    uint64_t rates, batches; /* how many so far */
+    struct sm sms[SM_LIMIT];
+    struct slot *slots; /* a hash table, never more than half full */
+    int slots_bits;
+    int64_t slots_used;
+    int64_t *memory; /* for the columns of a batch, reused by the next */
+    int64_t memory_count;
+};
+
+/* The readings of one SM. */
+struct group {
+    int64_t start, count;
+    int64_t low, high; /* of their distances above a line */
+};
+
+/* All entries or all exits of a batch. */
+struct readings {
+    int64_t count;
+    const int64_t *ns, *clk; /* in the order of the batch */
+    int64_t *at;             /* the place of each in the batch, SM after SM */
+    struct group *of_row;    /* in `at`, for each SM */
+    int64_t *off;            /* how far each is above a line, in the order of `at` */
+};
+
+/* Lower and upper limits of the rate, a pair for each two readings. */
+struct spans {
+    int64_t *low, *high;
+    int64_t count;
+};
+
+struct batch {
+    int64_t base_ns, step_ns;
+    int64_t rows; /* its SMs, in the order of their first warps */
+    struct readings entries, exits;
+    int64_t *exit_ns, *exit_clk;     /* of each exit: the columns of `exits` */
+    int64_t *warp_of;                /* of each exit */
+    int64_t *row_of;                 /* of each warp */
+    int64_t *sm_of, *line_of, *lags; /* of each row */
+    struct spans own;                /* with room for those that reach back to earlier batches */
+    int64_t *work;
+};
+
+static inline int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* How far a reading is above a line that is at 0 ns when the clock is at from_clk. */
+static inline int64_t off_line(struct reading reading, int64_t rate, int64_t from_clk)
+{
+    return reading.ns - (int64_t)((wide)(reading.clk - from_clk) * rate >> RATE_BITS);
+}
+
+/* Times on the lines of ns over cycles, one line for each SM. */
+
+/* The value that would be at place `at` if the values were sorted. Reorders them. */
+static int64_t sm_nth(int64_t *values, int64_t count, int64_t at)
+{
+    int64_t low = values[0], high = values[0];
+    for (int64_t i = 1; i < count; i++) {
+        low = min(low, values[i]);
+        high = max(high, values[i]);
+    }
+    /* One of the values usually divides the column well. Where it did not, the middle between the lowest and
+     * the highest is used next, which limits the number of rounds for any values. */
+    bool by_value = true;
+    while (low < high) {
+        int64_t pivot = by_value ? values[count / 2] : low + (high - low) / 2, before = count, kept = 0;
+        for (int64_t i = 0; i < count; i++) { /* without branches, which would be mispredicted */
+            int64_t value = values[i];
+            values[i] = values[kept];
+            values[kept] = value;
+            kept += value <= pivot;
+        }
+        if (at < kept) {
+            count = kept;
+            high = pivot;
+        } else {
+            values += kept;
+            count -= kept;
+            at -= kept;
+            low = pivot + 1;
+        }
+        by_value = 4 * count <= 3 * before;
+    }
+    return low;
+}
+
+/* The lower median. Reorders the values. */
+static int64_t sm_median_low(int64_t *values, int64_t count)
+{
+    return sm_nth(values, count, (count - 1) / 2);
+}
+
+/* Computes how far each reading is above a line that is at 0 ns when the clock is at from_clk. */
+static void off_lines(const struct batch *batch, struct readings *readings, int64_t rate, int64_t from_clk)
+{
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct group *group = &readings->of_row[row];
+        group->low = INT64_MAX;
+        group->high = INT64_MIN;
+        for (int64_t i = group->start; i < group->start + group->count; i++) {
+            int64_t at = readings->at[i];
+            int64_t off_ns = off_line((struct reading){readings->clk[at], readings->ns[at]}, rate, from_clk);
+            group->low = min(group->low, off_ns);
+            group->high = max(group->high, off_ns);
+            readings->off[i] = off_ns;
+        }
+    }
+}
+
+/* Copies the distances of a row's readings above a line. */
+static int64_t copy_off(const struct readings *readings, int64_t row, int64_t less_ns, int64_t *to)
+{
+    struct group group = readings->of_row[row];
+    for (int64_t i = 0; i < group.count; i++)
+        to[i] = readings->off[group.start + i] - less_ns;
+    return group.count;
+}
+
+static int64_t median_off(const struct readings *readings, int64_t row, int64_t *work)
+{
+    return sm_median_low(work, copy_off(readings, row, 0, work));
+}
+
+/* How much later after its SM's clock an exit reads %globaltimer than an entry does; 0 where the readings
+ * allow that. */
+static int64_t lag(struct batch *batch)
+{
+    const struct readings *entries = &batch->entries, *exits = &batch->exits;
+    int64_t low = -BASE_LIMIT_NS, high = BASE_LIMIT_NS, sms = 0;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct group entered = entries->of_row[row], left = exits->of_row[row];
+        if (left.count == 0)
+            continue;
+        low = max(low, left.high - entered.low - batch->step_ns);
+        high = min(high, left.low - entered.high + batch->step_ns);
+        sms++;
+    }
+    if (sms == 0)
+        return 0;
+    if (low - high <= batch->step_ns / APART)
+        return max(min(low, high), min(0, max(low, high)));
+    sms = 0;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        if (exits->of_row[row].count == 0)
+            continue;
+        int64_t left = median_off(exits, row, batch->work);
+        batch->lags[sms++] = left - median_off(entries, row, batch->work);
+    }
+    return sm_median_low(batch->lags, sms);
+}
+
+/* Where a line passes through the steps of most of an SM's readings, or below all of them where it passes
+ * through too few. */
+static int64_t median_line(struct batch *batch, int64_t row, int64_t lag_ns, int64_t low)
+{
+    int64_t *off = batch->work, strays = 0;
+    int64_t count = copy_off(&batch->entries, row, 0, off);
+    count += copy_off(&batch->exits, row, lag_ns, off + count);
+    int64_t line_ns = sm_median_low(off, count) + batch->step_ns / 2;
+    for (int64_t i = 0; i < count; i++)
+        strays += line_ns < off[i] || line_ns - off[i] >= batch->step_ns;
+    return strays * READINGS_PER_STRAY <= count ? line_ns : low - batch->step_ns;
+}
+
+/* Moves readings up to the lines of their SMs, but not out of their steps. */
+static void put(const struct batch *batch, const struct readings *readings, int64_t lag_ns, int64_t *found)
+{
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct group group = readings->of_row[row];
+        int64_t line_ns = batch->line_of[row] + lag_ns;
+        for (int64_t i = group.start; i < group.start + group.count; i++) {
+            int64_t at = readings->at[i];
+            found[at] = readings->ns[at] + max(0, min(line_ns - readings->off[i], batch->step_ns - 1));
+        }
+    }
+}
+
+/* Finds times of entries and exits on the lines of their SMs, each within its step, or as read where no line
+ * fits. */
+static void sm_on_lines(struct batch *batch, int64_t rate, int64_t *entered, int64_t *left)
+{
+    int64_t from_clk = batch->entries.clk[0], step_ns = batch->step_ns;
+    for (int64_t i = 0; i < batch->entries.count; i++)
+        from_clk = min(from_clk, batch->entries.clk[i]);
+    off_lines(batch, &batch->entries, rate, from_clk);
+    off_lines(batch, &batch->exits, rate, from_clk);
+    int64_t lag_ns = lag(batch);
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct group entries = batch->entries.of_row[row], exits = batch->exits.of_row[row];
+        int64_t low = exits.count ? min(entries.low, exits.low - lag_ns) : entries.low;
+        int64_t high = exits.count ? max(entries.high, exits.high - lag_ns) : entries.high;
+        bool fits = high - low < step_ns + step_ns / APART;
+        batch->line_of[row] = fits ? (low + high + step_ns - 1) >> 1 : median_line(batch, row, lag_ns, low);
+    }
+    put(batch, &batch->entries, 0, entered);
+    put(batch, &batch->exits, lag_ns, left);
+}
+
+/* The rate of the SM clocks in a batch, ns per 2^28 cycles. */
+
+struct agreed {
+    int64_t low, best, high;
+};
+
+/* A reading of a row, counted in the order of the batch. */
+static struct reading reading_of(const struct readings *readings, int64_t row, int64_t which)
+{
+    int64_t at = readings->at[readings->of_row[row].start + which];
+    return (struct reading){readings->clk[at], readings->ns[at]};
+}
+
+/* Adds the limits of the rates of lines through two readings, each of which may be up to slack_ns off the
+ * line. Adds none where the readings are at the same cycle. */
+static void add_span(struct spans *spans, struct reading first, struct reading last, int64_t slack_ns)
+{
+    int64_t clk = last.clk - first.clk, ns = last.ns - first.ns;
+    if (clk <= 1)
+        return;
+    wide high = ((wide)max(ns + slack_ns, 0) << RATE_BITS) / (clk - 1);
+    if (high >= BOUND_LIMIT)
+        return;
+    spans->low[spans->count] = (int64_t)(((wide)max(ns - slack_ns, 0) << RATE_BITS) / (clk + 1));
+    spans->high[spans->count++] = (int64_t)high;
+}
+
+/* The lowest, best and highest rate that all limits allow, or that are between limits which contradict each
+ * other. */
+static struct agreed agreed(const struct spans *spans, int64_t *work)
+{
+    int64_t low = spans->low[0], high = spans->high[0], closest = spans->count / 2 + 1, kept = 0;
+    for (int64_t i = 0; i < spans->count; i++) {
+        low = max(low, spans->low[i]);
+        high = min(high, spans->high[i]);
+        work[i] = spans->high[i] - spans->low[i];
+    }
+    if (low <= high)
+        return (struct agreed){low, (low + high) / 2, high};
+    /* The narrowest half. Of limits as narrow as the last of them, the first ones are taken. */
+    int64_t width = sm_nth(work, spans->count, closest - 1), ties = closest;
+    for (int64_t i = 0; i < spans->count; i++)
+        ties -= spans->high[i] - spans->low[i] < width;
+    for (int64_t i = 0; i < spans->count; i++) {
+        int64_t wider = spans->high[i] - spans->low[i] - width;
+        if (wider < 0 || (wider == 0 && ties-- > 0))
+            work[kept++] = (spans->low[i] + spans->high[i]) / 2;
+    }
+    return (struct agreed){high, sm_median_low(work, kept), low};
+}
+
+/* Adds the limits from the first and the last readings of each SM. */
+static void own_spans(struct batch *batch)
+{
+    struct readings *entries = &batch->entries, *exits = &batch->exits;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        int64_t entered = entries->of_row[row].count, left = exits->of_row[row].count;
+        struct reading first = reading_of(entries, row, 0);
+        add_span(&batch->own, first, reading_of(entries, row, entered - 1), batch->step_ns);
+        if (left == 0)
+            continue;
+        struct reading last = reading_of(exits, row, left - 1);
+        add_span(&batch->own, reading_of(exits, row, 0), last, batch->step_ns);
+        /* An exit may read its two clocks in a different order than an entry. */
+        add_span(&batch->own, first, last, 2 * batch->step_ns);
+    }
+}
+
+/* Adds the limits from readings of earlier batches, where the limits of this batch allow them. The first
+ * readings are kept for later batches. */
+static void add_since(struct tp_sm_clocks *clocks, struct batch *batch)
+{
+    struct spans *own = &batch->own, since = {own->low + own->count, own->high + own->count, 0};
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct sm *sm = &clocks->sms[batch->sm_of[row]];
+        struct reading first = reading_of(&batch->entries, row, 0);
+        first.ns += batch->base_ns;
+        if (sm->first_of == clocks->rates)
+            add_span(&since, sm->first, first, batch->step_ns);
+    }
+    struct agreed mine = agreed(own, batch->work), longer = {0, 0, 0};
+    if (since.count > 0)
+        longer = agreed(&since, batch->work);
+    if (longer.low <= mine.high && mine.low <= longer.high)
+        own->count += since.count;
+    else
+        clocks->rates++;
+    for (int64_t row = 0; row < batch->rows; row++) {
+        struct sm *sm = &clocks->sms[batch->sm_of[row]];
+        if (sm->first_of == clocks->rates)
+            continue;
+        sm->first_of = clocks->rates;
+        sm->first = reading_of(&batch->entries, row, 0);
+        sm->first.ns += batch->base_ns;
+    }
+}
+
+/* Adds the limits from the two readings of an SM that are furthest from a line of that rate. */
+static void add_tightest(struct spans *spans, const struct readings *readings, int64_t row, int64_t rate,
+                         int64_t step_ns)
+{
+    int64_t count = readings->of_row[row].count, low_ns = 0, high_ns = 0;
+    struct reading low = {0, 0}, high = {0, 0};
+    for (int64_t i = 0; i < count; i++) {
+        struct reading reading = reading_of(readings, row, i);
+        int64_t off_ns = off_line(reading, rate, 0);
+        if (i == 0 || off_ns < low_ns) {
+            low_ns = off_ns;
+            low = reading;
+        }
+        if (i == 0 || off_ns > high_ns) {
+            high_ns = off_ns;
+            high = reading;
+        }
+    }
+    if (count < 2)
+        return;
+    int64_t batch_clk = reading_of(readings, row, count - 1).clk - reading_of(readings, row, 0).clk;
+    if (llabs(high.clk - low.clk) * NEAR < llabs(batch_clk))
+        return;
+    if (low.clk < high.clk)
+        add_span(spans, low, high, step_ns);
+    else
+        add_span(spans, high, low, step_ns);
+}
+
+/* The rate from which on values on a line would exceed the limits. */
+static int64_t rate_limit(const struct batch *batch)
+{
+    int64_t longest_clk = 0;
+    for (int64_t i = 0; i < batch->entries.count; i++)
+        longest_clk = max(longest_clk, llabs(batch->entries.clk[i]));
+    for (int64_t i = 0; i < batch->exits.count; i++)
+        longest_clk = max(longest_clk, llabs(batch->exits.clk[i]));
+    return LIMIT / ((2 * longest_clk >> RATE_BITS) + 1);
+}
+
+/* The rate of a batch, -1 where its readings do not show one. */
+static int64_t sm_rate(struct tp_sm_clocks *clocks, struct batch *batch)
+{
+    struct spans *own = &batch->own;
+    own_spans(batch);
+    if (own->count == 0)
+        return -1;
+    add_since(clocks, batch);
+    int64_t limit = rate_limit(batch), rate = agreed(own, batch->work).best;
+    for (int round = 0; round < ROUNDS && rate < limit; round++) {
+        for (int64_t row = 0; row < min(batch->rows, SMS_FOR_RATE); row++) {
+            add_tightest(own, &batch->entries, row, rate, batch->step_ns);
+            add_tightest(own, &batch->exits, row, rate, batch->step_ns);
+        }
+        rate = agreed(own, batch->work).best;
+    }
+    return rate < limit ? rate : -1;
+}
+
+/* When the warps of earlier batches left their slots. */
+
+/* The entry of a slot in the table, or a free entry for it. */
+static struct slot *find_slot(const struct tp_sm_clocks *clocks, int64_t place)
+{
+    uint64_t size = (uint64_t)1 << clocks->slots_bits;
+    uint64_t at = (uint64_t)place * 0x9E3779B97F4A7C15u >> (64 - clocks->slots_bits);
+    while (clocks->slots[at].place != 0 && clocks->slots[at].place != place)
+        at = (at + 1) & (size - 1);
+    return &clocks->slots[at];
+}
+
+/* Makes the table larger where it is half full. */
+static bool grow_slots(struct tp_sm_clocks *clocks)
+{
+    int64_t size = (int64_t)1 << clocks->slots_bits;
+    if (2 * clocks->slots_used < size)
+        return true;
+    struct slot *old = clocks->slots, *larger = calloc(2 * (size_t)size, sizeof *larger);
+    if (!larger)
+        return false;
+    clocks->slots = larger;
+    clocks->slots_bits++;
+    for (int64_t i = 0; i < size; i++)
+        if (old[i].place != 0)
+            *find_slot(clocks, old[i].place) = old[i];
+    free(old);
+    return true;
+}
+
+/* Moves the entry of a warp to after the exit of the warp that an earlier batch has in its slot, where both
+ * are in the same step. */
+static void sm_take_turns(const struct tp_sm_clocks *clocks, const struct batch *batch, const int64_t *place_of,
+                   int64_t *entered)
+{
+    for (int64_t warp = 0; warp < batch->entries.count; warp++) {
+        const struct slot *slot = find_slot(clocks, place_of[warp]);
+        if (slot->place != 0 && slot->read_ns == batch->entries.ns[warp] + batch->base_ns)
+            entered[warp] = max(entered[warp], slot->left_ns - batch->base_ns);
+    }
+}
+
+/* Remembers the reading of the last exit from each slot in the batch, and the time found for it. Returns
+ * false where there is no memory. */
+static bool sm_leave(struct tp_sm_clocks *clocks, const struct batch *batch, const int64_t *place_of,
+              const int64_t *left)
+{
+    for (int64_t i = 0; i < batch->exits.count; i++) {
+        if (!grow_slots(clocks))
+            return false;
+        struct slot *slot = find_slot(clocks, place_of[batch->warp_of[i]]);
+        clocks->slots_used += slot->place == 0;
+        slot->place = place_of[batch->warp_of[i]];
+        slot->read_ns = batch->exits.ns[i] + batch->base_ns;
+        slot->left_ns = left[i] + batch->base_ns;
+    }
+    return true;
+}
 
 #define COUNT_LIMIT ((int64_t)1 << 40) /* of warps in a batch: sizes in bytes cannot overflow */
 

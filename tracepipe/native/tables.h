@@ -123,4 +123,18 @@ int64_t tp_table_find(const tp_table *t, const uint8_t *data, int64_t size, uint
 /* Adds a string that `tp_table_find` did not find. Returns its number, or TP_NO_MEMORY. */
 int64_t tp_table_add(tp_table *t, const uint8_t *data, int64_t size, uint64_t hash);
 
+/* Times have 64 bits, and damaged or hostile recordings may have any of them. */
+/* The sum, at most the last time that 64 bits can have; `length` is not negative. */
+static inline int64_t tp_after(int64_t ts, int64_t length)
+{
+    int64_t sum;
+    return __builtin_add_overflow(ts, length, &sum) ? INT64_MAX : sum;
+}
+
+/* The tables of a recording's reader. */
+typedef struct tp_reader tp_reader;
+
+/* The text of a shape, or of arguments; -1 where there is no such number. */
+int64_t tp_reader_text(tp_reader *r, int args, int64_t number, const uint8_t **text);
+
 #endif

@@ -3,7 +3,7 @@
     {"schemaVersion": 1, "traceEvents": [ {…}, {…}, ], "traceName": "…"}      or the array alone
      └─ members: kept if they are short ┘  └ objects ┘   └─ members ──┘
 
-Objects are found by brackets and quotes alone; the native core does the same in `objects.c`. The array may
+Objects are found by brackets and quotes alone; the native core does the same in `json.c`. The array may
 end with the stream. What is not an object, and an object without an end, is skipped up to the next event.
 Nothing is ever read as a whole.
 """
