@@ -20,7 +20,7 @@ from tests.golden.merged import anchors_of, converted, written
 from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.clocks.sightings import NOTED_NS
+from tracepipe.clocks.common_events import NOTED_NS
 from tracepipe.errors import ClockError, InputError
 
 pytestmark = pytest.mark.usefixtures("core")

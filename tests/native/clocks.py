@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
-from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks
-from tracepipe.clocks.sm_clock import SmClocks
+from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks
 
 
 def sm_clocks_refine(core: ctypes.CDLL, rng: Random) -> None:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tracepipe.clocks.warp_readings import WarpReadings
+from tracepipe.clocks.sm_clock import WarpReadings
 
 Column: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[int, Column, Column, Column, "Column | None", Column, Column, "Column | None"]

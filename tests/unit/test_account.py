@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tracepipe.converters import CONVERTERS
-from tracepipe.event import launches
-from tracepipe.event.launches import Launches
+from tracepipe.event import nesting
 from tracepipe.event.model import new_header
+from tracepipe.event.nesting import Launches
 from tracepipe.layout.options import LayoutOptions
 from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConversionOptions
@@ -56,7 +56,7 @@ def test_warps_are_counted_even_where_none_is_drawn(warp_tracks: str, tmp_path: 
 
 
 def test_remembered_launches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "LAUNCHES_MAX", 10)
+    monkeypatch.setattr(nesting, "LAUNCHES_MAX", 10)
     known = Launches()
     for launch in range(200):
         known.call(launch, launch)

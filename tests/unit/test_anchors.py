@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracepipe.clocks import Clocks
 from tracepipe.clocks.anchors import Source, anchors, is_one_host
-from tracepipe.clocks.sightings import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS, Seen, Sightings
+from tracepipe.clocks.common_events import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS, Seen, Sightings
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import new_header

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.clocks.call_times import KEPT_MAX, CallTimes, Times, between
+from tracepipe.clocks.common_events import CALLS_KEPT_MAX, CallTimes, Times, between
 
 Span = tuple[int, int]
 
@@ -135,5 +135,5 @@ def test_no_more_is_kept_than_others_keep_too() -> None:
         wanted.append([column.tolist() for column in times.alone()])
     assert wanted[0] == wanted[1]
     cells, ns = wanted[0]
-    assert len(cells) == KEPT_MAX and set(cells) == set(range(16))
+    assert len(cells) == CALLS_KEPT_MAX and set(cells) == set(range(16))
     assert ns[:256] == list(range(0, 256 * 10**5, 10**5))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
 from tests.support.wandering_clock import SECOND_NS, Rates
-from tracepipe.clocks import Clocks, collected
+from tracepipe.clocks import Clocks, pairs
 from tracepipe.clocks.maps import ClockMap, fit
 from tracepipe.clocks.pairs import ClockPair, Pairs
 from tracepipe.event.model import Record, SourceNs, new_header
@@ -26,9 +26,9 @@ STEP_NS = SECOND_NS // 4
 @pytest.fixture(autouse=True)
 def few_are_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collected, "PAIRS_MAX", KEPT)
-        patch.setattr(collected, "CLOCKS_MAX", 8)
-        patch.setattr(collected, "PART", 50)
+        patch.setattr(pairs, "PAIRS_MAX", KEPT)
+        patch.setattr(pairs, "CLOCKS_MAX", 8)
+        patch.setattr(pairs, "PART", 50)
         yield
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support.recordings import event, span, write
 from tests.unit.test_anchors import OURS, columns, seen
 from tracepipe.clocks.anchors import Anchor, Source, anchors
+from tracepipe.clocks.common_events import Seen
 from tracepipe.clocks.maps import ClockMap
-from tracepipe.clocks.sightings import Seen
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import new_header

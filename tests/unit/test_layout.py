@@ -15,7 +15,7 @@ from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event import nesting
 from tracepipe.event.model import Problem, new_header
-from tracepipe.event.outcomes import Outcomes
+from tracepipe.event.nesting import Outcomes
 from tracepipe.layout import draw as layout_module
 from tracepipe.layout import host, windows
 from tracepipe.layout.draw import Layout

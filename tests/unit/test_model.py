@@ -12,12 +12,12 @@ from tracepipe.event.columns import SPECIAL, UNDATED_NS, signed, unsigned
 from tracepipe.event.model import (
     HOST_LAYERS,
     LAYERS,
+    RECORDS,
     SCHEMA_VERSION,
     STALLS,
     Problem,
     new_header,
 )
-from tracepipe.event.records import RECORDS
 from tracepipe.event.shape import Shape, shape_of
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Track

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
-from tracepipe.clocks import native_sm_clock as native
 from tracepipe.clocks import sm_clock
-from tracepipe.clocks.warp_readings import WarpReadings
+from tracepipe.clocks import sm_clock as native
+from tracepipe.clocks.sm_clock import WarpReadings
 from tracepipe.native import library as loaded
 
 

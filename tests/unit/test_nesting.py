@@ -12,16 +12,23 @@ from hypothesis import strategies as st
 
 from tests.support.cores import running
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, TraceColumns, event_columns, signed
-from tracepipe.event.launches import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, STARTS, Early, WarpStarts
 from tracepipe.event.model import FLOW_LIMIT
 from tracepipe.event.native_nesting import AnyNesting, new_nesting
 from tracepipe.event.nesting import (
+    COUNTED,
     DEPTH_MAX,
+    DRAWN,
     FLOWS_OF_ALL,
     FLOWS_OF_IOCTLS,
+    LAUNCHES_MAX,
+    NO_LAUNCH,
     NO_ROW,
     OVERLAP_ROWS_MAX,
+    STARTS,
+    Early,
+    Outcomes,
     ShapeRow,
+    WarpStarts,
 )
 from tracepipe.event.ops import (
     BEGIN,
@@ -34,7 +41,6 @@ from tracepipe.event.ops import (
     Op,
     op_of,
 )
-from tracepipe.event.outcomes import Outcomes
 
 IOCTL, F, G = range(3)
 

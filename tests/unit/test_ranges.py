@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.cores import CORES, running
-from tracepipe.clocks.range_times import place_ranges
-from tracepipe.event.ranges import CROSSING, DEPTH_MAX, OUTER, Nested, nested
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.clocks.warp_times import place_ranges
+from tracepipe.event.warps import CROSSING, OUTER, RANGE_DEPTH_MAX, Nested, PlacedWarps, nested
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -56,8 +55,8 @@ def test_a_range_without_a_length_is_after_what_ends_there_and_in_what_goes_on()
 
 
 def test_ranges_that_are_too_deep_cross() -> None:
-    found = nested(placed([(at, 1_000 - 2 * at) for at in range(DEPTH_MAX + 2)]))
-    assert found.inside.tolist() == [OUTER, *range(DEPTH_MAX - 1), CROSSING, CROSSING]
+    found = nested(placed([(at, 1_000 - 2 * at) for at in range(RANGE_DEPTH_MAX + 2)]))
+    assert found.inside.tolist() == [OUTER, *range(RANGE_DEPTH_MAX - 1), CROSSING, CROSSING]
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=8), max_size=3))

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tracepipe.event.model import SCHEMA_VERSION, new_header
-from tracepipe.event.records import RECORDS
+from tracepipe.event.model import RECORDS, SCHEMA_VERSION, new_header
 from tracepipe.event.schema import fields_of, json_schema, required_of
 
 FILE = Path(__file__).parents[2] / "schemas" / "event.schema.json"

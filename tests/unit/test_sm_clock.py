@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
-from tracepipe.clocks.sm_clock import LIMIT, SmClocks
-from tracepipe.clocks.warp_readings import WarpReadings
+from tracepipe.clocks.sm_clock import LIMIT, SmClocks, WarpReadings
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COLUMN_LIMIT, Record, new_header
 

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 import tracepipe
 from tests.support.recordings import event, span, write
-from tracepipe.event import launch_stacks, stacks
+from tracepipe.event import stacks
 from tracepipe.event.columns import NONE, SPECIAL, event_columns
-from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.shape import Shape
-from tracepipe.event.stacks import Frame, Stacks
+from tracepipe.event.stacks import Frame, LaunchStacks, Stacks
 from tracepipe.event.tables import Tables
 from tracepipe.readers import tracepipe1
 from tracepipe.recording.convert import Conversion, ConversionOptions, check
@@ -252,7 +251,7 @@ def test_a_launch_id_that_comes_again_is_another_launch(tmp_path: Path) -> None:
 
 
 def test_the_oldest_launch_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_stacks, "PLACES", 2)
+    monkeypatch.setattr(stacks, "LAUNCHES_MAX", 2)
     calls = [launch(2_000 + 10 * at, at, stack=1) for at in range(3)]
     works = [kernel(2_100 + 10 * at, at) for at in range(3)]
     with tracepipe.open(write(tmp_path / "run.jsonl", stack(1, frame("step")), *calls, *works)) as events:

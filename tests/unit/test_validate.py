@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tracepipe.event.checks import RecordCheck, first_fault, shown
-from tracepipe.event.model import HOST_CLOCKS, LAYERS, PHASES, SCHEMA_VERSION, TIME_LIMIT_NS, Problem
-from tracepipe.event.records import RECORDS
+from tracepipe.event.model import HOST_CLOCKS, LAYERS, PHASES, RECORDS, SCHEMA_VERSION, TIME_LIMIT_NS, Problem
 from tracepipe.event.schema import fields_of, json_schema
 
 EVENT = {"type": "syscall", "name": "ioctl", "phase": "I", "ts_ns": 1, "pid": 1, "tid": 1}

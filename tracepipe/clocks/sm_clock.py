@@ -17,22 +17,34 @@ All numbers are 64-bit integers. `LIMIT` limits the input: results are at most 3
 
 from __future__ import annotations
 
-from collections.abc import Container
+import ctypes
+import weakref
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import distinct
+from tracepipe.event.columns import Bools, Bytes, Int64s, distinct
+from tracepipe.native.signatures import Batches
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
+Columns = tuple[Int64s | None, ...]
 
-    from tracepipe.clocks.warp_readings import WarpReadings
 
-    Column: TypeAlias = npt.NDArray[np.int64]
-    Columns: TypeAlias = tuple[Column | None, ...]
+class WarpReadings(NamedTuple):
+    """What the warps of a batch read: columns as in a `gpu_warp` record, `(warps,)` or, of the exits,
+    `(exits,)`.
+    """
+
+    entry_ns: Int64s
+    exit_ns: Int64s
+    sm: Int64s
+    slot: Int64s | None
+    entry_clk: Int64s
+    exit_clk: Int64s
+    exit_count: Int64s | None
+
 
 # A rate is in ns per 2²⁸ cycles, as a short integer. Rounding it costs 0.4 ns over a batch of 0.1 s.
 _RATE_BITS = 28
@@ -63,16 +75,16 @@ APART = 4
 class BySm:
     """Which warps, or which exits, each SM has."""
 
-    order: Column
+    order: Int64s
     """Their places in the batch, SM after SM; those of one SM in the order of the batch."""
-    sms: Column
+    sms: Int64s
     """The SMs that have any, ascending."""
-    start: Column
+    start: Int64s
     """Where in `order` each SM begins."""
-    count: Column
+    count: Int64s
 
     @classmethod
-    def of(cls, sm: Column) -> BySm:
+    def of(cls, sm: Int64s) -> BySm:
         """Group by the SM of each warp or exit."""
         order = np.argsort(sm.astype(np.uint16), kind="stable")  # numpy sorts 16 bits in linear time
         ordered = sm[order]
@@ -80,24 +92,24 @@ class BySm:
         start = np.append(0, end[:-1])[: len(sm)]
         return cls(order, ordered[start], start, end - start)
 
-    def each(self, of_sm: Column) -> Column:
+    def each(self, of_sm: Int64s) -> Int64s:
         """The value of its SM for each reading."""
         return np.repeat(of_sm, self.count)
 
-    def first(self, wanted: npt.NDArray[np.bool_]) -> Column:
+    def first(self, wanted: Bools) -> Int64s:
         """Where in `order` the first wanted reading of each SM is; each SM must have one."""
         at = np.flatnonzero(wanted)
         return at[np.searchsorted(at, self.start)]
 
-    def extremes(self, values: Column) -> tuple[Column, Column]:
+    def extremes(self, values: Int64s) -> tuple[Int64s, Int64s]:
         """The lowest and the highest of each SM."""
         return np.minimum.reduceat(values, self.start), np.maximum.reduceat(values, self.start)
 
-    def medians(self, values: Column) -> Column:
+    def medians(self, values: Int64s) -> Int64s:
         """The lower median of each SM."""
         order = np.argsort(values)
         order = order[np.argsort(self.each(np.arange(len(self.sms))).astype(np.uint16)[order], kind="stable")]
-        medians: Column = values[order[self.start + (self.count - 1) // 2]]
+        medians: Int64s = values[order[self.start + (self.count - 1) // 2]]
         return medians
 
 
@@ -105,12 +117,12 @@ class BySm:
 class Readings:
     """All entries or all exits of a batch, SM after SM: ns after its base, cycles."""
 
-    ns: Column
-    clk: Column
+    ns: Int64s
+    clk: Int64s
     by_sm: BySm
 
     @classmethod
-    def of(cls, ns: Column, clk: Column, by_sm: BySm) -> Readings:
+    def of(cls, ns: Int64s, clk: Int64s, by_sm: BySm) -> Readings:
         """Make readings of the columns of a batch."""
         return cls(ns[by_sm.order], clk[by_sm.order], by_sm)
 
@@ -122,7 +134,7 @@ class Readings:
         by_sm = BySm(self.by_sm.order[at], self.by_sm.sms[kept], np.cumsum(count) - count, count)
         return Readings(self.ns[at], self.clk[at], by_sm)
 
-    def off_line(self, rate: int, from_clk: int) -> Column:
+    def off_line(self, rate: int, from_clk: int) -> Int64s:
         """How far each reading is above a line of that rate that is at 0 ns when the clock is at
         `from_clk`.
         """
@@ -133,7 +145,7 @@ class Readings:
         high, low = clk >> _RATE_BITS, clk & ((1 << _RATE_BITS) - 1)
         return self.ns - (high * rate + (low * rate >> _RATE_BITS))
 
-    def tightest(self, rate: int) -> tuple[Column, Column]:
+    def tightest(self, rate: int) -> tuple[Int64s, Int64s]:
         """Cycles and ns between the two readings of each SM that are furthest from a line of that rate; 0
         cycles where they are too near to each other.
         """
@@ -154,11 +166,11 @@ class Readings:
 class Spans:
     """Lower and upper limits of the rate, a pair for each two readings."""
 
-    low: Column
-    high: Column
+    low: Int64s
+    high: Int64s
 
     @classmethod
-    def of(cls, clk: Column, ns: Column, slack_ns: Column | int) -> Spans:
+    def of(cls, clk: Int64s, ns: Int64s, slack_ns: Int64s | int) -> Spans:
         """The limits of the rates of lines through two readings with these distances, each of which may be up
         to `slack_ns` off the line. None are added where the readings are at the same cycle.
         """
@@ -187,7 +199,7 @@ class Spans:
         return high, _median_low((self.low[closest] + self.high[closest]) // 2), low
 
 
-def _median_low(values: Column) -> int:
+def _median_low(values: Int64s) -> int:
     middle = (len(values) - 1) // 2
     return int(np.partition(values, middle)[middle])
 
@@ -207,7 +219,7 @@ class SmClocks:
         self._slots: dict[int, int] = {}
         self._left_ns = np.zeros((2, 0), np.int64)
 
-    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Column, Column] | None:
+    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Int64s, Int64s] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
 
         No finer times are found for numbers outside of the limits
@@ -241,7 +253,7 @@ class SmClocks:
             self._leave(rows[warps], np.stack((left_ns, left)) + base_ns)
         return entered, np.maximum(left - entered[warps], 0)
 
-    def _step(self, base_ns: int, entry_ns: Column, left_ns: Column) -> int:
+    def _step(self, base_ns: int, entry_ns: Int64s, left_ns: Int64s) -> int:
         """The step of %globaltimer that all readings so far show; 0 while there are too few."""
         if self._origin_ns is None:
             self._origin_ns = base_ns
@@ -280,7 +292,7 @@ class SmClocks:
             rate = own.agreed()[1]
         return rate if rate < limit else None
 
-    def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Column, own: Spans) -> Spans:
+    def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Int64s, own: Spans) -> Spans:
         """The limits from readings of earlier batches, where `own` allows them. Keeps first readings for
         later batches.
         """
@@ -299,7 +311,7 @@ class SmClocks:
         self._has_first[sms], self._first_clk[sms], self._first_ns[sms] = True, clk, ns
         return since
 
-    def _rows(self, sm: Column, slot: Column) -> Column:
+    def _rows(self, sm: Int64s, slot: Int64s) -> Int64s:
         """The row in `_left_ns` of each warp's slot."""
         slots = self._slots
         rows = [slots.setdefault(place, len(slots)) for place in (sm << SLOT_BITS | slot).tolist()]
@@ -309,20 +321,20 @@ class SmClocks:
             self._left_ns = grown
         return np.array(rows, np.int64)
 
-    def _take_turns(self, rows: Column, read_ns: Column, entered: Column, base_ns: int) -> None:
+    def _take_turns(self, rows: Int64s, read_ns: Int64s, entered: Int64s, base_ns: int) -> None:
         """Move the entry of a warp to after the exit of the warp that an earlier batch has in its slot, where
         both are in the same step.
         """
         read, free = self._left_ns[:, rows]
         np.maximum(entered, free - base_ns, out=entered, where=read == read_ns)
 
-    def _leave(self, rows: Column, left_ns: Column) -> None:
+    def _leave(self, rows: Int64s, left_ns: Int64s) -> None:
         """Remember the reading of the last exit from each slot in the batch, and the time found for it."""
         rows, last = np.unique(rows[::-1], return_index=True)
         self._left_ns[:, rows] = left_ns[:, ::-1][:, last]
 
 
-def _check_lengths(of_warps: Columns, of_exits: Columns, exit_count: Column | None) -> None:
+def _check_lengths(of_warps: Columns, of_exits: Columns, exit_count: Int64s | None) -> None:
     warps, exits = ({len(column) for column in some if column is not None} for some in (of_warps, of_exits))
     if len(warps) != 1 or len(exits) != 1 or (exit_count is None and warps != exits):
         raise ValueError("the columns of a batch have different lengths")
@@ -332,14 +344,14 @@ def _check_lengths(of_warps: Columns, of_exits: Columns, exit_count: Column | No
         raise ValueError("the counts of exits do not add up to the exits")
 
 
-def _are_within(least: int, limit: int, *columns: Column | None) -> bool:
+def _are_within(least: int, limit: int, *columns: Int64s | None) -> bool:
     return all(
         column is None or not len(column) or (least <= column.min() and column.max() < limit)
         for column in columns
     )
 
 
-def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Column) -> Spans:
+def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Int64s) -> Spans:
     """The limits from the first and the last readings of each SM, SM after SM."""
     start, count = entries.by_sm.start, entries.by_sm.count
     entry = np.stack((entries.clk, entries.ns))
@@ -355,7 +367,7 @@ def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Column) 
     return Spans.of(clk.ravel(), ns.ravel(), slack_ns)
 
 
-def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[Column, Column]:
+def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[Int64s, Int64s]:
     """Times of entries and exits on the lines of their SMs, each within its step, or as read where no line
     fits.
     """
@@ -382,7 +394,7 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
     return _put(entries, entered, lines, step_ns), _put(exits, left, lines[rows] + lag_ns, step_ns)
 
 
-def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
+def _least_lag(lows: Int64s, highs: Int64s, step_ns: int) -> int | None:
     """How much later after its SM's clock an exit reads %globaltimer than an entry does; 0 where the readings
     allow that, None where the SMs contradict each other.
     """
@@ -392,7 +404,7 @@ def _least_lag(lows: Column, highs: Column, step_ns: int) -> int | None:
     return max(min(low, high), min(0, max(low, high)))
 
 
-def _median_lines(off: Column, row: Column, low: Column, step_ns: int) -> Column:
+def _median_lines(off: Int64s, row: Int64s, low: Int64s, step_ns: int) -> Int64s:
     """Where lines pass through the steps of most of their SM's readings, or below all of them where they pass
     through too few.
     """
@@ -404,9 +416,86 @@ def _median_lines(off: Column, row: Column, low: Column, step_ns: int) -> Column
     return np.where(strays * READINGS_PER_STRAY <= by_row.count, lines, low - step_ns)
 
 
-def _put(readings: Readings, off: Column, lines: Column, step_ns: int) -> Column:
+def _put(readings: Readings, off: Int64s, lines: Int64s, step_ns: int) -> Int64s:
     """Readings moved up to the lines of their SMs, but not out of their steps, in the order of the batch."""
     found = np.empty_like(readings.ns)
     above = readings.by_sm.each(lines) - off
     found[readings.by_sm.order] = readings.ns + np.clip(above, 0, step_ns - 1)
     return found
+
+
+_REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
+_BASE_LIMIT_NS = 1 << 62
+HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
+"""Flags for the columns of a batch: those without which no finer times are found, slot, and exit_count."""
+
+
+class NativeSmClocks:
+    """The clocks of one GPU's SMs, as `SmClocks`. Only one thread may use it at a time."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._refine, self._refine_all = library.tp_sm_clocks_refine, library.tp_sm_clocks_refine_all
+        self._clocks = library.tp_sm_clocks_new()
+        if not self._clocks:
+            raise MemoryError
+        weakref.finalize(self, library.tp_sm_clocks_free, self._clocks)
+
+    def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Int64s, Int64s] | None:
+        """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
+
+        Raises ValueError for columns whose lengths do not agree, TypeError for other than int64.
+        """
+        warps, exits = len(warps_read.entry_ns), len(warps_read.exit_ns)
+        counts = (warps, exits, warps, warps, warps, exits, warps)
+        addresses = [_address(column, count) for column, count in zip(warps_read, counts, strict=True)]
+        if not 0 <= base_ns < _BASE_LIMIT_NS:
+            base_ns = -1  # is rejected too, where ctypes would cut the value to 64 bits
+        entered, stayed = np.empty(warps, np.int64), np.empty(exits, np.int64)
+        done = self._refine(
+            self._clocks, base_ns, warps, exits, *addresses, entered.ctypes.data, stayed.ctypes.data
+        )
+        if done == _BAD_LENGTHS:
+            raise ValueError("the counts of exits do not add up to the exits")
+        if done == _NO_MEMORY:
+            raise MemoryError
+        return (entered, stayed) if done == _REFINED else None
+
+    def refine_all(
+        self,
+        base_ns: Int64s,
+        warps: Int64s,
+        exits: Int64s,
+        has: Bytes,
+        columns: Sequence[Int64s | None],
+    ) -> tuple[Bools, Int64s, Int64s]:
+        """As `refine`, for several batches, with the number of warps and exits of each. Return which batches
+        have finer times, and the entries and exits of all. `columns` are those of `refine`, batch after
+        batch; `has` is which of them each batch has.
+        """
+        counts = (warps, exits, warps, warps, warps, exits, warps)
+        sizes = [int(count.sum()) for count in counts]
+        addresses = [_address(column, size) for column, size in zip(columns, sizes, strict=True)]
+        entered, stayed = np.empty(sizes[0], np.int64), np.empty(sizes[1], np.int64)
+        finer = np.empty(len(base_ns), np.bool_)
+        of_batches = (column.ctypes.data for column in (base_ns, warps, exits, has))
+        done = self._refine_all(
+            self._clocks,
+            len(base_ns),
+            ctypes.byref(Batches(*of_batches, *addresses)),
+            *(column.ctypes.data for column in (entered, stayed, finer)),
+        )
+        if done == _BAD_LENGTHS:
+            raise ValueError("the counts of exits do not add up to the exits")
+        if done == _NO_MEMORY:
+            raise MemoryError
+        return finer, entered, stayed
+
+
+def _address(column: Int64s | None, count: int) -> int | None:
+    if column is None:
+        return None
+    if column.dtype != np.int64 or not column.flags.c_contiguous:
+        raise TypeError(f"a column is {column.dtype}, and must be contiguous int64")
+    if column.shape != (count,):
+        raise ValueError("the columns of a batch have different lengths")
+    return column.ctypes.data

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.clocks import collected
-from tracepipe.clocks.collected import CollectedPairs, in_parts
+from tracepipe.clocks import pairs
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, Fit, fit, offset_map
+from tracepipe.clocks.pairs import CollectedPairs, in_parts
 from tracepipe.clocks.warp_times import WarpTimes
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import (
@@ -40,15 +40,15 @@ from tracepipe.event.warps import PlacedWarps, Warps
 _OTHERS = "other clocks"
 
 
-def _fitted(pairs: Iterable[Record]) -> dict[str, ClockMap]:
-    """The map of each clock. Where there are more pairs than are kept, `pairs` is read twice."""
+def _fitted(records: Iterable[Record]) -> dict[str, ClockMap]:
+    """The map of each clock. Where there are more pairs than are kept, `records` is read twice."""
     collected = CollectedPairs()
-    for record in pairs:
+    for record in records:
         collected.add(record)
     if not collected.is_thinned:
         return {clock: fit(clock, found) for clock, found in collected.take()}
     fits = {clock: Fit(clock, found) for clock, found in collected.take()}
-    for clock, found in in_parts(pairs, fits):
+    for clock, found in in_parts(records, fits):
         fits[clock].allow(found)
     return {clock: one.map() for clock, one in fits.items()}
 
@@ -60,7 +60,7 @@ def _offset_ns(instant: Mapping[str, Any], clock: str, trace_clock: str) -> int 
 
 def _leave_out(clock: str, count: int, unplaced: dict[str, int]) -> None:
     """Count events that are not placed, by clock for the first clocks."""
-    if clock not in unplaced and len(unplaced) >= collected.CLOCKS_MAX:
+    if clock not in unplaced and len(unplaced) >= pairs.CLOCKS_MAX:
         clock = _OTHERS
     unplaced[clock] = unplaced.get(clock, 0) + count
 
@@ -215,7 +215,7 @@ class Clocks:
             if shape.type not in HOST_LAYERS or shape.clock is not None or shape.comm is not None:
                 self._note(clock, 0)
             return 0
-        names_max = len(self._maps) + collected.CLOCKS_MAX
+        names_max = len(self._maps) + pairs.CLOCKS_MAX
         if clock_map is None and clock not in self._clocks and len(self._clocks) >= names_max:
             clock = _OTHERS
         return self._clocks.setdefault(clock, len(self._clocks) + 1)

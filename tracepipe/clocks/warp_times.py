@@ -12,11 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.clocks.maps import ClockMap
-from tracepipe.clocks.native_sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks
 from tracepipe.clocks.pairs import most
-from tracepipe.clocks.range_times import place_ranges
-from tracepipe.clocks.sm_clock import SmClocks
-from tracepipe.clocks.warp_readings import WarpReadings
+from tracepipe.clocks.sm_clock import HAS_CLOCKS, HAS_COUNTS, HAS_SLOT, NativeSmClocks, SmClocks, WarpReadings
 from tracepipe.event.columns import Bools, Bytes, Int64s, Ints
 from tracepipe.event.model import SourceNs
 from tracepipe.event.warps import WARP_COLUMNS, PlacedWarps, Warps, at_once, joined_column
@@ -216,3 +213,37 @@ class _Run:
         """The warp of each exit."""
         count = joined_column(self.batches, "exit_count", 1)
         return slice(None) if count is None else np.repeat(np.arange(len(self.entry_ns)), count)
+
+
+# Numbers are split into halves of this many bits, so that products are below 2⁶².
+_HALF_BITS = 20
+_BITS = 2 * _HALF_BITS
+
+
+def place_ranges(warps: PlacedWarps) -> None:
+    """Set the times of the ranges of a batch, whose warps have theirs."""
+    if warps.range_clk is None or warps.range_dur_clk is None or not len(warps.range_clk):
+        return
+    assert warps.exit_clk is not None  # without it a batch has no ranges
+    of = warps.of_ranges()
+    life_ns, life_clk = (warps.last_of_exits(column)[of] for column in (warps.exit_ns, warps.exit_clk))
+    begin_ns, end_ns = (
+        _share(clk, life_clk, np.maximum(life_ns, 0))
+        for clk in (warps.range_clk, warps.range_clk + warps.range_dur_clk)
+    )
+    warps.range_ns, warps.range_dur_ns = begin_ns, end_ns - begin_ns
+
+
+def _share(clk: Int64s, life_clk: Int64s, life_ns: Int64s) -> Int64s:
+    """`life_ns` × `clk` ÷ `life_clk`, rounded down; `clk` is `life_clk` at most.
+
+    It is exact below 2⁴⁰ cycles, nine minutes. Beyond that, the last bits of the cycles are ignored.
+    """
+    whole_ns, rest_ns = np.divmod(life_ns, np.maximum(life_clk, 1))
+    shift = np.maximum(np.frexp(life_clk.astype(np.float64))[1] - _BITS, 0).astype(np.int64)
+    of, rest, part = np.maximum(life_clk >> shift, 1), rest_ns >> shift, clk >> shift
+    high, low = part >> _HALF_BITS, part & ((1 << _HALF_BITS) - 1)
+    quotient, remainder = np.divmod(high * rest, of)
+    share_ns = (quotient << _HALF_BITS) + ((remainder << _HALF_BITS) + low * rest) // of
+    shared: Int64s = clk * whole_ns + (share_ns << shift)
+    return shared

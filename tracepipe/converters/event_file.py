@@ -19,7 +19,7 @@ import orjson
 from tracepipe.converters.writer import TraceInfo, without_form
 from tracepipe.event.columns import NONE, SPECIAL, EventColumns, SourceBatch, unsigned
 from tracepipe.event.model import FLOW_PHASES, TIME_LIMIT_NS, Record, new_header
-from tracepipe.event.outcomes import count_loss
+from tracepipe.event.nesting import count_loss
 from tracepipe.event.shape import Shape
 from tracepipe.event.stacks import Stacks
 from tracepipe.event.tables import Tables

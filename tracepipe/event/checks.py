@@ -9,13 +9,13 @@ from typing import Any, get_args, get_origin, is_typeddict
 from tracepipe.event.model import (
     MONOTONIC,
     NAME_BYTES_MAX,
+    RECORDS,
     STALLS,
     TIME_LIMIT_NS,
     Doc,
     Problem,
     Record,
 )
-from tracepipe.event.records import RECORDS
 from tracepipe.event.schema import fields_of, required_of
 from tracepipe.units import agree, counted
 

@@ -9,10 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns, grown
-from tracepipe.event.launches import Early, WarpStarts
-from tracepipe.event.nesting import NO_ROW, Nesting, ShapeRow
+from tracepipe.event.nesting import NO_ROW, Early, Nesting, Outcomes, ShapeRow, WarpStarts
 from tracepipe.event.ops import Op, OpColumns
-from tracepipe.event.outcomes import Outcomes
 from tracepipe.native import library
 from tracepipe.native.signatures import Events, Shapes, Starts
 

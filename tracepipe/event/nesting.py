@@ -9,15 +9,15 @@ becomes an overlap track. `nest.c` of the native core does the same.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns
-from tracepipe.event.launches import Early, Launches, WarpStarts
-from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns
+from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, Record
 from tracepipe.event.ops import (
     BEGIN,
     END,
@@ -30,7 +30,153 @@ from tracepipe.event.ops import (
     OpColumns,
     op_of,
 )
-from tracepipe.event.outcomes import Outcomes
+
+# This many launches are remembered, then the oldest is forgotten: a capture that lost kernels must not fill
+# the memory.
+LAUNCHES_MAX: Final = 1 << 16
+
+
+class Early(NamedTuple):
+    """A kernel that started before its call, by more than the clocks' bound."""
+
+    launch: int
+    start_ns: int
+    bound_ns: int
+    call_ns: int
+
+
+NO_LAUNCH, COUNTED, DRAWN, STARTS = range(4)
+"""What is done with a batch of warps. Its launch is unknown, it is only counted, it is drawn, or it is drawn
+and a flow may start at it."""
+
+
+@dataclass(slots=True, eq=False)
+class WarpStarts:
+    """Batches of warps among events: the place of each there, its launch, the time at which its first warp
+    enters, by how much that may be wrong, and what is done with it. `flow` is set to its flow, 0 for none.
+
+    A flow may start only at a warp that is drawn now, with the events around it.
+    """
+
+    place: Int64s
+    launch: Int64s
+    ts_ns: Int64s
+    bound_ns: Int64s
+    done: Bytes
+    flow: Int64s
+
+    def columns(self) -> list[Any]:
+        """The columns in the order of the fields."""
+        return [getattr(self, name) for name in self.__dataclass_fields__]
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """The columns of each batch but `flow`, as rows."""
+        return zip(*(column.tolist() for column in self.columns()[:-1]), strict=True)
+
+
+@dataclass(slots=True)
+class _Launch:
+    start_ns: int | None = None
+    bound_ns: int = 0
+    flow: int = 0
+    called: bool = False
+    drawn: bool = False
+
+
+class Launches:
+    """Calls and kernels come in the order of their times: a kernel that starts before its call comes
+    first.
+    """
+
+    def __init__(self) -> None:
+        self.early: list[Early] = []
+        self._launches: dict[int, _Launch] = {}
+        self._last_flow = 0
+
+    def _of(self, launch: int) -> _Launch:
+        one = self._launches.get(launch)
+        if one is None:
+            if len(self._launches) >= LAUNCHES_MAX:
+                del self._launches[next(iter(self._launches))]
+            one = self._launches[launch] = _Launch()
+        return one
+
+    def _flow_of(self, one: _Launch) -> int:
+        """The flow of a launch: negative at its first use, where it starts, and positive from then on."""
+        if one.flow:
+            return one.flow
+        # Even: the flows of calls through the layers are odd. It is not made from the launch id, which may
+        # have 64 bits and may be used again.
+        self._last_flow += 2
+        one.flow = self._last_flow
+        return -one.flow
+
+    def call(self, launch: int, ts_ns: int) -> int:
+        """Note a launch call and return its flow. An id that had a call before is a new launch now."""
+        one = self._of(launch)
+        if one.called:
+            one.start_ns, one.drawn, one.flow = None, False, 0
+        if one.start_ns is not None and one.start_ns + one.bound_ns < ts_ns:
+            self.early.append(Early(launch, one.start_ns, one.bound_ns, ts_ns))
+        one.start_ns, one.called = None, True
+        return self._flow_of(one)
+
+    def start(self, launch: int, ts_ns: int, bound_ns: int) -> None:
+        """Note when a launch's work starts, within `bound_ns`, to compare that with the time of its call."""
+        one = self._of(launch)
+        if not one.called and one.start_ns is None:
+            one.start_ns, one.bound_ns = ts_ns, bound_ns
+
+    def kernel(self, launch: int, ts_ns: int, bound_ns: int) -> int:
+        """Note a kernel's start, within `bound_ns`, and return the flow that ends at it."""
+        self.start(launch, ts_ns, bound_ns)
+        one = self._of(launch)
+        one.drawn = True
+        return self._flow_of(one)
+
+    def warps(self, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
+        """Note the first warp of a batch and return its flow: 0 if the flow ends at the launch's kernel, or
+        if the warps are only counted.
+        """
+        if done == NO_LAUNCH:
+            return 0
+        one = self._of(launch)
+        if done != COUNTED and one.drawn:
+            return 0
+        if done == STARTS or (done == DRAWN and one.flow):
+            return self.kernel(launch, ts_ns, bound_ns)
+        self.start(launch, ts_ns, bound_ns)
+        return 0
+
+
+# This many layers have separate sums of losses. There are ten, but a file may name any text.
+_LAYERS_MAX: Final = 100
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Counts of what did not go as it should. Each case is also marked on its slice."""
+
+    unclosed: int = 0
+    """B without E: drawn to the end of the recording, or to the end of its caller."""
+    no_begin: int = 0
+    """E without B and without a duration: drawn as an instant."""
+    overlaps: int = 0
+    """Slices that overlap those of their row, or are nested too deep: on an overlap row."""
+    undrawn: int = 0
+    """Slices for which there are too many overlap rows: not drawn."""
+    causality: int = 0
+    """Kernels and warps that start before their launch call, by more than the clocks' bound."""
+    beyond: int = 0
+    """Events of threads, streams, GPUs or warps for which there are too many tracks: not drawn."""
+
+
+def count_loss(losses: Counter[str], loss: Record) -> None:
+    """Add a loss to those of its layer."""
+    layer = loss.get("layer", "unknown layer")
+    has_room = layer in losses or len(losses) < _LAYERS_MAX
+    losses[layer if has_room else "other layers"] += loss["count"]
+
 
 # An input with more overlaps than this does not describe a call stack.
 OVERLAP_ROWS_MAX: Final = 64

@@ -1,12 +1,18 @@
-"""Which recording things come from when several recordings are read as one."""
+"""Several recordings that are read as one: where things come from, and the numbers that distinguish them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tracepipe.event.model import ID_LIMIT
+import numpy as np
+
+from tracepipe.event.columns import Bytes, Int32s, Int64s, Ints, TraceBatch, TraceColumns, distinct, grown
+from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, ID_LIMIT, Record
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Tables
+from tracepipe.event.warps import PlacedWarps
 
 FILE: Final = "file"
 """The argument of a loss, a window or a problem that names its recording."""
@@ -63,3 +69,127 @@ class Origins:
     def _rank(self, pid: int | None) -> str:
         rank = self.ranks.get(pid or 0)
         return "" if rank is None else f"rank {rank}: "
+
+
+_UNKNOWN: Final = -9
+_HAS_LAUNCH, _IS_FLOW = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """How the numbers of a recording change. `host` decides about ids of processes and threads, of which
+    those that were made up become `made_up_apart` lower. `cpus` is added to processors, `launches` to
+    launches. `gpus` has the new index by the old one. A flow is multiplied by the first of `flows`, and the
+    second is added.
+    """
+
+    host: int = 0
+    cpus: int = 0
+    launches: int = 0
+    gpus: Mapping[int, int] = field(default_factory=dict)
+    flows: tuple[int, int] = (1, 0)
+    made_up_apart: int = 0
+
+    def _id(self, id: int) -> int:
+        return id_on(self.host, id, self.made_up_apart)
+
+    def shape(self, shape: Shape) -> Shape:
+        """A shape with its new numbers."""
+        return replace(
+            shape,
+            pid=self._pid(shape),
+            tid=None if shape.tid is None else self._id(shape.tid),
+            cpu=None if shape.cpu is None else shape.cpu + self.cpus,
+            gpu=shape.gpu if shape.gpu is None else self.gpus.get(shape.gpu, shape.gpu),
+        )
+
+    def _pid(self, shape: Shape) -> int | None:
+        """The new pid of a shape's events. Where none is recorded, each further host has one for that."""
+        if shape.pid is not None:
+            return self._id(shape.pid)
+        is_of_host = shape.type in HOST_LAYERS and not shape.on_stream
+        return id_on(self.host, 0) if self.host and is_of_host else None
+
+    def record(self, record: Record) -> Record:
+        """A record that is not an event, with its new numbers."""
+        moved: Record = {key: self._id(record[key]) for key in ("pid", "tid") if key in record}
+        more = {"cpu": self.cpus, "launch": self.launches}
+        moved |= {key: record[key] + by for key, by in more.items() if key in record}
+        if "gpu" in record:
+            moved["gpu"] = self.gpus.get(record["gpu"], record["gpu"])
+        return record | moved
+
+
+class Renumbered:
+    """Renumbers the batches of a recording whose tables are `own`. Losses and windows get its `name`, if it
+    has one.
+    """
+
+    def __init__(self, name: str, own: Tables, shared: Tables, numbers: Numbers) -> None:
+        self._name, self._own, self._shared, self._numbers = name, own, shared, numbers
+        self._rounds = (0, 0)
+        self._shapes: Int32s = np.empty(0, np.int32)
+        self._args: Int32s = np.empty(0, np.int32)
+        self._stacks: Int32s = np.empty(0, np.int32)
+        """The shared number by the recording's own number, where it is known."""
+        self._kinds: Bytes = np.empty(0, np.uint8)
+        """What the events of a shape have in the column of launches, by the shape's own number."""
+
+    def batch(self, batch: TraceBatch) -> TraceBatch:
+        """A batch with numbers of the shared tables. It must be called before the next batch is read."""
+        events = batch.events
+        rounds = self._own.rounds, self._shared.rounds
+        if rounds != self._rounds:
+            self._rounds = rounds
+            self._shapes, self._args = self._shapes[:0], self._args[:0]
+        is_event = events.shape >= 0
+        shape, args, launch = events.shape.copy(), events.args.copy(), events.launch
+        self._shapes, shape[is_event] = self._found(self._shapes, shape[is_event], self._shape)
+        has_args = is_event & (args >= 0)
+        self._args, args[has_args] = self._found(self._args, args[has_args], self._args_number)
+        kinds = np.where(is_event, self._kinds[np.maximum(events.shape, 0)], 0) if len(self._kinds) else None
+        if kinds is not None and kinds.any():
+            launch = np.where(kinds == _HAS_LAUNCH, launch + self._numbers.launches, launch)
+            by, more = self._numbers.flows
+            launch = np.where(kinds == _IS_FLOW, (launch * by + more) & FLOW_LIMIT, launch)
+        moved = replace(events, shape=shape, args=args, launch=launch, stack=self._stacks_of(events))
+        return TraceBatch(moved, [self._other(one) for one in batch.others], batch.text_bytes)
+
+    @staticmethod
+    def _found(known: Int32s, numbers: Ints, number: Callable[[int], int]) -> tuple[Int32s, Ints]:
+        """The extended table of known numbers, and the shared numbers of some own ones."""
+        if not len(numbers):
+            return known, numbers
+        used = distinct(numbers)
+        known = grown(known, int(used[-1]) + 1, _UNKNOWN)
+        for own in used[known[used] == _UNKNOWN].tolist():
+            known[own] = number(own)
+        return known, known[numbers]
+
+    def _shape(self, own: int) -> int:
+        shape = self._own.shapes[own]
+        assert shape is not None
+        self._kinds = grown(self._kinds, own + 1, 0)
+        self._kinds[own] = _IS_FLOW if shape.phase in FLOW_PHASES else _HAS_LAUNCH * shape.has_launch
+        return self._shared.number_of(self._numbers.shape(shape))
+
+    def _args_number(self, own: int) -> int:
+        if self._own.is_odd(own):
+            return self._shared.args_number(self._own.args(own))
+        return self._shared.text_number(self._own.text(own))
+
+    def _stacks_of(self, events: TraceColumns) -> Int64s | None:
+        if events.stack is None:
+            return None
+        stack, has = events.stack.copy(), events.stack >= 0
+        take = self._shared.stacks.take
+        self._stacks, stack[has] = self._found(
+            self._stacks, events.stack[has], lambda own: take(self._own.stacks, own)
+        )
+        return stack
+
+    def _other(self, other: Record | PlacedWarps) -> Record | PlacedWarps:
+        if isinstance(other, PlacedWarps):
+            return replace(other, launched=self._numbers.record(other.launched))
+        moved = self._numbers.record(other)
+        return moved | {FILE: self._name} if self._name and other["type"] in ("loss", "window") else moved

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints, is_typeddict
 
-from tracepipe.event.model import LAYERS, SCHEMA_VERSION, Doc, Event
-from tracepipe.event.records import RECORDS
+from tracepipe.event.model import LAYERS, RECORDS, SCHEMA_VERSION, Doc, Event
 
 _SCALARS: dict[object, dict[str, Any]] = {
     int: {"type": "integer"},

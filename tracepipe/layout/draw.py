@@ -16,9 +16,9 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, Int64s, TraceBatch, TraceColumns, unsigned
 from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, Header, Problem, Record
+from tracepipe.event.nesting import Outcomes
 from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
-from tracepipe.event.outcomes import Outcomes
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import WarpChanges

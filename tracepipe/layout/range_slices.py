@@ -9,8 +9,7 @@ import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.event.nesting import NO_ROW
-from tracepipe.event.ranges import CROSSING, nested
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import CROSSING, PlacedWarps, nested
 from tracepipe.layout.changes import ONLY_NAME, WARP_BEGIN, WARP_END, Kernel, Slices, joined_slices
 
 OverlapRow = Callable[[int, int, int], int]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, AnyArray, Bools, Int64s, signed
-from tracepipe.event.launches import COUNTED, DRAWN, NO_LAUNCH, STARTS, WarpStarts
+from tracepipe.event.nesting import COUNTED, DRAWN, NO_LAUNCH, STARTS, WarpStarts
 from tracepipe.event.warps import AT_ONCE_MAX, SMALL_MAX, PlacedWarps, joined_column
 from tracepipe.layout.changes import FULL_MASK, WARP_EXIT
 from tracepipe.layout.slots import entry_order

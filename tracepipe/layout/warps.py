@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct, grown
-from tracepipe.event.launches import LAUNCHES_MAX, WarpStarts
 from tracepipe.event.model import Record
-from tracepipe.event.nesting import NO_ROW
+from tracepipe.event.nesting import LAUNCHES_MAX, NO_ROW, WarpStarts
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout.changes import (

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* How the ranges of warps nest. event/ranges.py does the same in Python. */
+/* How the ranges of warps nest. event/warps.py does the same in Python. */
 #include "tables.h"
 
 #define OUTER (-1)

@@ -2,7 +2,7 @@
 /* Warps on the hardware slots of a GPU, and how many of them run at a time.
  *
  * Kernels in flight at one time take turns on a slot, and their batches come one after the other: a warp may
- * belong before one that has its place already. layout/slots.py has the same in Python.
+ * belong before one that has its place already. layout/warps.py has the same in Python.
  */
 #include <stdint.h>
 

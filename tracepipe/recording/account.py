@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tracepipe.event.model import LAYERS, Problem
-from tracepipe.event.outcomes import Outcomes
+from tracepipe.event.nesting import Outcomes
 from tracepipe.units import counted
 
 # This many problems are kept with their text. All are counted.

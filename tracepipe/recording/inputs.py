@@ -18,8 +18,7 @@ from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Problem, new_header
-from tracepipe.event.origins import Origins, id_on
-from tracepipe.event.renumbered import Numbers, Renumbered
+from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account

@@ -11,8 +11,7 @@ from typing import Any
 
 from tracepipe.clocks.anchors import Source, is_one_host, reference
 from tracepipe.errors import InputError
-from tracepipe.event.origins import HOSTS_MAX, IDS_APART, Origins, id_on
-from tracepipe.event.renumbered import Numbers
+from tracepipe.event.origins import HOSTS_MAX, IDS_APART, Numbers, Origins, id_on
 from tracepipe.recording.survey import Survey
 
 # Launches of each further capture count from a multiple of this, so that people can read their numbers.

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import SPECIAL, Int32s, SourceBatch, TraceBatch, no_events
-from tracepipe.event.launch_stacks import LaunchStacks
 from tracepipe.event.model import STALLS, Problem, Record
-from tracepipe.event.outcomes import count_loss
+from tracepipe.event.nesting import count_loss
+from tracepipe.event.stacks import LaunchStacks
 from tracepipe.event.tables import KEPT_MAX
 from tracepipe.event.warps import WarpColumns
 from tracepipe.recording.account import Account

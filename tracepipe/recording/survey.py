@@ -11,8 +11,7 @@ from typing import Final
 import numpy as np
 
 from tracepipe.clocks.anchors import REALTIME, Source
-from tracepipe.clocks.call_times import CELL_BITS
-from tracepipe.clocks.sightings import Seen
+from tracepipe.clocks.common_events import CELL_BITS, Seen
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
 from tracepipe.event.origins import MADE_UP
 from tracepipe.event.shape import Shape

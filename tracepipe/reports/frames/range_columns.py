@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.event.columns import distinct
-from tracepipe.event.ranges import nested
-from tracepipe.event.warps import PlacedWarps
+from tracepipe.event.warps import PlacedWarps, nested
 from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered

@@ -13,9 +13,8 @@ from typing import Any, Final
 from tracepipe.event import ops as op
 from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns
 from tracepipe.event.native_nesting import AnyNesting, new_nesting
-from tracepipe.event.nesting import ShapeRow
+from tracepipe.event.nesting import Outcomes, ShapeRow
 from tracepipe.event.ops import BEGIN, END, NO_MARK
-from tracepipe.event.outcomes import Outcomes
 from tracepipe.reports.frames.callers import callers_by_time, depths
 from tracepipe.reports.frames.grouping import equal, grouped, in_buckets
 from tracepipe.reports.frames.libraries import np
