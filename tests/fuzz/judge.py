@@ -25,8 +25,7 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event import tables
 from tracepipe.event.model import Problem
 from tracepipe.kernel_names import without_namespaces
-from tracepipe.layout import windows
-from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.layout import WARP_TRACKS, LayoutOptions, merging
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.printable import json_text
 from tracepipe.readers import READERS, tracepipe1
@@ -84,7 +83,7 @@ def judge(path: Path, asked: Asked) -> None:
         if rng.random() < 0.2:
             # Few lines at a time, and numbers of shapes and arguments that are soon given anew.
             patch.setattr(tracepipe1, "CHUNK_BYTES", rng.choice((200, 2_000)))
-            patch.setattr(windows, "WINDOW_EVENTS", rng.choice((1, 3, 20)))
+            patch.setattr(merging, "WINDOW_EVENTS", rng.choice((1, 3, 20)))
             patch.setattr(tables, "KEPT_MAX", rng.choice((0, 1 << 14)))
         _judge(path, asked)
 
@@ -221,7 +220,7 @@ def _same_spans(path: Path, source: str, assumed: dict[str, int | str], run: Run
         parents = getattr(run, frame)["parent"].to_list()
         assert all(parent is None or parent < at for at, parent in enumerate(parents))
     with open_input(str(path)) as stream:
-        if windows.WINDOW_EVENTS < 1_000 or b'"unclosed"' in stream.head():
+        if merging.WINDOW_EVENTS < 1_000 or b'"unclosed"' in stream.head():
             return  # late events are drawn elsewhere; an argument has the name of the timeline's mark
     if not DRAWN.isdisjoint(run.hooks["layer"].to_list()):
         return  # a layer of a hook is called as one of ours

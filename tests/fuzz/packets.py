@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.golden.cases import FIXTURES, Case
 from tests.native.inputs import mutated
-from tracepipe.converters.wire import varint
+from tracepipe.converters.packets import varint
 from tracepipe.readers.wire_fields import BYTES, FIXED64, VARINT, WireError, tagged
 
 _WRITTEN = ("flows", "host-layers", "warps-ranges", "annotations", "capture-standin")

@@ -20,7 +20,7 @@ import pytest
 
 from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
-from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout import LayoutOptions
 from tracepipe.recording.account_text import account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions
 

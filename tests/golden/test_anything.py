@@ -20,7 +20,7 @@ from tests.golden.asked import Asked
 from tests.golden.both import converted
 from tests.golden.hostile import ranges
 from tests.golden.seen import ReplayFormat
-from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.layout import WARP_TRACKS, LayoutOptions
 from tracepipe.layout.tree import LAYER_TITLES
 from tracepipe.recording.convert import Conversion, ConversionOptions
 

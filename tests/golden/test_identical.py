@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tracepipe.event.tables
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from benchmarks.recordings import write_lone_warps, write_mixed, write_threads, write_warps
 from tests.golden import hostile, test_anything, test_property
@@ -21,7 +21,7 @@ from tests.golden.both import converted
 from tests.golden.cases import Case, cases, with_sample
 from tests.support.cores import CORES, running
 from tracepipe.converters import CONVERTERS
-from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+from tracepipe.layout import WARP_TRACKS, LayoutOptions
 from tracepipe.recording.convert import ConversionOptions, check
 
 
@@ -51,7 +51,7 @@ def little_at_once(chunk_bytes: int, window_events: int, kept_max: int = 1 << 15
     """Reads few lines at a time, and lets the tables keep few shapes and arguments."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", chunk_bytes)
-        patch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", window_events)
+        patch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", window_events)
         patch.setattr(tracepipe.event.tables, "KEPT_MAX", kept_max)
         yield
 

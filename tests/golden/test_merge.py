@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 from tests.golden.merged import anchors_of, converted, written
 from tests.support.cores import cores_here, running
 from tests.support.recordings import GPU_CLOCK, HEADER, PAIR, event, span
@@ -90,7 +90,7 @@ def test_the_parts_of_a_capture_give_what_the_whole_gives(
         written(tmp_path / f"rank{pid}.jsonl", head + [one for one in made if one["pid"] == pid])
         for pid in sorted({one["pid"] for one in made})
     ]
-    with mock.patch.object(tracepipe.layout.windows, "WINDOW_EVENTS", window_events):
+    with mock.patch.object(tracepipe.layout.merging, "WINDOW_EVENTS", window_events):
         assert timeline(parts) == timeline([whole])
 
 
@@ -285,7 +285,7 @@ def test_collectives_put_two_ranks_together(tmp_path: Path) -> None:
 def test_a_launch_that_two_tools_recorded_is_one_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window_events: int
 ) -> None:
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", window_events)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", window_events)
     paths = [of_kineto(tmp_path / "torch.json", 250_000), our_launches(tmp_path / "run.jsonl")]
     lines, flows = timeline(paths)
     calls = [line.split() for line in lines if "cudaLaunchKernel" in line]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.cases import FIXTURES, Case
@@ -59,7 +59,7 @@ def warps(ts_ns: int, name: str, slots: list[int], entry_ns: list[int], exit_ns:
 
 @pytest.fixture
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", 2)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", 2)
 
 
 def test_an_event_later_than_the_window_goes_on_an_overlap_track(tmp_path: Path, small_window: None) -> None:
@@ -175,7 +175,7 @@ def test_small_batches_draw_the_same(name: str, monkeypatch: pytest.MonkeyPatch)
     case = Case(FIXTURES / name)
     want = case.replay("perfetto").seen().lines()
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 256)
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", 2)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", 2)
     assert case.replay("perfetto").seen().lines() == want
     asked = Asked(case.convert("perfetto")[0])
     assert asked.problems == []

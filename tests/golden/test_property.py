@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from tests.golden.asked import Asked
 from tests.golden.both import converted
@@ -241,6 +241,6 @@ def test_spans_that_are_open_over_many_batches_come_out_too(recording: Recording
     lines = sorted(recording.lines, key=itemgetter("ts_ns"))
     with (
         mock.patch.object(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 256),
-        mock.patch.object(tracepipe.layout.windows, "WINDOW_EVENTS", 4),
+        mock.patch.object(tracepipe.layout.merging, "WINDOW_EVENTS", 4),
     ):
         check(recording, lines)

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import NONE
-from tracepipe.layout.changes import Change, Kernel, Slices, WarpChanges
-from tracepipe.layout.timeline import Track
+from tracepipe.layout.timeline import Change, Kernel, Slices, Track, WarpChanges
 
 KERNEL = Kernel("k", 0, 0, 0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracepipe.converters.wire import delimited, double, number
+from tracepipe.converters.packets import delimited, double, number
 
 Message = dict[int, list[Any]]
 

@@ -13,7 +13,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.event import nesting
 from tracepipe.event.model import new_header
 from tracepipe.event.nesting import Launches
-from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout import LayoutOptions
 from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConversionOptions
 

@@ -18,17 +18,28 @@ from hypothesis import strategies as st
 
 from tests.support.cores import running
 from tracepipe.converters import CONVERTERS, chrome
-from tracepipe.converters.chrome_events import members
-from tracepipe.converters.native_chrome_events import NativeChromeEvents
+from tracepipe.converters.chrome import NativeChromeEvents, members
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event import tables as event_tables
 from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, Op, OpColumns, op_of
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, Kernel, Slices, WarpChanges
-from tracepipe.layout.options import LayoutOptions
-from tracepipe.layout.timeline import FIRST_EXTRA, Book, Drawn, Item, Track
+from tracepipe.layout import LayoutOptions
+from tracepipe.layout.timeline import (
+    FIRST_EXTRA,
+    WARP_BEGIN,
+    WARP_COUNT,
+    WARP_END,
+    WARP_EXIT,
+    Book,
+    Drawn,
+    Item,
+    Kernel,
+    Slices,
+    Track,
+    WarpChanges,
+)
 from tracepipe.native import library
 from tracepipe.readers import tracepipe1
 from tracepipe.readers.line_columns import NativeTables

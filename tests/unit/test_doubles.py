@@ -12,7 +12,7 @@ from tests.support.recordings import event, span
 from tracepipe.event.columns import TraceColumns, event_columns
 from tracepipe.event.origins import Origins
 from tracepipe.event.tables import Tables
-from tracepipe.layout.doubles import APART_NS, GONE, Doubles
+from tracepipe.layout.merging import APART_NS, MERGED, Doubles
 from tracepipe.readers.recording import row_of
 
 END_NS = 1 << 40
@@ -89,7 +89,7 @@ def test_a_double_has_the_arguments_of_both(tables: Tables) -> None:
     both.take(one, 0)
     both.take(other, 1)
     both.decide(END_NS)
-    assert other.shape.tolist() == [GONE]
+    assert other.shape.tolist() == [MERGED]
     assert tables.args(int(one.args[0])) == {
         "size": 1, "result": 0, "size (file1)": 2, "stream": 3, "after_ns (file1)": 3, "dur_ns (file1)": 5,
     }  # fmt: skip
@@ -144,7 +144,7 @@ def test_calls_that_may_still_come_are_waited_for(tables: Tables) -> None:
     both.take(one, 0)
     both.take(other, 1)
     both.decide(100)
-    assert np.array_equal(other.shape == GONE, [True, False])
+    assert np.array_equal(other.shape == MERGED, [True, False])
     both.decide(5_000_001)
     assert both.count == 2
 

@@ -17,7 +17,7 @@ from tracepipe.event import nesting
 from tracepipe.event.model import Problem, new_header
 from tracepipe.event.nesting import Outcomes
 from tracepipe.layout import draw as layout_module
-from tracepipe.layout import host, windows
+from tracepipe.layout import host, merging
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, END, Drawn, Item, Track
 
@@ -240,7 +240,7 @@ def test_any_events_give_tracks_on_which_slices_nest(
         timing = {"dur_ns": dur_ns} if phase in "XD" else {}  # D: an end that knows its duration
         records.append(call("E" if phase == "D" else phase, ts_ns, name, layer, **timing))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "WINDOW_EVENTS", window_events)
+        patch.setattr(merging, "WINDOW_EVENTS", window_events)
         parts, layout = laid_out(
             *(records[at : at + batch_events] for at in range(0, len(records), batch_events))
         )
@@ -320,7 +320,7 @@ def test_a_driver_function_inside_a_read_is_not_attributed_to_an_ioctl() -> None
 
 
 def test_a_call_that_spans_batches_still_has_its_flow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW_EVENTS", 1)
+    monkeypatch.setattr(merging, "WINDOW_EVENTS", 1)
     inside = [[ioctl("B", 10 * at), driver("I", 10 * at + 1), ioctl("E", 10 * at + 2)] for at in range(2, 6)]
     parts, _ = laid_out([call("B", 10)], *inside, [call("E", 90)])
     lines = shown(parts)
@@ -340,7 +340,7 @@ def test_events_out_of_order_within_the_window_are_put_in_order() -> None:
 
 
 def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "WINDOW_EVENTS", 2)
+    monkeypatch.setattr(merging, "WINDOW_EVENTS", 2)
     parts, layout = laid_out(
         *([call("B", at, "f"), call("E", at + 5, "f")] for at in range(1_000, 2_000, 10)),
         [call("B", 3, "late"), call("E", 4, "late")],
@@ -353,7 +353,7 @@ def test_an_event_beyond_the_window_is_drawn_all_the_same(monkeypatch: pytest.Mo
 def test_a_late_slice_over_an_end_that_was_drawn_goes_on_an_overlap_track(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(windows, "WINDOW_EVENTS", 1)
+    monkeypatch.setattr(merging, "WINDOW_EVENTS", 1)
     calls = [call("B", 1, "a"), call("B", 2, "b"), call("E", 90, "a"), call("I", 200), call("I", 201)]
     parts, layout = laid_out(calls, [call("X", 50, "late", dur_ns=100)])
     lines = shown(parts)
@@ -370,7 +370,7 @@ def test_the_window_holds_no_more_than_twice_its_events() -> None:
     for at in range(40):
         batch = trace_batch([call("I", at * 1_000 + n) for n in range(1_000)], tables)
         drawn_items += len(layout.place(batch).order)
-        assert (at + 1) * 1_000 - drawn_items <= 2 * windows.WINDOW_EVENTS
+        assert (at + 1) * 1_000 - drawn_items <= 2 * merging.WINDOW_EVENTS
     assert drawn_items + sum(len(part.order) for part in layout.finish()) == 40_000
 
 

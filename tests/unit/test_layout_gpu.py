@@ -13,10 +13,9 @@ from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header
+from tracepipe.layout import LayoutOptions, merging
 from tracepipe.layout import warps as warps_module
-from tracepipe.layout import windows
 from tracepipe.layout.draw import Layout
-from tracepipe.layout.options import LayoutOptions
 from tracepipe.layout.timeline import BEGIN, COUNTER, INSTANT, Drawn, Item
 
 pytestmark = pytest.mark.usefixtures("core")
@@ -386,7 +385,7 @@ def test_the_count_of_active_warps_is_right_at_every_time(
     check_active_warps(batches, one_by_one=False)
     with pytest.MonkeyPatch.context() as patch:
         # Some are drawn before the next come, which must then stand in their order.
-        patch.setattr(windows, "WINDOW_EVENTS", window_events)
+        patch.setattr(merging, "WINDOW_EVENTS", window_events)
         check_active_warps(sorted(batches, key=lambda one: one[0]), one_by_one=True)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import tracepipe.layout.loads
-import tracepipe.layout.windows
+import tracepipe.layout.merging
+import tracepipe.layout.summaries
 import tracepipe.readers.tracepipe1
 from tests.golden.both import converted
 from tests.golden.cases import FIXTURES
@@ -102,7 +102,7 @@ def test_the_processes_that_stand_first_have_counters(tmp_path: Path) -> None:
 
 
 def test_a_bounded_number_of_processes_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracepipe.layout.loads, "PROCESSES_MAX", 2)
+    monkeypatch.setattr(tracepipe.layout.summaries, "PROCESSES_MAX", 2)
     records = [one for pid in (7, 8, 9) for one in runs(pid, pid + 1_000, pid, pid=pid)]
     assert {row[0] for row in asked(written(records, tmp_path))} == {7, 8}
 
@@ -116,8 +116,8 @@ def test_few_events_at_a_time_give_the_same(
     want = asked(written(records, tmp_path))
     assert {row[0] for row in want} == {1, 2, 3}
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 200)
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", 3)
-    monkeypatch.setattr(tracepipe.layout.loads, "_STRETCHES_AT_ONCE", 2)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", 3)
+    monkeypatch.setattr(tracepipe.layout.summaries, "_STRETCHES_AT_ONCE", 2)
     monkeypatch.setattr("tracepipe.event.tables.KEPT_MAX", kept_max)
     assert asked(written(records, tmp_path)) == want
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from tests.golden.both import converted
 from tests.support.trace_processor import RealTraceProcessor
@@ -85,7 +85,7 @@ def test_a_thread_runs_until_it_is_seen_to_leave(tmp_path: Path) -> None:
 def test_processes_come_in_the_order_of_what_their_threads_did(
     window_events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", window_events)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", window_events)
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 200)
     records = [call(0, 1, 1), *runs(2, 10, 500, pid=2), *runs(2, 600, 900, pid=2)]
     records += [call(1_000 + at, 3, 3, launch=at) for at in range(1, 5)]
@@ -153,7 +153,7 @@ def test_perfetto_is_given_the_places_that_are_known_at_the_end(tmp_path: Path) 
 def test_a_flow_stays_with_its_slice_where_a_window_ends(
     events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", events)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", events)
     of = {"cat": "step", "name": "f", "pid": 7, "tid": 7}
     some = [
         one

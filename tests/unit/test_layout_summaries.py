@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import tracepipe.layout.windows
+import tracepipe.layout.merging
 import tracepipe.readers.tracepipe1
 from tests.golden.both import converted
 from tests.support.trace_processor import RealTraceProcessor
@@ -96,7 +96,7 @@ def test_few_events_at_a_time_show_the_same(
     want = shown(records, tmp_path)
     assert 30 < len(want) < 60
     monkeypatch.setattr(tracepipe.readers.tracepipe1, "CHUNK_BYTES", 200)
-    monkeypatch.setattr(tracepipe.layout.windows, "WINDOW_EVENTS", 3)
+    monkeypatch.setattr(tracepipe.layout.merging, "WINDOW_EVENTS", 3)
     monkeypatch.setattr("tracepipe.event.tables.KEPT_MAX", kept_max)
     assert shown(records, tmp_path) == want
 

@@ -17,8 +17,20 @@ from tests.support.drawing import Drawing, item, renamed
 from tests.support.warp_changes import Warp, change, gpu_tracks, warp_changes
 from tracepipe.converters.perfetto import PerfettoWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_END, WARP_EXIT, WarpChanges
-from tracepipe.layout.timeline import BEGIN, COUNTER, END, INSTANT, Drawn, Item, Track
+from tracepipe.layout.timeline import (
+    BEGIN,
+    COUNTER,
+    END,
+    INSTANT,
+    WARP_BEGIN,
+    WARP_COUNT,
+    WARP_END,
+    WARP_EXIT,
+    Drawn,
+    Item,
+    Track,
+    WarpChanges,
+)
 
 pytestmark = pytest.mark.usefixtures("core")
 

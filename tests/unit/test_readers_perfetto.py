@@ -24,7 +24,7 @@ from tests.support.perfetto_trace import (
     REALTIME,
     TraceMade,
 )
-from tracepipe.converters.wire import delimited, number, tag, text, varint
+from tracepipe.converters.packets import delimited, number, tag, text, varint
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import Header, Problem, Record
 from tracepipe.readers import (

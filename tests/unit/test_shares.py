@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.layout import shares
-from tracepipe.layout.shares import Share
+from tracepipe.layout import summaries
+from tracepipe.layout.summaries import Share
 
 STRETCHES = st.lists(
     st.tuples(st.integers(0, 1 << 24), st.one_of(st.integers(0, 1 << 12), st.integers(0, 1 << 23))),
@@ -48,7 +48,7 @@ def test_a_time_that_is_long_ago_takes_no_more_bins() -> None:
     share = share_of([(1 << 61, 5_000)], [(0, 1)])
     values = share.percent()
     assert (values[0][0], values[-1]) == (0, ((1 << 61) + 5_000, 0))
-    assert len(values) <= shares.BINS_MAX + 1
+    assert len(values) <= summaries.BINS_MAX + 1
 
 
 @given(STRETCHES, STRETCHES)
@@ -59,13 +59,13 @@ def test_bins_hold_all_that_was_busy_whatever_the_order(
     assert share.percent() == other.percent()
     stretches = [one for one in first + second if one[1]]
     values = share.percent()
-    assert len(values) <= shares.BINS_MAX + 1
+    assert len(values) <= summaries.BINS_MAX + 1
     if not stretches:
         return
     begin_ns, end_ns = min(at for at, _ in stretches), max(at + length for at, length in stretches)
     assert (values[0][0], values[-1]) == (begin_ns, (end_ns, 0))
     width_ns = _US
-    while (end_ns - 1) // width_ns - begin_ns // width_ns >= shares.BINS_MAX:
+    while (end_ns - 1) // width_ns - begin_ns // width_ns >= summaries.BINS_MAX:
         width_ns *= 2
     known = dict(values)
     value = 0

@@ -12,9 +12,8 @@ from tests.support.batches import trace_batch
 from tests.support.cores import new_tables
 from tests.support.timeline_text import shown
 from tracepipe.event.model import new_header
-from tracepipe.layout import warp_runs
+from tracepipe.layout import LayoutOptions, warps
 from tracepipe.layout.draw import Layout
-from tracepipe.layout.options import LayoutOptions
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -87,8 +86,8 @@ def test_what_is_drawn_does_not_depend_on_what_is_drawn_as_one(
 ) -> None:
     def drawn(small_max: int, at_once_max: int) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(warp_runs, "SMALL_MAX", small_max)
-            patch.setattr(warp_runs, "AT_ONCE_MAX", at_once_max)
+            patch.setattr(warps, "SMALL_MAX", small_max)
+            patch.setattr(warps, "AT_ONCE_MAX", at_once_max)
             tables = new_tables()
             layout = Layout(new_header(), tables, LayoutOptions(mode, exits))
             parts = [layout.place(trace_batch([dict(one) for one in records], tables)), *layout.finish()]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.cores import running
 from tracepipe.event.columns import NONE
-from tracepipe.layout.slots import ALL, DRAWN, OPEN, OVERLAPS, STAYS_MAX, entry_order, new_slots
+from tracepipe.layout.warps import ALL, NO_END, ON_OVERLAP, ON_TRACK, STAYS_MAX, entry_order, new_slots
 
 pytestmark = pytest.mark.usefixtures("core")
 
@@ -30,24 +30,32 @@ def fates(slots: Any, base_ns: int, *warps: tuple[int, int, int], rows: int = 2)
 def test_a_slot_has_one_warp_at_a_time() -> None:
     slots = new_slots()
     warps = [(0, 10, 0), (5, 10, 0), (5, 10, 1), (10, 5, 0), (15, 0, 0), (15, 3, 0), (20, -1, 0)]
-    assert fates(slots, 0, *warps) == [DRAWN, OVERLAPS, DRAWN, DRAWN, DRAWN, DRAWN, OPEN]
+    assert fates(slots, 0, *warps) == [ON_TRACK, ON_OVERLAP, ON_TRACK, ON_TRACK, ON_TRACK, ON_TRACK, NO_END]
 
 
 def test_a_warp_of_a_later_batch_may_stand_before_others() -> None:
     slots = new_slots()
-    assert fates(slots, 0, (0, 50, 0), (100, 100, 0), (400, 10, 0)) == [DRAWN] * 3
+    assert fates(slots, 0, (0, 50, 0), (100, 100, 0), (400, 10, 0)) == [ON_TRACK] * 3
     # Not where it ends as the next begins: a stable sort by time would put that one first.
     later = [(60, 30, 0), (210, 50, 0), (270, 129, 0), (399, 1, 0), (50, 9, 0), (90, 10, 0), (405, 1, 0)]
-    assert fates(slots, 60, *later) == [DRAWN, DRAWN, DRAWN, OVERLAPS, DRAWN, OVERLAPS, OVERLAPS]
+    assert fates(slots, 60, *later) == [
+        ON_TRACK,
+        ON_TRACK,
+        ON_TRACK,
+        ON_OVERLAP,
+        ON_TRACK,
+        ON_OVERLAP,
+        ON_OVERLAP,
+    ]
 
 
 def test_a_bounded_number_of_stays_in_a_slot_is_remembered() -> None:
     slots = new_slots()
     warps = [(10 * at, 5, 0) for at in range(STAYS_MAX)]
-    assert set(fates(slots, 0, *warps)) == {DRAWN}
-    assert fates(slots, 0, (8, 1, 0), (10 * STAYS_MAX, 5, 0)) == [DRAWN, DRAWN]
+    assert set(fates(slots, 0, *warps)) == {ON_TRACK}
+    assert fates(slots, 0, (8, 1, 0), (10 * STAYS_MAX, 5, 0)) == [ON_TRACK, ON_TRACK]
     # That one was one too many: what came before it is taken for full.
-    assert fates(slots, 0, (18, 1, 0)) == [OVERLAPS]
+    assert fates(slots, 0, (18, 1, 0)) == [ON_OVERLAP]
 
 
 def test_the_number_of_running_threads_is_written_once_a_time_and_where_it_changes() -> None:
@@ -92,7 +100,7 @@ def test_batches_may_be_placed_at_once() -> None:
     assert new_slots().take(2, sizes, bases_ns, *columns).tolist() == [
         one for some in one_by_one for one in some
     ]
-    assert one_by_one[-1] == [OVERLAPS, DRAWN]
+    assert one_by_one[-1] == [ON_OVERLAP, ON_TRACK]
 
 
 def outcome(plan: list[Any], before_ns: int) -> list[Any]:

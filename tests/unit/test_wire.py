@@ -16,8 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from tests.support.drawing import Drawing, item
 from tests.support.warp_changes import KERNEL, Warp, change, gpu_tracks, warp_changes
-from tracepipe.converters import packets, wire
-from tracepipe.converters.native_packets import NativePackets
+from tracepipe.converters import packets
 from tracepipe.converters.packets import (
     ARG_NAMES,
     CATEGORIES,
@@ -25,12 +24,22 @@ from tracepipe.converters.packets import (
     STRINGS,
     STRINGS_MAX,
     TABLE_MAX,
+    NativePackets,
     Packets,
 )
 from tracepipe.converters.perfetto import PerfettoWriter
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.changes import WARP_BEGIN, WARP_END, WARP_EXIT, Kernel
-from tracepipe.layout.timeline import BEGIN, END, INSTANT, Drawn, Track
+from tracepipe.layout.timeline import (
+    BEGIN,
+    END,
+    INSTANT,
+    WARP_BEGIN,
+    WARP_END,
+    WARP_EXIT,
+    Drawn,
+    Kernel,
+    Track,
+)
 from tracepipe.native import library
 
 by_both_cores = pytest.mark.usefixtures("core")
@@ -50,33 +59,33 @@ U64 = (1 << 64) - 1
 @example(U64)
 def test_varints_are_protobufs(value: int) -> None:
     packet = pb.TracePacket(timestamp=value)
-    assert wire.number(8, value) == packet.SerializeToString()
+    assert packets.number(8, value) == packet.SerializeToString()
 
 
 @given(st.integers(-(1 << 63), (1 << 63) - 1))
 @example(-1)
 @example(-(1 << 63))
 def test_signed_numbers_are_protobufs(value: int) -> None:
-    assert wire.number(30, value) == pb.TrackEvent(counter_value=value).SerializeToString()
+    assert packets.number(30, value) == pb.TrackEvent(counter_value=value).SerializeToString()
 
 
 @pytest.mark.parametrize("bits", range(65))
 def test_varints_of_every_length(bits: int) -> None:
     for value in {max(0, (1 << bits) - 1), min(U64, 1 << bits)}:
-        assert len(wire.varint(value)) == max(1, -(-value.bit_length() // 7))
-        assert wire.number(8, value) == pb.TracePacket(timestamp=value).SerializeToString()
+        assert len(packets.varint(value)) == max(1, -(-value.bit_length() // 7))
+        assert packets.number(8, value) == pb.TracePacket(timestamp=value).SerializeToString()
 
 
 @given(st.integers(0, U64), st.floats(allow_nan=False), st.text())
 def test_other_fields_are_protobufs(number: int, real: float, text: str) -> None:
-    assert wire.fixed64(47, number) == pb.TrackEvent(flow_ids=[number]).SerializeToString()
-    assert wire.double(5, real) == pb.DebugAnnotation(double_value=real).SerializeToString()
-    assert wire.text(23, text) == pb.TrackEvent(name=text).SerializeToString()
+    assert packets.fixed64(47, number) == pb.TrackEvent(flow_ids=[number]).SerializeToString()
+    assert packets.double(5, real) == pb.DebugAnnotation(double_value=real).SerializeToString()
+    assert packets.text(23, text) == pb.TrackEvent(name=text).SerializeToString()
 
 
 def test_a_lone_surrogate_becomes_a_question_mark() -> None:
     # JSON can say "\ud800", UTF-8 cannot, and protobuf refuses to read it.
-    assert pb.TrackEvent.FromString(wire.text(23, "a\ud800b")).name == "a?b"
+    assert pb.TrackEvent.FromString(packets.text(23, "a\ud800b")).name == "a?b"
 
 
 # Annotations -------------------------------------------------------------------------------------------

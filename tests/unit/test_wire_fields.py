@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.converters.wire import delimited, double, number
+from tracepipe.converters.packets import delimited, double, number
 from tracepipe.readers import wire_fields
 from tracepipe.readers.wire_fields import (
     BYTES,

@@ -53,7 +53,7 @@ def convert_members(
     progress: Progress | None,
 ) -> Account:
     """As `convert`, of recordings whose places on a common clock may be known: one of `members` for each."""
-    from tracepipe.layout.options import WARP_TRACKS, LayoutOptions
+    from tracepipe.layout import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
     from tracepipe.recording.convert import Conversion, ConversionOptions
 

@@ -28,7 +28,7 @@ from tracepipe.cli.values import SECONDS, Misuse, file_offsets
 from tracepipe.cli.values import ranks as rank_numbers
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import InputError, OutputError
-from tracepipe.layout.options import WARP_TRACKS
+from tracepipe.layout import WARP_TRACKS
 from tracepipe.readers import READERS
 from tracepipe.recording.files import STANDARD
 from tracepipe.recording.remote import is_url

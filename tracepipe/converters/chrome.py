@@ -8,13 +8,419 @@ Event Format" document of the Chromium project.
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import ctypes
+import re
+import weakref
+from array import array
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final
 
-from tracepipe.converters.chrome_events import ChromeEvents, json_text
-from tracepipe.converters.native_chrome_events import NativeChromeEvents
+import orjson
+
+from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.layout.timeline import Drawn, Track
+from tracepipe.event.columns import NONE, Int64s, unsigned
+from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, Op
+from tracepipe.event.tables import Args
+from tracepipe.layout.timeline import (
+    FIRST_EXTRA,
+    PYTHON,
+    WARP_BEGIN,
+    WARP_COUNT,
+    WARP_END,
+    Book,
+    Change,
+    Drawn,
+    Track,
+    WarpChanges,
+    shown_after,
+    shown_before,
+    shows_launch,
+)
 from tracepipe.native import library
+
+PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES = range(11)
+"""Texts that are made once. By the id of a track: its ids and the key of the time, the same after its
+category, and the line of a count up to its time. By number: names, and names of kernels without their last
+quote. By shape: what is shown before its arguments, the key of its launch, and what is shown after that. By
+mark. By number: arguments, and Python frames. Members that an event shows have a comma before each."""
+SHOWN: Final = ("launch", *MARKS[1:], "cpu", "source_ns", "grid", "block", PYTHON)
+"""What may be shown in addition to arguments. An argument of that name replaces it."""
+_HEADS: Final = {
+    BEGIN: b',\n{"ph":"B","name":',
+    # An end repeats the name: Speedscope does not end a slice of a different name.
+    END: b',\n{"ph":"E","name":',
+    INSTANT: b',\n{"ph":"i","s":"t","name":',
+}
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+# Speedscope keeps begins and ends in two queues, and takes an end first where both have the same time. It
+# never finds the end of a slice without length. So a begin at the time of an end, or an end at the time of a
+# begin, is a little later in the decimals. That is less than half a nanosecond in all, which rounding to
+# nanoseconds removes, and enough for a double (µs from an hour before the start) over the first hours.
+_APART_PS = 2
+_APART_MAX = 249
+# A string that ends with a backslash. Perfetto v52 takes the quote after it for an escaped one, and rejects
+# the whole file. Of an even number of backslashes before a quote, the last pair is written as a code point.
+_ENDS_IN_BACKSLASH = re.compile(rb'(?<!\\)((?:\\\\)*)\\\\"')
+
+
+def _readable(text: bytes) -> bytes:
+    """JSON text in a form that every viewer reads."""
+    return _ENDS_IN_BACKSLASH.sub(rb'\1\\u005c"', text) if b'\\\\"' in text else text
+
+
+def json_text(value: object) -> bytes:
+    """A value in JSON."""
+    return _readable(orjson.dumps(value))
+
+
+def args_text(args: Args) -> bytes:
+    """Arguments in JSON. Integers beyond 63 bits, which Perfetto would read as -1, become text."""
+    try:
+        text = orjson.dumps(args, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER)
+    except orjson.JSONEncodeError:  # an integer beyond 53 bits: most of these are times, which fit
+        text = orjson.dumps(_with_texts(args), option=orjson.OPT_NON_STR_KEYS)
+    return _readable(text)
+
+
+def _with_texts(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _with_texts(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(item) for item in value]
+    return str(value) if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX else value
+
+
+def members(args: Args) -> bytes:
+    """The members of the object of arguments, each after a comma."""
+    return b"," + args_text(args)[1:-1] if args else b""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Begins and ends of a track at one nanosecond: how often they alternated, and whether the last one is an
+    end.
+    """
+
+    at_ns: int = -1
+    step: int = 0
+    is_end: bool = False
+
+
+class ChromeEvents:
+    """Writes the elements of an array to `out`. Times count from `base_ns`."""
+
+    def __init__(self, out: BinaryIO, base_ns: int) -> None:
+        self._stream, self._base_ns, self._is_empty = out, base_ns, True
+        self._ready: list[dict[int, bytes]] = [{} for _ in range(LINES + 1)]
+        self._turns: dict[int, _Turns] = {}
+        self._shadows: set[int] = set()
+        """Arguments that have names of what is shown in addition to arguments."""
+        self._out: list[bytes] = []
+        self._names_made = self._shapes_made = self._frames_made = 0
+        for at, mark in enumerate(MARKS):
+            self._give_some(MARK, at, members({mark: True} if mark else {}))
+
+    # Texts that are made once --------------------------------------------------------------------------
+
+    def give(self, which: int, at: int, text: bytes) -> None:
+        """Set a text."""
+        self._ready[which][at] = text
+
+    def _give_some(self, which: int, at: int, text: bytes) -> None:
+        """Set a text, unless it is empty, as most are."""
+        if text:
+            self.give(which, at, text)
+
+    def give_track(self, track: Track, pid: int) -> None:
+        """Make the texts of a track, which is a thread in this format."""
+        place = b',"pid":%d,"tid":%d,"ts":' % (pid, track.id)
+        self.give(PLACES, track.id, place)
+        self.give(TOPS, track.id, (b',"cat":' + json_text(track.category) if track.category else b"") + place)
+        if track.kind == "counter":
+            self.give(COUNTS, track.id, b',\n{"ph":"C","name":' + json_text(_counter_name(track)) + place)
+
+    def make_ready(self, book: Book) -> None:
+        """Make the texts of new names, shapes and frames."""
+        names, shapes = book.names, book.tables.shapes
+        for at in range(self._names_made, len(names)):
+            self.give(NAMES, at, json_text(names[at]))
+        for at in range(self._shapes_made, len(shapes)):
+            shape = shapes[at]
+            if shape is not None:
+                self._give_some(BEFORE, at, members(shown_before(shape)))
+                self._give_some(LAUNCH, at, b',"launch":' if shows_launch(shape) else b"")
+                self._give_some(AFTER, at, members(shown_after(shape)))
+        frames = book.tables.stacks.frames
+        for at in range(self._frames_made, len(frames)):
+            self.give(LINES, at, members({PYTHON: str(frames[at])}))
+        self._names_made, self._shapes_made, self._frames_made = len(names), len(shapes), len(frames)
+
+    def forget(self) -> None:
+        """Forget all names, shapes and arguments: they have new numbers now."""
+        for which in (NAMES, BEFORE, LAUNCH, AFTER, ARGS):
+            self._ready[which].clear()
+        self._shadows.clear()
+        self._names_made = self._shapes_made = 0
+
+    # Lines ---------------------------------------------------------------------------------------------
+
+    def line(self, text: bytes) -> None:
+        """Write a line that is complete."""
+        self._out.append(b",\n" + text)
+
+    def flush(self) -> None:
+        """Write out the lines that are buffered."""
+        lines, self._out = self._out, []
+        self.put(b"".join(lines))
+
+    def put(self, lines: bytes) -> None:
+        """Write out lines that each have a comma and a newline before them, without those of the first line
+        of all.
+        """
+        if lines:
+            self._stream.write(lines[2:] if self._is_empty else lines)
+            self._is_empty = False
+
+    def _when(self, track: int, kind: int, ts_ns: int) -> bytes:
+        """A time as µs since the base, with the nanoseconds as three decimals. Earlier times are written as
+        the base.
+        """
+        ns = max(0, ts_ns - self._base_ns)
+        when = b"%d.%03d" % (ns // 1000, ns % 1000)
+        step = 0 if kind == COUNTER else min(self._step(track, kind, ts_ns), _APART_MAX)
+        return when + b"%03d" % (step * _APART_PS) if step else when
+
+    def _step(self, track: int, kind: int, ts_ns: int) -> int:
+        """How often begins and ends have alternated on a track at that nanosecond so far."""
+        turns = self._turns.get(track)
+        if turns is None:
+            turns = self._turns[track] = _Turns()
+        if kind == INSTANT:
+            return turns.step if ts_ns == turns.at_ns else 0
+        if ts_ns != turns.at_ns:
+            turns.at_ns, turns.step, turns.is_end = ts_ns, 0, kind == END
+        elif turns.is_end != (kind == END):
+            turns.is_end = not turns.is_end
+            turns.step += 1
+        return turns.step
+
+    def _count(self, track: int, ts_ns: int, value: float) -> None:
+        when = self._when(track, COUNTER, ts_ns)
+        self._out.append(
+            b'%b%b,"args":{"value":%b}}' % (self._ready[COUNTS][track], when, orjson.dumps(value))
+        )
+
+    def _event(self, kind: int, track: int, ts_ns: int, name: bytes, shown: bytes, *flows: int) -> None:
+        """Write a begin, end or instant that shows these members, and its steps of flows."""
+        when = self._when(track, kind, ts_ns)
+        place = self._ready[PLACES][track]
+        top = place if kind == END else self._ready[TOPS][track]
+        args = b',"args":{' + shown[1:] + b"}" if shown else b""
+        self._out.append(_HEADS[kind] + name + top + when + args + b"}")
+        for flow in flows if kind != END else ():
+            if flow:
+                # This binds the flow to the slice that has just begun.
+                self._out.append(
+                    b',\n{"ph":"%b","cat":"flow","name":"flow","id":%d%b%b,"bp":"e"}'
+                    % (b"s" if flow < 0 else b"t", abs(flow), place, when)
+                )
+
+    # Operations ----------------------------------------------------------------------------------------
+
+    def write(self, drawn: Drawn) -> None:
+        """Write the operations of a batch."""
+        self.make_ready(drawn.book)
+        tracks, names, lines = drawn.book.tracks, self._ready[NAMES], drawn.lines()
+        for kind, row, ts_ns, name, event, mark, flow, flow2, value, _ in drawn.rows():
+            track = tracks[row].id
+            if kind == COUNTER:
+                self._count(track, ts_ns, drawn.counted(event, value))
+            else:
+                shown = self._shown(drawn, event, mark, lines)
+                self._event(kind, track, ts_ns, names[name], shown, flow, flow2)
+
+    def _shown(self, drawn: Drawn, event: int, mark: int, lines: Int64s | None) -> bytes:
+        """The members that an operation shows."""
+        ready = self._ready
+        if event == NONE:
+            return ready[MARK].get(mark, b"")
+        if event <= FIRST_EXTRA or drawn.events is None:
+            return members(drawn.args_of(event, mark))
+        args, shape = int(drawn.events.args[event]), int(drawn.events.shape[event])
+        if args != NONE and args not in ready[ARGS]:
+            self._make_args(drawn.book, args)
+        if args in self._shadows:
+            return members(drawn.args_of(event, mark))
+        shown = ready[BEFORE].get(shape, b"") + ready[ARGS].get(args, b"")
+        if lines is not None:
+            shown += ready[LINES].get(int(lines[event]), b"")
+        if drawn.events.source_ns is not None and (source_ns := int(drawn.events.source_ns[event])) != NONE:
+            shown += b',"source_ns":%d' % source_ns
+        if shape in ready[LAUNCH]:
+            launch = unsigned(int(drawn.events.launch[event]))
+            shown += ready[LAUNCH][shape] + (b"%d" if launch <= _INT_MAX else b'"%d"') % launch
+        return shown + ready[AFTER].get(shape, b"") + ready[MARK].get(mark, b"")
+
+    def _make_args(self, book: Book, number: int) -> None:
+        args = book.tables.args(number)
+        if not args.keys().isdisjoint(SHOWN):
+            self._shadows.add(number)
+        self._ready[ARGS][number] = members(args)
+
+    # Warps ---------------------------------------------------------------------------------------------
+
+    def warps(self, changes: WarpChanges) -> None:
+        """Write the changes of a GPU. The count of running warps comes after the change that it is for."""
+        for change in changes.rows():
+            if change.kind != WARP_COUNT:
+                self._change(changes, change)
+            if change.value >= 0:
+                self._count(changes.counter.id, change.ts_ns, change.value)
+
+    def _change(self, changes: WarpChanges, change: Change) -> None:
+        ts_ns, kind, at, _, mask = change
+        track = changes.track(at).id
+        if kind == WARP_BEGIN:
+            shown = members(changes.args(at))
+            self._event(BEGIN, track, ts_ns, json_text(changes.name(at)), shown, changes.flow(at))
+        elif kind == WARP_END:
+            self._event(END, track, ts_ns, json_text(changes.name(at)), b"")
+        else:
+            left = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+            self._event(INSTANT, track, ts_ns, b'"exit"', members(left))
+
+
+def _counter_name(track: Track) -> str:
+    """The name of a counter with those of its groups. In this format all counters are directly in a
+    process.
+    """
+    group, name = track.parent, track.name
+    while group is not None and group.parent is not None:
+        group, name = group.parent, f"{group.name} / {name}"
+    return name
+
+
+@dataclass(slots=True, eq=False)
+class _Ids:
+    """Ids of tracks by row."""
+
+    ids: array[int] = field(default_factory=lambda: array("i"))
+
+    def of(self, tracks: list[Track]) -> int:
+        """The address of the ids of all tracks. `tracks` begin with those of the last call."""
+        self.ids.extend(track.id for track in tracks[len(self.ids) :])
+        return self.ids.buffer_info()[0]
+
+
+@dataclass(slots=True, eq=False)
+class _Gpu:
+    """The tracks of one GPU, and its kernels as four numbers each."""
+
+    tracks: _Ids = field(default_factory=_Ids)
+    kernels: array[int] = field(default_factory=lambda: array("q"))
+
+
+class NativeChromeEvents(ChromeEvents):
+    """As `ChromeEvents`."""
+
+    def __init__(self, core: ctypes.CDLL, out: BinaryIO, base_ns: int) -> None:
+        self._core = core
+        self._events = core.tp_chrome_new(base_ns)
+        if not self._events:
+            raise MemoryError
+        weakref.finalize(self, core.tp_chrome_free, self._events)
+        self._rows = _Ids()
+        self._gpus: dict[int, _Gpu] = {}
+        self._kernel_count = 0
+        self._made: set[int] = set()
+        """Arguments whose text Python made."""
+        super().__init__(out, base_ns)
+
+    @staticmethod
+    def _checked(result: int) -> int:
+        if result < 0:
+            raise MemoryError
+        return result
+
+    def give(self, which: int, at: int, text: bytes) -> None:
+        """As `ChromeEvents` has it."""
+        self._give(which, at, text, 0)
+
+    def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
+        self._checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
+
+    def forget(self) -> None:
+        """As `ChromeEvents` has it."""
+        super().forget()
+        self._made.clear()
+        self._core.tp_chrome_forget(self._events)
+
+    def line(self, text: bytes) -> None:
+        """As `ChromeEvents` has it."""
+        self._checked(self._core.tp_chrome_line(self._events, text, len(text)))
+
+    def flush(self) -> None:
+        """As `ChromeEvents` has it."""
+        lines = ctypes.c_void_p()
+        size = self._core.tp_chrome_take(self._events, ctypes.byref(lines))
+        self.put(ctypes.string_at(lines, size) if size else b"")
+
+    def write(self, drawn: Drawn) -> None:
+        """As `ChromeEvents` has it."""
+        self.make_ready(drawn.book)
+        view = DrawnView(drawn)
+        ops, is_odd = ctypes.byref(view.ops), ctypes.c_int()
+        tracks = self._rows.of(drawn.book.tracks)
+        given = (ctypes.byref(view.given), drawn.book.tables.reader, tracks)
+        at, count = 0, len(view.order)
+        while at < count:
+            write = self._core.tp_chrome_write
+            at = self._checked(write(self._events, ops, *given, at, count, ctypes.byref(is_odd)))
+            if not is_odd.value:
+                self.flush()
+                continue
+            op = view.op(at)
+            text = self._odd_text(drawn, op)
+            if text is not None:
+                place = int(view.order[at])
+                self._checked(self._core.tp_chrome_one(self._events, ops, tracks, place, text, len(text)))
+                at += 1
+
+    def _odd_text(self, drawn: Drawn, op: Op) -> bytes | None:
+        """The members that an operation shows, or None where the core has all texts for them now."""
+        event, mark = op[4], op[5]
+        if event > FIRST_EXTRA and drawn.events is not None:
+            number = int(drawn.events.args[event])
+            if number not in self._made:
+                self._made.add(number)
+                args = drawn.book.tables.args(number)
+                shadows = sum(1 << at for at, name in enumerate(SHOWN) if name in args)
+                self._give(ARGS, number, members(args), shadows)
+                return None
+        return members(drawn.args_of(event, mark))
+
+    def warps(self, changes: WarpChanges) -> None:
+        """As `ChromeEvents` has it."""
+        gpu = self._gpus.setdefault(changes.id, _Gpu())
+        for kernel in changes.kernels[len(gpu.kernels) // 4 :]:
+            self.give(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
+            gpu.kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
+            self._kernel_count += 1
+        view = WarpsView(changes)
+        tracks = gpu.tracks.of(changes.tracks)
+        counter = changes.counter.id if changes.counter_row >= 0 else 0
+        columns = (
+            ctypes.byref(view.changes),
+            ctypes.byref(view.slices),
+            gpu.kernels.buffer_info()[0],
+            tracks,
+        )
+        at, count = 0, len(changes.ts_ns)
+        while at < count:
+            at = self._checked(self._core.tp_chrome_warps(self._events, *columns, counter, at, count))
+            self.flush()
+
 
 # Ids of groups that are not processes: above all process ids of Linux (at most 2^22).
 _NO_PROCESS = 1 << 23

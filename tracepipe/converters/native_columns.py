@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.ops import Op
-from tracepipe.layout.changes import WarpChanges
-from tracepipe.layout.timeline import Drawn
+from tracepipe.layout.timeline import Drawn, WarpChanges
 from tracepipe.native.signatures import Changes, Given, Slices
 from tracepipe.native.signatures import Drawn as DrawnColumns
 

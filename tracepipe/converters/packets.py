@@ -9,19 +9,187 @@ Source: protos/perfetto/trace/trace_packet.proto and track_event/track_event.pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import os
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, cast
 
 import numpy as np
 import orjson
 
-from tracepipe.converters.packet_stream import PacketStream
-from tracepipe.converters.wire import SMALL, SMALL_END, delimited, double, number, tag, text, varint, varints
+from tracepipe.converters.native_columns import DrawnView, WarpsView
 from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, grown, unsigned
 from tracepipe.event.ops import BEGIN, COUNTER, END, INSTANT, MARKS, UNCLOSED, Op
 from tracepipe.event.tables import Args
-from tracepipe.layout.changes import WARP_BEGIN, WARP_COUNT, WARP_EXIT, Kernel, Slices, WarpChanges
-from tracepipe.layout.timeline import FIRST_EXTRA, PYTHON, Book, Drawn, Track
+from tracepipe.layout.timeline import (
+    FIRST_EXTRA,
+    PYTHON,
+    WARP_BEGIN,
+    WARP_COUNT,
+    WARP_EXIT,
+    Book,
+    Drawn,
+    Kernel,
+    Slices,
+    Track,
+    WarpChanges,
+)
+
+SMALL_END = 1 << 11
+_U64 = (1 << 64) - 1
+_SIZES: Final = np.array([1 << 7 * size for size in range(1, 5)])
+"""The first values that take 2, 3, … bytes."""
+
+SMALL: tuple[bytes, ...] = (
+    *(bytes((value,)) for value in range(0x80)),
+    *(bytes((value & 0x7F | 0x80, value >> 7)) for value in range(0x80, SMALL_END)),
+)
+"""The varint of each value under SMALL_END."""
+
+
+def varint(value: int) -> bytes:
+    """A varint; a negative value is taken as its 64-bit two's complement, as int64 fields are."""
+    if 0 <= value < SMALL_END:
+        return SMALL[value]
+    if 0 <= value < 1 << 21:
+        two = (value & 0x7F | 0x80, value >> 7 & 0x7F | (0x80 if value >= 1 << 14 else 0))
+        return bytes((*two, value >> 14)) if value >= 1 << 14 else bytes(two)
+    value &= _U64
+    digits = []
+    while value >= 0x80:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+def varints(values: Int64s) -> list[bytes]:
+    """The varint of each value."""
+    # Each byte has seven bits. Its highest bit is set where another byte follows.
+    spread, sizes = values & 0x7F, 1 + np.searchsorted(_SIZES, values, side="right")
+    for at in range(1, len(_SIZES)):
+        more = values >> 7 * at
+        spread |= np.where(more > 0, 1 << 8 * at - 1 | (more & 0x7F) << 8 * at, 0)
+    made = [bits.to_bytes(size, "little") for bits, size in zip(spread.tolist(), sizes.tolist(), strict=True)]
+    for at in np.flatnonzero((values < 0) | (values >= _SIZES[-1])).tolist():
+        made[at] = varint(int(values[at]))
+    return made
+
+
+def tag(field: int, wire_type: int) -> bytes:
+    """The tag of a field: wire type 0 varint, 1 fixed64, 2 length-delimited."""
+    return varint(field << 3 | wire_type)
+
+
+def number(field: int, value: int) -> bytes:
+    """A varint field."""
+    return tag(field, 0) + varint(value)
+
+
+def delimited(field: int, payload: bytes) -> bytes:
+    """A bytes, string or message field."""
+    return tag(field, 2) + varint(len(payload)) + payload
+
+
+def text(field: int, value: str) -> bytes:
+    """A string field. Characters that UTF-8 cannot encode become question marks."""
+    return delimited(field, value.encode("utf-8", "replace"))
+
+
+def fixed64(field: int, value: int) -> bytes:
+    """A fixed64 field."""
+    return tag(field, 1) + struct.pack("<Q", value & _U64)
+
+
+def double(field: int, value: float) -> bytes:
+    """A double field."""
+    return tag(field, 1) + struct.pack("<d", value)
+
+
+_TIMESTAMP, _TRACK_EVENT, _PACKET = tag(8, 0), tag(11, 2), tag(1, 2)
+# Made once: timestamps by their steps, and what precedes a track event or a packet by its length.
+_STEPS = tuple(_TIMESTAMP + digits for digits in SMALL)
+_EVENT_OF = tuple(_TRACK_EVENT + digits for digits in SMALL)
+_PACKET_OF = tuple(_PACKET + digits for digits in SMALL)
+# A varint has a byte for each 7 bits. No length in a packet needs more than four bytes.
+_LONGER: Final = np.array([1 << 7, 1 << 14, 1 << 21])
+
+
+class PacketStream:
+    """The packets of the sequence `id`. `clock` and `base_ns` are those that its first packet states."""
+
+    def __init__(self, id: int, clock: int, base_ns: int) -> None:
+        self._clock, self._last_ns = clock, base_ns
+        self._suffix = number(10, id)
+        self._out: list[bytes] = []
+
+    def put(self, ts_ns: Int64s, parts: Sequence[list[bytes]], interned: dict[int, list[bytes]]) -> None:
+        """Write a packet with a track event for each time. `parts` are the columns of its parts. `interned`
+        are entries of tables that some packets have, by their places.
+        """
+        count = len(ts_ns)
+        sizes = sum((_lengths(part) for part in parts), np.zeros(count, np.int64))
+        ends, end_sizes = [self._suffix] * count, np.full(count, len(self._suffix))
+        for at, entries in interned.items():
+            ends[at] = delimited(12, b"".join(entries)) + self._suffix
+            end_sizes[at] = len(ends[at])
+        events = _heads(_EVENT_OF, _TRACK_EVENT, sizes)
+        whole = len(_TRACK_EVENT) + _varint_sizes(sizes) + sizes + end_sizes
+        self._put(ts_ns, whole, [events, *parts, ends])
+
+    def put_messages(self, ts_ns: Int64s, messages: list[bytes]) -> None:
+        """Write a packet for each time, with a message that is not a track event and has its tag."""
+        sizes = _lengths(messages) + len(self._suffix)
+        self._put(ts_ns, sizes, [messages, [self._suffix] * len(messages)])
+
+    def _put(self, ts_ns: Int64s, sizes: Int64s, parts: Sequence[list[bytes]]) -> None:
+        stamps, stamp_sizes = self._stamps(ts_ns)
+        heads = _heads(_PACKET_OF, _PACKET, stamp_sizes + sizes)
+        self._out.append(b"".join(chain.from_iterable(zip(heads, stamps, *parts, strict=True))))
+
+    def _stamps(self, ts_ns: Int64s) -> tuple[list[bytes], Int64s]:
+        """The timestamps of packets, and their sizes."""
+        last_ns = np.maximum.accumulate(np.concatenate([[self._last_ns], ts_ns]))
+        self._last_ns = int(last_ns[-1])
+        steps = ts_ns - last_ns[:-1]
+        far = (steps < 0) | (steps >= SMALL_END)
+        steps[far] = 0
+        stamps = list(map(_STEPS.__getitem__, steps.tolist()))
+        sizes = len(_TIMESTAMP) + _varint_sizes(steps)
+        for at in np.flatnonzero(far).tolist():
+            stamps[at] = self._far(int(ts_ns[at]), int(last_ns[at]))
+            sizes[at] = len(stamps[at])
+        return stamps, sizes
+
+    def _far(self, ts_ns: int, last_ns: int) -> bytes:
+        """A timestamp that is not in the table: a long step, or the full time where it is earlier than the
+        last.
+        """
+        if ts_ns < last_ns:
+            return number(8, max(0, ts_ns)) + number(58, self._clock)
+        return number(8, ts_ns - last_ns)
+
+    def take(self) -> bytes:
+        """The bytes that were written since the last call."""
+        out, self._out = self._out, []
+        return b"".join(out)
+
+
+def _lengths(part: list[bytes]) -> Int64s:
+    return np.fromiter(map(len, part), np.int64, len(part))
+
+
+def _varint_sizes(values: Int64s) -> Int64s:
+    return 1 + np.searchsorted(_LONGER, values, side="right")
+
+
+def _heads(ready: tuple[bytes, ...], tag: bytes, sizes: Int64s) -> list[bytes]:
+    """The bytes before messages of these sizes."""
+    return [ready[size] if size < SMALL_END else tag + varint(size) for size in sizes.tolist()]
+
 
 CATEGORIES, EVENT_NAMES, ARG_NAMES, STRINGS = range(4)
 """Tables of names."""
@@ -418,3 +586,131 @@ def _all_annotated(key: bytes, values: Int64s, known: Bools) -> list[bytes]:
     for at in np.flatnonzero(~known).tolist():
         made[at] = b""
     return made
+
+
+_ALL_ARGS = -1
+TRACK_EVENT: Final = 11
+_Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), ("y", np.int64)])
+
+
+def checked(result: int) -> int:
+    """A result of the core. Raises MemoryError where it is below 0."""
+    if result < 0:
+        raise MemoryError
+    return result
+
+
+class NativeStream:
+    """The packets of one sequence, which the core keeps until they are taken."""
+
+    def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
+        self._core = core
+        self.packets = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
+        if not self.packets:
+            raise MemoryError
+        weakref.finalize(self, core.tp_perfetto_free, self.packets)
+
+    def packet(self, ts_ns: int, field: int, body: bytes) -> None:
+        """Write a packet with a message that is its `field`."""
+        checked(self._core.tp_perfetto_packet(self.packets, ts_ns, field, body, len(body)))
+
+    def switches(self, view: ctypes.Structure, reader: object, ahead_ns: int, at: int, stop: int) -> int:
+        """Write context switches from a place on, and return where the core stopped."""
+        ref = ctypes.byref(view)
+        return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))
+
+    def take(self) -> bytes:
+        """The bytes that were written since the last call."""
+        out = ctypes.c_void_p()
+        size = self._core.tp_perfetto_take(self.packets, ctypes.byref(out))
+        return ctypes.string_at(out, size) if size else b""
+
+
+class NativePackets(Packets):
+    """As `Packets`. The base class writes what the core cannot write, with the core's tables."""
+
+    def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
+        super().__init__(id, clock, base_ns)
+        self._core = core
+        self._made = NativeStream(core, id, clock, base_ns)
+        self._packets = self._made.packets
+        self._kernels = np.empty(0, _Kernels)
+
+    def intern(self, table: int, name: bytes) -> int:
+        """As `Packets` has it."""
+        return checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
+
+    def _keep_ready(self, which: int, at: int, made: bytes) -> None:
+        checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
+
+    def forget(self) -> None:
+        """As `Packets` has it."""
+        super().forget()
+        for which in FORGOTTEN:
+            self._core.tp_perfetto_forget(self._packets, which)
+        self._core.tp_perfetto_forget(self._packets, _ALL_ARGS)
+
+    def _packet(self, ts_ns: int, body: bytes) -> None:
+        self._made.packet(ts_ns, TRACK_EVENT, body)
+
+    def take(self) -> bytes:
+        """As `Packets` has it."""
+        return self._made.take()
+
+    def write(self, drawn: Drawn) -> None:
+        """As `Packets` has it."""
+        view, events = DrawnView(drawn), drawn.events
+        order = view.order
+        at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
+        made: dict[int, None] = {}
+        while at < len(order):
+            at = checked(self._core.tp_perfetto_write(self._packets, *refs, at, len(order)))
+            if at < len(order):
+                op = view.op(at)
+                event = op[4]
+                if (
+                    events is None
+                    or event <= FIRST_EXTRA
+                    or not self._make(drawn, int(events.args[event]), made)
+                ):
+                    self._packet(op[2], self.fields(op, drawn))
+                    at += 1
+
+    def _make(self, drawn: Drawn, args: int, made: dict[int, None]) -> bool:
+        """Let the core make the annotations of arguments whose texts it does not have. Return False where it
+        has them, cannot make them, or where they may replace what is shown in addition to arguments.
+        """
+        tables = drawn.book.tables
+        if tables.reader is not None or args in made or tables.is_odd(args):
+            return False
+        made[args] = None
+        if not SHOWN.isdisjoint(tables.args(args)):
+            return False
+        text = tables.text(args)
+        return checked(self._core.tp_perfetto_args(self._packets, args, text, len(text))) == 0
+
+    def warps(self, changes: WarpChanges) -> None:
+        """As `Packets` has it."""
+        kernels = changes.kernels
+        for number in range(len(self._kernels), len(kernels)):
+            name = kernels[number].name.encode("utf-8", "replace")
+            checked(self._core.tp_perfetto_set(self._packets, NAMES, number, name, len(name)))
+        if len(kernels) > len(self._kernels):
+            table = [(number, one.warps, one.grid_x, one.grid_y) for number, one in enumerate(kernels)]
+            self._kernels = np.array(table, _Kernels)
+        view = WarpsView(changes)
+        refs = (
+            ctypes.byref(view.changes),
+            ctypes.byref(view.slices),
+            self._kernels.ctypes.data,
+            changes.counter_row,
+            changes.offset_ns,
+        )
+        at, count = 0, len(changes.ts_ns)
+        while at < count:
+            at = checked(self._core.tp_perfetto_warps(self._packets, *refs, at, count))
+            if at < count:
+                self._packet(
+                    int(changes.ts_ns[at]), self._exit(changes, at) + counted(int(changes.value[at]))
+                )
+                at += 1

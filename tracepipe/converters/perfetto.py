@@ -18,11 +18,15 @@ trace_packet_defaults.proto of perfetto v57, whose UI is the first to have an or
 
 from __future__ import annotations
 
+import ctypes
 import zlib
-from typing import BinaryIO, Final
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Final
 
-from tracepipe.converters.first_screen import FirstScreen
-from tracepipe.converters.native_packets import NativePackets
+import numpy as np
+import orjson
+
 from tracepipe.converters.packets import (
     AFTER,
     BEFORE,
@@ -32,17 +36,262 @@ from tracepipe.converters.packets import (
     MARK,
     NAMES,
     TRACKS,
+    NativePackets,
+    NativeStream,
     Packets,
+    PacketStream,
+    delimited,
+    number,
+    text,
 )
-from tracepipe.converters.switches import NativeSwitches, SwitchClock, Switches
-from tracepipe.converters.wire import delimited, number, text
 from tracepipe.converters.writer import TraceInfo
-from tracepipe.event.columns import NONE, Int32s
-from tracepipe.event.model import MONOTONIC
+from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.model import ID_LIMIT, MONOTONIC
 from tracepipe.event.ops import BEGIN, INSTANT, MARKS
-from tracepipe.layout.changes import WarpChanges
-from tracepipe.layout.timeline import PYTHON, Drawn, Track, shown_after, shown_before, shows_launch
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.vocabulary import FIRST_SCREEN, GPU_BUSY, WAKEUP
+from tracepipe.layout.rows import SUMMARY
+from tracepipe.layout.timeline import (
+    PYTHON,
+    Drawn,
+    Track,
+    WarpChanges,
+    shown_after,
+    shown_before,
+    shows_launch,
+)
 from tracepipe.native import library
+from tracepipe.native.signatures import Switches as SwitchColumns
+
+FTRACE_EVENTS: Final = 1
+TASK_STATE: Final = 117
+UNKNOWN, RUNS, LEAVES, WOKEN = range(4)
+"""What the events of a shape are: nothing that is known, a thread runs, leaves its processor, or is woken."""
+_RUNNABLE, _RUNNING, _SLEEPS, _WAITS, _STOPPED, _DESTROYED = 2, 3, 4, 5, 6, 8
+# A zombie is written as destroyed. DEAD would end the thread in the trace processor's table, and for a main
+# thread its process, which may have more events.
+_STATES: Final = {
+    "runnable": _RUNNABLE,
+    "preempted": _RUNNABLE,
+    "disk": _WAITS,
+    "parked": _WAITS,
+    "idle": _WAITS,
+    "stopped": _STOPPED,
+    "traced": _STOPPED,
+    "dead": _DESTROYED,
+    "zombie": _DESTROYED,
+}
+
+
+def _kind(shape: Shape) -> int:
+    if shape.name == WAKEUP:
+        return WOKEN
+    return RUNS if shape.phase == "B" else LEAVES
+
+
+def _id(value: object) -> int | None:
+    """A thread's id or a processor's number; None for anything else."""
+    return value if type(value) is int and 0 <= value <= ID_LIMIT else None
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchClock:
+    """The clock of a sequence, the base that its first packet states, and how far CLOCK_BOOTTIME is ahead of
+    it.
+    """
+
+    clock: int
+    base_ns: int
+    boottime_ahead_ns: int
+
+
+class Switches:
+    """The packets of one sequence, whose number is `id`."""
+
+    def __init__(self, id: int, clock: SwitchClock) -> None:
+        self._stream: Any = PacketStream(id, clock.clock, clock.base_ns)
+        self._clock = clock
+        self._kind: Bytes = np.zeros(0, np.uint8)
+        self._cpu: Int32s = np.zeros(0, np.int32)
+        self._tid: Int32s = np.zeros(0, np.int32)
+        """By the number of a shape: what its events are, its processor and its thread."""
+
+    def _add_shapes(self, events: TraceColumns, tables: Tables) -> None:
+        size = int(events.shape.max()) + 1
+        self._kind = grown(self._kind, size, 0)
+        self._cpu, self._tid = grown(self._cpu, size, 0), grown(self._tid, size, 0)
+        for at in distinct(events.shape[self._kind[events.shape] == UNKNOWN]).tolist():
+            shape = tables.shapes[at]
+            assert shape is not None
+            self._kind[at], self._cpu[at], self._tid[at] = _kind(shape), shape.cpu, shape.tid
+
+    def forget(self) -> None:
+        """Forget all shapes: they have new numbers now."""
+        self._kind[:] = UNKNOWN
+
+    def write(self, events: TraceColumns, tables: Tables) -> bytes:
+        """The packets of events, which are in the order of time."""
+        self._add_shapes(events, tables)
+        self._write(events, tables)
+        made: bytes = self._stream.take()
+        return made
+
+    def _write(self, events: TraceColumns, tables: Tables) -> None:
+        made = [self.field_and_body(events, tables, at) for at in range(len(events))]
+        self._stream.put_messages(events.ts_ns, [delimited(field, body) for field, body in made])
+
+    def field_and_body(self, events: TraceColumns, tables: Tables, at: int) -> tuple[int, bytes]:
+        """The message of one event, and its field of a packet."""
+        shape, number_of_args = int(events.shape[at]), int(events.args[at])
+        args = tables.args(number_of_args) if number_of_args != NONE else {}
+        kind, cpu, tid = (int(column[shape]) for column in (self._kind, self._cpu, self._tid))
+        waker = _id(args.get("by_tid")) if kind == WOKEN else None
+        if waker is not None:
+            return FTRACE_EVENTS, self._waking(int(events.ts_ns[at]), cpu, tid, waker, args)
+        state = _RUNNING if kind == RUNS else _RUNNABLE
+        if kind == LEAVES:
+            left = args.get("prev_state")
+            state = _STATES.get(left, _SLEEPS) if isinstance(left, str) else _SLEEPS
+        return TASK_STATE, number(1, cpu) + number(3, tid) + number(4, state)
+
+    def _waking(self, ts_ns: int, cpu: int, tid: int, waker: int, args: Args) -> bytes:
+        target = _id(args.get("target_cpu"))
+        waking = number(2, tid) + (number(5, target) if target is not None else b"")
+        when = max(0, ts_ns + self._clock.boottime_ahead_ns)
+        return number(1, cpu) + delimited(2, number(1, when) + number(2, waker) + delimited(20, waking))
+
+
+class NativeSwitches(Switches):
+    """As `Switches`, by the native core."""
+
+    def __init__(self, core: ctypes.CDLL, id: int, clock: SwitchClock) -> None:
+        super().__init__(id, clock)
+        self._stream = NativeStream(core, id, clock.clock, clock.base_ns)
+
+    def _write(self, events: TraceColumns, tables: Tables) -> None:
+        columns = (events.ts_ns, events.shape, events.args, self._kind, self._cpu, self._tid)
+        view = SwitchColumns(*(column.ctypes.data for column in columns))
+        at = 0
+        while at < len(events):
+            at = self._stream.switches(view, tables.reader, self._clock.boottime_ahead_ns, at, len(events))
+            if at < len(events):
+                self._stream.packet(int(events.ts_ns[at]), *self.field_and_body(events, tables, at))
+                at += 1
+
+
+# This many tracks fit at the top of a screen, above the others.
+_PINS_MAX: Final = 10
+# Tracks with longer names are not pinned.
+_NAME_MAX: Final = 100
+# At most this many of the pins are threads that launch, at least a tenth as often as the one that launches
+# most.
+_CALLERS_MAX, _CALLERS_APART = 4, 10
+# At most this many streams are considered.
+_STREAMS_MAX: Final = 1000
+_OTHER, _STREAM, _CALLS = range(3)
+_NEVER: Final = (1 << 63) - 1
+_KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
+
+
+class FirstScreen:
+    """Counts what is drawn, and decides at the end what to show first."""
+
+    def __init__(self) -> None:
+        self._start_ns, self._end_ns = _NEVER, -_NEVER
+        self._kind: Bytes = np.zeros(0, np.uint8)
+        self._begins: Int64s = np.zeros(0, np.int64)
+        self._first_ns: Int64s = np.zeros(0, np.int64)
+        """By row: what is on its track, how many slices it has (only those that launch, for calls), and when
+        the first one is."""
+        self._tracks: list[Track] = []
+        self._counters: dict[int, Track] = {}
+        """By GPU: the counter of running warps."""
+        self._gpus: list[Track] = []
+        """GPUs whose kernels are shown on one row."""
+        self._busy: list[str] = []
+        self._cpu_use: list[str] = []
+        """The names of the counters of how busy GPUs are, and of the processor time that processes use."""
+
+    def add_row(self, row: int, track: Track) -> None:
+        """Note the track of a row."""
+        self._kind, self._begins = grown(self._kind, row + 1, _OTHER), grown(self._begins, row + 1, 0)
+        self._first_ns = grown(self._first_ns, row + 1, _NEVER)
+        self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
+        if track.kind == "group" and track.parent is None:
+            self._gpus.append(track)
+        elif track.kind == "counter" and track.category == SUMMARY:
+            (self._busy if track.name == GPU_BUSY else self._cpu_use).append(track.name)
+
+    def see(self, drawn: Drawn) -> None:
+        """Count operations, whose rows were noted."""
+        self._tracks = drawn.book.tracks
+        kind, row, ts_ns, event = (
+            drawn.ops.columns[key][drawn.order] for key in ("kind", "row", "ts", "event")
+        )
+        of = self._kind[row]
+        self._work(ts_ns[of == _STREAM])
+        counted = (of != _OTHER) & (kind == BEGIN) & (event >= 0)
+        if drawn.events is None or not counted.any():
+            return
+        # Only calls that launch count: a thread that waits for the GPU may make more calls than the one that
+        # launches.
+        counted[counted] = (drawn.events.launch[event[counted]] != 0) | (of[counted] == _STREAM)
+        begun = np.bincount(row[counted])
+        self._begins[: len(begun)] += begun
+        np.minimum.at(self._first_ns, row[counted], ts_ns[counted])
+
+    def see_warps(self, warps: WarpChanges) -> None:
+        """Note the times of warps."""
+        self._work(warps.ts_ns)
+        self._counters[warps.id] = warps.counter
+
+    def _work(self, ts_ns: Int64s) -> None:
+        if len(ts_ns):
+            self._start_ns = min(self._start_ns, int(ts_ns.min()))
+            self._end_ns = max(self._end_ns, int(ts_ns.max()))
+
+    def packet(self, sequence: int) -> bytes:
+        """The packet with the result, in one packet sequence; empty where no GPU worked."""
+        if self._end_ns < self._start_ns:
+            return b""
+        stated: dict[str, Any] = {"start_ns": self._start_ns, "end_ns": self._end_ns, "pins": self._pins()}
+        attribute = text(1, FIRST_SCREEN) + text(3, orjson.dumps(stated).decode())
+        return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
+
+    def _pins(self) -> list[str]:
+        """The UI's names of the tracks to pin: calls of threads that launch, GPUs' counters, busy streams,
+        the processor time of processes.
+        """
+        callers = self._busiest(_CALLS)
+        callers = callers[self._first_ns[callers] < self._end_ns]
+        least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
+        callers = callers[self._begins[callers] >= least]
+        at_most = min(_CALLERS_MAX, max(1, _PINS_MAX - len(self._gpus)))
+        threads = [self._tracks[row] for row in callers[:at_most].tolist()]
+        threads.sort(key=lambda track: (track.pid, track.tid))
+        pins = [self._called(track) for track in threads]
+        if len(self._gpus) > 1:
+            # The streams and counters of several GPUs have the same names.
+            gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
+            return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
+        warps = [counter.name for counter in self._counters.values()]
+        streams = [self._tracks[row].name for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist()]
+        names = [*self._busy, *warps, *streams, *self._cpu_use]
+        # The UI pins all tracks with a name.
+        count = Counter(names)
+        return [*pins, *(name for name in names if count[name] == 1)][:_PINS_MAX]
+
+    def _busiest(self, kind: int) -> Int64s:
+        """The rows of a kind, those with the most slices first."""
+        rows = np.flatnonzero(self._kind == kind)
+        return rows[np.argsort(-self._begins[rows], kind="stable")]
+
+    @staticmethod
+    def _called(track: Track) -> str:
+        """The UI's name of a thread's track."""
+        return f"{track.name} ({track.tid})" if track.tid else track.name
+
 
 # builtin_clock.proto
 _CLOCK_REALTIME, _CLOCK_MONOTONIC, _CLOCK_BOOTTIME = 1, 3, 6

@@ -21,20 +21,17 @@ from tracepipe.event.ops import END, INSTANT, OpColumns, op_of
 from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.layout.changes import WarpChanges
+from tracepipe.layout import LayoutOptions
 from tracepipe.layout.host import HostLayout
-from tracepipe.layout.loads import Loads
-from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
 from tracepipe.layout.stalls import StallCounters
-from tracepipe.layout.standing import Standing
-from tracepipe.layout.summaries import Summaries
+from tracepipe.layout.summaries import Loads, Summaries, ThreadWork
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
-from tracepipe.layout.timeline import FIRST_EXTRA, Drawn
+from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, WarpChanges
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import WarpLayout
-from tracepipe.layout.windows import Windows
 from tracepipe.units import counted
 
 # Longer lines than this count as several events.
@@ -78,7 +75,7 @@ class Layout:
         self._problem_ns = 0
         self._tables = tables
         origins = origins or Origins()
-        self._windows = Windows(tables, origins, self._heavy)
+        self._queue = EventQueue(tables, origins, self._heavy)
         self._others: dict[int, Record | PlacedWarps] = {}
         self._others_met = self._beyond = 0
         self._extras: list[Args] = []
@@ -95,7 +92,7 @@ class Layout:
         on_sms = None if self._summaries is None else self._summaries.on_sms
         self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
-        self._standing = Standing(self._rows, None if self._loads is None else self._loads.cpu_use)
+        self._standing = ThreadWork(self._rows, None if self._loads is None else self._loads.cpu_use)
         self._stalls = StallCounters(self._rows)
         self._met = np.empty(0, np.bool_)
 
@@ -115,13 +112,13 @@ class Layout:
     @property
     def doubled(self) -> int:
         """How many events were merged into those of another recording so far."""
-        return 0 if self._windows.doubles is None else self._windows.doubles.count
+        return 0 if self._queue.doubles is None else self._queue.doubles.count
 
     # Events --------------------------------------------------------------------------------------------
 
     def turn(self) -> int | None:
         """The source whose next batch must be placed; None when all have ended."""
-        return self._windows.turn()
+        return self._queue.turn()
 
     def place(self, batch: TraceBatch, source: int = 0) -> Drawn:
         """Take a batch and draw the events that are in order. The newest wait for earlier ones."""
@@ -130,16 +127,16 @@ class Layout:
             events, weight = self._take_others(batch)
         if len(events):
             weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
-        self._windows.put(events, weight, source)
+        self._queue.put(events, weight, source)
         return self._deal_ready()
 
     def end(self, source: int) -> Drawn:
         """Note that a source has no more batches, and draw what waited for them."""
-        self._windows.end(source)
+        self._queue.end(source)
         return self._drawn(None, []) if self.turn() is None else self._deal_ready()
 
     def _deal_ready(self) -> Drawn:
-        events = self._windows.take()
+        events = self._queue.take()
         return self._drawn(None, []) if events is None else self._deal(events)
 
     def _heavy(self, at: int) -> int:
@@ -166,7 +163,7 @@ class Layout:
 
     def relieve(self) -> None:
         """Make the tables forget what is not in use any more."""
-        self._windows.forget()
+        self._queue.forget()
         self._rows.forget_shapes()
         self._rows.forget_names(self._later)
         self._met = np.empty(0, np.bool_)
@@ -401,7 +398,7 @@ class Layout:
     def finish(self) -> list[Drawn]:
         """Draw all that is left, with the ends of what is still open."""
         drawn = []
-        if (events := self._windows.take_all()) is not None:
+        if (events := self._queue.take_all()) is not None:
             drawn.append(self._deal(events, last=True))
         changes = self._warps.finish(self.end_ns)
         for gpu in self._rows.gpu_indices():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,10 +15,17 @@ from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, Shape
 from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
+from tracepipe.event.sm_limits import sm_limits
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, RANK_GPU, RANK_PROCESS, Tree
-from tracepipe.layout.warp_limits import warps_at_most
+
+
+def warps_at_most(gpu: Mapping[str, Any]) -> int | None:
+    """The limit of a GPU as described in a header; None where its model or its number of SMs is not known."""
+    count, limits = gpu.get("sm_count", gpu.get("sms")), sm_limits(gpu)
+    return count * limits.warps if limits is not None and type(count) is int and count > 0 else None
+
 
 # The order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
 RANK_BUSY: Final = 0

@@ -1,17 +1,362 @@
-"""Slices of a GPU and its SMs that summarize the tracks in them: kernels, and how many warps there are."""
+"""Sums up tracks: how busy GPUs are, what threads did, the kernels of a GPU, the warps of an SM.
+
+The sums become counters, slices of groups, and the order of processes and threads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import numpy as np
 
-from tracepipe.event.columns import NONE, Int32s, Int64s, TraceColumns, grown
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.nesting import NO_ROW
-from tracepipe.event.ops import BEGIN, END, OpColumns
+from tracepipe.event.ops import BEGIN, COUNTER, END, OpColumns, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.layout.rows import Rows
-from tracepipe.layout.shares import Stretches
-from tracepipe.layout.timeline import slice_name
+from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY, RUNNING
+from tracepipe.layout.rows import RANK_BUSY, SUMMARY, Rows
+from tracepipe.layout.timeline import Track, slice_name
+from tracepipe.layout.tree import RANK_COUNTERS, Work
 from tracepipe.units import counted
+
+# This many bins are enough for any length of time, as they grow wider.
+BINS_MAX: Final = 1 << 10
+_PERCENT: Final = 100
+_FIRST_BITS: Final = 10
+
+
+class Stretches:
+    """Finds the stretches of time in which something runs, by the number of the track that it runs on."""
+
+    def __init__(self) -> None:
+        self._count: Int64s = np.zeros(0, np.int64)
+        self._begin_ns: Int64s = np.zeros(0, np.int64)
+        self._most: Int64s = np.zeros(0, np.int64)
+        """The stretch that has not ended, by track: how many run, since when, and how many ran at most."""
+
+    def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
+        """Take changes in the order of time. Return the stretches that have ended: track, how many ran at
+        most, begin and end, of the shape `(stretches,)` each.
+        """
+        order = np.argsort(on, kind="stable")
+        ts_ns, on, delta = ts_ns[order], on[order], delta[order].astype(np.int64)
+        size = int(on[-1]) + 1
+        self._count, self._begin_ns = grown(self._count, size, 0), grown(self._begin_ns, size, 0)
+        self._most = grown(self._most, size, 0)
+        is_first = np.append(True, on[1:] != on[:-1])
+        after = np.cumsum(delta)
+        first = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+        count = after - (after - delta)[first] + self._count[on]
+        starts = np.flatnonzero(is_first | np.append(False, count[:-1] == 0))
+        ends = np.append(starts[1:], len(on)) - 1
+        goes_on = is_first[starts] & (self._count[on[starts]] > 0)
+        begin_ns = np.where(goes_on, self._begin_ns[on[starts]], ts_ns[starts])
+        most = np.maximum.reduceat(count, starts)
+        most = np.where(goes_on, np.maximum(most, self._most[on[starts]]), most)
+        self._count[on[ends]] = count[ends]
+        self._begin_ns[on[ends]], self._most[on[ends]] = begin_ns, most
+        over = count[ends] == 0
+        return on[starts[over]], most[over], begin_ns[over], ts_ns[ends[over]]
+
+    def rest(self, end_ns: int) -> tuple[Int32s, Int64s, Int64s, Int64s]:
+        """The stretches that have not ended, as if they ended then."""
+        on = np.flatnonzero(self._count > 0).astype(np.int32)
+        return on, self._most[on], self._begin_ns[on], np.maximum(self._begin_ns[on], end_ns)
+
+
+class Share:
+    """The share of busy time in bins. Their width is a power of two in nanoseconds: the smallest with which
+    BINS_MAX bins reach from the first stretch to the end of the last, at least 1 µs.
+    """
+
+    def __init__(self) -> None:
+        self._busy_ns: Int64s = np.zeros(0, np.int64)
+        self._bits, self._first = _FIRST_BITS, 0
+        self._begin_ns, self._end_ns = (1 << 63) - 1, -(1 << 63)
+
+    def add(self, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which it was busy. Stretches that overlap all count."""
+        longer = end_ns > begin_ns
+        begin_ns, end_ns = begin_ns[longer], end_ns[longer]
+        if not len(begin_ns):
+            return
+        self._begin_ns = min(self._begin_ns, int(begin_ns.min()))
+        self._end_ns = max(self._end_ns, int(end_ns.max()))
+        self._make_room()
+        first, last = (begin_ns >> self._bits) - self._first, (end_ns - 1 >> self._bits) - self._first
+        width_ns = 1 << self._bits
+        over = last > first
+        until_ns = np.where(over, (first + self._first + 1) << self._bits, end_ns)
+        np.add.at(self._busy_ns, first, until_ns - begin_ns)
+        if over.any():
+            first, last = first[over], last[over]
+            np.add.at(self._busy_ns, last, end_ns[over] - ((last + self._first) << self._bits))
+            whole = np.zeros(len(self._busy_ns) + 1, np.int64)
+            np.add.at(whole, first + 1, width_ns)
+            np.add.at(whole, last, -width_ns)
+            self._busy_ns += np.cumsum(whole[:-1])
+
+    def _make_room(self) -> None:
+        """Make bins for all of the time, wider ones if there are too many."""
+        had, at = self._busy_ns, self._first
+        while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
+            pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)
+            pairs[at & 1 : (at & 1) + len(had)] = had
+            had, at = pairs.reshape(-1, 2).sum(axis=1), at >> 1
+            self._bits += 1
+        self._first = self._begin_ns >> self._bits
+        size = (self._end_ns - 1 >> self._bits) - self._first + 1
+        self._busy_ns = np.zeros(size, np.int64)
+        kept = had[: max(0, self._first + size - at)]
+        self._busy_ns[at - self._first : at - self._first + len(kept)] = kept
+
+    def percent(self) -> list[tuple[int, int]]:
+        """The times at which the share changes, with the share in percent: from the first stretch on, 0 at
+        the end. A bin in which it is busy at all has at least 1%.
+        """
+        if not len(self._busy_ns):
+            return []
+        starts_ns = (np.arange(len(self._busy_ns) + 1) + self._first) << self._bits
+        starts_ns[0], starts_ns[-1] = self._begin_ns, self._end_ns
+        # As floats: a long time in ns, added up many times, exceeds 64 bits.
+        share = np.floor(self._busy_ns * float(_PERCENT) / np.diff(starts_ns) + 0.5).astype(np.int64)
+        values = np.append(np.where(self._busy_ns > 0, np.maximum(share, 1), 0), 0)
+        changes = np.append(True, values[1:] != values[:-1])
+        return list(zip(starts_ns[changes].tolist(), values[changes].tolist(), strict=True))
+
+
+# At most this many GPUs and processes are counted: each takes some kilobytes.
+BUSY_GPUS_MAX: Final = 64
+PROCESSES_MAX: Final = 128
+# This many processes have a counter. Perfetto's UI v52 numbers the groups at the top, and counts processes
+# with counters and these counters. A group with a number from 50 on is below all processes, which GPUs must
+# not be.
+SHOWN_MAX: Final = 16
+# Adding many stretches to a share takes hardly longer than adding one.
+_STRETCHES_AT_ONCE: Final = 1 << 13
+
+
+class _Counters:
+    """Shares by the number of a track. Each becomes a counter under its track."""
+
+    def __init__(self, rows: Rows, name: str, unit: str, rank: int) -> None:
+        self._rows = rows
+        self._name, self._unit, self._rank = name, unit, rank
+        self._tracks: dict[int, Track] = {}
+        self._shares: dict[int, Share] = {}
+
+    def add_track(self, track: Track, at_most: int) -> bool:
+        """Make a counter for a track. Return whether there is room for it."""
+        if track.id not in self._tracks and len(self._tracks) >= at_most:
+            return False
+        self._tracks[track.id] = track
+        return True
+
+    def add(self, of: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which tracks were busy."""
+        for number in distinct(of).tolist():
+            mine = of == number
+            self._shares.setdefault(number, Share()).add(begin_ns[mine], end_ns[mine])
+
+    def tracks(self) -> list[Track]:
+        """The tracks that were busy at any time, in the order in which they first were."""
+        return [self._tracks[number] for number in self._shares]
+
+    def draw(self, tracks: list[Track]) -> None:
+        """Draw the counters of some tracks, when all is known."""
+        for parent in tracks:
+            share = self._shares[parent.id]
+            track = self._rows.tree.child(parent, "counter", self._name, self._rank, SUMMARY, self._unit)
+            row = self._rows.row_of(track)
+            self._rows.nesting.add(
+                *(op_of(COUNTER, row, ts_ns, 0, NONE, value) for ts_ns, value in share.percent())
+            )
+
+
+class BusyGpus:
+    """Measures the share of time in which anything is on a stream of a GPU. GPUs have the numbers of their
+    tracks.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._gpu: Int32s = np.zeros(0, np.int32)
+        """By row: the GPU whose stream it is, NONE where it is not a stream."""
+        self._counters = _Counters(rows, GPU_BUSY, "%", RANK_BUSY)
+        self._stretches = Stretches()
+
+    def take(self, ops: OpColumns, order: Int64s) -> None:
+        """Take operations, of which `order` has the places in the order of time."""
+        self._add_rows()
+        row, kind = ops.columns["row"][order], ops.columns["kind"][order]
+        places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
+        if len(places):
+            delta = np.where(kind[places] == BEGIN, 1, -1)
+            ts_ns = ops.columns["ts"][order[places]]
+            gpu, _, begin_ns, end_ns = self._stretches.take(ts_ns, self._gpu[row[places]], delta)
+            self._counters.add(gpu, begin_ns, end_ns)
+
+    def _add_rows(self) -> None:
+        """Note the new rows."""
+        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
+            self._gpu = np.append(self._gpu, np.array(new, np.int32))
+
+    def _gpu_of(self, track: Track) -> int:
+        """The GPU of a stream's track, NONE where it is not a stream's or there are too many GPUs."""
+        gpu = track.parent
+        if track.kind != "slices" or track.category != "gpu" or gpu is None:
+            return NONE
+        return gpu.id if self._counters.add_track(gpu, BUSY_GPUS_MAX) else NONE
+
+    def draw(self) -> None:
+        """Draw the counters at the end, when nothing is on a stream any more."""
+        self._counters.draw(self._counters.tracks())
+
+
+class CpuUse:
+    """Measures the processor time of the threads of a process. Two threads that always run make 200%."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_COUNTERS)
+        self._process: Int32s = np.zeros(0, np.int32)
+        """By the number of a thread's track: its process, NONE where it is not known or there are too
+        many."""
+        self._waiting: list[tuple[Int32s, Int64s, Int64s]] = []
+        self._waiting_count = 0
+
+    def add_thread(self, thread: Track) -> None:
+        """Note a thread that has context switches."""
+        process = thread.parent
+        self._process = grown(self._process, thread.id + 1, NONE)
+        if process is not None and process.pid and self._counters.add_track(process, PROCESSES_MAX):
+            self._process[thread.id] = process.id
+
+    def add(self, thread: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        """Add stretches in which threads had a processor, by the numbers of their tracks."""
+        of = self._process[thread]
+        known = of != NONE
+        self._waiting.append((of[known], begin_ns[known], end_ns[known]))
+        self._waiting_count += len(thread)
+        if self._waiting_count >= _STRETCHES_AT_ONCE:
+            self._share()
+
+    def _share(self) -> None:
+        of, begin_ns, end_ns = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
+        self._waiting, self._waiting_count = [], 0
+        self._counters.add(of, begin_ns, end_ns)
+
+    def draw(self) -> None:
+        """Draw the counters of the first processes at the end, when these are in order."""
+        if self._waiting:
+            self._share()
+        tree = self._rows.tree
+        processes = sorted(self._counters.tracks(), key=lambda track: tree.process(track.pid).rank)
+        self._counters.draw(processes[:SHOWN_MAX])
+
+
+class Loads:
+    """Both kinds of counters. `cpu_use` takes the stretches in which threads have processors."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._busy, self.cpu_use = BusyGpus(rows), CpuUse(rows)
+
+    def take(self, ops: OpColumns, order: Int64s) -> None:
+        """Take operations, of which `order` has the places in the order of time."""
+        if len(order):
+            self._busy.take(ops, order)
+
+    def draw(self) -> None:
+        """Draw the counters at the end, when all else is drawn."""
+        self._busy.draw()
+        self.cpu_use.draw()
+
+
+_OTHER, _RUNS, _LEAVES = range(3)
+_NEVER: Final = -(1 << 63)
+
+
+class ThreadWork:
+    """Measures the work of threads, with memory for each thread but none for an event. Threads have the
+    numbers of their tracks. `cpu_use` gets each stretch in which a thread has a processor.
+    """
+
+    def __init__(self, rows: Rows, cpu_use: CpuUse | None) -> None:
+        self._rows, self._cpu_use = rows, cpu_use
+        self._thread: Int32s = np.zeros(0, np.int32)
+        self._kind: Bytes = np.zeros(0, np.uint8)
+        self._calls: Bools = np.zeros(0, np.bool_)
+        """By the number of a shape: its thread, NONE without one; whether its events are those of `running`;
+        whether they are calls that may launch."""
+        self._launches: Int64s = np.zeros(0, np.int64)
+        self._ran_ns: Int64s = np.zeros(0, np.int64)
+        self._since_ns: Int64s = np.zeros(0, np.int64)
+        """By thread: since when it has a processor."""
+
+    def add_shape(self, number: int, shape: Shape) -> None:
+        """Look at a shape that is new; its row is made."""
+        self._thread = grown(self._thread, number + 1, NONE)
+        self._kind = grown(self._kind, number + 1, _OTHER)
+        self._calls = grown(self._calls, number + 1, 0)
+        of_host = shape.type in HOST_LAYERS and not shape.on_stream
+        thread = self._rows.threads.get((shape.pid, shape.tid)) if of_host else None
+        self._thread[number], self._kind[number] = NONE if thread is None else thread.track.id, _OTHER
+        self._calls[number] = shape.has_launch and shape.phase != "E"
+        if thread is None:
+            return
+        if shape.type == "scheduler" and shape.name == RUNNING:
+            self._kind[number] = {"B": _RUNS, "E": _LEAVES}.get(shape.phase, _OTHER)
+            if self._cpu_use is not None:
+                self._cpu_use.add_thread(thread.track)
+        size = thread.track.id + 1
+        self._launches, self._ran_ns = grown(self._launches, size, 0), grown(self._ran_ns, size, 0)
+        self._since_ns = grown(self._since_ns, size, _NEVER)
+
+    def take(self, events: TraceColumns) -> None:
+        """Take events, which are in the order of time."""
+        if not len(self._thread):
+            return
+        shapes = np.maximum(events.shape, 0)
+        thread = np.where(events.shape >= 0, self._thread[shapes], NONE)
+        launched = np.bincount(thread[(thread >= 0) & self._calls[shapes] & (events.launch != 0)])
+        self._launches[: len(launched)] += launched
+        switches = np.flatnonzero((thread >= 0) & (self._kind[shapes] != _OTHER))
+        if len(switches):
+            runs = self._kind[shapes[switches]] == _RUNS
+            self._run(thread[switches], events.ts_ns[switches], runs)
+
+    def _run(self, thread: Int32s, ts_ns: Int64s, runs: Bools) -> None:
+        """Take events at which threads get a processor or leave it."""
+        order = np.argsort(thread, kind="stable")
+        thread, ts_ns, runs = thread[order], ts_ns[order], runs[order]
+        first = np.append(True, thread[1:] != thread[:-1])
+        since_ns = np.where(np.append(False, runs[:-1]), np.append(_NEVER, ts_ns[:-1]), _NEVER)
+        since_ns = np.where(first, self._since_ns[thread], since_ns)
+        ran = ~runs & (since_ns != _NEVER)
+        self._add(thread[ran], since_ns[ran], ts_ns[ran])
+        last = np.append(first[1:], True)
+        self._since_ns[thread[last]] = np.where(runs[last], ts_ns[last], _NEVER)
+
+    def _add(self, thread: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:
+        np.add.at(self._ran_ns, thread, end_ns - begin_ns)
+        if self._cpu_use is not None:
+            self._cpu_use.add(thread, begin_ns, end_ns)
+
+    def finish(self, end_ns: int) -> Callable[[int], Work]:
+        """Return the function that gives a thread's work by its number. Threads that have a processor keep it
+        until the end.
+        """
+        thread = np.flatnonzero(self._since_ns != _NEVER).astype(np.int32)
+        since_ns = self._since_ns[thread]
+        self._add(thread, since_ns, np.maximum(since_ns, end_ns))
+        return self._work
+
+    def _work(self, thread: int) -> Work:
+        if thread >= len(self._launches):
+            return Work()
+        return Work(int(self._launches[thread]), int(self._ran_ns[thread]))
 
 
 def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end_ns: Int64s) -> None:

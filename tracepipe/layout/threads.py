@@ -10,10 +10,9 @@ from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
 from tracepipe.kernel_names import kernel_title
-from tracepipe.layout.changes import WARP_LANES
-from tracepipe.layout.options import LayoutOptions
+from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
-from tracepipe.layout.timeline import Track
+from tracepipe.layout.timeline import WARP_LANES, Track
 
 Of = tuple[Three | None, Three | None]
 """Block and thread of an event, None each where it is not recorded."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tracepipe.event.model import Header, Record
 from tracepipe.event.origins import Origins
-from tracepipe.layout.tracks import Track, TrackKind
+from tracepipe.layout.timeline import Track, TrackKind
 
 LAYER_TITLES = {
     "annotation": "annotations",

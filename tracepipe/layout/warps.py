@@ -2,37 +2,423 @@
 
 from __future__ import annotations
 
+import ctypes
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, distinct, grown
+from tracepipe.event.columns import (
+    NONE,
+    AnyArray,
+    Bools,
+    Bytes,
+    Int32s,
+    Int64s,
+    Ints,
+    distinct,
+    grown,
+    signed,
+)
 from tracepipe.event.model import Record
-from tracepipe.event.nesting import LAUNCHES_MAX, NO_ROW, WarpStarts
+from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_ROW, STARTS, WarpStarts
 from tracepipe.event.ops import COUNTER, op_of
-from tracepipe.event.warps import PlacedWarps
-from tracepipe.layout.changes import (
+from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_column, nested
+from tracepipe.layout import LayoutOptions
+from tracepipe.layout.rows import RANK_COUNT, RANK_LOGICAL, RANK_SM, SUMMARY, Rows
+from tracepipe.layout.summaries import WarpsOfSms
+from tracepipe.layout.threads import KernelGroups
+from tracepipe.layout.timeline import (
     FULL_MASK,
+    ONLY_NAME,
     WARP_BEGIN,
     WARP_COUNT,
     WARP_END,
+    WARP_EXIT,
     Kernel,
     Slices,
+    Track,
     WarpChanges,
     joined_slices,
     kernel_of,
 )
-from tracepipe.layout.options import LayoutOptions
-from tracepipe.layout.range_slices import with_ranges
-from tracepipe.layout.rows import RANK_COUNT, RANK_LOGICAL, RANK_SM, SUMMARY, Rows
-from tracepipe.layout.slots import ALL, DRAWN, OPEN, OVERLAPS, Slots, new_slots
-from tracepipe.layout.summaries import WarpsOfSms
-from tracepipe.layout.threads import KernelGroups
-from tracepipe.layout.tracks import Track
-from tracepipe.layout.waiting import CHANGES, Waiting
-from tracepipe.layout.warp_runs import WarpBatches, WarpRun, joined_starts
+from tracepipe.native import library
+
+CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
+"""The columns of changes. `delta` is by how much the count of running warps changes."""
+
+
+@dataclass(slots=True, eq=False)
+class WaitingChanges:
+    """Changes that wait. Their `slice` is a place in `slices`."""
+
+    columns: list[list[Any]] = field(default_factory=lambda: [[] for _ in CHANGES])
+    slices: list[Slices] = field(default_factory=list)
+    slice_count: int = 0
+
+    def add(self, *columns: AnyArray) -> None:
+        """Add values to each column of `CHANGES`. `slice` counts from the slices that are added next."""
+        for kept, column, name in zip(self.columns, columns, CHANGES, strict=True):
+            kept.append(column + self.slice_count if name == "slice" else column)
+
+    def add_slices(self, slices: Slices) -> None:
+        """Add the slices of the changes that were added last."""
+        self.slices.append(slices)
+        self.slice_count += len(slices)
+
+    def take(self) -> list[Any]:
+        """Take the values of all columns out."""
+        whole = [
+            np.concatenate(parts) if parts else np.empty(0, kind)
+            for parts, kind in zip(self.columns, CHANGES.values(), strict=True)
+        ]
+        self.columns = [[] for _ in CHANGES]
+        return [
+            np.ascontiguousarray(column, kind) for column, kind in zip(whole, CHANGES.values(), strict=True)
+        ]
+
+
+# This many warps of a slot are remembered, for batches that overlap theirs.
+STAYS_MAX: Final = 1024
+ON_TRACK, ON_OVERLAP, NO_END = range(3)
+"""What is done with a warp: its slice is on its track or on an overlap track, or it has no end yet."""
+ALL: Final = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """The last stays on a slot, in the order of time."""
+
+    stays: list[tuple[int, int]] = field(default_factory=list)
+    forgotten_ns: int = -(1 << 63)
+
+    def take(self, begin_ns: int, end_ns: int) -> bool:
+        """Take the slot for a time that begins before the last stay ends. Return whether it was free."""
+        stays = self.stays
+        at = bisect_left(stays, (begin_ns, end_ns))
+        free_ns = stays[at - 1][1] if at else self.forgotten_ns
+        # It may not end when the next begins: a stable sort would put its end after that begin.
+        if begin_ns < free_ns or at == len(stays) or end_ns >= stays[at][0]:
+            return False
+        stays.insert(at, (begin_ns, end_ns))
+        return True
+
+
+class Slots:
+    """The rows of one GPU. Kernels that run at the same time take turns on a slot, but their batches come one
+    after the other: a warp may belong before one that was placed already.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[_Row] = []
+
+    def take(
+        self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
+    ) -> Bytes:
+        """Decide what is done with each warp of some batches, in the order of entries, of the shape
+        `(warps,)`. `rows` is how many rows there are. A stay below 0 has no end. `sizes` are how many warps
+        each batch has. No later batch begins before the base of an earlier one.
+        """
+        while len(self._rows) < rows:
+            self._rows.append(_Row())
+        fates = bytearray()
+        columns = (begin_ns, stay_ns, row, np.repeat(bases_ns, sizes))
+        for begin, stay, at, base_ns in zip(*(column.tolist() for column in columns), strict=True):
+            slot = self._rows[at]
+            stays = slot.stays
+            if stay < 0:
+                fates.append(NO_END)
+            elif not stays or begin >= (last_ns := stays[-1][1]):
+                if stays and (last_ns <= base_ns or len(stays) >= STAYS_MAX):
+                    slot.forgotten_ns = last_ns
+                    stays.clear()
+                stays.append((begin, begin + stay))
+                fates.append(ON_TRACK)
+            else:
+                fates.append(ON_TRACK if slot.take(begin, begin + stay) else ON_OVERLAP)
+        return np.frombuffer(fates, np.uint8)
+
+    @staticmethod
+    def running(ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+        """Sort the changes before a time and count the warps that run. Return the places in order, the
+        counts, and how many run at the end. `running` is how many run at the start. Each time has its count
+        at its last change; it is -1 at the others, and where the count stays the same.
+        """
+        order = np.argsort(ts_ns, kind="stable")
+        times = ts_ns[order]
+        count = int(np.searchsorted(times, before_ns))
+        value = np.full(count, -1, np.int64)
+        if count:
+            last = np.flatnonzero(np.append(times[: count - 1] != times[1:count], True))
+            after = running + np.cumsum(delta[order[:count]], dtype=np.int64)[last]
+            changed = np.diff(after, prepend=running) != 0
+            value[last[changed]] = after[changed]
+            running = int(after[-1])
+        return order, value, running
+
+
+class NativeSlots:
+    """As `Slots`, by the native core."""
+
+    def __init__(self, core: ctypes.CDLL) -> None:
+        self._core = core
+        self._warps = core.tp_warps_new()
+        if not self._warps:
+            raise MemoryError
+        weakref.finalize(self, core.tp_warps_free, self._warps)
+
+    def take(
+        self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
+    ) -> Bytes:
+        """As `Slots` has it."""
+        fate = np.empty(len(begin_ns), np.uint8)
+        columns = (column.ctypes.data for column in (sizes, bases_ns, begin_ns, stay_ns, row, fate))
+        if self._core.tp_warps_take(self._warps, rows, len(sizes), *columns):
+            raise MemoryError
+        return fate
+
+    def running(self, ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
+        """As `Slots` has it."""
+        order, value = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
+        now = ctypes.c_int64(running)
+        columns = (column.ctypes.data for column in (order, value))
+        count = self._core.tp_warps_running(
+            len(ts_ns), ts_ns.ctypes.data, delta.ctypes.data, before_ns, *columns, ctypes.byref(now)
+        )
+        if count < 0:
+            raise MemoryError
+        return order, value[:count], now.value
+
+
+def new_slots() -> Slots | NativeSlots:
+    """The rows of one GPU."""
+    core = library()
+    return Slots() if core is None else NativeSlots(core)
+
+
+def entry_order(entry_ns: Int64s) -> Int64s:
+    """The places of entries in the order of time."""
+    core = library()
+    if core is None:
+        return np.argsort(entry_ns, kind="stable")
+    order = np.empty(len(entry_ns), np.int64)
+    if core.tp_order(entry_ns.ctypes.data, len(entry_ns), order.ctypes.data):
+        raise MemoryError
+    return order
+
+
+# The values of columns that a batch lacks.
+_MISSING: Final = {"sm": NONE, "slot": NONE, "exit_count": 1, "exit_clk": NONE, "entry_mask": FULL_MASK,
+                   "exit_mask": FULL_MASK, "source_ns": NONE}  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class WarpBatches:
+    """Batches of one GPU that can be laid out as one. `places` are their places among the current events."""
+
+    gpu: int
+    mode: str
+    places: list[int] = field(default_factory=list)
+    batches: list[PlacedWarps] = field(default_factory=list)
+    size: int = 0
+
+    def takes(self, batch: PlacedWarps, mode: str) -> bool:
+        """Whether a batch can be added."""
+        return (
+            self.mode == mode
+            and max(len(self.batches[0].warp), len(batch.warp)) <= SMALL_MAX
+            and self.size + len(batch.warp) <= AT_ONCE_MAX
+            and self.batches[0].offset_ns == batch.offset_ns
+            and self.batches[0].range_ns is None
+            and batch.range_ns is None
+        )
+
+    def add(self, place: int, batch: PlacedWarps) -> None:
+        """Add a batch."""
+        self.places.append(place)
+        self.batches.append(batch)
+        self.size += len(batch.warp)
+
+
+class WarpRun:
+    """Such batches as a single one, `warps`. By batch, `sizes` are how many warps each has, `first` is where
+    they begin, and `bases_ns` are the times. `order` has the places of the warps batch after batch, each in
+    the order of its entries. `stay_ns` are the times from entry to last exit, in the order of `warps`; NONE
+    without an exit.
+    """
+
+    def __init__(self, of: WarpBatches) -> None:
+        self.gpu, self.mode, self.batches = of.gpu, of.mode, of.batches
+        self.warps = _joined(of.batches)
+        self.sizes: Int64s = np.array([len(batch.warp) for batch in of.batches], np.int64)
+        self.bases_ns: Int64s = np.array([batch.ts_ns for batch in of.batches], np.int64)
+        self.first: Int64s = np.cumsum(self.sizes) - self.sizes
+        self.order = self._order()
+        self.stay_ns = self.warps.last_of_exits(self.warps.exit_ns)
+        self.starts_at, self.starts = self._starts(of.places)
+
+    def _order(self) -> Int64s:
+        if len(self.batches) == 1:
+            return entry_order(self.warps.entry_ns)
+        if len(self.batches) == self.warps.warp.size:
+            return np.arange(len(self.batches))
+        batch = np.repeat(np.arange(len(self.batches)), self.sizes)
+        order: Int64s = np.lexsort((self.warps.entry_ns, batch))
+        return order
+
+    def _starts(self, places: list[int]) -> tuple[Int64s, WarpStarts]:
+        """By batch: the place in the order of the warp at which its launch's flow ends, and how the batch
+        starts. That warp is the first one that left, or else the first one.
+        """
+        left = np.append(np.flatnonzero(self.stay_ns[self.order] >= 0), len(self.order))
+        at = left[np.searchsorted(left, self.first)]
+        has_left = at < self.first + self.sizes
+        at = np.where(has_left, at, self.first)
+        entered_ns = self.warps.ts_ns + self.warps.entry_ns[self.order[self.first]]
+        now = has_left & (self.warps.ts_ns + self.warps.entry_ns[self.order[at]] == self.bases_ns)
+        done = np.where(now, STARTS, DRAWN) if self.mode != "sm" else np.full(len(at), COUNTED)
+        launches = [batch.launched.get("launch") for batch in self.batches]
+        if None in launches:
+            done[[at for at, launch in enumerate(launches) if launch is None]] = NO_LAUNCH
+        return at, WarpStarts(
+            np.array(places, np.int64),
+            np.array([signed(launch or 0) for launch in launches], np.int64),
+            entered_ns,
+            np.array([batch.bound_ns for batch in self.batches], np.int64),
+            done.astype(np.uint8),
+            np.zeros(len(at), np.int64),
+        )
+
+    def with_exits(self, drawn: Bools, begin_ns: Int64s, columns: list[AnyArray]) -> list[AnyArray]:
+        """The columns of changes with the exits of each drawn warp after its end."""
+        warps, order = self.warps, self.order
+        counts = warps.exit_count
+        count = np.ones(len(order), np.int64) if counts is None else counts[order]
+        count = np.where(drawn, count, 0)
+        of = np.repeat(np.arange(len(order)), count)
+        nth = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+        at = warps.first_exits()[order][of] + nth
+        mask = np.full(len(of), FULL_MASK, np.int64) if warps.exit_mask is None else warps.exit_mask[at]
+        more = (
+            begin_ns[of] + warps.exit_ns[at],
+            np.full(len(of), WARP_EXIT, np.uint8),
+            of.astype(np.int32),
+            np.zeros(len(of), np.int8),
+            mask,
+        )
+        whole = [np.concatenate(pair) for pair in zip(columns, more, strict=True)]
+        by_warp = np.argsort(whole[2], kind="stable")
+        return [column[by_warp] for column in whole]
+
+    def end_ns(self) -> int:
+        """The end of the last warp."""
+        entry_ns, left = self.warps.entry_ns, self.stay_ns >= 0
+        last_ns = int(entry_ns.max())
+        if left.any():
+            last_ns = max(last_ns, int((entry_ns + self.stay_ns)[left].max()))
+        return self.warps.ts_ns + last_ns
+
+
+def _joined(batches: Sequence[PlacedWarps]) -> PlacedWarps:
+    """The warps of batches as one batch, which has the first one's record of its launch."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    optional: dict[str, Any] = {
+        name: joined_column(batches, name, missing) for name, missing in _MISSING.items()
+    }
+    return PlacedWarps(
+        launched={},
+        clock=first.clock,
+        ts_ns=first.ts_ns,
+        offset_ns=first.offset_ns,
+        warp=np.concatenate([batch.warp for batch in batches]),
+        entry_ns=np.concatenate([batch.entry_ns + (batch.ts_ns - first.ts_ns) for batch in batches]),
+        exit_ns=np.concatenate([batch.exit_ns for batch in batches]),
+        **optional,
+    )
+
+
+def joined_starts(runs: Sequence[WarpRun]) -> WarpStarts | None:
+    """The starts of runs in the order of their places; None without runs."""
+    if not runs:
+        return None
+    columns = zip(*(run.starts.columns() for run in runs), strict=True)
+    joined = WarpStarts(*map(np.concatenate, columns))
+    order = np.argsort(joined.place)
+    return WarpStarts(*(column[order] for column in joined.columns()))
+
+
+OverlapRow = Callable[[int, int, int], int]
+"""Returns the overlap row of a row that takes a slice with that begin and end, NO_ROW where none does."""
+
+
+def with_ranges(
+    batch: PlacedWarps,
+    order: Int64s,
+    drawn: Bools,
+    slices: Slices,
+    columns: list[Any],
+    number_of: Callable[[Kernel], int],
+    overlap_row: OverlapRow,
+) -> tuple[Slices, list[Any]]:
+    """Add the slices of ranges to those of a batch's warps, which come in an `order` and some of which are
+    `drawn`.
+
+    Return all slices, those of ranges last, and the columns of all changes. The changes of ranges are between
+    the begin and the end of their warp.
+    """
+    assert batch.range_ns is not None and batch.range_dur_ns is not None
+    inside, steps = nested(batch)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    warp = rank[batch.of_ranges()]
+    begin_ns = batch.ts_ns + batch.entry_ns[order][warp] + batch.range_ns
+    end_ns = begin_ns + batch.range_dur_ns
+    row = np.where(drawn[warp], slices.row[warp], NO_ROW).astype(np.int32)
+    crossing = np.flatnonzero((inside == CROSSING) & (row != NO_ROW))
+    for at in crossing.tolist():
+        row[at] = overlap_row(int(row[at]), int(begin_ns[at]), int(end_ns[at]))
+    steps = np.concatenate([steps, np.stack([2 * crossing, 2 * crossing + 1], 1).reshape(-1)])
+    steps = steps[row[steps >> 1] != NO_ROW]
+    of, is_end = steps >> 1, steps & 1 == 1
+    changes = (
+        np.where(is_end, end_ns[of], begin_ns[of]),
+        np.where(is_end, WARP_END, WARP_BEGIN).astype(np.uint8),
+        (of + len(slices)).astype(np.int32),
+        np.zeros(len(of), np.int8),
+        np.zeros(len(of), np.int64),
+    )
+    # The order is a warp's begin, its ranges, its end and its exits, also where they are at the same time.
+    _, kind, slice_, _, _ = columns
+    keys = np.concatenate([3 * slice_.astype(np.int64) + 2 * (kind != WARP_BEGIN), 3 * warp[of] + 1])
+    by_warp = np.argsort(keys, kind="stable")
+    whole = [np.concatenate(pair)[by_warp] for pair in zip(columns, changes, strict=True)]
+    return joined_slices([slices, _slices_of_ranges(batch, row, number_of)]), whole
+
+
+def _slices_of_ranges(batch: PlacedWarps, row: Int32s, number_of: Callable[[Kernel], int]) -> Slices:
+    assert batch.range_name is not None and batch.range_dur_clk is not None
+    count = len(row)
+    numbers = [number_of(Kernel(name, ONLY_NAME, 0, 0)) for name in batch.ranges]
+    unknown = np.full(count, NONE, np.int64)
+    is_open = np.zeros(count, np.uint8) if batch.range_open is None else batch.range_open.astype(np.uint8)
+    return Slices(
+        row=row,
+        kernel=np.array(numbers, np.int32)[batch.range_name],
+        number=np.zeros(count, np.int64),
+        source_ns=unknown,
+        exits=unknown,
+        cycles=batch.range_dur_clk,
+        lanes=unknown,
+        flow=np.zeros(count, np.int64),
+        unclosed=is_open,
+    )
+
 
 # The most GPUs whose warps are drawn. Each has a packet sequence and tables, which take 30 KB or more.
 GPUS_MAX = 64
@@ -56,7 +442,7 @@ class _Gpu:
     sparse: dict[tuple[Any, ...], int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     kernel_numbers: dict[Kernel, int] = field(default_factory=dict)
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: WaitingChanges = field(default_factory=WaitingChanges)
     running: int = 0
     counter_row: int = NO_ROW
     shared_row: int = NO_ROW
@@ -180,17 +566,17 @@ class WarpLayout:
         slices = self._slices(gpu, run, row, flow)
         fate = gpu.slots.take(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
         end_ns = begin_ns + stay_ns
-        if not (fate == DRAWN).all():
+        if not (fate == ON_TRACK).all():
             self._place_others(gpu, slices, fate, begin_ns, end_ns)
-        drawn = (fate != OPEN) & (slices.row != NO_ROW)
+        drawn = (fate != NO_END) & (slices.row != NO_ROW)
         self._add(gpu, run, slices, drawn, begin_ns, end_ns)
 
     def _place_others(self, gpu: _Gpu, slices: Slices, fate: Ints, begin_ns: Int64s, end_ns: Int64s) -> None:
         """Find the overlap tracks of warps that overlap others, and keep those that are still running."""
-        for at in np.flatnonzero(fate == OVERLAPS).tolist():
+        for at in np.flatnonzero(fate == ON_OVERLAP).tolist():
             # A slot has one warp at a time: two there mean that clocks disagree.
             slices.row[at] = self._overlap_row(gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at]))
-        for at in np.flatnonzero(fate == OPEN).tolist():
+        for at in np.flatnonzero(fate == NO_END).tolist():
             # Drawn when the end of the trace is known.
             self.unclosed += 1
             self._open.append((gpu, slices.take([at]), int(begin_ns[at])))
@@ -372,7 +758,7 @@ class WarpLayout:
         order, value, gpu.running = gpu.slots.running(ts_ns, delta, before_ns, gpu.running)
         slices = joined_slices(waiting.slices)
         now, rest = order[: len(value)], order[len(value) :]
-        gpu.waiting = Waiting()
+        gpu.waiting = WaitingChanges()
         if len(rest):
             kept = distinct(of[rest])
             still = np.searchsorted(kept, of[rest]).astype(np.int32)
@@ -395,7 +781,7 @@ class WarpLayout:
             last_ns = max(begin_ns, end_ns)
             times = (np.array([ns], np.int64) for ns in (1, begin_ns, begin_ns, min(last_ns - begin_ns, ALL)))
             fate = gpu.slots.take(len(gpu.tracks), *times, slices.row)
-            if fate[0] != DRAWN:
+            if fate[0] != ON_TRACK:
                 slices.row[0] = self._overlap_row(gpu, int(slices.row[0]), begin_ns, last_ns)
             if slices.row[0] == NO_ROW:
                 continue

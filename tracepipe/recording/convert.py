@@ -13,8 +13,8 @@ from tracepipe.event.columns import SPECIAL, TraceBatch
 from tracepipe.event.model import STALLS, Header
 from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
+from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
-from tracepipe.layout.options import LayoutOptions
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import trace_names

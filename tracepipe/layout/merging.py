@@ -1,27 +1,29 @@
-"""Merges a call, kernel or copy that two recordings have into one slice with the arguments of both.
+"""Puts events in order over a window, and merges those of several recordings.
 
-Calls of one name on one thread follow each other, and so do, usually, kernels of one name on a stream. The
-two that begin nearest to each other, one of each recording, are the same. XLA names a launch after its
-kernel, and records no id of its thread: such a call is the same as a function's call that has that kernel
-among its arguments, if all calls near it are of one thread.
+A call, kernel or copy that two recordings have becomes one slice with the arguments of both. Calls of one
+name on one thread follow each other, and so do, usually, kernels of one name on a stream. The two that begin
+nearest to each other, one of each recording, are the same. XLA names a launch after its kernel, and records
+no id of its thread: such a call is the same as a function's call that has that kernel among its arguments, if
+all calls near it are of one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, takewhile
 from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, TraceColumns, distinct
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceColumns, distinct, joined
+from tracepipe.event.order import in_order
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 
-GONE: Final = -3
+MERGED: Final = -3
 """The shape of an event that was merged into another."""
 APART_NS: Final = 50_000
 """The begins that two tools record for one event differ by less."""
@@ -48,7 +50,7 @@ class _One:
     @property
     def is_gone(self) -> bool:
         """Whether it was merged into another event."""
-        return int(self.events.shape[self.place]) == GONE
+        return int(self.events.shape[self.place]) == MERGED
 
     def args(self, tables: Tables) -> dict[str, Any]:
         """Its arguments."""
@@ -158,7 +160,7 @@ class Doubles:
             events.stack = np.full(len(events), NONE, np.int64)
         if gone.events.stack is not None and events.stack is not None and events.stack[place] == NONE:
             events.stack[place] = gone.events.stack[gone.place]
-        gone.events.shape[gone.place] = GONE
+        gone.events.shape[gone.place] = MERGED
         kept.stands_for += (gone.source,)
         self.count += 1
 
@@ -188,7 +190,7 @@ class Doubles:
             if shape is not None and shape.has_launch and shape.on_stream:
                 launch = int(events.launch[place])
                 events.launch[place] = known.get(launch, launch)
-        gone = events.shape == GONE
+        gone = events.shape == MERGED
         return events.take(~gone) if gone.any() else events
 
 
@@ -230,3 +232,137 @@ def _pairs(ones: Sequence[_One], others: Sequence[_One]) -> list[tuple[_One, _On
             else:
                 to += 1
     return pairs
+
+
+# Events are put in order over this many. A capture writes them out of order by less.
+WINDOW_EVENTS = 2048
+_EVER_NS = (1 << 63) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Ready:
+    """Events in order. Those before `done` were given out."""
+
+    events: TraceColumns
+    done: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Source:
+    """The events of one source that wait. Others may still come before those in `window`. Those in `ready`
+    are in order and wait for the other sources. No more events are expected from before `front_ns`.
+    """
+
+    window: list[TraceColumns] = field(default_factory=list)
+    ready: list[_Ready] = field(default_factory=list)
+    weight: int = 0
+    front_ns: int = -_EVER_NS
+
+    def parts(self) -> Iterator[TraceColumns]:
+        """All events that wait."""
+        yield from self.window
+        yield from (one.events for one in self.ready)
+
+    def take_until(self, ts_ns: int) -> list[TraceColumns]:
+        """Take the ready events up to a time."""
+        taken = []
+        for one in self.ready:
+            to = int(one.events.ts_ns.searchsorted(ts_ns, "right"))
+            if to > one.done:
+                taken.append(one.events.take(slice(one.done, to)))
+                one.done = to
+        self.ready = [one for one in self.ready if one.done < len(one.events)]
+        return taken
+
+
+class EventQueue:
+    """Takes the events of each source in their order, and gives the events of all sources in order. `heavy`
+    returns how many events take as much memory as a row that is not an event. `doubles` merges events that
+    two sources have; None where no two sources may have the same.
+    """
+
+    def __init__(self, tables: Tables, origins: Origins, heavy: Callable[[int], int]) -> None:
+        self._tables, self._heavy = tables, heavy
+        self._sources = [_Source() for _ in range(origins.count)]
+        self.doubles = Doubles(tables, origins) if origins.doubles else None
+
+    def turn(self) -> int | None:
+        """The source that the others wait for, which must be read next; None when all have ended."""
+        front_ns, at = min((source.front_ns, at) for at, source in enumerate(self._sources))
+        return None if front_ns == _EVER_NS else at
+
+    def put(self, events: TraceColumns, weight: int, at: int) -> None:
+        """Add events of a source, which take as much memory as `weight` events."""
+        source = self._sources[at]
+        source.weight += weight
+        if len(events):
+            source.window.append(events)
+        if source.weight >= 2 * WINDOW_EVENTS:
+            self._advance(source, at)
+
+    def _advance(self, source: _Source, at: int) -> None:
+        """Make all but the newest events of a window ready."""
+        whole = in_order(joined(source.window), self._tables)
+        end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
+        # Events of one time stay together, unless that is all of them: an end of a flow belongs to a slice
+        # that begins then.
+        end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
+        ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
+        source.window = [kept]
+        source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
+        if len(ready):
+            self._make_ready(ready, at)
+            source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))
+
+    def _make_ready(self, events: TraceColumns, at: int) -> None:
+        if self.doubles is not None:
+            self.doubles.take(events, at)
+        self._sources[at].ready.append(_Ready(events))
+
+    def end(self, at: int) -> None:
+        """Note that a source has ended."""
+        source = self._sources[at]
+        if source.window:
+            self._make_ready(in_order(joined(source.window), self._tables), at)
+        source.window, source.weight, source.front_ns = [], 0, _EVER_NS
+
+    def take(self) -> TraceColumns | None:
+        """Take the events that are in order now; None where there are none."""
+        first_ns = min(source.front_ns for source in self._sources)
+        slack_ns = 0 if self.doubles is None else SLACK_NS
+        return self._taken(max(-_EVER_NS, first_ns - slack_ns))
+
+    def take_all(self) -> TraceColumns | None:
+        """Take all that is left, in order; None where nothing is."""
+        for at, source in enumerate(self._sources):
+            if source.front_ns != _EVER_NS:
+                self.end(at)
+        return self._taken(_EVER_NS)
+
+    def _taken(self, until_ns: int) -> TraceColumns | None:
+        if self.doubles is not None:
+            self.doubles.decide(until_ns)
+        parts = []
+        for at, source in enumerate(self._sources):
+            for part in source.take_until(until_ns):
+                parts.append(part if self.doubles is None else self.doubles.renamed(part, at))
+        return in_order(joined(parts), self._tables) if parts else None
+
+    def forget(self) -> None:
+        """Make the tables forget what no waiting event has."""
+        parts = [part for source in self._sources for part in source.parts()]
+        args = [_args_of(part) for part in parts]
+        empty = np.empty(0, np.int32)
+        to_shapes, to_args = self._tables.keep(
+            np.concatenate([empty, *(part.shape for part in parts)]), np.concatenate([empty, *args])
+        )
+        for part, of in zip(parts, args, strict=True):
+            part.args = np.where(part.shape == SPECIAL, part.args, to_args[of]).astype(np.int32)
+            part.shape = to_shapes[part.shape]
+        if self.doubles is not None:
+            self.doubles.forget_shapes()
+
+
+def _args_of(part: TraceColumns) -> Int32s:
+    """The numbers of arguments in a column that has places of `others` too."""
+    return np.where((part.shape == SPECIAL) | (part.shape == MERGED), NONE, part.args).astype(np.int32)
