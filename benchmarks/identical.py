@@ -52,7 +52,7 @@ def convert(source: str, to: str) -> None:
     """Print the result of a conversion in this process."""
     from tracepipe.converters import CONVERTERS
     from tracepipe.native import state
-    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.account import account_lines
     from tracepipe.recording.convert import Conversion, ConversionOptions
 
     out = _Hashing()

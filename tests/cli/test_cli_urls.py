@@ -23,7 +23,7 @@ from tests.support.s3_server import Bucket, s3_server
 from tests.support.simulated_job import SimulatedJob
 from tracepipe.dataset.build import build
 from tracepipe.errors import InputError, OutputError, TracepipeError
-from tracepipe.recording import apart, remote
+from tracepipe.recording import remote, uploads
 from tracepipe.recording.uploads import Uploads, check
 
 ROOT = Path(__file__).parents[2]
@@ -434,15 +434,15 @@ def test_the_second_signal_ends_the_copying(
         raise next(signals)
 
     stuck: Callable[..., Any] = lambda *_, **__: subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE)  # noqa: E731
-    monkeypatch.setattr(apart, "sending", stuck)
-    monkeypatch.setattr(apart, "wait_for", interrupted)
+    monkeypatch.setattr(uploads, "start_sending", stuck)
+    monkeypatch.setattr(uploads, "wait_until_sent", interrupted)
     messages: list[str] = []
-    uploads = Uploads(messages.append)
+    running = Uploads(messages.append)
     url = bucket.url("ended/3.jsonl")
-    with uploads.keeping(url, force=False) as sink:
+    with running.keeping(url, force=False) as sink:
         sink.write(b"a line\n")
     with pytest.raises(SystemExit):
-        uploads.wait()
+        running.wait()
     (file,) = temporary.glob("*/3.jsonl")
     assert messages[-2] == "a second signal ends the copying"
     assert messages[-1].startswith(f"{url} is not written; the recording is {file}. Copy it: ")
@@ -452,25 +452,25 @@ def test_the_second_signal_ends_the_copying(
 
 @pytest.mark.slow
 def test_the_first_signal_lets_it_be_copied(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_for, signals = apart.wait_for, iter([KeyboardInterrupt])
+    wait_for, signals = uploads.wait_until_sent, iter([KeyboardInterrupt])
 
     def interrupted_once(process: subprocess.Popen[bytes]) -> None:
         for one in signals:
             raise one
         wait_for(process)
 
-    monkeypatch.setattr(apart, "wait_for", interrupted_once)
+    monkeypatch.setattr(uploads, "wait_until_sent", interrupted_once)
     assert kept(bucket.url("once/3.jsonl"), b"a line\n", []) == []
     assert bucket.keys("once/") == ["once/3.jsonl"]
 
 
 def test_the_process_that_copies_gets_no_signal_of_the_terminal(bucket: Bucket) -> None:
-    process = apart._started({"url": bucket.url("apart.jsonl")})
+    process = uploads._started({"url": bucket.url("uploads.jsonl")})
     try:
         assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
         process.send_signal(signal.SIGKILL)
         with pytest.raises(OutputError, match=r"^the process that writes URLs ended with -9$"):
-            apart.wait_for(process)
+            uploads.wait_until_sent(process)
     finally:
         process.kill()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tests.support.cores import cores_here, running
 from tracepipe.converters import CONVERTERS
-from tracepipe.recording.account import Account
-from tracepipe.recording.account_text import account_lines
+from tracepipe.recording.account import Account, account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
 

@@ -21,7 +21,7 @@ import pytest
 from tests.golden.seen import Replay, ReplayFormat
 from tracepipe.converters import CONVERTERS
 from tracepipe.layout import LayoutOptions
-from tracepipe.recording.account_text import account_lines
+from tracepipe.recording.account import account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -18,7 +18,7 @@ from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.converters import archive
 from tracepipe.errors import ClockError, OutputError
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import trace_names
+from tracepipe.recording.outputs import trace_names
 
 PAIR = [str(FIXTURES / "merged-pytorch" / name) for name in ("probes.jsonl.zst", "kineto.json.zst")]
 NAMES = ["probes.pftrace", "kineto.pftrace"]

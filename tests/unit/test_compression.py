@@ -24,7 +24,7 @@ from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.compression import compressing
 from tracepipe.recording.convert import check
 from tracepipe.recording.files import open_input
-from tracepipe.recording.kept import keeping
+from tracepipe.recording.outputs import keeping
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.request import Limits, Plan, Scope
 from tracepipe.tracer.spool import PART_BYTES, Spool

@@ -28,8 +28,7 @@ from tracepipe.event.model import (
     SM_LIMIT,
     TIME_LIMIT_NS,
 )
-from tracepipe.recording.account import PROBLEMS_KEPT, Account
-from tracepipe.recording.account_text import account_lines
+from tracepipe.recording.account import PROBLEMS_KEPT, Account, account_lines
 from tracepipe.recording.convert import Conversion, ConversionOptions, check
 from tracepipe.recording.open import clock_records, footer_notes
 

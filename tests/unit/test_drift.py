@@ -18,7 +18,7 @@ from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import new_header
-from tracepipe.recording.account_text import anchor_text
+from tracepipe.recording.account import anchor_text
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
 

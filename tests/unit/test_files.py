@@ -19,11 +19,11 @@ import pytest
 import zstandard
 
 from tracepipe.errors import InputError, OutputError
-from tracepipe.recording import files
-from tracepipe.recording.files import HEAD_BYTES, default_output, open_input, replacing
-from tracepipe.recording.kept import keeping
+from tracepipe.recording import outputs
+from tracepipe.recording.files import HEAD_BYTES, open_input
+from tracepipe.recording.outputs import default_output, keeping, replacing
 
-said_by_command = partial(files.named_at_once, option="--command-output")
+said_by_command = partial(outputs.named_at_once, option="--command-output")
 
 TEXT = b"".join(b'{"line":%d}\n' % n for n in range(40_000))
 
@@ -205,7 +205,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
 def test_files_that_are_made_under_sudo_belong_to_the_caller(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "Name another place with -o."
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, files.replacing_folder, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, keeping, outputs.replacing_folder, said_by_command])
 def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="File name too long") as caught:
         opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
@@ -287,14 +287,14 @@ def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: 
     assert caught.value.hint == f"Name another place with {option}."
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_is_refused_as_output(force: bool, opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
         opened(str(tmp_path), force=force).__enter__()
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_an_output_that_is_not_a_file_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     place = tmp_path / "out"
@@ -305,7 +305,7 @@ def test_an_output_that_is_not_a_file_stays(force: bool, opened: Any, tmp_path: 
     assert place.is_socket()
 
 
-@pytest.mark.parametrize("opened", [files.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_link_to_standard_output_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     link = tmp_path / "stdout"
@@ -388,7 +388,7 @@ def test_names_stay_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     made = []
     for _ in range(3):
-        made.append(files.free_name("vec_add", ".jsonl"))
+        made.append(outputs.free_name("vec_add", ".jsonl"))
         Path(made[-1]).touch()
     assert made == ["vec_add.jsonl", "vec_add-2.jsonl", "vec_add-3.jsonl"]
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.recording import files, kept
-from tracepipe.recording.kept import keeping
-from tracepipe.recording.naming import free_of
+from tracepipe.recording import files, outputs
+from tracepipe.recording.outputs import free_of, keeping
 
 LINES = b"line\n" * 1000
 
@@ -188,8 +187,8 @@ def test_a_default_name_is_not_that_of_a_running_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with keeping(files.free_name("run", ".jsonl"), force=False):
-        assert files.free_name("run", ".jsonl") == "run-2.jsonl"
+    with keeping(outputs.free_name("run", ".jsonl"), force=False):
+        assert outputs.free_name("run", ".jsonl") == "run-2.jsonl"
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -241,7 +240,7 @@ def test_a_file_that_another_capture_takes_away_before_it_is_locked_is_made_agai
             taken.append(part.unlink())
         lock(fd, how)
 
-    monkeypatch.setattr(kept.fcntl, "flock", flock)
+    monkeypatch.setattr(outputs.fcntl, "flock", flock)
     with keeping(str(target), force=False) as out:
         out.write(LINES)
     assert target.read_bytes() == LINES
@@ -253,7 +252,7 @@ def test_a_file_system_without_locks_can_be_recorded_to(
     def flock(fd: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(kept.fcntl, "flock", flock)
+    monkeypatch.setattr(outputs.fcntl, "flock", flock)
     with keeping(str(tmp_path / "run.jsonl"), force=False) as out:
         out.write(LINES)
     assert (tmp_path / "run.jsonl").read_bytes() == LINES

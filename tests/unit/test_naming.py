@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tracepipe.errors import OutputError
-from tracepipe.recording import naming
-from tracepipe.recording.files import replacing, replacing_folder
-from tracepipe.recording.naming import rename_new
+from tracepipe.recording import outputs
+from tracepipe.recording.outputs import rename_new, replacing, replacing_folder
 
 
 class NoFlag:
@@ -34,9 +33,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a file is renamed over no other one."""
     if request.param != "renameat2":
         library: Any = object() if request.param == "no renameat2" else NoFlag()
-        monkeypatch.setattr(naming.ctypes, "CDLL", lambda *_, **__: library)
+        monkeypatch.setattr(outputs.ctypes, "CDLL", lambda *_, **__: library)
     if request.param == "no links":
-        monkeypatch.setattr(naming.os, "link", without_links)
+        monkeypatch.setattr(outputs.os, "link", without_links)
     return str(request.param)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.errors import OutputError
 from tracepipe.present.writing.table_formats import FORMATS, write_table
-from tracepipe.recording.files import replacing_folder
+from tracepipe.recording.outputs import replacing_folder
 from tracepipe.reports import export
 from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.reports.frames.run import Run

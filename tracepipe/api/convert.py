@@ -14,7 +14,7 @@ from tracepipe.errors import FormatError, OutputError
 if TYPE_CHECKING:
     from tracepipe.converters import OutputFormat
     from tracepipe.recording.account import Account
-    from tracepipe.recording.members import Member
+    from tracepipe.recording.inputs import Member
     from tracepipe.recording.reading import Progress
 
 
@@ -92,7 +92,8 @@ def output_of(paths: Sequence[str], format: str) -> str:
 
 
 def _default(paths: Sequence[str], form: OutputFormat) -> str:
-    from tracepipe.recording.files import STANDARD, default_output
+    from tracepipe.recording.files import STANDARD
+    from tracepipe.recording.outputs import default_output
 
     if form.on_terminal:
         return STANDARD
@@ -130,7 +131,7 @@ def _opened(
     paths: list[str], out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
 ) -> tuple[str, AbstractContextManager[BinaryIO]]:
     """The name of the output, "" for a stream without one, and the context that opens it."""
-    from tracepipe.recording.files import replacing
+    from tracepipe.recording.outputs import replacing
 
     if out is None:
         name = _default(paths, form)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracepipe.dataset.chosen import Chosen, ChosenRank
     from tracepipe.part.stretch import Stretch
     from tracepipe.recording.account import Account
-    from tracepipe.recording.members import Member
+    from tracepipe.recording.inputs import Member
     from tracepipe.recording.reading import Progress
 
 
@@ -88,7 +88,7 @@ def _refuse_sources(out: str, ranks: Sequence[ChosenRank]) -> None:
 
 def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
     """The recording with its place on the common clock."""
-    from tracepipe.recording.members import Member, line_map
+    from tracepipe.recording.inputs import Member, line_map
 
     place, line = one.place, one.place.line
     start_ns, end_ns = line.place(one.start_ns), line.place(one.end_ns)
@@ -121,7 +121,7 @@ def _cut(
     from tracepipe.event.model import TIME_LIMIT_NS
     from tracepipe.part.cut import Cut, CutOptions
     from tracepipe.part.stretch import Moment
-    from tracepipe.recording.files import replacing
+    from tracepipe.recording.outputs import replacing
 
     first, last = (
         Moment(min(max(0, one.place.line.first_at(ns)), TIME_LIMIT_NS), is_absolute=True)

@@ -35,7 +35,7 @@ def cut(
     from tracepipe.part.cut import Cut, CutOptions
     from tracepipe.part.stretch import moment_of
     from tracepipe.recording.compression import compressing
-    from tracepipe.recording.files import replacing
+    from tracepipe.recording.outputs import replacing
 
     if not start and not end:
         raise TracepipeError("no stretch of time is given", "Give its start, its end or both.")

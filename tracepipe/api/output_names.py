@@ -15,7 +15,8 @@ from pathlib import Path
 from tracepipe import paths
 from tracepipe.errors import TracepipeError
 from tracepipe.launchers import place_of
-from tracepipe.recording.files import STANDARD, free_name, made_folder
+from tracepipe.recording.files import STANDARD
+from tracepipe.recording.outputs import free_name, made_folder
 from tracepipe.recording.remote import check_url, is_url
 from tracepipe.tracer.request import CaptureRequest
 

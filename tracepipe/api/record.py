@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tracepipe.errors import OutputError
-from tracepipe.recording.files import STANDARD, named_at_once
-from tracepipe.recording.kept import keeping
-from tracepipe.recording.naming import free_of, is_taken
+from tracepipe.recording.files import STANDARD
+from tracepipe.recording.outputs import free_of, is_taken, keeping, named_at_once
 from tracepipe.recording.remote import is_url
 from tracepipe.recording.uploads import Uploads, check
 from tracepipe.tracer.request import CaptureRequest, Control, Notify

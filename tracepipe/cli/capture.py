@@ -40,7 +40,8 @@ from tracepipe.cli.values import Misuse
 from tracepipe.cli.windows import InWindows
 from tracepipe.converters import CONVERTERS
 from tracepipe.errors import CaptureUnavailable, OutputError
-from tracepipe.recording.files import STANDARD, default_output
+from tracepipe.recording.files import STANDARD
+from tracepipe.recording.outputs import default_output
 from tracepipe.terminal.messages import status
 from tracepipe.terminal.output import has_colours, put, put_json, say
 

@@ -197,7 +197,7 @@ def _source_in(part: _OfDataset) -> str:
 
 def _convert_ranks(folder: str, kind: str, output: str, options: RankOptions, *, force: bool) -> None:
     from tracepipe.api.convert_ranks import convert_ranks
-    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.account import account_lines
 
     with progress(f"convert {Path(folder).name}") as bar:
         account = convert_ranks(folder, output, kind, options, force=force, progress=bar)
@@ -247,7 +247,7 @@ def convert_file(
     is_shown = target == STANDARD and sys.stdout.isatty()
     with contextlib.nullcontext() if is_shown else progress(f"convert {Path(files[0]).name}") as bar:
         account = convert_recording(files, target, to, options, force=force, progress=bar)
-    from tracepipe.recording.account_text import LOST, account_lines
+    from tracepipe.recording.account import LOST, account_lines
 
     for line in account_lines(account):
         if states_losses or not line.startswith(LOST):

@@ -69,7 +69,7 @@ def cut(
             )
     except FormatError as error:
         raise FormatError(error.message, error.hint.replace("--from", "--source")) from error
-    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.account import account_lines
 
     for line in account_lines(account):
         say(line)

@@ -18,7 +18,8 @@ from tracepipe.cli.input_options import Reading
 from tracepipe.cli.output_options import OUTPUT, TO_STANDARD, Force, json_option, output_option
 from tracepipe.cli.values import Misuse
 from tracepipe.errors import InputError
-from tracepipe.recording.files import STANDARD, opened_again, replacing
+from tracepipe.recording.files import STANDARD, opened_again
+from tracepipe.recording.outputs import replacing
 from tracepipe.terminal.messages import choices, progress, text_of
 from tracepipe.terminal.output import say
 from tracepipe.units import counted
@@ -131,7 +132,7 @@ def _statements(sql: str, sql_file: str) -> str:
 def _converted(file: str, folder: Path, options: ConvertOptions) -> Path:
     """Convert the recording to a Perfetto trace in a folder, and print its losses and problems."""
     from tracepipe.api.convert import convert
-    from tracepipe.recording.account_text import account_lines
+    from tracepipe.recording.account import account_lines
 
     trace = folder / "run.pftrace"
     with progress(f"query {Path(file).name}") as bar:

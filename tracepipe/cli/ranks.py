@@ -11,7 +11,8 @@ from tracepipe.cli.groups import with_groups
 from tracepipe.cli.output_options import Force, Shown, output_option
 from tracepipe.cli.report_text import ending_of, put_lines
 from tracepipe.cli.values import Misuse, whole
-from tracepipe.recording.files import STANDARD, replacing
+from tracepipe.recording.files import STANDARD
+from tracepipe.recording.outputs import replacing
 from tracepipe.terminal.messages import choices, text_of
 from tracepipe.terminal.output import put_json, say
 

@@ -19,7 +19,8 @@ from tracepipe.cli.input_options import RECORDING, Reading
 from tracepipe.cli.output_options import AS_RECORDING, TO_STANDARD, Force, Shown, output_option
 from tracepipe.cli.report_text import ending_of, put_lines
 from tracepipe.cli.values import Misuse, number, read, whole
-from tracepipe.recording.files import STANDARD, default_output, replacing, replacing_folder
+from tracepipe.recording.files import STANDARD
+from tracepipe.recording.outputs import default_output, replacing, replacing_folder
 from tracepipe.reports import REPORTS
 from tracepipe.reports.report import REGEX, TIME, FileOutput, FolderOutput, Option, Report, Result
 from tracepipe.terminal.messages import choices, progress, text_of

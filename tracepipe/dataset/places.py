@@ -15,8 +15,7 @@ from urllib.parse import quote, unquote
 from tracepipe import __version__, paths
 from tracepipe.errors import InputError, OutputError
 from tracepipe.printable import json_text
-from tracepipe.recording.files import made_folder
-from tracepipe.recording.naming import writing
+from tracepipe.recording.outputs import made_folder, writing
 from tracepipe.recording.remote import is_url
 from tracepipe.reports.frames.libraries import pl
 

@@ -14,7 +14,7 @@ from tracepipe.dataset.places import RANKS
 from tracepipe.dataset.steps import gpu_times, steps_of
 from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
 from tracepipe.recording import remote
-from tracepipe.recording.naming import writing
+from tracepipe.recording.outputs import writing
 from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run, load_run

@@ -16,7 +16,7 @@ import numpy as np
 from tracepipe.dataset.places import Dataset, read_part
 from tracepipe.event.columns import Int64s
 from tracepipe.present.writing.table_formats import ROWS_OF_PART, write_table
-from tracepipe.recording.naming import writing
+from tracepipe.recording.outputs import writing
 from tracepipe.reports.frames.libraries import pl
 
 LAYER: Final = "collectives"

@@ -6,15 +6,17 @@ they need.
     batch of warps       the whole batch, if one of its warps runs in the window
     launch               its call and its work, if one of them is in the part
     clock pair, name     always, also the name that a program gives one of its threads
-    before the window    the events that describe the state at its start: `state.py`
+    before the window    the events that describe the state at its start: `State`
 
 Of each event, only its row is kept, and its times while it is open.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from zlib import crc32
 
 import numpy as np
 
@@ -22,24 +24,366 @@ from tracepipe.event.columns import (
     NONE,
     SPECIAL,
     Bools,
+    Bytes,
     Int64s,
     Ints,
+    Three,
     TraceBatch,
     TraceColumns,
+    grown,
     joined,
 )
 from tracepipe.event.model import COUNTS, FLOW_PHASES, TIME_LIMIT_NS, Record
+from tracepipe.event.native_nesting import new_nesting
+from tracepipe.event.nesting import NO_ROW, ShapeRow
+from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.order import order_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Tables
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, RUNNING
 from tracepipe.event.warps import PlacedWarps
-from tracepipe.part.calls import COLUMNS, Calls, Spans
-from tracepipe.part.gpu_threads import GpuThreads
-from tracepipe.part.launches import Joined
-from tracepipe.part.marks import Marks
-from tracepipe.part.names import Names
-from tracepipe.part.state import State
 from tracepipe.part.stretch import OPEN_NS, Stretch
+
+# The most rows, more than Perfetto has room for. Begins and ends of further rows count as instants.
+_ROWS_MAX: Final = 1 << 17
+
+Spans = dict[str, Int64s]
+"""Columns of shape `(n,)`: `begin_ns` and `end_ns`; `begin` and `end`, which are rows of the recording, or
+NONE; `launch`; and `work`: 1 for the work of a launch, 0 for its call, NONE without a launch.
+"""
+COLUMNS: Final = ("begin_ns", "end_ns", "begin", "end", "launch", "work")
+_OF_OPEN: Final = ("span", "begin_ns", "begin", "launch", "work")
+
+
+class Calls:
+    """Matches the begins and ends of one recording."""
+
+    def __init__(self) -> None:
+        self._nesting = new_nesting()
+        self._rows: dict[object, int] = {}
+        self._spans = 0
+        self._open: Spans = {name: np.empty(0, np.int64) for name in _OF_OPEN}
+
+    def add_shape(self, number: int, shape: Shape) -> bool:
+        """Add a new shape. Return whether its events are matched here."""
+        key = shape.row
+        if shape.phase not in "BE" or key is None:
+            return False
+        row = self._rows.get(key)
+        if row is None:
+            if len(self._rows) >= _ROWS_MAX:
+                return False
+            row = self._rows[key] = self._nesting.add_row()
+        # The names of open calls of a row are compared by checksum: two different names are equal once in
+        # 2³¹.
+        name = crc32(shape.name.encode("utf-8", "replace")) >> 1
+        self._nesting.set_shape(number, ShapeRow(row, name, shape.phase, has_dur=shape.has_dur))
+        return True
+
+    def forget_shapes(self) -> None:
+        """Drop all shapes, as they have new numbers now."""
+        self._nesting.forget_shapes()
+
+    def match(self, events: TraceColumns, rows: Int64s, work: Int64s) -> tuple[Spans, Spans]:
+        """Match the next events, which are sorted. Return the slices that begin with them, and those that
+        have ended. `rows` are the rows of the events, `work` is as in `Spans`; shapes `(n,)`.
+        """
+        if not len(events):
+            nothing = {name: np.empty(0, np.int64) for name in COLUMNS}
+            return nothing, nothing
+        self._nesting.events(events, 0, len(events))
+        ops = self._nesting.take_ops().used()
+        begun, first = self._begun(ops, events, rows, work), self._spans
+        self._spans += len(begun["begin"])
+        old = self._end(ops, rows, begun, first)
+        is_open = begun["end_ns"] == OPEN_NS
+        numbers = np.arange(first, self._spans)
+        if is_open.any():
+            for name in _OF_OPEN:
+                more = numbers if name == "span" else begun[name]
+                self._open[name] = np.concatenate([self._open[name], more[is_open]])
+        instants = self._instants(ops, rows)
+        ended = {
+            name: np.concatenate([old[name], column[~is_open], instants[name]])
+            for name, column in begun.items()
+        }
+        return begun, ended
+
+    def _begun(self, ops: dict[str, Any], events: TraceColumns, rows: Int64s, work: Int64s) -> Spans:
+        at = np.flatnonzero(ops["kind"] == BEGIN)
+        begin_ns, event = ops["ts"][at], ops["event"][at]
+        return {
+            "begin_ns": begin_ns,
+            # A slice that is not drawn has no known end: it ends where it begins.
+            "end_ns": np.where(ops["row"][at] == NO_ROW, begin_ns, OPEN_NS),
+            "begin": rows[event],
+            "end": np.full(len(at), NONE, np.int64),
+            "launch": events.launch[event],
+            "work": work[event],
+        }
+
+    def _end(self, ops: dict[str, Any], rows: Int64s, begun: Spans, first: int) -> Spans:
+        """Apply ends: to the slices in `begun`, whose numbers start with `first`, and to earlier ones, which
+        are returned.
+        """
+        at = np.flatnonzero(ops["kind"] == END)
+        span, end_ns, event = ops["slice_id"][at], ops["ts"][at], ops["event"][at]
+        end = np.where(event == NONE, NONE, rows[event])
+        is_new = span >= first
+        begun["end_ns"][span[is_new] - first], begun["end"][span[is_new] - first] = (
+            end_ns[is_new],
+            end[is_new],
+        )
+        if is_new.all():
+            return {name: np.empty(0, np.int64) for name in COLUMNS}
+        places = np.searchsorted(self._open["span"], span[~is_new])
+        old = {name: column[places] for name, column in self._open.items()}
+        old |= {"end_ns": end_ns[~is_new], "end": end[~is_new]}
+        stays = np.ones(len(self._open["span"]), np.bool_)
+        stays[places] = False
+        for name in _OF_OPEN:
+            self._open[name] = self._open[name][stays]
+        return old
+
+    @staticmethod
+    def _instants(ops: dict[str, Any], rows: Int64s) -> Spans:
+        """The ends without a begin, as slices without a length."""
+        at = np.flatnonzero((ops["kind"] != BEGIN) & (ops["kind"] != END))
+        ts_ns, nothing = ops["ts"][at], np.full(len(at), NONE, np.int64)
+        spans = dict.fromkeys(COLUMNS, nothing)
+        return spans | {"begin_ns": ts_ns, "end_ns": ts_ns, "begin": rows[ops["event"][at]]}
+
+    def still_open(self) -> Spans:
+        """The slices without an end."""
+        count = len(self._open["span"])
+        ends = {"end_ns": np.full(count, OPEN_NS), "end": np.full(count, NONE, np.int64)}
+        return {name: ends[name] if name in ends else self._open[name] for name in COLUMNS}
+
+
+_THREAD_ROWS_MAX: Final = 1 << 15
+_LANES: Final = 32
+
+
+@dataclass(slots=True)
+class _Warp:
+    """The rows of a warp since the entry of its first thread; `inside` of its threads have not exited."""
+
+    begin_ns: int
+    inside: int = 0
+    rows: list[int] = field(default_factory=list)
+
+
+class GpuThreads:
+    """Takes entries and exits, sorted by time. When the rows of too many warps wait, each further row is
+    chosen by its own time.
+    """
+
+    def __init__(self, stretch: Stretch) -> None:
+        self._stretch = stretch
+        self._warps: dict[Hashable, _Warp] = {}
+        self._held = 0
+
+    def take(self, of: Hashable, thread: Three | None, *, enters: bool, ts_ns: int, row: int) -> list[int]:
+        """Take a row of a thread of the block `of`. Once all threads of a warp have exited, return the warp's
+        rows if the part has them.
+        """
+        x, y, z = thread or (0, 0, 0)
+        key = (of, x // _LANES, y, z)
+        warp = self._warps.get(key)
+        if self._held >= _THREAD_ROWS_MAX or (warp is None and not enters):
+            return [row] if self._stretch.holds(ts_ns) else []
+        if warp is None:
+            warp = self._warps[key] = _Warp(ts_ns)
+        warp.rows.append(row)
+        self._held += 1
+        warp.inside += 1 if enters else -1
+        if warp.inside > 0:
+            return []
+        self._held -= len(self._warps.pop(key).rows)
+        return self._rows(warp, ts_ns + 1)  # an exit may be drawn as an instant too
+
+    def still_inside(self) -> list[int]:
+        """The rows of warps with threads that have not exited, if the part has them."""
+        return [row for warp in self._warps.values() for row in self._rows(warp, OPEN_NS)]
+
+    def _rows(self, warp: _Warp, end_ns: int) -> list[int]:
+        is_in = self._stretch.touches(warp.begin_ns, end_ns)
+        return warp.rows if is_in else []
+
+
+# A power of two. Launch ids are successive numbers, so each of the last ones has a separate place.
+IDS_MAX: Final = 1 << 16
+
+
+class EventsById:
+    """Begins that later events refer to by an id: calls by their launch ids, flows by their flow ids.
+
+    For the last ids it has the rows of their begins and ends, and whether the part has them. Columns have the
+    shape `(n,)`.
+    """
+
+    def __init__(self) -> None:
+        self._ids: Int64s = np.zeros(IDS_MAX, np.int64)
+        self._begins: Int64s = np.full(IDS_MAX, NONE, np.int64)
+        self._ends: Int64s = np.full(IDS_MAX, NONE, np.int64)
+        self._kept: Bools = np.zeros(IDS_MAX, np.bool_)
+
+    def begin(self, ids: Int64s, rows: Int64s) -> None:
+        """Add the rows at which some ids begin."""
+        at = ids & (IDS_MAX - 1)
+        self._ids[at], self._begins[at], self._ends[at], self._kept[at] = ids, rows, NONE, False
+
+    def end(self, ids: Int64s, rows: Int64s) -> None:
+        """Add the rows at which some ids end."""
+        at, known = self._known(ids)
+        self._ends[at[known]] = rows[known]
+
+    def are_kept(self, ids: Int64s) -> Bools:
+        """Flags the ids that the part has."""
+        at, known = self._known(ids)
+        return known & self._kept[at]
+
+    def keep(self, ids: Int64s) -> Int64s:
+        """Mark ids as in the part. Return the known rows of their begins and ends."""
+        at, known = self._known(ids)
+        at = at[known]
+        self._kept[at] = True
+        return np.concatenate([self._begins[at], self._ends[at]])
+
+    def _known(self, ids: Int64s) -> tuple[Int64s, Bools]:
+        at = ids & (IDS_MAX - 1)
+        return at, (self._begins[at] != NONE) & (self._ids[at] == ids)
+
+
+class Marks:
+    """A bit for each row. Rows are numbered over the whole recording, in the order in which its reader yields
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._bits: Bytes = np.zeros(0, np.uint8)
+        self.last = NONE
+        """The last row that is marked."""
+
+    def add(self, rows: Ints) -> None:
+        """Mark rows, shape `(n,)`; NONE among them is ignored."""
+        rows = rows[rows != NONE]
+        if not len(rows):
+            return
+        self.last = max(self.last, int(rows.max()))
+        self._bits = grown(self._bits, (self.last >> 3) + 1, 0)
+        np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
+
+    def of(self, first: int, count: int) -> Bools:
+        """Flags the marked rows among `count` rows from `first` on. Shape `(count,)`."""
+        held = self._bits[first >> 3 : (first + count + 7) >> 3]
+        bits = np.unpackbits(held, bitorder="little")[first & 7 :][:count]
+        return np.concatenate([bits, np.zeros(count - len(bits), np.uint8)]).astype(np.bool_)
+
+
+THREADS_MAX: Final = 1 << 14
+Thread = tuple[int | None, int | None]
+
+
+class Names:
+    """Takes all shapes of a recording in their order."""
+
+    def __init__(self) -> None:
+        self._names: dict[Thread, str] = {}
+        self._others: set[Thread] = set()
+        """The threads that other records name, which the part has too."""
+
+    def give(self, record: Record) -> None:
+        """Take a `name` record."""
+        if "name" in record:
+            self._has_other((record["pid"], record.get("tid")))
+
+    def add_shape(self, shape: Shape) -> None:
+        """Take a shape that has a thread's name."""
+        thread = shape.pid, shape.tid
+        if shape.type == "annotation":  # a name that the program gave has priority over the kernel's
+            self._has_other(thread)
+        elif shape.comm and (thread in self._names or len(self._names) < THREADS_MAX):
+            self._names[thread] = shape.comm
+
+    def _has_other(self, thread: Thread) -> None:
+        if len(self._others) < THREADS_MAX:
+            self._others.add(thread)
+
+    def records(self, threads: set[Thread]) -> Iterator[Record]:
+        """Yield records for the names of these threads and of their processes, which are those of their main
+        threads.
+        """
+        for pid in sorted({pid for pid, _ in threads if pid is not None}):
+            name = self._names.get((pid, pid)) or self._names.get((pid, None))
+            if name is not None and (pid, None) not in self._others:
+                yield {"type": "name", "pid": pid, "name": name}
+        for pid, tid in sorted((pid, tid) for pid, tid in threads if pid is not None and tid is not None):
+            name = self._names.get((pid, tid))
+            if name is not None and (pid, tid) not in self._others:
+                yield {"type": "name", "pid": pid, "tid": tid, "name": name}
+
+
+_KEPT_MAX: Final = 1 << 15
+_OVER: Final = ("dead", "zombie")
+_TOTALS: Final = {MEMORY_IN_USE: "total_bytes"}
+
+
+class State:
+    """Takes the events before the part, sorted by time."""
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, int] = {}
+        """By counter, the row of its last value."""
+        self._live: dict[Hashable, int] = {}
+        """By process and address, the rows of live allocations; also allocations and frees without an
+        address.
+        """
+        self._threads: dict[Hashable, list[int]] = {}
+        """The last begin, end and wakeup of each thread that was scheduled."""
+
+    def value(self, shape: Shape, args: Args, row: int) -> None:
+        """Take an event that has values of counters."""
+        self._put(self._last, (shape.type, shape.pid, shape.gpu, shape.name, *args), row)
+
+    def memory(self, shape: Shape, args: Args, row: int) -> None:
+        """Take an event of the layer `memory`."""
+        if isinstance(args.get(_TOTALS.get(shape.name, "total_allocated")), int):
+            in_use = shape.name == MEMORY_IN_USE
+            self._put(self._last, (shape.type, shape.pid, shape.gpu if in_use else None, in_use), row)
+        address = next((args[key] for key in ADDRESS_KEYS if isinstance(args.get(key), int | str)), None)
+        if shape.name.startswith("alloc") or (address is None and shape.name.startswith("free")):
+            self._put(self._live, (shape.pid, row if address is None else str(address)), row)
+        elif shape.name.startswith("free"):
+            self._live.pop((shape.pid, str(address)), None)
+
+    def switch(self, shape: Shape, args: Args, row: int) -> None:
+        """Take a scheduling event of a thread. The rows of a thread that has ended are dropped."""
+        if args.get("prev_state") in _OVER:
+            self._threads.pop((shape.pid, shape.tid), None)
+            return
+        thread = self._threads.get((shape.pid, shape.tid))
+        if thread is None:
+            thread = [NONE, NONE, NONE]
+            self._put(self._threads, (shape.pid, shape.tid), thread)
+        at = "BE".index(shape.phase) if shape.name == RUNNING else 2
+        thread[at] = row
+        if at == 0:
+            thread[1] = thread[2] = NONE
+
+    def rows(self) -> list[int]:
+        """The rows that describe the state."""
+        of_threads = [row for thread in self._threads.values() if thread[1] != NONE for row in thread]
+        return [*self._last.values(), *self._live.values(), *of_threads]
+
+    @staticmethod
+    def _put(kept: dict[Any, Any], key: Hashable, value: object) -> None:
+        """Store a value as the newest one; where there are too many, the oldest one is dropped."""
+        kept.pop(key, None)
+        if len(kept) >= _KEPT_MAX:
+            del kept[next(iter(kept))]
+        kept[key] = value
+
 
 # The events that are sorted at a time, as for a timeline.
 _WINDOW_EVENTS: Final = 2048
@@ -77,7 +421,7 @@ class Choice:
         self._marks = self.chosen.marks
         self._tables, self._stretch = tables, stretch
         self._calls, self._state, self._threads = Calls(), State(), GpuThreads(stretch)
-        self._launches, self._flows = Joined(), Joined()
+        self._launches, self._flows = EventsById(), EventsById()
         self._window: list[TraceColumns] = []
         self._weight = 0
         self._window_rows: list[Int64s] = []

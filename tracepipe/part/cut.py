@@ -20,8 +20,7 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import SPECIAL, Ints, SourceBatch, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
 from tracepipe.event.warps import PlacedWarps, Warps
-from tracepipe.part.choice import Choice, Chosen
-from tracepipe.part.names import THREADS_MAX, Thread
+from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
 from tracepipe.part.stretch import Moment, Stretch
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account

@@ -17,10 +17,9 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import trace_names
-from tracepipe.recording.inputs import Inputs, Placed, Relation, open_apart, open_inputs
-from tracepipe.recording.members import Member
+from tracepipe.recording.inputs import Inputs, Member, Placed, Relation, open_apart, open_inputs
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
+from tracepipe.recording.outputs import trace_names
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.units import counted
 

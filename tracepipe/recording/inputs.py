@@ -15,21 +15,53 @@ import numpy as np
 
 from tracepipe import paths
 from tracepipe.clocks.anchors import Anchor, Source, anchors, reference
+from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import ClockError, InputError
 from tracepipe.event.columns import TraceBatch
-from tracepipe.event.model import Header, Problem, new_header
+from tracepipe.event.model import Header, Problem, SourceNs, new_header
 from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import STANDARD
-from tracepipe.recording.members import Member
-from tracepipe.recording.numbers import Part, numbered
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.recording.remote import is_url
-from tracepipe.recording.survey import surveyed
+from tracepipe.recording.survey import Part, Survey, numbered, surveyed
 from tracepipe.units import duration_text
+
+_BILLION = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One of several recordings. `name` is its name among them, and `header` has what is known of it besides
+    its own. `clock` is the name of the common clock, on which `drift` puts its times, as `how` says, within
+    `bound_ns`, or as `bound` says where that is not a number.
+    """
+
+    name: str
+    header: Mapping[str, Any]
+    clock: str
+    drift: ClockMap
+    how: str
+    bound_ns: int | None
+    bound: str = ""
+
+    def anchor(self, survey: Survey) -> Anchor:
+        """Its place, by its first time."""
+        first_ns = survey.first_ns if survey.is_begun else int(self.drift.source_ns[0])
+        offset_ns = self.drift.place(SourceNs(first_ns)) - first_ns
+        drift = None if self.drift.rate == (_BILLION, _BILLION) else self.drift
+        return Anchor(offset_ns, self.bound_ns, self.how, self.bound, drift)
+
+
+def line_map(at_ns: int, offset_ns: int, drift_ppb: int, bound_ns: int) -> ClockMap:
+    """The map of a clock by `ns + offset_ns + (ns - at_ns) * drift_ppb / 10⁹`, to the ns below."""
+    point, bounds_ns = np.full(1, at_ns, np.int64), np.full(2, bound_ns, np.int64)
+    rate = _BILLION + drift_ppb, _BILLION
+    return ClockMap("", "assumed", point, point + offset_ns, bounds_ns, bounds_ns, rate)
+
 
 Placed = tuple[TraceBatch, list[Problem]]
 """A batch on the trace's clock, and its problems."""

@@ -2,12 +2,17 @@
 
 TMP/tracepipe-…/3.jsonl.part    while it is recorded, as for any other file
 TMP/tracepipe-…/3.jsonl         when the recording has ended; removed when it is copied
+
+A process of its own looks at URLs and writes them. The packages of protocols start threads, which would take
+the capture's signals and be forked with it, and share the interpreter with what empties its buffers.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,15 +23,82 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from tracepipe import paths
-from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.recording import apart, remote
-from tracepipe.recording.kept import Notify, keeping
-from tracepipe.recording.naming import free_of, give_to_caller
+from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
+from tracepipe.recording import remote
+from tracepipe.recording.outputs import Notify, free_of, give_to_caller, keeping
 
 _PROGRAMS: Final = {"s3": "aws s3 cp", "gs": "gcloud storage cp"}
 _CODE: Final = (
     "import sys, fsspec.core as c; fs, path = c.url_to_fs(sys.argv[2]); fs.put_file(sys.argv[1], path)"
 )
+_PROCESS_CODE: Final = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from tracepipe.recording import uploads; uploads.main(sys.argv[1])"
+)
+
+
+def is_url_taken(url: str) -> bool:
+    """Whether an object is at a URL, as `remote.is_taken` finds it."""
+    process = _started({"url": url})
+    try:
+        return bool(_answer(process).get("is_taken"))
+    except BaseException:
+        process.kill()
+        raise
+
+
+def start_sending(file: Path, url: str, *, force: bool) -> subprocess.Popen[bytes]:
+    """A process that copies a complete file to a URL, and removes it then with its folder."""
+    return _started({"url": url, "file": str(file), "force": force})
+
+
+def wait_until_sent(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a file is copied. Raises OutputError, LibraryMissing."""
+    _answer(process)
+
+
+def _started(order: dict[str, object]) -> subprocess.Popen[bytes]:
+    """A process, which imports modules from where this one does."""
+    folders = [str(Path(path).absolute()) for path in sys.path]
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-c", _PROCESS_CODE, json.dumps(order), *folders],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C is for the capture alone
+        )
+    except OSError as e:
+        raise OutputError(f"no process for {order['url']}: {e.strerror}", "Try it again.") from e
+
+
+def _answer(process: subprocess.Popen[bytes]) -> dict[str, bool]:
+    said = process.communicate()[0]
+    try:
+        answer = json.loads(said.splitlines()[-1])
+    except (IndexError, ValueError):
+        raise OutputError(
+            f"the process that writes URLs ended with {process.returncode}", "Look above for the reason."
+        ) from None
+    if isinstance(answer, dict):
+        return answer
+    kind, message, hint = answer
+    raise (LibraryMissing if kind == LibraryMissing.__name__ else OutputError)(message, hint)
+
+
+def main(order: str) -> None:
+    """Do what was ordered, and answer on standard output."""
+    asked = json.loads(order)
+    url = asked["url"]
+    answer: dict[str, bool] | list[str] = {}
+    try:
+        if "file" not in asked:
+            answer = {"is_taken": remote.is_taken(url)}
+        else:
+            remote.send(asked["file"], url, force=asked["force"])
+            shutil.rmtree(Path(asked["file"]).parent, ignore_errors=True)
+    except TracepipeError as e:
+        answer = [type(e).__name__, e.message, e.hint]
+    os.write(1, f"\n{json.dumps(answer)}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +151,7 @@ class Uploads:
                 yield sink
         finally:
             if paths.is_file(file):
-                self._running.append(_Upload(url, file, apart.sending(file, url, force=force)))
+                self._running.append(_Upload(url, file, start_sending(file, url, force=force)))
             else:
                 with suppress(OSError):  # what it has was named by `keeping`
                     file.parent.rmdir()
@@ -88,7 +160,7 @@ class Uploads:
         """The first free URL similar to one: …/run-2.jsonl, …/run-3.jsonl. Raises OutputError."""
         folder, _, name = url.rpartition("/")
         others = (f"{folder}/{other}" for other in free_of(Path(name)))
-        return next(other for other in others if not apart.is_taken(other))
+        return next(other for other in others if not is_url_taken(other))
 
     def wait(self) -> list[OutputError]:
         """Wait until all is copied. Returns the errors of what is not, and stays. The first signal does not
@@ -102,7 +174,7 @@ class Uploads:
         while self._running:
             upload = self._running[0]
             try:
-                apart.wait_for(upload.process)
+                wait_until_sent(upload.process)
             except (KeyboardInterrupt, SystemExit):
                 if is_asked_to_end:
                     self._give_up()
@@ -126,7 +198,7 @@ class Uploads:
 
 def check(url: str, *, force: bool) -> None:
     """Raise OutputError where a recording cannot get this URL, LibraryMissing."""
-    if apart.is_taken(url) and not force:
+    if is_url_taken(url) and not force:
         raise remote.taken(url)
 
 
