@@ -36,11 +36,10 @@ from tracepipe.event.columns import (
     signed,
 )
 from tracepipe.event.model import COLUMN_LIMIT, TIME_LIMIT_NS, Record, WarpBatch
-from tracepipe.event.ranges import ranges_agree
 from tracepipe.event.schema import fields_of
 from tracepipe.event.shape import Shape, index_of, shape_of
 from tracepipe.event.tables import Tables
-from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WARP_COLUMNS, Warps
+from tracepipe.event.warps import EACH_EXIT, EACH_RANGE, EACH_WARP, WARP_COLUMNS, Warps, ranges_agree
 from tracepipe.native import library
 from tracepipe.native.signatures import Columns, WarpLines
 from tracepipe.readers.recording import OTHERS, is_too_deep
