@@ -461,12 +461,7 @@ class NativeSmClocks:
         return (entered, stayed) if done == _REFINED else None
 
     def refine_all(
-        self,
-        base_ns: Int64s,
-        warps: Int64s,
-        exits: Int64s,
-        has: Bytes,
-        columns: Sequence[Int64s | None],
+        self, base_ns: Int64s, warps: Int64s, exits: Int64s, has: Bytes, columns: Sequence[Int64s | None]
     ) -> tuple[Bools, Int64s, Int64s]:
         """As `refine`, for several batches, with the number of warps and exits of each. Return which batches
         have finer times, and the entries and exits of all. `columns` are those of `refine`, batch after

@@ -261,8 +261,7 @@ class WarpBatch(_WarpBatchRequired, total=False):
         Column, Doc("%clock64 at its begin, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
     ]
     range_dur_clk: Annotated[
-        Column,
-        Doc("cycles until it ended, or until the last exit if open", minimum=0, maximum=COLUMN_LIMIT),
+        Column, Doc("cycles until it ended, or until the last exit if open", minimum=0, maximum=COLUMN_LIMIT)
     ]
     range_open: Annotated[Column, Doc("1 if its end is not known; 0 each if absent", minimum=0, maximum=1)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
@@ -377,8 +376,7 @@ class Footer(_FooterRequired, total=False):
     ]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
     filtered: Annotated[
-        dict[str, int],
-        Doc("layer → events that a filter left out", minimum=0, maximum=COUNT_LIMIT),
+        dict[str, int], Doc("layer → events that a filter left out", minimum=0, maximum=COUNT_LIMIT)
     ]
     evicted: Annotated[
         dict[str, int],

@@ -129,8 +129,7 @@ class Tree:
         if tid is None:
             name = "thread (tid not recorded)"
         return self._make(
-            ("thread", pid, tid),
-            lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0),
+            ("thread", pid, tid), lambda at: Track(at, process, "thread", name, pid=pid or 0, tid=tid or 0)
         )
 
     def rename_thread(self, pid: int | None, tid: int | None, name: str) -> None:

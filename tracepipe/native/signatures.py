@@ -120,10 +120,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_ranges_nest": (c_int64, [c_int64, *[c_void_p] * 5]),
     "tp_warps_new": (c_void_p, []),
     "tp_warps_free": (None, [c_void_p]),
-    "tp_warps_take": (
-        c_int,
-        [c_void_p, c_int64, c_int64, *[c_void_p] * 6],
-    ),
+    "tp_warps_take": (c_int, [c_void_p, c_int64, c_int64, *[c_void_p] * 6]),
     "tp_warps_running": (
         c_int64,
         [c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)],
@@ -135,10 +132,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_perfetto_intern": (c_int64, [c_void_p, c_int, c_char_p, c_int64]),
     "tp_perfetto_args": (c_int, [c_void_p, c_int64, c_void_p, c_int64]),
     "tp_perfetto_packet": (c_int, [c_void_p, c_int64, c_int, c_char_p, c_int64]),
-    "tp_perfetto_write": (
-        c_int64,
-        [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_int64, c_int64],
-    ),
+    "tp_perfetto_write": (c_int64, [c_void_p, POINTER(Drawn), POINTER(Given), c_void_p, c_int64, c_int64]),
     "tp_perfetto_take": (c_int64, [c_void_p, _TEXT]),
     "tp_perfetto_warps": (
         c_int64,

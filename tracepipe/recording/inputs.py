@@ -160,13 +160,7 @@ class _Several:
 
     @classmethod
     def of(
-        cls,
-        paths: Sequence[str],
-        how: How,
-        relation: Relation,
-        *,
-        strict: bool,
-        progress: Progress | None,
+        cls, paths: Sequence[str], how: How, relation: Relation, *, strict: bool, progress: Progress | None
     ) -> _Several:
         """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
         if members := relation.members:
