@@ -16,7 +16,7 @@ import pytest
 from tests.support.gpu_libraries import build_sampling
 from tests.support.sampled_machine import UUIDS
 from tests.support.waiting import wait_until
-from tracepipe.event.counter_names import GPU_COUNTERS
+from tracepipe.event.counters import GPU_COUNTERS
 from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 

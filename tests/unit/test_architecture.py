@@ -26,7 +26,7 @@ SOURCES = {
 # put the rooms together; the command line may import any.
 ROOMS: dict[str, set[str]] = {
     "event": {"native"},
-    "event.counter_names": set(),
+    "event.counters": set(),
     "hooks": set(),
     "tracer.request": {"hooks"},
     "tracer.summary": {"event"},
@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
         "native",
     },
     "tracer.gpu": {
-        "event.counter_names", "hooks", "tracer.request", "tracer.records", "tracer.find",
+        "event.counters", "hooks", "tracer.request", "tracer.records", "tracer.find",
         "tracer.engines",
     },
     "tracer": {"event", "hooks", "tracer"},

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.counter_names import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
+from tracepipe.event.counters import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
 from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled

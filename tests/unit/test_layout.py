@@ -16,8 +16,8 @@ from tests.support.timeline_text import shown
 from tracepipe.event import nesting
 from tracepipe.event.model import Problem, new_header
 from tracepipe.event.nesting import Outcomes
+from tracepipe.layout import counters, merging
 from tracepipe.layout import draw as layout_module
-from tracepipe.layout import host, merging
 from tracepipe.layout.draw import Layout
 from tracepipe.layout.timeline import BEGIN, END, Drawn, Item, Track
 
@@ -446,7 +446,7 @@ def test_each_process_has_its_own_counter() -> None:
 
 
 def test_remembered_allocations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "ALLOCATIONS_MAX", 2)
+    monkeypatch.setattr(counters, "ALLOCATIONS_MAX", 2)
     events = [memory("alloc", at, size=10, address=at) for at in range(4)]
     assert counted(*events, memory("free", 8, address=0), memory("free", 9, address=3))[-2:] == [
         "8 30",

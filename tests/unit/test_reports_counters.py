@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.recordings import Load, loader
 from tracepipe.analyses.kernel_counters import kernel_counters
-from tracepipe.event.counter_names import DRAM_READ, DRAM_READ_SHARE, GPU_COUNTERS, SM_CLOCK, TENSOR_ACTIVE
+from tracepipe.event.counters import DRAM_READ, DRAM_READ_SHARE, GPU_COUNTERS, SM_CLOCK, TENSOR_ACTIVE
 from tracepipe.reports.summary import Options, run
 
 INTERVAL_NS = 100

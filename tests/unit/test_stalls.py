@@ -9,7 +9,7 @@ import pytest
 from tracepipe.analyses.stall_advice import advice_on
 from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
-from tracepipe.event.stall_reasons import GROUPS, group_of
+from tracepipe.event.counters import STALL_GROUPS, stall_group
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.frames.stalls import StallTable
@@ -55,10 +55,10 @@ def test_columns_that_do_not_agree_are_refused(changes: dict[str, Any], field: s
 
 
 def test_every_reason_of_a_group_is_in_one_group() -> None:
-    reasons = [reason for group in GROUPS.values() for reason in group]
+    reasons = [reason for group in STALL_GROUPS.values() for reason in group]
     assert len(reasons) == len(set(reasons))
-    assert {group_of(reason) for reason in reasons} == set(GROUPS)
-    assert group_of("one of a later GPU") == "other"
+    assert {stall_group(reason) for reason in reasons} == set(STALL_GROUPS)
+    assert stall_group("one of a later GPU") == "other"
 
 
 def test_a_reason_without_advice_names_the_place_to_look() -> None:

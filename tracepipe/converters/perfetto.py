@@ -46,12 +46,12 @@ from tracepipe.converters.packets import (
 )
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.counters import COUNTERS
 from tracepipe.event.model import ID_LIMIT, MONOTONIC
 from tracepipe.event.ops import BEGIN, INSTANT, MARKS
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args, Tables
-from tracepipe.event.vocabulary import FIRST_SCREEN, GPU_BUSY, WAKEUP
-from tracepipe.layout.rows import SUMMARY
+from tracepipe.event.vocabulary import FIRST_SCREEN, WAKEUP
 from tracepipe.layout.timeline import (
     PYTHON,
     Drawn,
@@ -192,6 +192,7 @@ _STREAMS_MAX: Final = 1000
 _OTHER, _STREAM, _CALLS = range(3)
 _NEVER: Final = (1 << 63) - 1
 _KINDS: Final = {"gpu": _STREAM, "userspace": _CALLS}
+_PINNED: Final = {(kind.name, kind.category): kind for kind in COUNTERS if kind.pin}
 
 
 class FirstScreen:
@@ -206,12 +207,9 @@ class FirstScreen:
         the first one is."""
         self._tracks: list[Track] = []
         self._counters: dict[int, Track] = {}
-        """By GPU: the counter of running warps."""
+        """Counters that are pinned, by the id of their track."""
         self._gpus: list[Track] = []
         """GPUs whose kernels are shown on one row."""
-        self._busy: list[str] = []
-        self._cpu_use: list[str] = []
-        """The names of the counters of how busy GPUs are, and of the processor time that processes use."""
 
     def add_row(self, row: int, track: Track) -> None:
         """Note the track of a row."""
@@ -220,8 +218,8 @@ class FirstScreen:
         self._kind[row] = _KINDS.get(track.category, _OTHER) if track.kind == "slices" else _OTHER
         if track.kind == "group" and track.parent is None:
             self._gpus.append(track)
-        elif track.kind == "counter" and track.category == SUMMARY:
-            (self._busy if track.name == GPU_BUSY else self._cpu_use).append(track.name)
+        elif track.kind == "counter" and (track.name, track.category) in _PINNED:
+            self._counters[track.id] = track
 
     def see(self, drawn: Drawn) -> None:
         """Count operations, whose rows were noted."""
@@ -244,7 +242,7 @@ class FirstScreen:
     def see_warps(self, warps: WarpChanges) -> None:
         """Note the times of warps."""
         self._work(warps.ts_ns)
-        self._counters[warps.id] = warps.counter
+        self._counters[warps.counter.id] = warps.counter
 
     def _work(self, ts_ns: Int64s) -> None:
         if len(ts_ns):
@@ -275,12 +273,17 @@ class FirstScreen:
             # The streams and counters of several GPUs have the same names.
             gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
             return [*pins, *(name for _, name in gpus)][:_PINS_MAX]
-        warps = [counter.name for counter in self._counters.values()]
         streams = [self._tracks[row].name for row in self._busiest(_STREAM)[:_STREAMS_MAX].tolist()]
-        names = [*self._busy, *warps, *streams, *self._cpu_use]
+        names = [*self._pinned("before streams"), *streams, *self._pinned("after streams")]
         # The UI pins all tracks with a name.
         count = Counter(names)
         return [*pins, *(name for name in names if count[name] == 1)][:_PINS_MAX]
+
+    def _pinned(self, place: str) -> list[str]:
+        """The names of the counters that are pinned there, in the order of the registry."""
+        of_kinds = [(key, kind) for key, kind in _PINNED.items() if kind.pin == place]
+        counters = self._counters.values()
+        return [one.name for key, _ in of_kinds for one in counters if (one.name, one.category) == key]
 
     def _busiest(self, kind: int) -> Int64s:
         """The rows of a kind, those with the most slices first."""

@@ -35,12 +35,6 @@ RANGES_ON_GPU: Final = "gpu_user_annotation"
 PIDS_MAX: Final = 1 << 22
 """Linux gives no process a higher pid. Other tools' groups of tracks that are not processes have higher
 ids."""
-GPU_BUSY: Final = "GPU busy"
-"""The counter of the share of time in which a GPU is busy, in timelines with summaries."""
-CPU_USE: Final = "CPU use"
-CPU_USE_UNIT: Final = "% of one CPU"
-"""The counter of the processor time that the threads of a process use, in the same timelines, and its
-unit."""
 FIRST_SCREEN: Final = "tracepipe.first_screen"
 """The attribute of a Perfetto trace that names the part to show first."""
 IS_FUNCTION: Final = re.compile(r"(__)?(cu|cuda|hip)[A-Z]").match

@@ -22,11 +22,10 @@ from tracepipe.event.origins import FILE, Origins
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
-from tracepipe.layout.host import HostLayout
+from tracepipe.layout.counters import Counters
 from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows
-from tracepipe.layout.stalls import StallCounters
 from tracepipe.layout.summaries import Loads, Summaries, ThreadWork
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, WarpChanges
@@ -85,15 +84,14 @@ class Layout:
         self._tree = Tree(header, origins)
         self._rows = Rows(header, tables, self._tree, origins, switches_apart=switches_apart)
         groups = KernelGroups(self._rows)
-        self._host = HostLayout(self._rows)
+        self._counters = Counters(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
         self._loads = Loads(self._rows) if loads else None
         self._summaries = Summaries(self._rows) if summaries else None
         on_sms = None if self._summaries is None else self._summaries.on_sms
         self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
-        self._standing = ThreadWork(self._rows, None if self._loads is None else self._loads.cpu_use)
-        self._stalls = StallCounters(self._rows)
+        self._thread_work = ThreadWork(self._rows, None if self._loads is None else self._loads.cpu_use)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -179,8 +177,8 @@ class Layout:
             shape = self._tables.shapes[number]
             assert shape is not None
             self._rows.add_shape(number, shape)
-            self._host.add_shape(number, shape)
-            self._standing.add_shape(number, shape)
+            self._counters.add_shape(number, shape)
+            self._thread_work.add_shape(number, shape)
             if self._summaries is not None:
                 self._summaries.add_shape(number, shape)
 
@@ -193,8 +191,8 @@ class Layout:
             if len(self._tables.shapes):
                 self._add_shapes(events.shape)
                 events = self._within(events)
-                self._standing.take(events)
-            self._host.name_threads(events)
+                self._thread_work.take(events)
+            self._rows.name_threads(events)
             events, switches = self._without_switches(events)
             drawn, on_stream = self._rows.drawn, self._rows.on_stream
             single = events.shape == SPECIAL
@@ -211,7 +209,7 @@ class Layout:
                 self._draw_one(events, at)
                 done = at + 1
             changes += self._nest(events, done, len(events))
-            self._host.count_memory(events)
+            self._counters.count_memory(events)
             self._ranges.take(events)
             if not last:
                 self._rows.nesting.settle()
@@ -267,7 +265,7 @@ class Layout:
                 return
             args = self._tables.args(int(events.args[at]))
             if shape.phase == COUNTS:
-                self._host.count_values(ts_ns, shape, args, self._extra)
+                self._counters.count_values(ts_ns, shape, args, self._extra)
             if shape.phase in NO_SLICES:
                 return
             if events.source_ns is not None and events.source_ns[at] != NONE:
@@ -278,7 +276,7 @@ class Layout:
             return
         other = self._others.pop(int(events.args[at]))
         assert isinstance(other, dict)  # `_take_warps` has the rest
-        takes = {"window": self._window_turn, "gpu_stall": self._stalls.take, "loss": self._loss}
+        takes = {"window": self._window_turn, "gpu_stall": self._counters.count_stalls, "loss": self._loss}
         takes[other["type"]](ts_ns, other)
 
     def _extra(self, args: Args) -> int:
@@ -409,7 +407,7 @@ class Layout:
         for row in self._window_rows:
             self._rows.nesting.close(row, self.end_ns)
         self._say_undrawn()
-        self._tree.put_in_order(self._standing.finish(self.end_ns))
+        self._tree.put_in_order(self._thread_work.finish(self.end_ns))
         drawn.append(self._drawn(None, changes, last=True))
         if self._loads is not None:
             self._loads.draw()

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bools, grown
+from tracepipe.event.columns import Bools, Int64s, TraceColumns, grown
+from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_GPU, RANK_OF_SM, SUMMARY
 from tracepipe.event.model import COUNTS, Header
 from tracepipe.event.native_nesting import new_nesting
 from tracepipe.event.nesting import FLOWS_OF_ALL, FLOWS_OF_IOCTLS, NO_ROW, ShapeRow
@@ -28,13 +29,8 @@ def warps_at_most(gpu: Mapping[str, Any]) -> int | None:
 
 
 # The order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
-RANK_BUSY: Final = 0
-RANK_COUNT: Final = 1
-RANK_STREAM: Final = 2
-RANK_SM: Final = 100_000
+RANK_STREAM: Final = RANK_OF_GPU + 1
 RANK_LOGICAL: Final = 200_000
-# The category of the slices of a group: queries leave them out of sums by it.
-SUMMARY: Final = "summary"
 IOCTL: Final = "ioctl"
 # A viewer keeps a list by processor number. Linux has up to 8192 processors.
 CPUS_MAX: Final = 1 << 13
@@ -70,6 +66,10 @@ class Rows:
         """By the number of a shape: whether its events have no row, as the format has its own form for
         them."""
         self._switches_apart = switches_apart
+        self._named: set[tuple[int | None, int | None]] = set()
+        """Threads that the program named itself. These names come before those of the kernel."""
+        self._names_thread: Bools = np.empty(0, np.bool_)
+        """By the number of a shape: whether its events have the name of their thread."""
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
         self._gpus: dict[int, Track] = {}
         self._streams: dict[tuple[int, int], int] = {}
@@ -99,6 +99,8 @@ class Rows:
             self.on_stream = grown(self.on_stream, number + 1, 0)
             self.beyond = grown(self.beyond, number + 1, 0)
             self.switches = grown(self.switches, number + 1, 0)
+            self._names_thread = grown(self._names_thread, number + 1, 0)
+        self._names_thread[number] = bool(shape.comm) and shape.type in LAYER_TITLES
         self.switches[number] = self._switches_apart and self._has_switches(shape)
         if self.switches[number]:
             self.beyond[number] = False
@@ -108,6 +110,25 @@ class Rows:
         self.beyond[number] = row.row == NO_ROW and shape.type != "gpu_thread" and shape.phase != COUNTS
         self.on_stream[number] = shape.on_stream
         self.nesting.set_shape(number, row)
+
+    def shape(self, number: int) -> Shape:
+        """The shape of an event."""
+        shape = self.book.tables.shapes[number]
+        assert shape is not None
+        return shape
+
+    def name_threads(self, events: TraceColumns) -> None:
+        """Give threads the names that events have for them."""
+        numbers = events.shape[flagged(self._names_thread, events)].tolist()
+        for number in reversed(dict.fromkeys(reversed(numbers))):
+            shape = self.shape(number)
+            thread, name = (shape.pid, shape.tid), shape.comm or ""
+            if shape.type == "annotation":
+                self._named.add(thread)
+            elif shape.pid is not None and shape.pid == shape.tid:
+                self.tree.rename_process(shape.pid, name)
+            if shape.type == "annotation" or thread not in self._named:
+                self.tree.rename_thread(*thread, name)
 
     def _has_switches(self, shape: Shape) -> bool:
         """Whether the events of a shape are context switches. If so, their thread is made."""
@@ -233,10 +254,10 @@ class Rows:
     def unit_of_warps(self, gpu: int) -> str:
         """The unit of the count of a GPU's warps, with the most that it can have where that is known."""
         limit = warps_at_most(self._about_gpus.get(gpu, {}))
-        return "warps" if limit is None else f"warps of {limit}"
+        return ACTIVE_WARPS.unit if limit is None else f"{ACTIVE_WARPS.unit} of {limit}"
 
-    def unit_of_counter(self, gpu: int | None, name: str) -> str:
-        """The unit of a sampled counter, with its maximum where that is known."""
+    def unit_of_series(self, gpu: int | None, name: str) -> str:
+        """The unit of a sampled series, with its maximum where that is known."""
         about = self._about_counters.get((str(gpu), name), {})
         unit, most = str(about.get("unit", "")), about.get("max")
         return f"{unit} of {most:g}" if isinstance(most, (int, float)) and unit != "%" else unit
@@ -246,7 +267,7 @@ class Rows:
         if row is None and self.tree.is_full:
             return NO_ROW
         if row is None:
-            rank = min(RANK_STREAM + stream, RANK_SM - 1)
+            rank = min(RANK_STREAM + stream, RANK_OF_SM - 1)
             track = self.tree.child(self.gpu(gpu), "slices", f"stream {stream}", rank, "gpu")
             row = self._streams[gpu, stream] = self.new_row(track, on_stream=True)
         return row
@@ -259,7 +280,7 @@ class Rows:
             return NO_ROW
         _, tid = thread
         name = f"stream {stream}: annotations of " + ("a thread" if tid is None else f"thread {tid}")
-        rank = min(RANK_STREAM + stream, RANK_SM - 1)
+        rank = min(RANK_STREAM + stream, RANK_OF_SM - 1)
         track = self.tree.beneath(
             self.gpu(gpu), thread, name if domain is None else f"{name}: {domain}", rank, "annotation"
         )
@@ -281,3 +302,10 @@ class Rows:
     def gpu_indices(self) -> list[int]:
         """The GPUs so far, in the order of their first events."""
         return list(self._gpus)
+
+
+def flagged(flags: Bools, events: TraceColumns) -> Int64s:
+    """The places of the events whose shapes have a flag."""
+    if not flags.any():
+        return np.empty(0, np.int64)
+    return np.flatnonzero((events.shape >= 0) & flags[np.maximum(events.shape, 0)])

@@ -11,14 +11,15 @@ from typing import Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, TraceColumns, distinct, grown
+from tracepipe.event.counters import CPU_USE, GPU_BUSY, CounterTrack
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ops import BEGIN, COUNTER, END, OpColumns, op_of
 from tracepipe.event.shape import Shape
-from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY, RUNNING
-from tracepipe.layout.rows import RANK_BUSY, SUMMARY, Rows
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.layout.rows import Rows
 from tracepipe.layout.timeline import Track, slice_name
-from tracepipe.layout.tree import RANK_COUNTERS, Work
+from tracepipe.layout.tree import Work
 from tracepipe.units import counted
 
 # This many bins are enough for any length of time, as they grow wider.
@@ -141,9 +142,8 @@ _STRETCHES_AT_ONCE: Final = 1 << 13
 class _Counters:
     """Shares by the number of a track. Each becomes a counter under its track."""
 
-    def __init__(self, rows: Rows, name: str, unit: str, rank: int) -> None:
-        self._rows = rows
-        self._name, self._unit, self._rank = name, unit, rank
+    def __init__(self, rows: Rows, kind: CounterTrack) -> None:
+        self._rows, self._kind = rows, kind
         self._tracks: dict[int, Track] = {}
         self._shares: dict[int, Share] = {}
 
@@ -168,8 +168,7 @@ class _Counters:
         """Draw the counters of some tracks, when all is known."""
         for parent in tracks:
             share = self._shares[parent.id]
-            track = self._rows.tree.child(parent, "counter", self._name, self._rank, SUMMARY, self._unit)
-            row = self._rows.row_of(track)
+            row = self._rows.row_of(self._rows.tree.counter(parent, self._kind))
             self._rows.nesting.add(
                 *(op_of(COUNTER, row, ts_ns, 0, NONE, value) for ts_ns, value in share.percent())
             )
@@ -184,7 +183,7 @@ class BusyGpus:
         self._rows = rows
         self._gpu: Int32s = np.zeros(0, np.int32)
         """By row: the GPU whose stream it is, NONE where it is not a stream."""
-        self._counters = _Counters(rows, GPU_BUSY, "%", RANK_BUSY)
+        self._counters = _Counters(rows, GPU_BUSY)
         self._stretches = Stretches()
 
     def take(self, ops: OpColumns, order: Int64s) -> None:
@@ -220,7 +219,7 @@ class CpuUse:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._counters = _Counters(rows, CPU_USE, CPU_USE_UNIT, RANK_COUNTERS)
+        self._counters = _Counters(rows, CPU_USE)
         self._process: Int32s = np.zeros(0, np.int32)
         """By the number of a thread's track: its process, NONE where it is not known or there are too
         many."""

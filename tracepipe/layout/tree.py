@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import NamedTuple
 
+from tracepipe.event.counters import CounterTrack
 from tracepipe.event.model import Header, Record
 from tracepipe.event.origins import Origins
 from tracepipe.layout.timeline import Track, TrackKind
@@ -26,9 +27,8 @@ _RANK = {layer: rank for rank, layer in enumerate(LAYER_TITLES)}
 RANK_GPU = 1
 RANK_PROCESS = 1 << 21
 RANK_RECORDING = 1 << 22
-# Under a process, ranges and then counters are below its threads, of which there are fewer.
+# Under a process, ranges are below its threads, of which there are fewer, and above counters.
 RANK_RANGES = 1 << 20
-RANK_COUNTERS = 1 << 21
 # Each track takes about a kilobyte while the trace is written. Eight GPUs with 132 SMs and 64 slots each have
 # half as many.
 TRACKS_MAX = 1 << 17
@@ -167,6 +167,13 @@ class Tree:
             ("child", parent.id, kind, name, rank),
             lambda at: Track(at, parent, kind, name, rank, category, parent.pid, parent.tid, unit),
         )
+
+    def counter(
+        self, owner: Track, kind: CounterTrack, *, name: str = "", unit: str = "", rank: int | None = None
+    ) -> Track:
+        """A counter under its owner. What is not given is as the registry has it."""
+        rank = kind.rank if rank is None else rank
+        return self.child(owner, "counter", name or kind.name, rank, kind.category, unit or kind.unit)
 
     def beneath(
         self, parent: Track, thread: tuple[int | None, int | None], name: str, rank: int, category: str

@@ -24,12 +24,13 @@ from tracepipe.event.columns import (
     grown,
     signed,
 )
+from tracepipe.event.counters import ACTIVE_WARPS, RANK_OF_SM, SM_ACTIVE_WARPS, SUMMARY
 from tracepipe.event.model import Record
 from tracepipe.event.nesting import COUNTED, DRAWN, LAUNCHES_MAX, NO_LAUNCH, NO_ROW, STARTS, WarpStarts
 from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_column, nested
 from tracepipe.layout import LayoutOptions
-from tracepipe.layout.rows import RANK_COUNT, RANK_LOGICAL, RANK_SM, SUMMARY, Rows
+from tracepipe.layout.rows import RANK_LOGICAL, Rows
 from tracepipe.layout.summaries import WarpsOfSms
 from tracepipe.layout.threads import KernelGroups
 from tracepipe.layout.timeline import (
@@ -558,7 +559,7 @@ class WarpLayout:
     def _draw(self, gpu: _Gpu, run: WarpRun, flow: Int64s) -> None:
         if gpu.counter_row == NO_ROW:
             unit = self._rows.unit_of_warps(gpu.index)
-            track = self._rows.tree.child(gpu.track, "counter", "active warps", RANK_COUNT, "gpu", unit)
+            track = self._rows.tree.counter(gpu.track, ACTIVE_WARPS, unit=unit)
             gpu.counter_row = gpu.new_row(track)
         warps, order = run.warps, run.order
         begin_ns, stay_ns = (warps.ts_ns + warps.entry_ns)[order], run.stay_ns[order]
@@ -717,7 +718,7 @@ class WarpLayout:
             return known
         if self._rows.tree.is_full:
             return self._shared_row(gpu)
-        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_SM + sm, SUMMARY)
+        group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_OF_SM + sm, SUMMARY)
         sm_row = NO_ROW if self._on_sms is None else self._rows.row_of(group)
         return gpu.new_row(self._rows.tree.slot(group, slot), sm_row)
 
@@ -735,8 +736,10 @@ class WarpLayout:
             left = mine & (stay_ns >= 0)
             ends_ns = (begin_ns + stay_ns)[left]
             if sm not in gpu.sms:
-                name = f"SM {sm} active warps"
-                track = self._rows.tree.child(gpu.track, "counter", name, RANK_SM + sm, "gpu", "warps")
+                name = SM_ACTIVE_WARPS.name.format(sm)
+                track = self._rows.tree.counter(
+                    gpu.track, SM_ACTIVE_WARPS, name=name, rank=SM_ACTIVE_WARPS.rank + sm
+                )
                 gpu.sms[sm] = self._rows.new_row(track), [], [], 0
             _, times, deltas, _ = gpu.sms[sm]
             times += [begin_ns[mine], ends_ns]

@@ -33,8 +33,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record
-from tracepipe.event.vocabulary import CPU_USE, CPU_USE_UNIT, GPU_BUSY
 from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.ids import Ids
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
@@ -43,6 +43,9 @@ OWN: Final = ("tracepipe", "capture")
 """The names of the group, and of its track."""
 _GPU = re.compile(r"GPU (\d{1,4})( .*)?")
 _STREAM = re.compile(r"stream (\d{1,18})(?: \(overlap (\d{1,4})\))?")
+_SUMMARIES = [counter for counter in COUNTERS if counter.category == SUMMARY]
+_SUMMARIES_OF_GPUS: Final = {one.name for one in _SUMMARIES if one.owner == "gpu"}
+_SUMMARIES_OF_PROCESSES: Final = {(one.name, one.unit) for one in _SUMMARIES if one.owner == "process"}
 _SM = re.compile(r"SM \d{1,18}")
 _COPY = re.compile(r"[HDAP]to[HDAP]|memset|set|default")
 # This is added to the numbers of streams for their overlap tracks.
@@ -66,7 +69,7 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
     gpu = _GPU.fullmatch(names[0]) if 0 < len(names) < 3 else None
     if gpu is None:
         return None
-    if len(names) == 1 or names[1] == GPU_BUSY or _SM.fullmatch(names[1]):
+    if len(names) == 1 or names[1] in _SUMMARIES_OF_GPUS or _SM.fullmatch(names[1]):
         return Stream(int(gpu[1]), -1)
     found = _STREAM.fullmatch(names[1])
     if found is None:
@@ -75,9 +78,9 @@ def stream_of(names: tuple[str, ...]) -> Stream | None:
     return Stream(int(gpu[1]), number) if number <= ID_LIMIT else None
 
 
-def is_cpu_use(name: str, unit: str) -> bool:
-    """Whether a counter is the processor time of a process."""
-    return name == CPU_USE and unit == CPU_USE_UNIT
+def is_summary_counter(name: str, unit: str) -> bool:
+    """Whether a counter is computed from other tracks, as the processor time of a process is."""
+    return (name, unit) in _SUMMARIES_OF_PROCESSES
 
 
 def kernel_name(name: str, second: bytes) -> str:
@@ -303,7 +306,7 @@ class Tracks:
         if not self._is_own:
             return None
         counter = self._of(uuid).counter
-        if counter is not None and is_cpu_use(self._of(uuid).name, counter.unit):
+        if counter is not None and is_summary_counter(self._of(uuid).name, counter.unit):
             return Stream(0, -1)
         stream = stream_of(self._path(self._chain(uuid)))
         if stream is not None and counter is not None and not stream.is_summary:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from tracepipe.analyses.stall_advice import advice_on
 from tracepipe.errors import TracepipeError
-from tracepipe.event.stall_reasons import GROUPS, SELECTED, group_of
+from tracepipe.event.counters import SELECTED, STALL_GROUPS, stall_group
 from tracepipe.kernel_names import kernel_title
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
@@ -85,15 +85,15 @@ def _groups(shown: list[tuple[str, Counter[str]]], total: int) -> Table:
     for name, samples in shown:
         groups: Counter[str] = Counter()
         for reason, count in samples.items():
-            groups[group_of(reason)] += count
+            groups[stall_group(reason)] += count
         of_kernel = samples.total()
-        shares = (_share(groups[group], of_kernel) for group in GROUPS)
+        shares = (_share(groups[group], of_kernel) for group in STALL_GROUPS)
         rows.append((kernel_title(name), of_kernel, _share(of_kernel, total), *shares))
     columns = (
         Column("kernel", "kernel"),
         Column("samples", "samples", "count"),
         Column("share_percent", "of all", "percent"),
-        *(Column(f"{group.replace(' ', '_')}_percent", group, "percent") for group in GROUPS),
+        *(Column(f"{group.replace(' ', '_')}_percent", group, "percent") for group in STALL_GROUPS),
     )
     note = "Shares of a kernel's samples. A sample states why one warp on an SM was waiting at an instant."
     return Table("groups", "What warps wait for", columns, rows, note)
@@ -101,7 +101,7 @@ def _groups(shown: list[tuple[str, Counter[str]]], total: int) -> Table:
 
 def _reasons(shown: list[tuple[str, Counter[str]]]) -> Table:
     rows = [
-        (kernel_title(name), reason, group_of(reason), count, _share(count, samples.total()))
+        (kernel_title(name), reason, stall_group(reason), count, _share(count, samples.total()))
         for name, samples in shown
         for reason, count in sorted(samples.items(), key=lambda one: (-one[1], one[0]))[:_REASONS]
     ]

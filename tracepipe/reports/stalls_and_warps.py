@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from tracepipe.analyses.achieved_occupancy import Held, achieved_table
-from tracepipe.event.stall_reasons import SELECTED, group_of
+from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
@@ -68,7 +68,7 @@ class _Kernel:
 
     def group_percent(self, group: str) -> float:
         """The share of a group of reasons."""
-        return self.percent(*(reason for reason in self.samples if group_of(reason) == group))
+        return self.percent(*(reason for reason in self.samples if stall_group(reason) == group))
 
     @property
     def reason(self) -> str | None:
@@ -286,7 +286,7 @@ def _of_branches(one: _Kernel) -> _Sentence | None:
     share = one.group_percent("issue")
     if share < _ISSUE:
         return None
-    reasons = tuple(sorted(reason for reason in one.samples if group_of(reason) == "issue"))
+    reasons = tuple(sorted(reason for reason in one.samples if stall_group(reason) == "issue"))
     text = (
         f"{share:.0f}% of the samples are of warps that issue or could issue, and the lanes of a warp exit "
         f"apart. {evidence}. Then an instruction runs for some of the lanes only: less work is done than "
@@ -300,7 +300,7 @@ def _of_few_warps(one: _Kernel) -> _Sentence | None:
     share = one.group_percent("memory")
     if share < _MEMORY:
         return None
-    reasons = tuple(sorted(reason for reason in one.samples if group_of(reason) == "memory"))
+    reasons = tuple(sorted(reason for reason in one.samples if stall_group(reason) == "memory"))
     begin = f"{share:.0f}% of the samples wait for memory, and"
     if (wave := one.found("wave", "blocks")) is not None:
         text = f"the last wave is small. {wave.evidence}. It has too few warps to hide the waiting."

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tracepipe.event.columns import Bools, Int64s, TraceColumns, distinct
-from tracepipe.event.counter_names import (
+from tracepipe.event.counters import (
     DRAM_READ,
     DRAM_READ_SHARE,
     DRAM_WRITE,

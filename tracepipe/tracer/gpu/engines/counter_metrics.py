@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tracepipe.event.counter_names import (
+from tracepipe.event.counters import (
     DRAM_READ,
     DRAM_READ_SHARE,
     DRAM_WRITE,

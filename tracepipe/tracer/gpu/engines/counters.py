@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tracepipe.event.counter_names import GPU_COUNTERS
+from tracepipe.event.counters import GPU_COUNTERS
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.carries import ChannelCarry, SamplesCarry
 from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine

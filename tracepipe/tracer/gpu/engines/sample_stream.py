@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tracepipe.event.counter_names import GPU_COUNTERS, SM_CLOCK
+from tracepipe.event.counters import GPU_COUNTERS, SM_CLOCK
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.sampler import Overflow, Sample, Sampler
 from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
