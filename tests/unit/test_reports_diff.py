@@ -200,10 +200,7 @@ def test_a_count_that_lost_events_may_explain_is_not_reported(compare: Compare) 
     assert (of_calls["change_percent"], of_calls["p"]) == (-50, None)
 
 
-def test_names_decide_the_order_of_equal_changes_in_any_part(
-    compare: Compare, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 4)
+def test_names_decide_the_order_of_equal_changes(compare: Compare) -> None:
     a = [call for name in "hgfedcba" for call in calls(f"old {name}", [50])]
     b = [*(call for name in "vutsx" for call in calls(f"new {name}", [50])), *calls("long", [70])]
     assert names(compare([a], [b], top=4), "only") == ["long", "new s", "new t", "new u"]

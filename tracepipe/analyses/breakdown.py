@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Bools, Int64s, distinct
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import PIDS_MAX, PYTHON_LAYERS, RUNNING
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.moving import Moving, Touching, stretches_of
 from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
-from tracepipe.reports.frames.stored import made, parts
-
-if TYPE_CHECKING:
-    from tracepipe.reports.frames.layers import Layer
 
 HOOKED = "hooked functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")
@@ -53,7 +47,7 @@ class HostTime:
     def __init__(self, run: Run) -> None:
         self._run = run
         every = np.arange(len(run.shapes), dtype=np.int32)
-        self._thread, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+        self._thread, first = number_rows(run.shapes.column("pid", every), run.shapes.column("tid", every))
         names = run.shapes.column("name", every)
         is_ioctl = names == run.shapes.number_of("name", "ioctl")
         self._shapes = {
@@ -63,38 +57,28 @@ class HostTime:
             "driver": np.ones(len(every), np.bool_),
             OFF_CPU: names == run.shapes.number_of("name", RUNNING),
         }
-        layers = {layer for layer in _LAYER_OF if self._has(layer)}
+        layers = {layer for layer in _LAYER_OF if len(self._rows_of(layer))}
         has_syscalls = bool(layers & {"ioctl", "other system calls"})
         self.recorded = [
             layer
             for layer in PARTS
             if layer in layers or layer == "itself" or (_LAYER_OF[layer] == "syscall" and has_syscalls)
         ]
-        self._seen_ns, self._is_scheduled = self._running(len(first))
+        # For each thread whether it ever ran, and the first and the last time at which it ran.
+        running, rows = run.layer("scheduler"), self._rows_of(OFF_CPU)
+        self._is_scheduled = np.zeros(len(first), np.bool_)
+        self._is_scheduled[self._thread[running.shape[rows]]] = True
+        rows = rows[running.end_ns[rows] > running.start_ns[rows]]
+        thread = self._thread[running.shape[rows]]
+        self._first_ns = np.full(len(first), np.iinfo(np.int64).max)
+        self._last_ns = np.full(len(first), np.iinfo(np.int64).min)
+        np.minimum.at(self._first_ns, thread, running.start_ns[rows])
+        np.maximum.at(self._last_ns, thread, running.end_ns[rows])
 
-    def _parts_of(self, layer: str) -> Iterator[tuple[Layer, Int64s]]:
-        """Yield the rows of a layer that are not instants, a part at a time."""
-        of, shapes = self._run.layer(_LAYER_OF[layer]), self._shapes[layer]
-        for part in parts(len(of)):
-            yield of, np.flatnonzero((of.kind[part] != INSTANT) & shapes[of.shape[part]]) + part.start
-
-    def _has(self, layer: str) -> bool:
-        return any(len(rows) for _, rows in self._parts_of(layer))
-
-    def _running(self, threads: int) -> tuple[Int64s, Bools]:
-        """For each thread the first and the last time at which it ran, shape `(2, threads)`, and whether it
-        ever ran, shape `(threads,)`.
-        """
-        seen_ns = np.zeros((2, threads), np.int64)
-        seen_ns[0], seen_ns[1] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-        is_scheduled = np.zeros(threads, np.bool_)
-        for of, rows in self._parts_of(OFF_CPU):
-            is_scheduled[self._thread[of.shape[rows]]] = True
-            rows = rows[of.end_ns[rows] > of.start_ns[rows]]
-            thread = self._thread[of.shape[rows]]
-            np.minimum.at(seen_ns[0], thread, of.start_ns[rows])
-            np.maximum.at(seen_ns[1], thread, of.end_ns[rows])
-        return seen_ns, is_scheduled
+    def _rows_of(self, layer: str) -> Int64s:
+        """The rows of a part that are not instants. Shape `(n,)`."""
+        of = self._run.layer(_LAYER_OF[layer])
+        return np.flatnonzero((of.kind != INSTANT) & self._shapes[layer][of.shape])
 
     def is_scheduled(self, rows: Ints) -> Bools:
         """For rows of calls, whether a scheduler event shows their threads running. Shapes `(n,)`."""
@@ -105,66 +89,63 @@ class HostTime:
         """The time of calls in ns, as columns of shape `(rows,)`: for each of `PARTS` without inner parts,
         and as "… inclusive" with them. `rows` are sorted; the exclusive times add up to the lengths of the
         calls.
-
-        The recording is processed in stretches of time, whose results are added.
         """
-        calls = Moving(self._run.layer("userspace"), self._thread, rows=rows)
+        calls = self._run.layer("userspace")
         names = [name for layer in PARTS[1:] for name in (layer, f"{layer} inclusive")]
-        found = {name: made(len(rows), np.int64, lambda part: 0) for name in names}
-        moving = {
-            layer: Moving(self._run.layer(_LAYER_OF[layer]), self._thread, shapes=self._shapes[layer])
-            for layer in PARTS[1:]
-            if layer != HOOKED
-        }
-        moving[HOOKED] = Moving(self._run.layer("hook"), self._thread, rows=self._hooked(rows))
-        for begin_ns, end_ns in stretches_of(calls, *moving.values()):
-            here = calls.within(begin_ns, end_ns)
-            spans = {layer: one.within(begin_ns, end_ns) for layer, one in moving.items()}
-            threads = distinct(here.thread)
-            at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
-            for first in range(0, len(threads), at_once):
-                line = _Line(begin_ns, end_ns, threads[first : first + at_once])
-                self._split(line, here, spans, found)
-        starts_ns, ends_ns = self._run.layer("userspace").start_ns, self._run.layer("userspace").end_ns
-        found["itself"] = made(
-            len(rows),
-            np.int64,
-            lambda part: (
-                ends_ns[rows[part]] - starts_ns[rows[part]] - sum(found[layer][part] for layer in PARTS[1:])
-            ),
-        )
+        found = {name: np.zeros(len(rows), np.int64) for name in names}
+        starts_ns, ends_ns = calls.start_ns[rows], calls.end_ns[rows]
+        if not len(rows):
+            return found | {"itself": starts_ns}
+        begin_ns, end_ns = int(starts_ns.min()), int(ends_ns.max())
+        of_calls = _Spans(self._thread[calls.shape[rows]], starts_ns, ends_ns)
+        spans = {}
+        for layer in PARTS[1:]:
+            of = self._run.layer(_LAYER_OF[layer])
+            some = self._hooked(rows) if layer == HOOKED else self._rows_of(layer)
+            some = some[(of.end_ns[some] > begin_ns) & (of.start_ns[some] < end_ns)]
+            spans[layer] = _Spans(
+                self._thread[of.shape[some]],
+                np.maximum(of.start_ns[some], begin_ns),
+                np.minimum(of.end_ns[some], end_ns),
+            )
+        threads = distinct(of_calls.thread)
+        at_once = max(1, _LINE_NS // (end_ns - begin_ns + 2))
+        for first in range(0, len(threads), at_once):
+            line = _Line(begin_ns, end_ns, threads[first : first + at_once])
+            places, start, end = line.placed(of_calls)
+            covered, inside_ns = nothing(), np.zeros(len(start), np.int64)
+            for layer in reversed(PARTS[1:]):
+                _, *ends = line.placed(spans[layer])
+                stretches = Stretches(*ends)
+                if layer == OFF_CPU:
+                    stretches = stretches.joined(line.outside(self._first_ns, self._last_ns)).gaps()
+                covered = covered.joined(stretches)
+                now_ns = covered.covered_ns(start, end)
+                found[layer][places] = now_ns - inside_ns
+                found[f"{layer} inclusive"][places] = stretches.covered_ns(start, end)
+                inside_ns = now_ns
+        found["itself"] = ends_ns - starts_ns - sum(found[layer] for layer in PARTS[1:])
         return found
 
     def _hooked(self, rows: Ints) -> Int64s:
         """The rows of hooked functions inside some calls, which do not overlap. Shape `(n,)`."""
         calls, hooks = self._run.layer("userspace"), self._run.layer("hook")
-        if not len(hooks):
-            return np.empty(0, np.int64)
-        threads, inside = self._thread[calls.shape[rows]], np.zeros(len(hooks), np.bool_)
-        of_hooks = self._thread[hooks.shape]
-        for thread in distinct(of_hooks):
-            own, some = rows[threads == thread], np.flatnonzero(of_hooks == thread)
+        inside = np.zeros(len(hooks), np.bool_)
+        calls_of = RowsByNumber(self._thread[calls.shape[rows]], rows)
+        for thread, some in RowsByNumber(self._thread[hooks.shape]):
+            own = calls_of.of(thread)
             at = np.searchsorted(calls.start_ns[own], hooks.start_ns[some], "right") - 1
             some, at = some[at >= 0], at[at >= 0]
             inside[some] = hooks.end_ns[some] <= calls.end_ns[own[at]]
-        return np.flatnonzero(inside)
+        return np.flatnonzero(inside & (hooks.kind != INSTANT))
 
-    def _split(
-        self, line: _Line, here: Touching, spans: dict[str, Touching], found: dict[str, Int64s]
-    ) -> None:
-        """Add the times of the calls on a line to `found`."""
-        calls, start, end = line.placed(here)
-        covered, inside_ns = nothing(), np.zeros(len(start), np.int64)
-        for layer in reversed(PARTS[1:]):
-            _, *ends = line.placed(spans[layer])
-            stretches = Stretches(*ends)
-            if layer == OFF_CPU:
-                stretches = stretches.joined(line.outside(*self._seen_ns)).gaps()
-            covered = covered.joined(stretches)
-            now_ns = covered.covered_ns(start, end)
-            found[layer][calls] += now_ns - inside_ns
-            found[f"{layer} inclusive"][calls] += stretches.covered_ns(start, end)
-            inside_ns = now_ns
+
+class _Spans(NamedTuple):
+    """Stretches of threads, which are known by numbers. Shapes `(n,)`."""
+
+    thread: Ints
+    start_ns: Int64s
+    end_ns: Int64s
 
 
 class _Line:
@@ -172,16 +153,16 @@ class _Line:
     gap of 1 ns at both ends of each thread separates them.
     """
 
-    def __init__(self, begin_ns: int, end_ns: int, threads: Int64s) -> None:
+    def __init__(self, begin_ns: int, end_ns: int, threads: Ints) -> None:
         self._begin_ns, self._end_ns, self._threads = begin_ns, end_ns, threads
         self._starts = np.arange(len(threads), dtype=np.int64) * (end_ns - begin_ns + 2)
 
-    def placed(self, spans: Touching) -> tuple[Int64s, Int64s, Int64s]:
-        """The places of the spans that belong to the threads, and their starts and ends on the line."""
+    def placed(self, spans: _Spans) -> tuple[Int64s, Int64s, Int64s]:
+        """The indices of the spans that belong to the threads, and their starts and ends on the line."""
         at = np.minimum(np.searchsorted(self._threads, spans.thread), len(self._threads) - 1)
         some = np.flatnonzero(self._threads[at] == spans.thread)
         first = self._starts[at[some]] + 1 - self._begin_ns
-        return spans.place[some], first + spans.start_ns[some], first + spans.end_ns[some]
+        return some, first + spans.start_ns[some], first + spans.end_ns[some]
 
     def outside(self, from_ns: Int64s, until_ns: Int64s) -> Stretches:
         """The stretches before each thread's first time, and after its last; arguments are by thread."""
@@ -204,7 +185,7 @@ class Breakdown:
     def __init__(self, run: Run, rows: Ints, host: HostTime) -> None:
         self._layer, self._rows, self._host = run.layer("userspace"), rows, host
         self._ns = host.split(rows)
-        self._ns[GPU] = made(len(rows), np.int64, lambda part: 0)
+        self._ns[GPU] = np.zeros(len(rows), np.int64)
         self._has_gpu = np.zeros(len(rows), np.bool_)
         self.launched = 0
         """How many kernels and copies on a GPU were launched by a call, of these rows or others."""
@@ -212,8 +193,7 @@ class Breakdown:
 
     def _add_gpu(self, launches: LaunchCalls) -> None:
         wanted = np.zeros(len(self._layer), np.bool_)
-        for part in parts(len(self._rows)):
-            wanted[self._rows[part]] = True
+        wanted[self._rows] = True
         for name in ("gpu_kernel", "transfer"):
             for work, rows in launches.work(name):
                 call = launches.find(work, rows)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tracepipe.analyses.launch_calls import LaunchCalls
-from tracepipe.event.columns import NONE, Bools, Int32s
+from tracepipe.event.columns import NONE, Bools
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.layers import Layer
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import nearest_of_some
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import flagged, parts
+from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.report import Column, Table
 
 # The layers, outermost first: of two events that start together, the first layer's encloses the other.
@@ -32,14 +31,14 @@ Item = tuple[int, int | None, str, str]
 
 def tree_of(run: Run, row: int, top: int) -> tuple[Table, int]:
     """The tree of a row of calls with at most `top` lines, or all for 0, and how many lines are left out."""
-    call = run.rows("userspace", np.array([row])).row(0, named=True)
-    items = _on_thread(run, call, row) + _off_cpu(run, call)
+    begin_ns = int(run.layer("userspace").start_ns[row])
+    items = _on_thread(run, row) + _off_cpu(run, row)
     items.sort(key=lambda item: (item[0], _RANKS[item[2]], -(item[1] or item[0])))
-    lines = _lines(items, call["start_ns"])
+    lines = _lines(items, begin_ns)
     for name, start_ns, end_ns, gpu, stream in _on_gpu(run, row):
         length_ns = end_ns - start_ns
-        where = f"{name} (GPU {gpu or 0} stream {stream or 0})"
-        lines.append((where, "GPU", start_ns - call["start_ns"], length_ns, length_ns, 0))
+        where = f"{name} (GPU {gpu} stream {stream})"
+        lines.append((where, "GPU", start_ns - begin_ns, length_ns, length_ns, 0))
     shown = lines[:top] if top > 0 else lines
     columns = (
         Column("name", "what"),
@@ -54,46 +53,40 @@ def tree_of(run: Run, row: int, top: int) -> tuple[Table, int]:
     return Table("tree", "In this call", columns, rows, note), len(lines) - len(shown)
 
 
-def _of_thread(run: Run, call: dict[str, Any], *, running: bool) -> Bools:
+def _of_thread(run: Run, row: int, *, running: bool) -> Bools:
     """Flags the shapes of the call's thread, shape `(shapes,)`: with `running`, those of the stretches in
     which it ran, else all others.
     """
-    every = np.arange(len(run.shapes), dtype=np.int32)
+    every, shape = np.arange(len(run.shapes), dtype=np.int32), int(run.layer("userspace").shape[row])
     same = (run.shapes.column("name", every) == run.shapes.number_of("name", RUNNING)) == running
     for key in ("pid", "tid"):
-        same &= run.shapes.column(key, every) == run.shapes.number_of(key, call[key])
+        same &= run.shapes.column(key, every) == run.shapes.column(key, shape)
     own: Bools = same
     return own
 
 
-def _on_thread(run: Run, call: dict[str, Any], row: int) -> list[Item]:
+def _on_thread(run: Run, row: int) -> list[Item]:
     """The events that began in the call, on its thread; they are cut at the end of the call."""
-    first_ns, end_ns = call["start_ns"], call["end_ns"]
-    shapes = _of_thread(run, call, running=False)
+    first_ns, end_ns = _ends(run, row)
+    shapes = _of_thread(run, row, running=False)
     items: list[Item] = []
     for layer, name in _LAYERS.items():
-        rows = _began(run.layer(name), shapes, first_ns, end_ns)
+        of = run.layer(name)
+        first, last = np.searchsorted(of.start_ns, [first_ns, end_ns + 1])
+        rows = first + np.flatnonzero((of.is_call & shapes[of.shape])[first:last])
         if layer == "call":
             rows = rows[_is_inside(run, row, rows)]
-        found = run.rows(name, rows).select("start_ns", "end_ns", "kind", "name").iter_rows()
-        items += [
-            (start, None if kind == "instant" else min(end, end_ns), layer, called)
-            for start, end, kind, called in found
-        ]
+        ends: list[int | None] = np.minimum(of.end_ns[rows], end_ns).tolist()
+        ends = [None if kind == INSTANT else end for kind, end in zip(of.kind[rows], ends, strict=True)]
+        names = run.shapes.texts("name", of.shape[rows])
+        for start, end, called in zip(of.start_ns[rows].tolist(), ends, names, strict=True):
+            items.append((start, end, layer, called or ""))
     return items
 
 
-def _began(layer: Layer, shapes: Bools, first_ns: int, last_ns: int) -> Int32s:
-    """The rows of some shapes that began in a stretch of time. Shape `(n,)`."""
-
-    is_call = layer.is_call
-
-    def which(part: slice) -> Bools:
-        start_ns = layer.start_ns[part]
-        began: Bools = (start_ns >= first_ns) & (start_ns <= last_ns) & is_call[part]
-        return began & shapes[layer.shape[part]]
-
-    return flagged(len(layer), which)
+def _ends(run: Run, row: int) -> tuple[int, int]:
+    calls = run.layer("userspace")
+    return int(calls.start_ns[row]), int(calls.end_ns[row])
 
 
 def _is_inside(run: Run, row: int, rows: Ints) -> Bools:
@@ -105,25 +98,20 @@ def _is_inside(run: Run, row: int, rows: Ints) -> Bools:
     return inside
 
 
-def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
-    first_ns, last_ns = call["start_ns"], call["end_ns"]
-    shapes, of = _of_thread(run, call, running=True), run.layer("scheduler")
-    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    before_ns, after_ns = -TIME_LIMIT_NS, TIME_LIMIT_NS
-    for part in parts(len(of)):
-        some = shapes[of.shape[part]] & (of.end_ns[part] > of.start_ns[part])
-        start_ns, end_ns = of.start_ns[part][some], of.end_ns[part][some]
-        before_ns = int(end_ns[end_ns <= first_ns].max(initial=before_ns))
-        after_ns = int(start_ns[start_ns >= last_ns].min(initial=after_ns))
-        inside = (end_ns > first_ns) & (start_ns < last_ns)
-        starts.append(start_ns[inside])
-        ends.append(end_ns[inside])
+def _off_cpu(run: Run, row: int) -> list[Item]:
+    first_ns, last_ns = _ends(run, row)
+    shapes, of = _of_thread(run, row, running=True), run.layer("scheduler")
+    some = shapes[of.shape] & (of.end_ns > of.start_ns)
+    start_ns, end_ns = of.start_ns[some], of.end_ns[some]
+    before_ns = int(end_ns[end_ns <= first_ns].max(initial=-TIME_LIMIT_NS))
+    after_ns = int(start_ns[start_ns >= last_ns].min(initial=TIME_LIMIT_NS))
+    inside = (end_ns > first_ns) & (start_ns < last_ns)
     # A thread is off the processor between two stretches in which it runs; outside them it is not known.
     around = [ts_ns for ts_ns in (before_ns, after_ns) if abs(ts_ns) < TIME_LIMIT_NS]
     edges = np.array(around, np.int64)
     gaps = Stretches(
-        np.concatenate([*starts, edges - (edges <= first_ns)]),
-        np.concatenate([*ends, edges + (edges > first_ns)]),
+        np.concatenate([start_ns[inside], edges - (edges <= first_ns)]),
+        np.concatenate([end_ns[inside], edges + (edges > first_ns)]),
     ).gaps()
     items: list[Item] = []
     for left_ns, right_ns in zip(gaps.start_ns.tolist(), gaps.end_ns.tolist(), strict=True):
@@ -134,15 +122,17 @@ def _off_cpu(run: Run, call: dict[str, Any]) -> list[Item]:
 
 def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
     """The kernels and copies that a call, or one inside it, launched."""
-    launches, found = LaunchCalls(run), []
+    launches, found = LaunchCalls(run), list[tuple[Any, ...]]()
     for name in ("gpu_kernel", "transfer"):
         for work, rows in launches.work(name):
             calls = launches.find(work, rows)
             asked = np.flatnonzero(calls != NONE)
             own = rows[asked[_is_inside(run, row, calls[asked])]]
-            if len(own):
-                found.append(run.rows(name, own).select("name", "start_ns", "end_ns", "gpu", "stream"))
-    return pl.concat(found).sort("start_ns", maintain_order=True).rows() if found else []
+            shape = work.shape[own]
+            numbers = (run.shapes.numbers(key, shape, 0) for key in ("gpu", "stream"))
+            columns = (column.tolist() for column in (work.start_ns[own], work.end_ns[own], *numbers))
+            found += zip(run.shapes.texts("name", shape), *columns, strict=True)
+    return sorted(found, key=lambda one: one[1])
 
 
 def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:

@@ -5,18 +5,16 @@ one side.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from heapq import nsmallest
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tracepipe.analyses.comparison import Comparison, middle
 from tracepipe.event.columns import Bools, Int64s
-from tracepipe.reports.frames.arrays import Floats, Ints, Rows
-from tracepipe.reports.frames.grouping import each, greatest
+from tracepipe.event.groups import largest
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.numbered import Numbered
 from tracepipe.reports.frames.samples import (
     DECIDED_BY_PROGRAM,
     EXITS,
@@ -27,13 +25,7 @@ from tracepipe.reports.frames.samples import (
     Kind,
     Measured,
 )
-from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken, touched
-from tracepipe.reports.frames.text_order import in_text_order
 
-# The bytes that are read to decode a name.
-_NAME_BYTES = 64
-# The names whose figures are computed at a time.
-_ROWS_AT_ONCE = 1 << 12
 # The figures of a name that are compared, and the least spread in ns that is assumed.
 _TESTED = ("p50_ns", "p95_ns", "count")
 _LEAST_NS = 1.0
@@ -134,21 +126,22 @@ class Changes:
     def __init__(self, sizes: Sizes, alpha: float, least: float) -> None:
         self.sizes, self._alpha, self._least = sizes, alpha, least
         self.comparison = Comparison(*sizes, alpha)
-        self._texts: dict[Kind, Numbered] = {}
-        self._added: dict[Kind, list[tuple[int, Any, dict[str, Any]]]] = {}
+        # The names of each kind, with their numbers.
+        self._names: dict[Kind, dict[bytes, int]] = {kind: {} for kind in KINDS}
+        self._added: list[tuple[int, Kind, list[int], dict[str, Any]]] = []
         # The first row of each kind; the rows of a kind follow those of the kind before.
         self._starts: list[int] = []
-        self._columns: dict[tuple[str, int], Growing[Any]] = {
-            (name, recording): Growing(np.float64) for name in MEASURES for recording in range(sum(sizes))
-        }
-        self._scores: dict[str, Any] = {}
+        self._keys: list[Key] = []
+        self._figures: dict[str, Floats] = {}
+        """The figures by the names of `MEASURES`, shapes `(rows, recordings)`."""
+        self._scores: dict[str, Floats] = {}
 
     def add(self, recording: int, found: dict[Kind, Measured]) -> None:
-        """Add the names of a recording, which may be dropped afterwards. Raises OutputError."""
+        """Add the names of a recording, which may be dropped afterwards."""
         for kind, of in found.items():
-            texts = self._texts.setdefault(kind, Numbered())
-            rows = made(len(of.numbers), np.int32, partial(_numbers, texts, of))
-            self._added.setdefault(kind, []).append((recording, rows, of.values))
+            numbers = self._names[kind]
+            rows = [numbers.setdefault(of.texts[at], len(numbers)) for at in of.numbers.tolist()]
+            self._added.append((recording, kind, rows, of.values))
 
     def compare(
         self,
@@ -162,10 +155,19 @@ class Changes:
         `lost` has the most events of each layer of records that a recording lost: no smaller difference
         between counts is reported, and none between totals.
         """
-        for kind in KINDS:
-            self._starts.append(len(self))
+        for kind, names in self._names.items():
+            self._starts.append(len(self._keys))
+            layer, suffix = kind
+            if layer not in left_out:
+                texts = (name.decode("utf-8", "surrogatepass") for name in names)
+                self._keys += [(layer, text + suffix) for text in texts]
+        shape = len(self), sum(self.sizes)
+        self._figures = {name: np.full(shape, np.nan if name[0] == "p" else 0.0) for name in MEASURES}
+        for recording, kind, rows, values in self._added:
             if kind[0] not in left_out:
-                self._lay_out(kind)
+                places = np.array(rows, np.int64) + self._starts[KINDS.index(kind)]
+                for name in MEASURES:
+                    self._figures[name][places, recording] = values[name]
         self._added.clear()
         of_totals = np.array([values for _, values in totals], np.float64)
         known = ~np.isnan(of_totals).any(axis=1) & np.array(
@@ -175,42 +177,24 @@ class Changes:
         some = of_totals[known]
         scores[known] = self.comparison.add(some, self._floors(some))
         for name in _TESTED:
-            self._scores[name] = made(len(self), np.float64, partial(self._compared, name, lost))
+            self._scores[name] = self._compared(name, lost)
         return [
             self._difference(row, score if is_known else None)
             for row, score, is_known in zip(of_totals, scores.tolist(), known.tolist(), strict=True)
         ]
 
-    def _lay_out(self, kind: Kind) -> None:
-        """Write the figures of a kind of all recordings into the columns."""
-        count, first = len(self._texts.get(kind, ())), len(self)
-        for (name, _), column in self._columns.items():
-            column.extend(np.nan if name.startswith("p") else 0, count)
-        for recording, rows, values in self._added.get(kind, ()):
-            for part in parts(len(rows)):
-                for name in MEASURES:
-                    values_so_far = self._columns[name, recording].so_far(first + count)
-                    values_so_far[first + rows[part]] = values[name][part]
-        if kind in self._texts:
-            self._texts[kind].put_away()
-
-    def _values(self, name: str, rows: Rows | list[int]) -> Floats:
-        """A figure of some rows, shape `(rows, recordings)`."""
-        columns = [self._columns[name, recording].so_far(len(self)) for recording in range(sum(self.sizes))]
-        return np.stack([column[rows] for column in columns], axis=1)
-
-    def _medians(self, name: str, rows: Rows) -> tuple[Floats, Floats]:
-        """The medians of a figure of some rows in A and in B. Shapes `(rows,)`."""
-        values = self._values(name, rows)
+    def _medians(self, name: str) -> tuple[Floats, Floats]:
+        """The medians of a figure in A and in B. Shapes `(rows,)`."""
+        values = self._figures[name]
         return middle(values[:, : self.sizes.a])[0], middle(values[:, self.sizes.a :])[0]
 
     def _floors(self, values: Floats) -> Floats:
         """The least spread that is assumed for rows: no smaller difference is reported. Shape `(rows,)`."""
         return np.maximum(np.abs(middle(values)[0]) * self._least / 100, _LEAST_NS)
 
-    def _compared(self, name: str, lost: Counter[str], part: slice) -> Floats:
-        """The scores of a part of the rows in one figure."""
-        values = self._values(name, part)
+    def _compared(self, name: str, lost: Counter[str]) -> Floats:
+        """The scores of all rows in one figure."""
+        values = self._figures[name]
         if name != "count":
             known = ~np.isnan(values).any(axis=1)
             scores = np.zeros(len(values))
@@ -219,7 +203,7 @@ class Changes:
         levels = middle(values)[0]
         floors = levels * self._least / 100
         for layer, record_layer in LAYER_OF.items():
-            rows = self.is_of((layer,))[part]
+            rows = self.is_of((layer,))
             if layer in EXITS:
                 floors[rows] = np.inf  # these counts follow from that of the kernel, which is compared
             elif layer not in DECIDED_BY_PROGRAM:
@@ -229,19 +213,15 @@ class Changes:
         return self.comparison.add(values, floors)
 
     def __len__(self) -> int:
-        return self._columns["count", 0].count
+        return len(self._keys)
 
     def _differs(self, name: str) -> Bools:
         """Flags the rows that differ in a figure by more than the spread; where enough recordings allow it,
         only those that do not differ by chance.
         """
         scores = self._scores[name]
-        differing: Bools = np.zeros(len(self), np.bool_)
-        for part in parts(len(self)):
-            differing[part] = scores[part] > 1
-            if self.can_claim:
-                differing[part] &= self.comparison.p(scores[part]) <= self._alpha
-        return differing
+        differs: Bools = scores > 1
+        return differs & (self.comparison.p(scores) <= self._alpha) if self.can_claim else differs
 
     @property
     def can_claim(self) -> bool:
@@ -266,43 +246,30 @@ class Changes:
     @cached_property
     def totals_ns(self) -> tuple[Int64s, Int64s]:
         """The medians of the total time of each name in A and in B, in ns."""
-
-        before_ns, after_ns = empty(len(self), np.int64), empty(len(self), np.int64)
-        for part in parts(len(self)):
-            before_ns[part], after_ns[part] = self._medians("total_ns", part)
-        return before_ns, after_ns
+        before_ns, after_ns = self._medians("total_ns")
+        return before_ns.astype(np.int64), after_ns.astype(np.int64)
 
     @cached_property
     def total_ns(self) -> Int64s:
         """The change of the total time of each name in ns."""
         before_ns, after_ns = self.totals_ns
-        change_ns: Int64s = made(len(self), np.int64, lambda part: after_ns[part] - before_ns[part])
-        return change_ns
+        return after_ns - before_ns
 
     @cached_property
     def is_in_both(self) -> Bools:
         """Flags the names that both sides have."""
-        both: Bools = np.zeros(len(self), np.bool_)
-        for part in parts(len(self)):
-            counts = self._values("count", part) > 0
-            both[part] = counts[:, : self.sizes.a].any(axis=1) & counts[:, self.sizes.a :].any(axis=1)
-        return both
+        is_there = self._figures["count"] > 0
+        return np.asarray(is_there[:, : self.sizes.a].any(axis=1) & is_there[:, self.sizes.a :].any(axis=1))
 
     @cached_property
     def is_compared(self) -> Bools:
         """Flags the rows that have lengths in every recording."""
-        every: Bools = np.zeros(len(self), np.bool_)
-        for part in parts(len(self)):
-            every[part] = ~np.isnan(self._values("p50_ns", part)).any(axis=1)
-        return every
+        return np.asarray(~np.isnan(self._figures["p50_ns"]).any(axis=1))
 
     @property
     def has_tail(self) -> int:
         """How many rows have tails in every recording."""
-        return sum(
-            int(np.count_nonzero(~np.isnan(self._values("p95_ns", part)).any(axis=1)))
-            for part in parts(len(self))
-        )
+        return int(np.count_nonzero(~np.isnan(self._figures["p95_ns"]).any(axis=1)))
 
     @property
     def is_reported(self) -> Bools:
@@ -322,77 +289,38 @@ class Changes:
         are more. Where figures disagree, the total time decides.
         """
         which = np.zeros(len(self), np.int8)
-        flags = zip(_TESTED, (self.length_changed, self.tail_changed, self.count_changed), strict=True)
-        of = {name: np.flatnonzero(flag) for name, flag in flags}
         conflicts = np.zeros(len(self), np.bool_)
-        for name, rows in of.items():
-            for part in parts(len(rows)):
-                before, after = self._medians(name, rows[part])
-                signs = np.sign(after - before).astype(np.int8)
-                conflicts[rows[part]] |= signs * which[rows[part]] < 0
-                which[rows[part]] = signs
+        flags = (self.length_changed, self.tail_changed, self.count_changed)
+        for name, rows in zip(_TESTED, map(np.flatnonzero, flags), strict=True):
+            before, after = self._medians(name)
+            signs = np.sign(after[rows] - before[rows]).astype(np.int8)
+            conflicts[rows] |= signs * which[rows] < 0
+            which[rows] = signs
         which[conflicts] = np.sign(self.total_ns[conflicts])
         return which
 
     def first(self, flags: Bools, most: int = 0) -> Iterator[Change]:
-        """The flagged rows with the largest changes of the total time: the first `most`, or all for 0. Raises
-        OutputError.
-        """
-        if most <= 0:
-            kept = flagged(len(self), lambda part: flags[part])
-            text = self._text_of(kept)
-            return map(self.__getitem__, each(taken(kept, in_text_order(text, -self._sizes_ns(kept)))))
-        kept = np.zeros(0, np.int64)
-        for part in parts(len(self)):
-            kept = np.concatenate([kept, np.flatnonzero(flags[part]) + part.start])
-            if most < len(kept):
-                surely, perhaps = greatest(self._sizes_ns(kept), np.arange(len(kept)), most)
-                # Equal changes are sorted by name.
-                named = nsmallest(most - len(surely), kept[perhaps].tolist(), self._key)
-                kept = np.concatenate([kept[surely], np.array(named, np.int64)])
-        sizes_ns = dict(zip(kept.tolist(), self._sizes_ns(kept).tolist(), strict=True))
-        return map(self.__getitem__, sorted(sizes_ns, key=lambda row: (-sizes_ns[row], self._key(row))))
-
-    def _text_of(self, rows: Ints) -> Callable[[int], str]:
-        """A function that returns the sort key of a row (layer and name) by its index in `rows`."""
-        return lambda at: "\0".join(self._key(int(rows[at])))
+        """The flagged rows with the largest changes of the total time: the first `most`, or all for 0."""
+        sizes_ns, rows = np.abs(self.total_ns), np.flatnonzero(flags)
+        if most > 0:
+            rows = np.concatenate(largest(sizes_ns, rows, most))
+        # Equal changes are sorted by name.
+        ordered = sorted(rows.tolist(), key=lambda row: (-int(sizes_ns[row]), self._keys[row]))
+        return map(self._change, ordered[: most if most > 0 else None])
 
     def __iter__(self) -> Iterator[Change]:
-        for part in parts(len(self), _ROWS_AT_ONCE):
-            values = {name: self._values(name, part) for name in MEASURES}
-            for at, row in enumerate(range(part.start, part.stop)):
-                yield self._change(row, {name: of[at] for name, of in values.items()})
+        return map(self._change, range(len(self)))
 
-    def _sizes_ns(self, rows: Ints) -> Int64s:
-        """The absolute change of the total time of some rows. Shapes `(n,)`."""
-        return np.abs(self.total_ns[rows])
-
-    def _key(self, row: int) -> Key:
-        touched(_NAME_BYTES)
-        at = int(np.searchsorted(self._starts, row, "right")) - 1
-        kind = KINDS[at]
-        text = self._texts[kind][row - self._starts[at]].decode("utf-8", "surrogatepass")
-        return kind[0], text + kind[1]
-
-    def __getitem__(self, row: int) -> Change:
-        return self._change(row, {name: self._values(name, [row])[0] for name in MEASURES})
-
-    def _change(self, row: int, values: dict[str, Any]) -> Change:
+    def _change(self, row: int) -> Change:
         figures = {
-            name: self._difference(of, float(self._scores[name][row]) if name in _TESTED else None)
-            for name, of in values.items()
+            name: self._difference(values[row], float(self._scores[name][row]) if name in _TESTED else None)
+            for name, values in self._figures.items()
         }
         flags = (self.length_changed, self.tail_changed, self.count_changed)
-        return Change(self._key(row), figures, *(bool(flag[row]) for flag in flags))
+        return Change(self._keys[row], figures, *(bool(flag[row]) for flag in flags))
 
     def _difference(self, values: Floats, score: float | None) -> Difference:
         p = None
         if score is not None and score > 1 and self.comparison.has_spread:
             p = float(self.comparison.p(np.asarray(score)))
         return Difference(values[: self.sizes.a], values[self.sizes.a :], score, p)
-
-
-def _numbers(texts: Numbered, of: Measured, part: slice) -> list[int]:
-    """The numbers, among all names, of a part of a recording's names."""
-    touched(_NAME_BYTES * (part.stop - part.start))
-    return [texts.number(of.texts[number]) for number in of.numbers[part].tolist()]

@@ -13,7 +13,6 @@ from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.present.writing.verdict import verdict
 from tracepipe.reports.frames.arrays import Floats
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Facts, Run
@@ -222,7 +221,7 @@ def _lengths(found: Iterable[Change], title: str, several: bool) -> Table:
     )
     note = "p50: the median length. Total: the change of the sum of all lengths."
     note += _SPREAD_NOTE if several else ""
-    rows = kept_rows(map(row, found))
+    rows = [*map(row, found)]
     return Table("lengths", title, columns, rows, f"{note} A call inside another counts in the time of both.")
 
 
@@ -240,14 +239,14 @@ def _tails(found: Iterable[Change], title: str, several: bool) -> Table:
         Column("total_change_ns", "total", "ns"),
     )
     note = "p95: 95% of the lengths are at most this long. The medians do not differ."
-    return Table("tails", title, columns, kept_rows(map(row, found)), note)
+    return Table("tails", title, columns, [*map(row, found)], note)
 
 
 def _counts(found: Iterable[Change], title: str, several: bool) -> Table:
-    rows = kept_rows(
+    rows = [
         (*reversed(one.key), *map(_whole, one.counts), *_change(one.figures["count"], several), one.total_ns)
         for one in found
-    )
+    ]
     columns = (
         Column("name", "name"),
         Column("layer", "layer"),
@@ -274,7 +273,7 @@ def _alone(found: Iterable[Change], title: str, several: bool) -> Table:
     )
     if not several:
         columns = columns[:-1]
-    return Table("only", title, columns, kept_rows(map(row, found)))
+    return Table("only", title, columns, [*map(row, found)])
 
 
 def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
@@ -301,7 +300,7 @@ def _exits(found: Iterable[Change], title: str, several: bool) -> Table:
         "first lane to that of its last. Delay: how much later those threads exit than the others. Change: "
         "of p50, also where it is not significant."
     )
-    return Table("exits", title, columns, kept_rows(map(row, found)), note)
+    return Table("exits", title, columns, [*map(row, found)], note)
 
 
 def _compared(found: Changes) -> Drawing:

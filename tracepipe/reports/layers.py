@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from heapq import nsmallest
-from itertools import chain, starmap
 from typing import Annotated, Any
 
 from tracepipe.analyses.breakdown import GPU, HOOKED, PARTS, Breakdown, HostTime
@@ -13,16 +11,13 @@ from tracepipe.analyses.call_tree import tree_of
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Int32s, Int64s, distinct
+from tracepipe.event.groups import RowsByNumber, largest
 from tracepipe.hooks.names import near_names
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import Grouped, greatest
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
-from tracepipe.reports.frames.stored import flagged, parts, taken
-from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.reports.report import Column, Option, Report, Result, Table
 from tracepipe.units import counted
 
@@ -62,16 +57,13 @@ def run(run: Run, options: Options) -> Result:
     is_shown = np.zeros(len(run.shapes), np.bool_)
     is_shown[np.isin(_names(run), names.shown)] = True
     # Only calls that are shown are split: splitting a million calls takes long.
-    rows = taken(timed, flagged(len(timed), lambda part: is_shown[calls.shape[timed[part]]]))
+    rows = timed[is_shown[calls.shape[timed]]]
     split = Breakdown(run, rows, host)
     result.notes += _what_is_missing(run, host, split, len(wanted) - len(timed))
-    by_name = Grouped(_names(run)[calls.shape[rows]], np.arange(len(rows), dtype=np.int32))
-
-    def named() -> Iterator[tuple[str, Any]]:
-        return ((run.shapes.text(name), by_name.of(name)) for name in names.shown)
-
-    if len(names.shown):
-        result.parts += [_shares(split, named(), host), _lengths(split, named(), host)]
+    by_name = RowsByNumber(_names(run)[calls.shape[rows]])
+    named = [(run.shapes.text(name), by_name.of(name)) for name in names.shown.tolist()]
+    if named:
+        result.parts += [_shares(split, named, host), _lengths(split, named, host)]
     if options.call and len(timed):
         result.parts.append(_slowest(run, timed, top_calls))
     if names.count > len(names.shown):
@@ -108,30 +100,18 @@ class _Names:
 def _by_time(run: Run, timed: Ints, top: int) -> _Names:
     calls, of_shape = run.layer("userspace"), _names(run)
     total_ns = np.zeros(int(of_shape.max(initial=-1)) + 1, np.int64)
-    seen = np.zeros(len(total_ns), np.bool_)
-    for part in parts(len(timed)):
-        rows = timed[part]
-        name = of_shape[calls.shape[rows]]
-        np.add.at(total_ns, name, calls.end_ns[rows] - calls.start_ns[rows])
-        seen[name] = True
-    names = np.flatnonzero(seen)
-    if top <= 0:
-        order = in_text_order(lambda at: run.shapes.text(int(names[at])), -total_ns[names])
-        return _Names(names[order], len(names))
-    # A million names may take the same time, so their texts are decoded one by one.
-    shown = nsmallest(
-        top,
-        map(int, np.concatenate(greatest(total_ns, names, top))),
-        key=lambda name: (-int(total_ns[name]), run.shapes.text(name)),
-    )
-    return _Names(np.array(shown, np.int64), len(names))
+    of_row = of_shape[calls.shape[timed]]
+    np.add.at(total_ns, of_row, calls.end_ns[timed] - calls.start_ns[timed])
+    names = distinct(of_row)
+    some = np.concatenate(largest(total_ns, names, top)) if top > 0 else names
+    # Equal times are sorted by name.
+    shown = sorted(some.tolist(), key=lambda name: (-int(total_ns[name]), run.shapes.text(name)))
+    return _Names(np.array(shown[: top if top > 0 else None], np.int64), len(names))
 
 
 def _no_such_call(run: Run, name: str) -> TracepipeError:
-    calls, seen = run.layer("userspace"), np.zeros(len(run.shapes), np.bool_)
-    for part in parts(len(calls)):
-        seen[calls.shape[part]] = True
-    names = [run.shapes.text(number) for number in distinct(_names(run)[seen]).tolist()]
+    numbers = distinct(_names(run)[run.seen("userspace")])
+    names = [run.shapes.text(number) for number in numbers.tolist()]
     near = near_names(name, names)
     hint = f"Did you mean {' or '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions."
     return TracepipeError(f"The recording has no call {name!r}.", hint)
@@ -178,7 +158,7 @@ def _shares(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime) 
         gpu_ns = _known_sum(split.known_ns(GPU, calls))
         return name, len(calls), total_ns, round(total_ns / len(calls)), *shares, gpu_ns
 
-    rows = kept_rows(starmap(row, named))
+    rows = [row(*one) for one in named]
     titles = {HOOKED: "hooked", "other system calls": "syscalls"}
     columns = (
         Column("call", "call"),
@@ -219,7 +199,7 @@ def _lengths(split: Breakdown, named: Iterable[tuple[str, Any]], host: HostTime)
             for column in LENGTH_COLUMNS
         ),
     )
-    every = kept_rows(chain.from_iterable(starmap(rows, named)))
+    every = [row for one in named for row in rows(*one)]
     return Table("layers", "Each layer of a call", columns, every, _EXCLUSIVE, grouped=True)
 
 
@@ -227,14 +207,15 @@ def _slowest(run: Run, timed: Ints, top_calls: Ints) -> Table:
     """The slowest calls of one name, with the numbers of the outermost calls around them."""
     calls = run.layer("userspace")
     lengths_ns = calls.end_ns[timed] - calls.start_ns[timed]
-    some = np.sort(np.concatenate(greatest(lengths_ns, np.arange(len(timed)), _SLOWEST)))
-    slowest = timed[some[np.argsort(-lengths_ns[some], kind="stable")[:_SLOWEST]]]
+    slowest = timed[np.argsort(-lengths_ns, kind="stable")[:_SLOWEST]]
     top = nearest_of_some(calls.parent, calls.parent == NOBODY, slowest)
     place = np.searchsorted(top_calls, top)
     rows = []
-    found = run.rows("userspace", slowest).select("start_ns", "dur_ns", "tid").rows()
-    for at, outer, (start_ns, dur_ns, tid) in zip(place.tolist(), top.tolist(), found, strict=True):
+    for row, at, outer in zip(slowest.tolist(), place.tolist(), top.tolist(), strict=True):
         is_top = at < len(top_calls) and int(top_calls[at]) == outer
+        start_ns = int(calls.start_ns[row])
+        _, tid = run.shapes.ids_of(int(calls.shape[row]))
+        dur_ns = int(calls.end_ns[row]) - start_ns
         rows.append((at + 1 if is_top else None, tid, start_ns - run.facts.start_ns, dur_ns))
     columns = (
         Column("number", "--call", "id"),
@@ -253,15 +234,15 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
             f"The recording has {counted(len(top_calls), 'outermost call|calls')}, and no call {number}.",
             "Calls are numbered from 1 in the order of their starts.",
         )
-    row = np.array(top_calls[number - 1 : number])
-    call = run.rows("userspace", row).row(0, named=True)
+    calls, row = run.layer("userspace"), top_calls[number - 1 : number]
     host = HostTime(run)
-    split = Breakdown(run, row[run.layer("userspace").has_length[row]], host)
-    known = call["dur_ns"] is not None
-    at_ns = call["start_ns"] - run.facts.start_ns
-    result = Result(f"CALL {number} OF {len(top_calls)}: {call['name']}, {at_ns:,} ns after the start")
+    split = Breakdown(run, row[calls.has_length[row]], host)
+    known = bool(calls.has_length[row[0]])
+    (name,) = run.shapes.texts("name", calls.shape[row])
+    at_ns = int(calls.start_ns[row[0]]) - run.facts.start_ns
+    result = Result(f"CALL {number} OF {len(top_calls)}: {name}, {at_ns:,} ns after the start")
     if known:
-        result.parts.append(_lengths(split, [(call["name"], np.zeros(1, np.int32))], host))
+        result.parts.append(_lengths(split, [(name or "", np.zeros(1, np.int32))], host))
     tree, left_out = tree_of(run, int(row[0]), top)
     result.parts.append(tree)
     if left_out:

@@ -171,11 +171,10 @@ def _launched(run: Run, names: set[str]) -> dict[str, set[_Shape]]:
     shapes = np.flatnonzero(run.seen("gpu_kernel")).astype(np.int32)
     of = run.shapes.column("name", shapes)
     shapes, of = (column[np.isin(of, list(numbers))] for column in (shapes, of))
-    sizes = [run.shapes.series(name, shapes).to_list() for name in ("grid", "block")]
     found: dict[str, set[_Shape]] = {}
-    for name, grid, block in zip(of.tolist(), *sizes, strict=True):
+    for name, grid, block in zip(of.tolist(), *run.shapes.sizes(shapes), strict=True):
         if grid and block:
-            found.setdefault(numbers[name], set()).add((tuple(grid), tuple(block)))
+            found.setdefault(numbers[name], set()).add((grid, block))
     return found
 
 

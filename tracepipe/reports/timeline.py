@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
+from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.present.figures.panel import empty_stretch
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis
 from tracepipe.present.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import Grouped, equal, numbered
 from tracepipe.reports.frames.layers import Layer
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
-from tracepipe.reports.frames.stored import Growing, flagged, made, parts
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Option, Report, Result
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
@@ -99,40 +98,30 @@ class _Drawn:
     end_ns: int
     places: Ints
 
-    def rows(self) -> Iterator[tuple[Layer, Int64s, Ints]]:
-        """Yield the layer, rows of it that are drawn, and their places, a part at a time."""
+    def rows(self) -> tuple[Layer, Int64s, Ints]:
+        """The layer, the rows of it that are drawn, and their places."""
         layer = self.run.layer(self.name)
-        for part in parts(len(layer)):
-            places = self.places[layer.shape[part]]
-            inside = (layer.start_ns[part] <= self.end_ns) & (layer.end_ns[part] >= self.start_ns)
-            kept = np.flatnonzero(inside & (places != NONE))
-            yield layer, kept + part.start, places[kept]
+        places = self.places[layer.shape]
+        inside = (layer.start_ns <= self.end_ns) & (layer.end_ns >= self.start_ns)
+        rows = np.flatnonzero(inside & (places != NONE))
+        return layer, rows, places[rows]
 
     def counts(self, count: int) -> Int64s:
         """How many events each of `count` places has. Shape `(count,)`."""
-        counts: Int64s = np.zeros(count, np.int64)
-        for _, _, places in self.rows():
-            np.add.at(counts, places, 1)
-        return counts
+        return np.bincount(self.rows()[2], minlength=count)
 
     def strips(self, level: Callable[[Layer, Int64s], Any], levels: int) -> dict[int, dict[int, _Strip]]:
         """By place, then by level below `levels`: the slices and the instants of that level, in order."""
-        codes, rows = Growing(np.int64), Growing(np.int32)
-        for layer, some, places in self.rows():
-            at, kind = level(layer, some), layer.kind[some]
-            code = (places.astype(np.int64) * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
-            kept = at < levels
-            codes.extend(code[kept], int(np.count_nonzero(kept)))
-            rows.extend(some[kept], int(np.count_nonzero(kept)))
+        layer, rows, places = self.rows()
+        at, kind = level(layer, rows), layer.kind[rows]
+        code = (places.astype(np.int64) * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
+        shown, shapes = at < levels, self.run.shapes
         found: dict[int, dict[int, _Strip]] = {}
-        for code, own in Grouped(codes.whole(), rows.whole()):
-            place, at = divmod(code // 2, levels)
-            found.setdefault(place, {}).setdefault(at, ([], []))[code % 2].append(self._spans(own))
+        for number, own in RowsByNumber(code[shown], rows[shown]):
+            place, at = divmod(number // 2, levels)
+            spans = Spans(layer.start_ns, layer.end_ns, lambda of: shapes.texts("name", layer.shape[of]), own)
+            found.setdefault(place, {}).setdefault(at, ([], []))[number % 2].append(spans)
         return found
-
-    def _spans(self, rows: Ints) -> Spans:
-        layer, shapes = self.run.layer(self.name), self.run.shapes
-        return Spans(layer.start_ns, layer.end_ns, lambda of: shapes.texts("name", layer.shape[of]), rows)
 
 
 _Strip = tuple[list[Spans], list[Spans]]
@@ -145,7 +134,7 @@ def _every(run: Run) -> Int32s:
 
 def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list[str]) -> Iterator[Group]:
     every = _every(run)
-    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
+    of_shape, first = number_rows(run.shapes.column("pid", every), run.shapes.column("tid", every))
     by_host = np.where(run.shapes.column("gpu", every) == NONE, of_shape, NONE)
     places = [(name, by_host if name == "transfer" else of_shape) for _, name in _LAYERS]
     counts: Int64s = np.zeros(len(first), np.int64)
@@ -168,7 +157,8 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     hooked = np.zeros(0, np.int64)
     for name, of in places:
         drawn = _Drawn(run, name, start_ns, end_ns, np.where(is_shown[of] & (of != NONE), of, NONE))
-        deeper += sum(int(np.count_nonzero(layer.depth[rows] >= depth)) for layer, rows, _ in drawn.rows())
+        layer, rows, _ = drawn.rows()
+        deeper += int(np.count_nonzero(layer.depth[rows] >= depth))
         if name == "hook":
             hooked, own, more = _own_layers(drawn)
             layers.append(drawn.strips(*_levels_of_hooks(own, len(hooked), depth)))
@@ -210,8 +200,7 @@ def _levels(run: Run, name: str, depth: int) -> tuple[Callable[[Layer, Int64s], 
     if name == "scheduler":
         is_running = run.shapes.column("name", _every(run)) == run.shapes.number_of("name", RUNNING)
         return lambda layer, rows: np.where(is_running[layer.shape[rows]], 0, 1), 2
-    layer = run.layer(name)
-    deepest = max((int(layer.depth[part].max()) for part in parts(len(layer))), default=0)
+    deepest = int(run.layer(name).depth.max(initial=0))
     return lambda layer, rows: layer.depth[rows].astype(np.int64), min(depth, deepest + 1)
 
 
@@ -232,15 +221,14 @@ def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
     the index of its layer among them, or their number if it is not among them; and how many others there are.
     """
     numbers = hooks.run.shapes.column("layer", _every(hooks.run))
-    layers, own = numbered(made(len(numbers), np.int64, lambda part: ~numbers[part].astype(np.int64)))
-    counts = np.zeros(len(layers), np.int64)
-    for layer, rows, _ in hooks.rows():
-        np.add.at(counts, own[layer.shape[rows]], 1)
+    own, first = number_rows(~numbers.astype(np.int64))
+    layer, rows, _ = hooks.rows()
+    counts = np.bincount(own[layer.shape[rows]], minlength=len(first))
     there = np.flatnonzero(counts)
     shown = np.sort(there[np.argsort(-counts[there], kind="stable")[:_HOOKS_MAX]])
-    place = np.full(len(layers), len(shown), np.int64)
+    place = np.full(len(first), len(shown), np.int64)
     place[shown] = np.arange(len(shown))
-    return ~layers[shown], place[own], len(there) - len(shown)
+    return numbers[first[shown]], place[own], len(there) - len(shown)
 
 
 def _label(title: str, level: int) -> str:
@@ -271,7 +259,7 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     """GPU → its streams: the `most` busiest of all GPUs; and one group for all others."""
     every = _every(run)
     gpu, stream = (run.shapes.numbers(key, every, 0) for key in ("gpu", "stream"))
-    of_shape, first = equal(gpu, stream)
+    of_shape, first = number_rows(gpu, stream)
     on_gpu = np.where(run.shapes.column("gpu", every) == NONE, NONE, of_shape)
     layers = (("gpu_kernel", of_shape), ("transfer", on_gpu))
     counts = np.sum(
@@ -309,36 +297,27 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
 
 def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     """GPU → its warps that ran in the window."""
-    columns: dict[str, Growing[Any]] = {"gpu": Growing(np.int64), "row": Growing(np.int32)}
-    columns |= {name: Growing(np.int64) for name in ("entry_ns", "last_exit_ns")}
-    began = (pl.col("entry_ns") <= end_ns) & (pl.col("last_exit_ns").fill_null(end_ns) >= start_ns)
-    known = pl.col("gpu").fill_null(0), pl.col("last_exit_ns").fill_null(run.facts.end_ns)
-    first = 0
-    for warps in run.warp_table.frames("gpu", "entry_ns", "last_exit_ns"):
-        some = warps.with_row_index("row", first).filter(began).with_columns(*known)
-        for name, column in columns.items():
-            column.extend(some[name].to_numpy(), len(some))
-        first += len(warps)
-    gpus, rows, starts, ends = (column.whole() for column in columns.values())
+    table = run.warp_table
+    entry_ns, last_ns = table.times_ns(slice(0, len(table)), run.facts.end_ns)
+    _, has_exit = table.column("last_exit_ns")
+    rows = np.flatnonzero((entry_ns <= end_ns) & ((last_ns >= start_ns) | ~has_exit))
+    gpu, has_gpu = table.column("gpu", rows)
 
     def names(places: Ints) -> list[str | None]:
-        return run.warp_table.frame("name", rows=rows[places])["name"].to_list()
+        numbers, is_named = table.column("name", places)
+        known = zip(numbers.tolist(), is_named.tolist(), strict=True)
+        return [table.launches.name(number) if named else None for number, named in known]
 
-    own = Grouped(gpus, np.arange(len(gpus), dtype=np.int32))
-    return {gpu: Spans(starts, ends, names, places) for gpu, places in own}
+    own = RowsByNumber(np.where(has_gpu, gpu, 0), rows)
+    return {gpu: Spans(entry_ns, last_ns, names, places) for gpu, places in own}
 
 
 def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     """GPU → the entries and exits of its single threads."""
     layer = run.layer("gpu_thread")
     gpu = run.shapes.numbers("gpu", _every(run), 0)
-    gpus, rows = Growing(np.int64), Growing(np.int32)
-    for part in parts(len(layer)):
-        inside = (layer.start_ns[part] >= start_ns) & (layer.start_ns[part] <= end_ns)
-        some = np.flatnonzero(inside) + part.start
-        gpus.extend(gpu[layer.shape[some]], len(some))
-        rows.extend(some, len(some))
-    own = Grouped(gpus.whole(), rows.whole())
+    rows = np.flatnonzero((layer.start_ns >= start_ns) & (layer.start_ns <= end_ns))
+    own = RowsByNumber(gpu[layer.shape[rows]], rows)
     return {one: Spans(layer.start_ns, layer.end_ns, lambda of: [None] * len(of), some) for one, some in own}
 
 
@@ -346,20 +325,14 @@ def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
     """A row for each layer that lost events, by name; losses of an unknown layer are the last row."""
     table = run.loss_table
     layers, counts, starts_ns = (table.column(name) for name in ("layer", "count", "start_ns"))
-    ends_ns = made(
-        len(table), np.int64, lambda part: starts_ns[part] + np.maximum(0, table.column("dur_ns")[part])
-    )
+    ends_ns = starts_ns + np.maximum(0, table.column("dur_ns"))
+    is_inside = (starts_ns <= end_ns) & (ends_ns >= start_ns)
 
     def names(rows: Ints) -> list[str | None]:
         return [f"lost {count}" for count in counts[rows].tolist()]
 
     def strip(place: int, label: str) -> Strip:
-        def is_shown(part: slice) -> Bools:
-            is_inside = (starts_ns[part] <= end_ns) & (ends_ns[part] >= start_ns)
-            found: Bools = is_inside & (layers[part] == place)
-            return found
-
-        spans = Spans(starts_ns, ends_ns, names, flagged(len(table), is_shown))
+        spans = Spans(starts_ns, ends_ns, names, np.flatnonzero(is_inside & (layers == place)))
         return Strip(label, [spans], [spans])
 
     texts = table.texts("layer")

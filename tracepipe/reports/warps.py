@@ -15,7 +15,6 @@ from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stored import made, parts
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from tracepipe.analyses.findings import Searched
     from tracepipe.analyses.findings.finding import Finding
     from tracepipe.analyses.findings.kernel_warps import KernelWarps
-    from tracepipe.reports.frames.arrays import Floats, Ints
+    from tracepipe.reports.frames.arrays import Floats
 
 BINS = 24
 """Parts of a launch's duration; active warps are averaged over each."""
@@ -272,19 +271,12 @@ def active_warps(kernel: KernelWarps) -> Floats:
     row, begin_ns = kernel.launch_row, kernel.begin_ns
     bin_ns = np.maximum(kernel.launch_ns, 1) / BINS
 
-    def place(times_ns: Ints) -> Floats:
-        """Times in bins of their launch."""
-        column: Floats = made(
-            row.size, np.float64, lambda part: (times_ns[part] - begin_ns[row[part]]) / bin_ns[row[part]]
-        )
-        return column
-
-    entry, leave = place(kernel.entry_ns), place(kernel.last_exit_ns)
-    active, means = np.empty(row.size), np.empty(BINS)
+    # In bins of their launch.
+    entry, leave = ((ns - begin_ns[row]) / bin_ns[row] for ns in (kernel.entry_ns, kernel.last_exit_ns))
+    means = np.empty(BINS)
     for at in range(BINS):
-        for part in parts(row.size):
-            # A warp is active in a bin for the part of it between entry and exit.
-            active[part] = np.clip(np.minimum(leave[part], at + 1) - np.maximum(entry[part], at), 0, None)
+        # A warp is active in a bin for the part of it between entry and exit.
+        active = np.clip(np.minimum(leave, at + 1) - np.maximum(entry, at), 0, None)
         means[at] = active.sum() / kernel.launches.size
     return means
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tracepipe.event.columns import Int64s, distinct
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import parts
 
 Part = tuple[Int64s, Int64s, Callable[[Int64s], list[str | None]]]
 """Starts and ends of slices, shapes `(n,)`, and a function that returns names by their indices."""
@@ -87,47 +85,31 @@ def _time_text(ts_ns: int, step_ns: int) -> str:
 
 def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
     """One row of slices that do not overlap, which come in parts."""
-    cover = _Cover(window.cells)
+    cells = window.cells
+    cover, change = np.zeros(cells + 1), np.zeros(cells + 2)
+    touched = np.zeros(cells + 1, np.bool_)
     bars: dict[int, str] = {}
     for start_ns, end_ns, names in spans:
         begin, end = window.places(start_ns), window.places(end_ns)
-        cover.add(begin, end)
+        first, last = begin.astype(np.int64), end.astype(np.int64)
+        touched[first] = True
+        # A slice covers parts of its first and its last cell, and all cells between them.
+        same = first == last
+        np.add.at(cover, first[same], (end - begin)[same])
+        np.add.at(cover, first[~same], (first + 1 - begin)[~same])
+        np.add.at(cover, last[~same], (end - last)[~same])
+        np.add.at(change, first[~same] + 1, 1)
+        np.add.at(change, last[~same], -1)
         wide = np.flatnonzero(end - begin >= BAR_CELLS)
         for at, name in zip(wide.tolist(), names(wide), strict=True):
-            first = int(begin[at])
-            last = min(window.cells, max(first + 1, round(float(end[at]))))
-            bars |= enumerate(_bar(str(name), last - first, glyphs), first)
-    line = [_shade(share, glyphs.shades) for share in cover.shares()]
+            left = int(begin[at])
+            right = min(cells, max(left + 1, round(float(end[at]))))
+            bars |= enumerate(_bar(str(name), right - left, glyphs), left)
+    whole = (cover[:cells] + np.cumsum(change)[:cells]).clip(0, 1)
+    # A slice that is too short to cover anything is still drawn.
+    shares = np.where(touched[:cells], np.maximum(whole, 1e-9), whole)
+    line = [_shade(share, glyphs.shades) for share in shares]
     return "".join(bars.get(cell, shade) for cell, shade in enumerate(line))
-
-
-class _Cover:
-    """The share of each cell that slices cover."""
-
-    def __init__(self, cells: int) -> None:
-        self._cells = cells
-        self._cover, self._change = np.zeros(cells + 1), np.zeros(cells + 2)
-        self._touched = np.zeros(cells + 1, bool)
-
-    def add(self, begin: Floats, end: Floats) -> None:
-        """Add slices by their begins and ends in cells. Shapes `(n,)`."""
-        first, last = begin.astype(np.int64), end.astype(np.int64)
-        self._touched[first] = True
-        same = first == last
-        np.add.at(self._cover, first[same], (end - begin)[same])
-        first, last, begin, end = first[~same], last[~same], begin[~same], end[~same]
-        np.add.at(self._cover, first, first + 1 - begin)
-        np.add.at(self._cover, last, end - last)
-        np.add.at(self._change, first + 1, 1)
-        np.add.at(self._change, last, -1)
-
-    def shares(self) -> Floats:
-        """The share of each cell that all added slices cover, shape `(cells,)`."""
-        cells = self._cells
-        whole: Any = (self._cover[:cells] + np.cumsum(self._change)[:cells]).clip(0, 1)
-        # A slice that is too short to cover anything is still drawn.
-        found: Floats = np.where(self._touched[:cells], np.maximum(whole, 1e-9), whole)
-        return found
 
 
 def _shade(share: float, shades: str) -> str:
@@ -179,11 +161,9 @@ def steps_chart(
     held = np.searchsorted(ts_ns, edges, "right")
     level = np.zeros(window.cells)
     level[held > 0] = values[held[held > 0] - 1]
-    for part in parts(len(ts_ns)):
-        times, here = ts_ns[part], values[part]
-        inside = (times >= window.start_ns) & (times <= window.end_ns)
-        cells = np.minimum(window.places(times[inside]).astype(np.int64), window.cells - 1)
-        np.maximum.at(level, cells, here[inside])
+    inside = (ts_ns >= window.start_ns) & (ts_ns <= window.end_ns)
+    cells = np.minimum(window.places(ts_ns[inside]).astype(np.int64), window.cells - 1)
+    np.maximum.at(level, cells, values[inside])
     steps = len(glyphs.bars)
     height = np.ceil(level / (most or 1) * rows * steps).astype(np.int64)
     return [

@@ -9,7 +9,6 @@ from typing import Any
 from tracepipe.kernel_names import kernel_title
 from tracepipe.present.writing.facts_text import heading, lacks
 from tracepipe.printable import printable
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.run import Facts
 from tracepipe.reports.report import Column, Result, Table
 from tracepipe.units import duration_text, size_text, three_digits
@@ -146,10 +145,10 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     """
     kept = _kept(table, width)
     columns = [table.columns[at] for at in kept]
-    rows = kept_rows(
+    rows = [
         [_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
         for row in table.rows
-    )
+    ]
     if _is_prose(table):
         yield from (("", text) for (text,) in rows)
         return

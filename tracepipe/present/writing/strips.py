@@ -1,10 +1,9 @@
-"""Rows of a timeline: slices and instants as columns, which are read in parts."""
+"""Rows of a timeline: slices and instants as columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from heapq import merge
 from typing import Any
 
@@ -13,7 +12,6 @@ from tracepipe.present.writing.drawing import Glyphs, Part, Window, instants_lin
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, parts
 
 LABEL_COLUMNS = 13
 
@@ -27,19 +25,13 @@ class Spans:
     names: Callable[[Ints], list[str | None]]
     rows: Ints
 
-    def parts(self) -> Iterator[Part]:
-        """Yield starts, ends and the function for names, a part at a time."""
-        for part in parts(len(self.rows)):
-            rows = self.rows[part]
-            yield self.start_ns[rows], self.end_ns[rows], partial(self._names, rows)
-
-    def _names(self, rows: Ints, places: Int64s) -> list[str | None]:
-        return self.names(rows[places])
+    def part(self) -> Part:
+        """Starts, ends, and the function for names."""
+        return self.start_ns[self.rows], self.end_ns[self.rows], lambda places: self.names(self.rows[places])
 
     def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
-        for start_ns, end_ns, names in self.parts():
-            every = np.arange(len(start_ns))
-            yield from zip(start_ns.tolist(), end_ns.tolist(), names(every), strict=True)
+        columns = (column[self.rows].tolist() for column in (self.start_ns, self.end_ns))
+        return zip(*columns, self.names(self.rows), strict=True)
 
 
 @dataclass(slots=True)
@@ -54,27 +46,24 @@ class Strip:
     def draw(self, window: Window, glyphs: Glyphs) -> str:
         """The label and the cells; a slice hides an instant in the same cell."""
         label = self.label
-        spans = (part for one in self.spans for part in one.parts())
+        spans = [one.part() for one in self.spans]
         if self.level:
             line = level_line(window, spans, glyphs)
             label = f"{label} {glyphs.at_most}{self._most_at_once(window):,}"
         else:
             cells = spans_line(window, spans, glyphs)
-            instants = (part for one in self.instants for part in one.parts())
-            marks = instants_line(window, instants, glyphs.instant)
+            marks = instants_line(window, [one.part() for one in self.instants], glyphs.instant)
             line = "".join(mark if cell == " " else cell for cell, mark in zip(cells, marks, strict=True))
         return f"{label[: LABEL_COLUMNS - 1]:<{LABEL_COLUMNS}}{line}".rstrip()
 
     def _most_at_once(self, window: Window) -> int:
         """The most slices at one time."""
-        starts_ns, ends_ns = Growing(np.int64), Growing(np.int64)
-        for one in self.spans:
-            for start_ns, end_ns, _ in one.parts():
-                start_ns = np.maximum(start_ns, window.start_ns)
-                lasts = (end_ns > start_ns) & (start_ns < window.end_ns)
-                starts_ns.extend(start_ns[lasts], int(np.count_nonzero(lasts)))
-                ends_ns.extend(end_ns[lasts], int(np.count_nonzero(lasts)))
-        return most_at_once(starts_ns.whole(), ends_ns.whole())
+        none = np.zeros(0, np.int64)
+        starts_ns = np.concatenate([none, *(one.start_ns[one.rows] for one in self.spans)])
+        ends_ns = np.concatenate([none, *(one.end_ns[one.rows] for one in self.spans)])
+        starts_ns = np.maximum(starts_ns, window.start_ns)
+        lasts = (ends_ns > starts_ns) & (starts_ns < window.end_ns)
+        return most_at_once(starts_ns[lasts], ends_ns[lasts])
 
     def as_json(self, base_ns: int) -> dict[str, Any]:
         """The slices and instants of the row as iterators, with times after the start of the run."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any, Literal, overload
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Three, distinct
 from tracepipe.event.model import LAYERS, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.vocabulary import RUNNING
@@ -356,6 +356,17 @@ class ShapeTable:
         blocks = np.frombuffer(self._sizes.data, np.int64).reshape(-1, 2, 3)[:, 1].clip(0, _THREADS_MOST)
         threads: Int64s = np.where(numbers == NONE, 0, blocks.prod(axis=1)[np.maximum(numbers, 0)])
         return threads
+
+    def sizes(self, shapes: Ints) -> tuple[list[Three | None], list[Three | None]]:
+        """The grids and the blocks of some shapes, None where one was not recorded."""
+        numbers = self.column("sizes", shapes)
+        # The last place is for shapes that have neither.
+        both = np.full((len(self._sizes) + 1, 2, 3), NONE, np.int64)
+        both[:-1].reshape(-1)[:] = np.frombuffer(bytes(self._sizes.data), np.int64)
+        grids, blocks = (
+            [None if x == NONE else (x, y, z) for x, y, z in both[numbers, at].tolist()] for at in range(2)
+        )
+        return grids, blocks
 
     def _size_series(self, name: str, numbers: Int32s) -> pl.Series:
         if not len(self._sizes):
