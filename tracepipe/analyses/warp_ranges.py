@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.event.columns import Int64s
+from tracepipe.event.groups import RowsByNumber, number_rows
+from tracepipe.reports.frames.arrays import Ints
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
 
@@ -36,30 +38,39 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
     """The ranges of the kernels that match `pattern`, those with the most warps first: `top` kernels, or all
     for 0. With `launch`, only of launches with that id. None where no warp has a range.
     """
-    table = run.warp_table.ranges
-    ranges = table.numbers("warp_row", "name", "dur_ns", "self_ns")
-    if ranges.is_empty():
+    table, ranges = run.warp_table, run.warp_table.ranges
+    if not len(ranges):
         return None
-    names = table.names
-    kernels, of_warp = run.warp_table.kernels()
+    names = ranges.names
+    kernels, of_warp = table.kernels()
     found = re.compile(pattern)
     wanted = np.array([found.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
-    warps = run.warp_table.frame("launch", "block_index", "entry_ns", "last_exit_ns")
+    launches, has_launch = table.column("launch")
     if launch is not None:
-        wanted &= (warps["launch"] == launch).fill_null(False).to_numpy()
-    lives = pl.DataFrame({"kernel": of_warp, "life_ns": warps["last_exit_ns"] - warps["entry_ns"]})
-    lives = lives.filter(wanted).group_by("kernel").agg(pl.len(), pl.col("life_ns").sum())
-    lives = lives.sort("len", "kernel", descending=[True, False])
-    blocks, rows, of_range = warps.select("launch", "block_index"), [], ranges["warp_row"].to_numpy()
-    for number, _, life_ns in lives.head(top or len(lives)).iter_rows():
-        own = ranges.filter((wanted & (of_warp == number))[of_range])
-        if own.is_empty():
+        wanted &= has_launch & (launches == launch)
+    last_ns, has_exit = table.column("last_exit_ns")
+    lives_ns = np.where(has_exit, last_ns - table.column("entry_ns")[0], 0)
+    # The block of each warp, by number; warps without one are together.
+    blocks, has_block = table.column("block_index")
+    of_block, _ = number_rows(
+        np.where(has_launch, launches, 0), has_launch, np.where(has_block, blocks, 0), has_block
+    )
+    ranges_of = RowsByNumber(of_warp[ranges.column("warp_row")])
+    rows: list[tuple[Any, ...]] = []
+    warps_of = sorted(RowsByNumber(of_warp[wanted], np.flatnonzero(wanted)), key=lambda one: -len(one[1]))
+    for number, warps in warps_of[: top or None]:
+        is_wanted = wanted[ranges.column("warp_row")[ranges_of.of(number)]]
+        own = ranges_of.of(number)[is_wanted]
+        if not len(own):
             continue
-        kernel = kernels[number]
+        kernel, life_ns = kernels[number], int(lives_ns[warps].sum())
         grid = "×".join(map(str, kernel["grid"])) if kernel["grid"] else None
-        outside_ns = max(life_ns - own["self_ns"].sum(), 0)
-        for name, *row in _rows(own, blocks, life_ns):
-            rows.append((kernel["name"], names[name], grid, *row))
+        called = RowsByNumber(ranges.column("name")[own], own)
+        of_names = [(name, int(ranges.column("self_ns")[some].sum()), some) for name, some in called]
+        for name, self_ns, some in sorted(of_names, key=lambda one: (-one[1], one[0])):
+            times = _times(ranges.column("warp_row")[some], ranges.column("dur_ns")[some], of_block)
+            rows.append((kernel["name"], names[name], grid, _percent(self_ns, life_ns), len(some), *times))
+        outside_ns = max(life_ns - sum(self_ns for _, self_ns, _ in of_names), 0)
         rows.append((kernel["name"], NO_RANGE, grid, _percent(outside_ns, life_ns), *(None,) * 8))
     return Table("ranges", "Ranges", _COLUMNS, rows, _NOTE, grouped=True)
 
@@ -68,28 +79,29 @@ def _percent(part_ns: int, life_ns: int) -> float | None:
     return 100 * part_ns / life_ns if life_ns else None
 
 
-def _rows(ranges: pl.DataFrame, blocks: pl.DataFrame, life_ns: int) -> Iterator[tuple[Any, ...]]:
-    """Yield a row for each name of one kernel's ranges (as its number), most time first. `blocks` has the
-    launch and the block of all warps.
+def _times(warp: Ints, dur_ns: Int64s, of_block: Ints) -> tuple[int, ...]:
+    """The cells of a row from `warps` on, of ranges in these warps, shapes `(n,)`. `of_block` has the block
+    of each warp of the recording.
     """
-    lengths = ranges.group_by("name").agg(
-        pl.col("self_ns").sum(),
-        count=pl.len(),
-        p50=pl.col("dur_ns").quantile(0.5),
-        p95=pl.col("dur_ns").quantile(0.95),
-        most=pl.col("dur_ns").max(),
+    number, first = number_rows(warp)
+    warps_ns = np.zeros(len(first), np.int64)
+    np.add.at(warps_ns, number, dur_ns)
+    block, first_of_block = number_rows(of_block[warp[first]])
+    most_ns, least_ns = np.zeros(len(first_of_block), np.int64), np.full(len(first_of_block), 1 << 62)
+    np.maximum.at(most_ns, block, warps_ns)
+    np.minimum.at(least_ns, block, warps_ns)
+    skews_ns = most_ns - least_ns
+    return (
+        len(first),
+        _quantile(dur_ns, 0.5),
+        _quantile(dur_ns, 0.95),
+        int(dur_ns.max()),
+        _quantile(warps_ns, 0.5),
+        _quantile(skews_ns, 0.5),
+        int(skews_ns.max()),
     )
-    a_warp = ranges.group_by("name", "warp_row").agg(pl.col("dur_ns").sum())
-    a_warp = a_warp.hstack(blocks[a_warp["warp_row"]])
-    spread = pl.col("dur_ns").max() - pl.col("dur_ns").min()
-    a_block = a_warp.group_by("name", "launch", "block_index").agg(skew_ns=spread)
-    of_warps = a_warp.group_by("name").agg(warps=pl.len(), warp_p50=pl.col("dur_ns").quantile(0.5))
-    skews = a_block.group_by("name").agg(
-        skew_p50=pl.col("skew_ns").quantile(0.5), skew_max=pl.col("skew_ns").max()
-    )
-    whole = lengths.join(of_warps, on="name").join(skews, on="name")
-    for row in whole.sort("self_ns", "name", descending=[True, False]).iter_rows(named=True):
-        yield (
-            row["name"], _percent(row["self_ns"], life_ns), row["count"], row["warps"], round(row["p50"]),
-            round(row["p95"]), row["most"], round(row["warp_p50"]), round(row["skew_p50"]), row["skew_max"],
-        )  # fmt: skip
+
+
+def _quantile(values: Int64s, share: float) -> int:
+    """The value that is nearest to a quantile."""
+    return int(np.sort(values)[int((len(values) - 1) * share + 0.5)])

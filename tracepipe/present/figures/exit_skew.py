@@ -4,18 +4,17 @@ exit."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from tracepipe.event.groups import RowsByNumber
 from tracepipe.present.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
 from tracepipe.present.figures.panel import Panel, Scope, short
-from tracepipe.reports.frames.arrays import Floats, Int32s, Int64s, Ints
-from tracepipe.reports.frames.grouping import in_buckets, reduced
+from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import collections, np, ticker
-from tracepipe.reports.frames.stored import flagged, made, parts, release
 from tracepipe.units import agree, counted, duration_text
 
 if TYPE_CHECKING:
@@ -39,9 +38,9 @@ class Exits:
     """
 
     warp: Ints
-    first_ns: Int64s
-    last_ns: Int64s
-    apart_ns: Int64s
+    first_ns: Ints
+    last_ns: Ints
+    apart_ns: Ints
 
     def __len__(self) -> int:
         return len(self.warp)
@@ -89,7 +88,7 @@ def panels(scope: Scope) -> list[Panel]:
     return found
 
 
-def _timed(kernels: Kernels, scope: Scope) -> Iterator[tuple[KernelWarps, Int32s]]:
+def _timed(kernels: Kernels, scope: Scope) -> Iterator[tuple[KernelWarps, Ints]]:
     """The kernels with warps that exited in the window, and the rows of these warps."""
     for kernel in kernels:
         if kernel.has_exits and len(rows := _inside(kernel, scope)):
@@ -107,31 +106,20 @@ def _none(scope: Scope, any_warps: bool) -> str:
     )
 
 
-def _inside(kernel: KernelWarps, scope: Scope) -> Int32s:
+def _inside(kernel: KernelWarps, scope: Scope) -> Ints:
     """The rows of the kernel's warps that exited in the window. Shape `(n,)`."""
-    last_ns = kernel.last_exit_ns
-    rows = flagged(
-        len(last_ns), lambda part: (last_ns[part] >= scope.start_ns) & (last_ns[part] <= scope.end_ns)
-    )
+    rows = np.flatnonzero((kernel.last_exit_ns >= scope.start_ns) & (kernel.last_exit_ns <= scope.end_ns))
     kernel.forget()
     return rows
 
 
 def _exits(kernel: KernelWarps, rows: Ints) -> Exits:
     """The exits of some rows of a kernel's warps."""
-    begin_ns = reduced(np.minimum, kernel.first_exit_ns, kernel.launch_starts)
-    row, width = kernel.launch_row, int(kernel.warp.max()) + 1
-
-    def column(of: Callable[[Any], Any]) -> Int64s:
-        return made(len(rows), np.int64, lambda part: of(rows[part]))
-
-    first_ns = column(lambda some: kernel.first_exit_ns[some] - begin_ns[row[some]])
-    last_ns = column(lambda some: kernel.last_exit_ns[some] - begin_ns[row[some]])
-    warp = column(lambda some: kernel.block[some] * width + kernel.warp[some])
+    begin_ns = np.minimum.reduceat(kernel.first_exit_ns, kernel.launch_starts)[kernel.launch_row[rows]]
+    first_ns, last_ns = kernel.first_exit_ns[rows] - begin_ns, kernel.last_exit_ns[rows] - begin_ns
+    warp = kernel.block[rows] * (int(kernel.warp.max()) + 1) + kernel.warp[rows]
     kernel.forget()
-    return Exits(
-        warp, first_ns, last_ns, made(len(rows), np.int64, lambda part: last_ns[part] - first_ns[part])
-    )
+    return Exits(warp, first_ns, last_ns, last_ns - first_ns)
 
 
 def _called(kernel: KernelWarps, names: Counter[str]) -> str:
@@ -143,7 +131,7 @@ def _called(kernel: KernelWarps, names: Counter[str]) -> str:
 
 def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
     exits = _exits(kernel, rows)
-    count, apart = len(exits), len(flagged(len(exits), lambda part: exits.apart_ns[part] > 0))
+    count, apart = len(exits), int(np.count_nonzero(exits.apart_ns))
     launches = int(kernel.launches.size)
     times = f" in {launches} launches" if launches > 1 else ""
     picture = _picture(exits, apart > 0)
@@ -169,37 +157,26 @@ def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
 
 def _picture(exits: Exits, apart: bool) -> Picture:
     """What a picture of exits needs, which stays small with any number of them."""
-    spans = (_span(exits.warp), _span(exits.last_ns), _span(exits.apart_ns))
-    if len(exits) <= WARPS_MAX:
-        return Picture(*spans, each=exits)
-    low, high = spans[0][0], spans[0][1] + 1
-    bins = min(_bins(len(exits)), high - low)
-    groups = made(
-        len(exits),
-        np.int32,
-        lambda part: np.minimum((exits.warp[part] - low) / ((high - low) / bins), bins - 1),
+    warps, last_ns, apart_ns = (
+        (int(of.min()), int(of.max())) for of in (exits.warp, exits.last_ns, exits.apart_ns)
     )
-    values = [exits.last_ns, exits.apart_ns][: 1 + apart]
-    bounds, ordered = in_buckets(groups, bins, *values)
+    if len(exits) <= WARPS_MAX:
+        return Picture(warps, last_ns, apart_ns, each=exits)
+    low, high = warps[0], warps[1] + 1
+    bins = min(_bins(len(exits)), high - low)
     edges = low + np.arange(bins + 1) * ((high - low) / bins)
-    return Picture(*spans, None, *(_groups(edges, bounds, of) for of in ordered))
+    rows_of = RowsByNumber(np.minimum((exits.warp - low) / ((high - low) / bins), bins - 1).astype(np.int32))
+    values = (exits.last_ns, exits.apart_ns)[: 1 + apart]
+    return Picture(warps, last_ns, apart_ns, None, *(_groups(edges, rows_of, of) for of in values))
 
 
-def _span(values: Ints) -> tuple[int, int]:
-    """The least and the greatest value."""
-    both = [(int(values[part].min()), int(values[part].max())) for part in parts(len(values))]
-    return min(low for low, _ in both), max(high for _, high in both)
-
-
-def _groups(edges: Floats, bounds: Ints, values: Ints) -> Groups:
-    """Range, percentiles and median of the values from each bound to the next."""
-    found = np.full((5, len(bounds) - 1), np.nan)
-    for at, (first, last) in enumerate(pairwise(bounds.tolist())):
-        if last > first:
-            own = np.sort(values[first:last])
-            five = round((len(own) - 1) * 0.05)
-            found[:, at] = own[0], own[five], np.median(own), own[len(own) - 1 - five], own[-1]
-            release()
+def _groups(edges: Floats, rows_of: RowsByNumber, values: Ints) -> Groups:
+    """Range, percentiles and median of the values in each group."""
+    found = np.full((5, len(edges) - 1), np.nan)
+    for at, rows in rows_of:
+        own = np.sort(values[rows])
+        five = round((len(own) - 1) * 0.05)
+        found[:, at] = own[0], own[five], np.median(own), own[len(own) - 1 - five], own[-1]
     return Groups(edges, *found)
 
 

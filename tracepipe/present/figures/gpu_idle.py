@@ -20,7 +20,6 @@ from tracepipe.present.figures.panel import Panel, Scope, gpu_name, gpus_of
 from tracepipe.reports.frames.arrays import Floats, Int64s
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import matplotlib, np
-from tracepipe.reports.frames.stored import flagged, made
 from tracepipe.units import agree, duration_text
 
 if TYPE_CHECKING:
@@ -44,17 +43,9 @@ def panels(scope: Scope) -> list[Panel]:
 
 def _busy(scope: Scope, start_ns: Int64s, end_ns: Int64s) -> tuple[int, Stretches]:
     """How many pieces of work touch the window, and the stretches in which there is any."""
-    rows = flagged(
-        len(start_ns), lambda part: (start_ns[part] <= scope.end_ns) & (end_ns[part] >= scope.start_ns)
-    )
-
-    def cut(times_ns: Int64s) -> Int64s:
-        """Times clipped to the window."""
-        return made(
-            len(rows), np.int64, lambda part: np.clip(times_ns[rows[part]], scope.start_ns, scope.end_ns)
-        )
-
-    return len(rows), Stretches(cut(start_ns), cut(end_ns))
+    touch = (start_ns <= scope.end_ns) & (end_ns >= scope.start_ns)
+    cut = (np.clip(of[touch], scope.start_ns, scope.end_ns) for of in (start_ns, end_ns))
+    return int(np.count_nonzero(touch)), Stretches(*cut)
 
 
 def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from heapq import nsmallest
 from typing import TYPE_CHECKING
 
 from tracepipe.analyses.distribution import PERCENTS, of_values
+from tracepipe.event.columns import distinct
+from tracepipe.event.groups import largest
 from tracepipe.present.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.present.figures.panel import Panel, Scope, short
-from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
-from tracepipe.reports.frames.grouping import greatest
+from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
-from tracepipe.reports.frames.stored import flagged, made, parts, taken
 from tracepipe.units import duration_text
 
 if TYPE_CHECKING:
@@ -50,34 +49,24 @@ def panels(scope: Scope) -> list[Panel]:
 
 def _panel(scope: Scope, name: str, title: str) -> Panel:
     layer, shapes = scope.run.layer(name), scope.run.shapes
-    has_length = layer.has_length
-
-    def inside(part: slice) -> Bools:
-        return (layer.start_ns[part] <= scope.end_ns) & (layer.end_ns[part] >= scope.start_ns)
-
-    timed = flagged(len(layer), lambda part: inside(part) & has_length[part])
+    inside = (layer.start_ns <= scope.end_ns) & (layer.end_ns >= scope.start_ns)
+    timed = np.flatnonzero(inside & layer.has_length)
     if not len(timed):
-        any_spans = any(bool(inside(part).any()) for part in parts(len(layer)))
-        lengths = " with a known length" if any_spans else ""
+        lengths = " with a known length" if inside.any() else ""
         return Panel(f"No {title}{lengths} were recorded{scope.place()}")
     # A call that never returned has no length, so the calls inside it count instead.
-    first = first_flagged(layer.parent, has_length)
-    of_all = flagged(len(layer), lambda part: inside(part) & first[part])
-    of_shape = shapes.column("name", np.arange(len(shapes), dtype=np.int32))
-    total_ns, seen = np.zeros((2, int(of_shape.max(initial=-1)) + 1), np.int64)
-    for part in parts(len(timed)):
-        of = of_shape[layer.shape[timed[part]]]
-        np.add.at(total_ns, of, layer.end_ns[timed[part]] - layer.start_ns[timed[part]])
-        seen[of] = 1
-    by_time = np.flatnonzero(seen)
-    names = nsmallest(
-        FUNCTIONS_MAX,
-        map(int, np.concatenate(greatest(total_ns, by_time, FUNCTIONS_MAX))),
+    of_all = np.flatnonzero(inside & first_flagged(layer.parent, layer.has_length))
+    of_call = shapes.column("name", layer.shape[timed])
+    total_ns = np.zeros(int(of_call.max()) + 1, np.int64)
+    np.add.at(total_ns, of_call, layer.end_ns[timed] - layer.start_ns[timed])
+    by_time = distinct(of_call)
+    names = sorted(
+        np.concatenate(largest(total_ns, by_time, FUNCTIONS_MAX)).tolist(),
         key=lambda number: (-int(total_ns[number]), shapes.text(number)),
-    )
+    )[:FUNCTIONS_MAX]
     rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
     for number in names if len(by_time) > 1 else ():
-        rows.append(_called(layer, _of_shapes(layer, timed, of_shape == number), shapes.text(number)))
+        rows.append(_called(layer, timed[of_call == number], shapes.text(number)))
     text = f"{_upper(title)}: {_what(rows[0])}"
     how = (
         "Lengths from entry to return, on a logarithmic axis. Each area is a histogram with "
@@ -94,15 +83,10 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
     return Panel(text, how, 1.0 + 0.42 * len(rows), partial(_draw, rows))
 
 
-def _of_shapes(layer: Layer, calls: Ints, shapes: Bools) -> Ints:
-    """The calls whose shapes are flagged."""
-    return taken(calls, flagged(len(calls), lambda part: shapes[layer.shape[calls[part]]]))
-
-
 def _called(layer: Layer, calls: Ints, name: str) -> CallLengths:
     """The lengths of the calls at some rows of a layer."""
-    dur_ns = made(len(calls), np.int64, lambda part: layer.end_ns[calls[part]] - layer.start_ns[calls[part]])
-    least_ns = min((int(dur_ns[part].min()) for part in parts(len(dur_ns))), default=0)
+    dur_ns = layer.end_ns[calls] - layer.start_ns[calls]
+    least_ns = int(dur_ns.min()) if len(dur_ns) else 0
     return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
 
 
@@ -147,9 +131,7 @@ def _draw(rows: list[CallLengths], figure: Figure) -> None:
 def _draw_row(axes: Axes, row: CallLengths, base: int, edges: Floats) -> None:
     """Draw the lengths of one name above their line: a histogram, or dots for a few."""
     if len(row.dur_ns) >= HISTOGRAM_MIN:
-        counts = np.zeros(len(edges) - 1, np.int64)
-        for part in parts(len(row.dur_ns)):
-            counts += np.histogram(np.clip(row.dur_ns[part], edges[0], None), edges)[0]
+        counts, _ = np.histogram(np.clip(row.dur_ns, edges[0], None), edges)
         heights = base + 0.72 * counts / counts.max()
         axes.stairs(heights, edges, baseline=base, fill=True, color=SERIES, alpha=0.6, linewidth=0)
     else:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tracepipe.present.figures.drawn_warps import NOT_RECORDED, DrawnWarps
+from tracepipe.event.columns import distinct
+from tracepipe.event.groups import RowsByNumber, sorted_runs
 from tracepipe.present.figures.ink import RULE, SERIES, heat, moment_text, unit_of
 from tracepipe.present.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
-from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
-from tracepipe.reports.frames.grouping import in_buckets
-from tracepipe.reports.frames.intervals import Stretches, most_at_once, nothing
+from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
+from tracepipe.reports.frames.intervals import Stretches, most_at_once
 from tracepipe.reports.frames.libraries import matplotlib, np, ticker
-from tracepipe.reports.frames.stored import made, parts
 from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
@@ -25,6 +24,62 @@ if TYPE_CHECKING:
 CELLS = 480
 ROWS_MAX = 512
 STRETCHES_MAX = 4
+
+
+NOT_RECORDED = -1
+"""The value of an unknown SM, of an unknown name, and of a launch id where `has_launch` is False."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnWarps:
+    """Columns of shape `(warps,)`, in the order of the file. `name` is an index into `names`. `end_ns` is the
+    end of the run for a warp that never exited.
+    """
+
+    sm: Ints
+    entry_ns: Int64s
+    end_ns: Int64s
+    gpu: Ints
+    launch: Ints
+    has_launch: Bools
+    name: Ints
+    names: Sequence[str] = ()
+
+    def __len__(self) -> int:
+        return len(self.sm)
+
+    def take(self, some: Bools) -> DrawnWarps:
+        """The warps with some flags."""
+        names = [field.name for field in fields(self) if field.name != "names"]
+        columns: dict[str, Any] = {name: getattr(self, name)[some] for name in names}
+        return replace(self, **columns)
+
+
+def drawn_warps(scope: Scope) -> DrawnWarps:
+    """The warps that touch the window, of the kernels that are drawn."""
+    table = scope.run.warp_table
+    every = slice(0, len(table))
+    entry_ns, end_ns = table.times_ns(every, scope.run.facts.end_ns)
+    is_drawn = (entry_ns <= scope.end_ns) & (end_ns >= scope.start_ns)
+    if scope.kernel and len(table):
+        wanted = re.compile(scope.kernel)
+        flags = table.launches.flags_by_names(lambda name: wanted.search(name) is not None)
+        is_drawn &= flags[table.launch_of(every)]
+    rows = np.flatnonzero(is_drawn)
+    (sm, has_sm), (gpu, has_gpu), (launch, has_launch), (name, has_name) = (
+        table.column(of, rows) for of in ("sm", "gpu", "launch", "name")
+    )
+    numbers = distinct(name[has_name])
+    return DrawnWarps(
+        np.where(has_sm, sm, NOT_RECORDED),
+        entry_ns[rows],
+        end_ns[rows],
+        np.where(has_gpu, gpu, 0),
+        np.where(has_launch, launch, 0),
+        has_launch,
+        np.where(has_name, np.searchsorted(numbers, name), NOT_RECORDED),
+        [*map(table.launches.name, numbers.tolist())],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +102,14 @@ class Grid:
 
 def panels(scope: Scope) -> list[Panel]:
     """A heat map for each GPU and each stretch of work, those with the most warp time."""
-    warps = scope.warps()
+    warps = drawn_warps(scope)
     if not len(warps):
         return [Panel(_none(scope))]
     found: list[Panel] = []
-    drawn, left_out = gpus_of(warps.counts("gpu"))
+    gpus, counts = np.unique(warps.gpu, return_counts=True)
+    drawn, left_out = gpus_of(dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
     for gpu in drawn:
-        of_gpu = warps.those(_is(warps.gpu, gpu))
+        of_gpu = warps.take(warps.gpu == gpu)
         stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(_busy(of_gpu, scope))
         shown = _most_work(of_gpu, stretches)
         found += [_panel(scope, gpu, of_gpu, start_ns, end_ns) for start_ns, end_ns in shown]
@@ -68,17 +124,10 @@ def panels(scope: Scope) -> list[Panel]:
     return found + left_out
 
 
-def _is(column: Ints, value: int) -> Callable[[slice], Any]:
-    return lambda part: column[part] == value
-
-
 def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
     """The stretches in which any of the warps runs."""
-    whole = nothing()
-    for part in parts(len(warps)):
-        times = (np.clip(of[part], scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
-        whole = whole.joined(Stretches(*times))
-    return whole
+    times = (np.clip(of, scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
+    return Stretches(*times)
 
 
 def _none(scope: Scope) -> str:
@@ -107,11 +156,9 @@ def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tupl
     """The stretches with the most warp time, in the order of time."""
     if len(stretches) <= STRETCHES_MAX:
         return stretches
-    starts_ns, work = [start_ns for start_ns, _ in stretches], np.zeros(len(stretches))
-    for part in parts(len(warps)):
-        entry_ns = warps.entry_ns[part]
-        of_stretch = (np.searchsorted(starts_ns, entry_ns, "right") - 1).clip(0)
-        work += np.bincount(of_stretch, warps.end_ns[part] - entry_ns, len(stretches))
+    starts_ns = [start_ns for start_ns, _ in stretches]
+    of_stretch = (np.searchsorted(starts_ns, warps.entry_ns, "right") - 1).clip(0)
+    work = np.bincount(of_stretch, warps.end_ns - warps.entry_ns, len(stretches))
     return [stretches[at] for at in sorted(np.argsort(-work, kind="stable")[:STRETCHES_MAX])]
 
 
@@ -120,67 +167,43 @@ def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None
 
     All SMs of the GPU are rows, also idle ones. Where fewer than half of them hold warps, only those are.
     """
-    sms = warps.present("sm")
+    sms = distinct(warps.sm)
     if sms_known and len(sms) * 2 >= sms_known > int(sms[-1]) and sms[0] != NOT_RECORDED:
         sms = np.arange(sms_known)
     in_row = -(-len(sms) // ROWS_MAX)
     cells = max(1, min(CELLS, end_ns - start_ns))
     rows = -(-len(sms) // in_row)
-    entered, left = (_Since(rows, cells, end_ns - start_ns) for _ in range(2))
-    for part in parts(len(warps)):
-        row = np.searchsorted(sms, warps.sm[part]) // in_row
-        for ts_ns, since in ((warps.entry_ns, entered), (warps.end_ns, left)):
-            since.add(row, np.clip(ts_ns[part], start_ns, end_ns) - start_ns)
+    row, cell_ns = np.searchsorted(sms, warps.sm) // in_row, (end_ns - start_ns) / cells
+
+    def since_ns(times_ns: Int64s) -> Floats:
+        """For each row and the end of each cell, the sum of the times since all events before it."""
+        # Floats, as a sum of long times in ns exceeds 64 bits.
+        after_ns = (np.clip(times_ns, start_ns, end_ns) - start_ns).astype(np.float64)
+        place = row * cells + np.minimum((after_ns / cell_ns).astype(np.int64), cells - 1)
+        count, total_ns = (
+            np.bincount(place, weights, rows * cells).reshape(rows, cells).cumsum(axis=1)
+            for weights in (None, after_ns)
+        )
+        found: Floats = count * (np.arange(1, cells + 1) * cell_ns) - total_ns
+        return found
+
+    spent_ns = since_ns(warps.entry_ns) - since_ns(warps.end_ns)
     # A tiny level is the rounding of a sum, not a warp.
-    level = (
-        np.diff(entered.time_ns() - left.time_ns(), axis=1, prepend=0.0)
-        / ((end_ns - start_ns) / cells)
-        / in_row
-    )
+    level = np.diff(spent_ns, axis=1, prepend=0.0) / cell_ns / in_row
     # float32 saves memory, as there may be many pictures.
     level = np.where(level > 1e-9, level, 0).astype(np.float32)
     return Grid(start_ns, end_ns, level, sms[::in_row], in_row)
 
 
-class _Since:
-    """For each row and the end of each cell: the sum of the times since all events before it."""
-
-    def __init__(self, rows: int, cells: int, length_ns: int) -> None:
-        self._shape, self._length_ns = (rows, cells), length_ns
-        self._count, self._total_ns = np.zeros(rows * cells, np.int64), np.zeros(rows * cells)
-
-    def add(self, row: Ints, ts_ns: Int64s) -> None:
-        """Add events in these rows at these times. Shapes `(n,)`."""
-        cells = self._shape[1]
-        # Floats, as a sum of long times in ns exceeds 64 bits.
-        cell = np.minimum((ts_ns / (self._length_ns / cells)).astype(np.int64), cells - 1)
-        place = row * cells + cell
-        self._count += np.bincount(place, minlength=self._count.size)
-        np.add.at(self._total_ns, place, ts_ns)
-
-    def time_ns(self) -> Floats:
-        count, total_ns = (of.reshape(self._shape).cumsum(axis=1) for of in (self._count, self._total_ns))
-        cells = self._shape[1]
-        found: Floats = count * (np.arange(1, cells + 1) * (self._length_ns / cells)) - total_ns
-        return found
-
-
 def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
     """The most warps that one SM held at a time, and that SM."""
-    most = 0, int(warps.sm[0])
-    sms = warps.present("sm")
-    stay = warps.those(lambda part: warps.end_ns[part] > warps.entry_ns[part])
-    place = made(len(stay), np.int32, lambda part: np.searchsorted(sms, stay.sm[part]))
-    bounds, (entry_ns, end_ns) = in_buckets(place, len(sms), stay.entry_ns, stay.end_ns)
-    for sm, (first, last) in zip(sms.tolist(), pairwise(bounds.tolist()), strict=True):
-        level = most_at_once(entry_ns[first:last], end_ns[first:last])
-        if level > most[0]:
-            most = level, sm
-    return most
+    stay = warps.take(warps.end_ns > warps.entry_ns)
+    held = ((most_at_once(stay.entry_ns[own], stay.end_ns[own]), sm) for sm, own in RowsByNumber(stay.sm))
+    return max(held, key=lambda one: one[0], default=(0, int(warps.sm[0])))
 
 
 def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int) -> Panel:
-    part = warps.those(lambda rows: (warps.entry_ns[rows] < end_ns) & (warps.end_ns[rows] > start_ns))
+    part = warps.take((warps.entry_ns < end_ns) & (warps.end_ns > start_ns))
     grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu)) if len(part) else None
     where = gpu_name(scope.run, gpu)
     if grid is None:
@@ -210,9 +233,9 @@ def _row_of(grid: Grid) -> str:
 
 
 def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int) -> str:
-    names = [at for at in warps.present("name").tolist() if at != NOT_RECORDED]
+    names = [at for at in distinct(warps.name).tolist() if at != NOT_RECORDED]
     kernels = short(warps.names[names[0]]) if len(names) == 1 else f"{len(names)} kernels"
-    launches = warps.launches()
+    launches = len(sorted_runs(warps.launch, warps.has_launch, warps.name)[1])
     times = "" if launches == len(names) else f" in {launches} launches"
     length = duration_text(end_ns - start_ns)
     if launches == 1 and warps.has_launch[0]:
@@ -221,7 +244,7 @@ def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int)
     what = f"{kernels}{times}: {len(warps):,} warps"
     if sm == NOT_RECORDED:
         return f"{what} in {length}, at most {most:,} at a time; their SMs were not recorded"
-    used = len([one for one in warps.present("sm").tolist() if one != NOT_RECORDED])
+    used = len(distinct(warps.sm[warps.sm != NOT_RECORDED]))
     known = sm_count(scope.run, gpu)
     of_all = f" of {known}" if known and known >= used else ""
     return f"{what} on {used}{of_all} SMs in {length}, at most {most} at a time on one SM"

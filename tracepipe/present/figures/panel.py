@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracepipe.errors import TracepipeError
-from tracepipe.present.figures.drawn_warps import DrawnWarps, drawn_warps
 from tracepipe.present.writing.rendering import shown
-from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
 from tracepipe.units import duration_ns, duration_text
 
@@ -46,14 +44,6 @@ class Scope:
     end_ns: int
     kernel: str = ""
     is_cut: bool = False
-
-    def spans(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows of a frame of slices that touch the window."""
-        return frame.filter((pl.col("start_ns") <= self.end_ns) & (pl.col("end_ns") >= self.start_ns))
-
-    def warps(self) -> DrawnWarps:
-        """The kernels' warps that touch the window."""
-        return drawn_warps(self.run, self.kernel, self.start_ns, self.end_ns)
 
     def place(self) -> str:
         """The window as a phrase; empty for the whole run."""

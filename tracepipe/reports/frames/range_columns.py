@@ -6,6 +6,7 @@ from typing import Any
 
 from tracepipe.event.columns import distinct
 from tracepipe.event.warps import PlacedWarps, nested
+from tracepipe.reports.frames.arrays import AnyArray
 from tracepipe.reports.frames.eager import picked
 from tracepipe.reports.frames.libraries import np, pl
 from tracepipe.reports.frames.numbered import Numbered
@@ -52,6 +53,11 @@ class RangeTable:
     def names(self) -> list[str]:
         """The names of ranges by their numbers."""
         return [self._names[at].decode("utf-8", "replace") for at in range(len(self._names))]
+
+    def column(self, name: str) -> AnyArray:
+        """A column of `frame` as numpy array, with the numbers of names instead of names."""
+        column: AnyArray = self._columns[name].so_far(len(self))
+        return column
 
     def numbers(self, *columns: str, rows: slice = slice(None)) -> pl.DataFrame:
         """A few columns of `frame`, with the numbers of names instead of names."""
