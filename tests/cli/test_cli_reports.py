@@ -320,7 +320,7 @@ def test_without_the_libraries_two_lines_state_what_to_install(
 
     monkeypatch.setitem(sys.modules, "polars", None)
     monkeypatch.setattr(pl, "_module", None)
-    code, out, err = run("timeline", SAMPLE)
+    code, out, err = run("export", SAMPLE)
     assert (code, out, len(err.splitlines())) == (3, "", 2)
     assert err.splitlines()[1].strip() == "pip install polars"
 

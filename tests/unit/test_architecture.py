@@ -59,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "analyses.findings": {"event", "reports.frames"},
     "present": set(),
     "present.writing": {"event", "recording", "reports.report", "reports.frames", "analyses"},
-    "present.figures": {"reports.frames", "analyses", "analyses.findings", "present.writing"},
+    "present.figures": {"event", "reports.frames", "analyses", "analyses.findings", "present.writing"},
     "present.page": {"event", "reports.report", "reports.frames", "present.writing", "present.figures"},
     "reports": {"event", "hooks", "analyses", "present", "reports"},
     "dataset": {"event", "recording", "analyses", "present", "reports"},
