@@ -36,10 +36,10 @@ from tracepipe.clocks.maps import ClockMap  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
+from tracepipe.tracer.gpu.choice import WarpOptions  # noqa: E402
 from tracepipe.tracer.gpu.engines import kernel_records, kernels, warp_records, warps  # noqa: E402
 from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine  # noqa: E402
 from tracepipe.tracer.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions  # noqa: E402
 
 BUDGET_S = 225
 RUN_S = 60  # the longest that one run may take

@@ -39,7 +39,7 @@ from benchmarks.gpu_steps import LAUNCHES, NEW_STACKS  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE as SOURCES  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import Toolchain  # noqa: E402
-from tracepipe.tracer.gpu.engines.call_choice import calls_text  # noqa: E402
+from tracepipe.tracer.gpu.choice import calls_text  # noqa: E402
 
 TURNS = {
     "small": 400,

@@ -14,7 +14,7 @@ import pytest
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, this_toolchain
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.bench import Bench, assert_complete
 from tests.gpu.test_marks import ranges
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.choice import WarpOptions
 
 pytestmark = pytest.mark.gpu
 

@@ -21,8 +21,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer, build_library
 
 pytestmark = pytest.mark.gpu
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.gpu.bench import Bench, assert_complete
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
+from tracepipe.tracer.gpu.choice import WarpOptions
 
 pytestmark = pytest.mark.gpu
 

@@ -27,7 +27,7 @@ from tracepipe.tracer.gpu.engines.annotation_records import (
     LABEL_THREAD,
 )
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.transport import KIND_NOTE
 from tracepipe.tracer.gpu.engines.untrusted import CROWDED, Kept
 

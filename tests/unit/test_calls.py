@@ -14,8 +14,8 @@ from tracepipe.hooks.calls import CALL_RULES, CALL_SETS, call_rule
 from tracepipe.hooks.sets import load_set
 from tracepipe.tracer.engines.probes import PrebuiltEngine
 from tracepipe.tracer.gpu.build.toolchain import NATIVE
+from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.api_calls import parameters
-from tracepipe.tracer.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.plan import plan_of
 from tracepipe.tracer.request import CaptureRequest, calls_of
 

@@ -12,8 +12,8 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.tracer.gpu.build.toolchain import Toolchain
-from tracepipe.tracer.gpu.engines import counters_start
-from tracepipe.tracer.gpu.engines.counters_start import build_sampler, start_counters
+from tracepipe.tracer.gpu.engines import counters
+from tracepipe.tracer.gpu.engines.counters import build_sampler, start_counters
 from tracepipe.tracer.gpu.engines.sampler import NotPermitted
 from tracepipe.tracer.request import CaptureRequest
 
@@ -34,9 +34,9 @@ class Starts:
         self.built: list[int] = []
         self.ran: list[int] = []
         monkeypatch.setattr(os, "geteuid", lambda: euid)
-        monkeypatch.setattr(counters_start, "find_parts", lambda user: Parts())
-        monkeypatch.setattr(counters_start, "build_sampler", self._build)
-        monkeypatch.setattr(counters_start, "_begun", self._begin)
+        monkeypatch.setattr(counters, "find_parts", lambda user: Parts())
+        monkeypatch.setattr(counters, "build_sampler", self._build)
+        monkeypatch.setattr(counters, "_begun", self._begin)
 
     def _build(self, toolchain: Toolchain) -> Path:
         self.built.append(toolchain.owner.uid)

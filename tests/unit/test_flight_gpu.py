@@ -12,8 +12,8 @@ import pytest
 from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.tracer.engines.engine import DeviceEngine, Listeners
 from tracepipe.tracer.engines.none import NoProbes
+from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
 from tracepipe.tracer.gpu.engines.warps import WarpsEngine
 from tracepipe.tracer.request import CaptureRequest, Last, Notify
 from tracepipe.tracer.session import run_session

@@ -20,8 +20,7 @@ from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import CaptureRequest
 from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.attach.loader import CODE, enter
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="it is done on x86-64 alone")
 SOURCES = ROOT / "tests/gpu"
@@ -117,7 +116,7 @@ def test_a_stopped_program_continues_when_the_process_that_stopped_it_ends(
 import os, signal
 from pathlib import Path
 from tracepipe.tracer.gpu.attach.loader import enter
-from tracepipe.tracer.gpu.attach.ptrace import StoppedThread
+from tracepipe.tracer.gpu.attach.process import StoppedThread
 go_on = StoppedThread.go_on
 StoppedThread.go_on = lambda thread: (go_on(thread), os.kill(os.getpid(), signal.SIGKILL))
 enter({running.pid}, Path({str(built / "library.so")!r}), "entry", {str(tmp_path / "file")!r}, int)

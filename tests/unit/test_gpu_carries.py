@@ -25,8 +25,8 @@ from tracepipe.tracer.gpu.engines.annotation_records import (
 )
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
 from tracepipe.tracer.gpu.engines.carries import KernelsCarry, WarpsCarry
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.tracer.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL, KIND_TAKEN, TAKEN
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.transport import KIND_CLOCK, KIND_NAME
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 

@@ -16,8 +16,7 @@ from tracepipe.tracer.gpu import GPU_ENGINES, choice, start
 from tracepipe.tracer.gpu.build.cuda_parts import Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.tracer.gpu.build.toolchain import Toolchain
-from tracepipe.tracer.gpu.choice import Choice, choose, warp_options
-from tracepipe.tracer.gpu.launchers import launcher_of
+from tracepipe.tracer.gpu.choice import Choice, choose, launcher_of, warp_options
 from tracepipe.tracer.request import AUTO_WARPS, Filters, Last, Limits
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))

@@ -18,9 +18,16 @@ from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
 from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled
 from tracepipe.tracer.gpu.engines.counters import CountersEngine, CountersRenderer
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.tracer.gpu.engines.sample_stream import SampleStream, Stretches
-from tracepipe.tracer.gpu.engines.sampler import Overflow, Sample, SampledGpu, Sampler, Used
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
+from tracepipe.tracer.gpu.engines.sampler import (
+    Overflow,
+    Sample,
+    SampledGpu,
+    Sampler,
+    SampleStream,
+    Stretches,
+    Used,
+)
 from tracepipe.tracer.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
 from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock

@@ -14,8 +14,7 @@ from tests.support.gpu_records import pack_record
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import NATIVE
-from tracepipe.tracer.gpu.engines import kernel_process, kernel_records, launch_arguments
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines import kernel_records, kernels
 from tracepipe.tracer.gpu.engines.kernel_records import (
     CALL,
     COPY,
@@ -32,7 +31,7 @@ from tracepipe.tracer.gpu.engines.kernel_records import (
     MEMORY,
     SET,
 )
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer
 from tracepipe.tracer.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
@@ -156,7 +155,7 @@ def test_a_launch_call_has_what_its_kernel_says_of_it() -> None:
 
 def test_a_launch_call_waits_for_its_kernel_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = KernelsRenderer()
-    late = pack_record(KIND_CALL, 42, 1, 5 + launch_arguments.WAIT_NS, call(200, LAUNCH, 10))
+    late = pack_record(KIND_CALL, 42, 1, 5 + kernels.WAIT_NS, call(200, LAUNCH, 10))
     assert (
         lines(function(LAUNCH, "cuLaunchKernel"), record(KIND_CALL, call(100, LAUNCH, 9)), renderer=renderer)
         == []
@@ -165,7 +164,7 @@ def test_a_launch_call_waits_for_its_kernel_for_a_while(monkeypatch: pytest.Monk
     assert (event["ts_ns"], event["launch"], event["args"]) == (100, 9, {"result": 0})
     assert [json.loads(text)["launch"] for text in renderer.last().texts] == [10]
     assert renderer.last().texts == []
-    monkeypatch.setattr(launch_arguments, "HELD_MAX", 1)
+    monkeypatch.setattr(kernels, "HELD_MAX", 1)
     calls = (
         function(LAUNCH, "cuLaunchKernel"),
         record(KIND_CALL, call(300, LAUNCH, 11) + call(400, LAUNCH, 12)),
@@ -310,7 +309,7 @@ def test_memory_is_attributed_to_the_inner_of_two_calls_in_both_apis() -> None:
 
 def test_calls_that_take_memory_are_not_kept_for_ever() -> None:
     renderer = KernelsRenderer()
-    many = b"".join(call(10, MALLOC, number) for number in range(kernel_process._ALLOCATING_MAX + 1))
+    many = b"".join(call(10, MALLOC, number) for number in range(kernels._ALLOCATING_MAX + 1))
     lines(function(MALLOC, "cudaMalloc_v3020"), record(KIND_CALL, many), renderer=renderer)
     memory = [MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, number, 1, 3) for number in (0, 1)]
     forgotten, known = lines(record(KIND_MEMORY, b"".join(memory)), renderer=renderer)

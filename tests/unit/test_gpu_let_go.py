@@ -16,9 +16,9 @@ import pytest
 from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import build_library
 from tests.support.recorded_program import Recorded
-from tracepipe.tracer.gpu.engines.call_choice import CALLS_VARIABLE, calls_text
+from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
 

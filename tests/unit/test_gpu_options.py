@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.gpu.engines.warp_options import LAST, WarpOptions, read_range
+from tracepipe.tracer.gpu.choice import LAST, WarpOptions, read_range
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
 from tracepipe.tracer.engines.engine import Listeners
 from tracepipe.tracer.engines.none import NoProbes
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
-from tracepipe.tracer.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine
+from tracepipe.tracer.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine, KernelsRenderer
 from tracepipe.tracer.gpu.engines.stall_records import (
     HEAD,
     KIND_STALL_LOSS,

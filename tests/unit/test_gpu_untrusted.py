@@ -18,7 +18,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
 from tracepipe.tracer.gpu.engines import annotation_records, kernel_records, stall_records, warp_records
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
 from tracepipe.tracer.gpu.engines.transport import (
     GPU,

@@ -14,9 +14,9 @@ from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record
 from tracepipe.event.checks import first_fault
+from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.thread_lines import thread_lines
 from tracepipe.tracer.gpu.engines.transport import (
     GPU,
     KIND_CLOCK,
@@ -25,8 +25,7 @@ from tracepipe.tracer.gpu.engines.transport import (
     KIND_NOTE,
     NAME,
 )
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
+from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine, thread_lines
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43

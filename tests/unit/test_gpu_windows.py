@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.recorded_program import Recorded
 from tests.unit.test_gpu_let_go import patched_program, program  # noqa: F401
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 from tracepipe.tracer.request import CaptureRequest, Windows, window_environment
 

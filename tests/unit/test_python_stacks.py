@@ -19,7 +19,7 @@ from tests.unit.test_python_frames import VERSIONS, interpreter
 from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.engines import kernel_records
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
 from tracepipe.tracer.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME, records
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer

@@ -17,8 +17,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.gpu.engines.annotation_records import KIND_END, KIND_POP, KIND_PUSH, KIND_START
 from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernel_lines import KernelsRenderer
 from tracepipe.tracer.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL
+from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
 from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 from tracepipe.tracer.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
 from tracepipe.tracer.records.syscalls import SYSCALLS

@@ -232,7 +232,7 @@ class RealTrials:
         return build_library(toolchain)
 
     def build_sampler(self, toolchain: Toolchain) -> Path:
-        from tracepipe.tracer.gpu.engines.counters_start import build_sampler
+        from tracepipe.tracer.gpu.engines.counters import build_sampler
 
         return build_sampler(toolchain)
 

@@ -113,7 +113,7 @@ def counted(
     if request.gpu_counters_ns is None:
         return device
     from tracepipe.tracer.gpu.build.toolchain import this_toolchain
-    from tracepipe.tracer.gpu.engines.counters_start import start_counters
+    from tracepipe.tracer.gpu.engines.counters import start_counters
 
     return start_counters(request, device, this_toolchain(), notify)
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer.gpu.attach.process import FUNCTIONS, Process
-from tracepipe.tracer.gpu.attach.ptrace import (
+from tracepipe.tracer.gpu.attach.process import (
     ALL_SIGNALS,
+    FUNCTIONS,
     NO_CALL,
     NotStopped,
+    Process,
     Registers,
     StoppedThread,
     read_memory,

@@ -20,9 +20,8 @@ from pathlib import Path
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.cache import Cache, check_safe
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_gxx, find_parts
+from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts, ask, find_gxx, find_parts, run
 from tracepipe.tracer.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
-from tracepipe.tracer.gpu.build.run import run
 
 NATIVE = Path(__file__).parents[1] / "native"
 _EXPORTS = NATIVE / "exports.map"

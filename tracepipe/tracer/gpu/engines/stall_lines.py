@@ -8,9 +8,8 @@ channel ──▶ records ──▶ gpu_stall      a stretch of about 10 ms: sam
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tracepipe.tracer.gpu.engines.kernel_process import Process
 from tracepipe.tracer.gpu.engines.stall_records import (
     HEAD,
     KIND_STALL_LOSS,
@@ -25,6 +24,9 @@ from tracepipe.tracer.gpu.engines.stall_records import (
 from tracepipe.tracer.gpu.engines.transport import GpuRecord, printable, text
 from tracepipe.tracer.gpu.engines.untrusted import Kept, Malformed, add_loss, check_span
 from tracepipe.tracer.records.bounds import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from tracepipe.tracer.gpu.engines.kernels import Process
 
 # The prefix of every reason's name in CUPTI.
 _BEFORE_REASON: Final = "smsp__pcsamp_warps_issue_stalled_"

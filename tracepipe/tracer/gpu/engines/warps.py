@@ -6,22 +6,23 @@ process has the channel and turns its records into lines. It needs neither root 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines import warp_records as layout
-from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, write_table
-from tracepipe.tracer.gpu.engines.call_lines import CallLines
+from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, CallLines, write_table
 from tracepipe.tracer.gpu.engines.carries import WarpsCarry
 from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine
 from tracepipe.tracer.gpu.engines.channel_renderer import ChannelRenderer
 from tracepipe.tracer.gpu.engines.gpu_numbers import numbers_of
-from tracepipe.tracer.gpu.engines.name_choice import NameChoice
 from tracepipe.tracer.gpu.engines.python_stacks import STACK_KINDS
 from tracepipe.tracer.gpu.engines.spans import WarpsSpans
-from tracepipe.tracer.gpu.engines.thread_lines import thread_lines
 from tracepipe.tracer.gpu.engines.transport import (
     INJECTION_VARIABLE,
     KIND_CLOCK,
@@ -35,10 +36,101 @@ from tracepipe.tracer.gpu.engines.transport import (
     read_name,
 )
 from tracepipe.tracer.gpu.engines.untrusted import REFUSALS, Malformed, add_loss
-from tracepipe.tracer.gpu.engines.warp_options import WarpOptions
-from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
+from tracepipe.tracer.records.bounds import COUNT_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import Wanted
+
+_LANES: Final = 32
+_THREADS_MAX: Final = 1024
+_FULL_MASK: Final = (1 << _LANES) - 1
+_WARPS_AT_ONCE: Final = 256
+_KEPT: Final = ("clock", "gpu", "launch", "pid")
+_END: Final = ',"args":{"event":"exit"}}\n'
+
+
+def thread_lines(batch: Mapping[str, Any]) -> Iterator[list[str]]:
+    """A line for each thread's exit in a record of warps, for a few hundred warps at a time; none if the
+    record has no sizes.
+
+    {"ts_ns":1795,"type":"gpu_thread","name":"k","phase":"I","clock":"globaltimer:0","gpu":0,"launch":7,
+     "pid":11,"block":[0,0,0],"thread":[31,0,0],"args":{"event":"exit"}}
+    """
+    grid, block = batch.get("grid", ()), batch.get("block", ())
+    threads = block[0] * block[1] * block[2] if block else 0
+    # The input is untrusted. No CUDA block has more threads, and every line must be valid.
+    if not grid or 0 in grid or max(grid) > INDEX_LIMIT or not 0 < threads <= _THREADS_MAX:
+        return
+    known = {"type": "gpu_thread", "name": batch["name"], "phase": "I"}
+    known |= {name: batch[name] for name in _KEPT if name in batch}
+    head = json.dumps(known, separators=(",", ":"))[1:-1]
+    # The part of each thread's line that follows the block.
+    ends = [f',"thread":{_index(thread, block)}{_END}' for thread in range(threads)]
+    warps_a_block = -(-threads // _LANES)
+    lines: list[str] = []
+    for done, (number, exits) in enumerate(_exits(batch), 1):
+        block_number, warp = divmod(number, warps_a_block)
+        if block_number >= grid[0] * grid[1] * grid[2]:
+            continue
+        of_warp = ends[warp * _LANES : (warp + 1) * _LANES]
+        where = f',{head},"block":{_index(block_number, grid)}'
+        for ts_ns, mask in exits:
+            if ts_ns > TIME_LIMIT_NS:
+                continue
+            start = f'{{"ts_ns":{ts_ns}{where}'
+            lines += [start + end for lane, end in enumerate(of_warp) if mask >> lane & 1]
+        if done % _WARPS_AT_ONCE == 0:
+            yield lines
+            lines = []
+    yield lines
+
+
+def _exits(batch: Mapping[str, Any]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """The number of each warp, and its exits: time and mask."""
+    warps = batch["warp"]
+    counts = batch.get("exit_count") or [1] * len(warps)
+    entry_masks = batch.get("entry_mask") or [_FULL_MASK] * len(warps)
+    masks = batch.get("exit_mask")
+    at = 0
+    for number, entry_ns, entered, count in zip(warps, batch["entry_ns"], entry_masks, counts, strict=True):
+        entry_ns += batch["ts_ns"]
+        yield (
+            number,
+            [
+                (entry_ns + batch["exit_ns"][exit], masks[exit] if masks else entered)
+                for exit in range(at, at + count)
+            ],
+        )
+        at += count
+
+
+def _index(number: int, size: Sequence[int]) -> str:
+    """x, y and z of a linear index in a box of `size`; x varies fastest."""
+    x, y, _ = size
+    return f"[{number % x},{number // x % y},{number // (x * y)}]"
+
+
+class NameChoice:
+    """The names that a pattern did not select, and whether it selected any."""
+
+    def __init__(self, pattern: str, what: str, others: str, none: str) -> None:
+        """`what` states what should fit; `others` precedes names that do not, `none` replaces them."""
+        self.pattern, self._what, self._others, self._none = pattern, what, others, none
+        self.names: dict[str, None] = {}
+        """The names that do not fit."""
+        self.is_matched = False
+
+    @property
+    def note(self) -> list[str]:
+        """The note; empty if a name fitted, or if there is no pattern."""
+        if not self.pattern or self.is_matched:
+            return []
+        names = list(self.names)
+        literal = max(re.findall(r"[\w:]+", self.pattern), key=len, default="")
+        near = near_names(literal, names) if literal else []
+        found = f"near: {', '.join(near)}" if near else f"{self._others} {', '.join(names[:3])}"
+        found += f" and {len(names) - 3} more" if not near and len(names) > 3 else ""
+        return [f"no {self._what} {self.pattern!r}; {found if names else self._none}"]
+
 
 _LAYERS: Final = {
     layout.KIND_WARPS: "gpu_warp",
