@@ -37,9 +37,9 @@ from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
 from tracepipe.tracer.gpu.choice import WarpOptions  # noqa: E402
-from tracepipe.tracer.gpu.engines import kernel_records, kernels, warp_records, warps  # noqa: E402
-from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine  # noqa: E402
-from tracepipe.tracer.gpu.engines.transport import KIND_CLOCK, KIND_NOTE, records  # noqa: E402
+from tracepipe.tracer.gpu.engines import kernels, warp_records, warps  # noqa: E402
+from tracepipe.tracer.gpu.engines.streams import GpuEngine  # noqa: E402
+from tracepipe.tracer.gpu.engines.transport import Kind, records  # noqa: E402
 
 BUDGET_S = 225
 RUN_S = 60  # the longest that one run may take
@@ -70,17 +70,17 @@ class Seen:
         """Count the records of a chunk."""
         for record in records(chunk):
             payload = record.payload
-            if record.kind == warp_records.KIND_WARPS:
+            if record.kind == warp_records.WarpKind.WARPS:
                 self.warps += warp_records.read_warp_count(payload)
-            elif record.kind == warp_records.KIND_KERNEL:
+            elif record.kind == warp_records.WarpKind.KERNEL:
                 self.kernels += 1
-            elif record.kind == kernel_records.KIND_KERNEL:
-                self.kernels += len(payload) // kernel_records.KERNEL.size
-            elif record.kind == warp_records.KIND_LOST_WARPS:
+            elif record.kind == kernels.KernelKind.KERNEL:
+                self.kernels += len(payload) // kernels.KERNEL.size
+            elif record.kind == warp_records.WarpKind.LOST_WARPS:
                 self.lost += warp_records.LOST_WARPS.unpack_from(payload)[3]
-            elif record.kind == KIND_NOTE:
+            elif record.kind == Kind.NOTE:
                 self.notes.append(bytes(payload).decode(errors="replace"))
-            elif record.kind == KIND_CLOCK:
+            elif record.kind == Kind.CLOCK:
                 gpu, source_ns, low_ns, high_ns = warp_records.CLOCK.unpack_from(payload)
                 pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
                 self.pairs.setdefault(gpu, []).append(pair)
@@ -114,7 +114,7 @@ class Bench:
         self.quick, self.gpus = quick, len(tools.driver.gpus)
         self.ends_s = time.monotonic() + BUDGET_S
         self.program = built(tools, Path(__file__).with_suffix(".cu"), folder / "gpu")
-        self.kernels_library = kernels.build_library(tools)
+        self.kernels_library = kernels.KernelStream.build(tools)
         self.library = tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
         self.patches = tools.build_patches("patches", NATIVE / "patches.cu")
         self.empty_patches = tools.build_patches("patches", NATIVE / "patches.cu", (), {"TRACEPIPE_EMPTY": 1})
@@ -134,17 +134,17 @@ class Bench:
             yield number
             longest_s = max(longest_s, time.monotonic() - began_s)
 
-    def recording(self, engine: str, **options: Any) -> ChannelEngine | None:
+    def recording(self, engine: str, **options: Any) -> GpuEngine | None:
         """A recording by `kernels`, `warps` or `empty`; None for `native`."""
         if engine == "native":
             return None
         if engine == "kernels":
-            return kernels.KernelsEngine(self.kernels_library, **options)
+            return GpuEngine([kernels.KernelStream(self.kernels_library, **options)])
         if engine == "empty":
             # No launch gets a buffer, which would have to be read.
             chosen = WarpOptions(calls="none", launches=f"{NO_LAUNCH}-")
-            return warps.WarpsEngine(self.library, self.empty_patches, chosen)
-        return warps.WarpsEngine(self.library, self.patches, WarpOptions(**options))
+            return GpuEngine([warps.WarpStream(self.library, self.empty_patches, chosen)])
+        return GpuEngine([warps.WarpStream(self.library, self.patches, WarpOptions(**options))])
 
     def run(self, command: Sequence[str], engine: str, **options: Any) -> Seen:
         """Run a program to its end. Raises RuntimeError if it fails or takes too long."""
@@ -159,7 +159,7 @@ class Bench:
                 recording.close()
 
 
-def _run(command: Sequence[str], recording: ChannelEngine | None, ends_s: float) -> Seen:
+def _run(command: Sequence[str], recording: GpuEngine | None, ends_s: float) -> Seen:
     environment = {**os.environ, **(recording.environment() if recording else {})}
     seen = Seen()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import warp_renderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, this_toolchain
 from tracepipe.tracer.gpu.choice import WarpOptions
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
+from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.warps import WarpStream
 
 HERE = Path(__file__).parent
 
@@ -29,7 +32,7 @@ class Run:
     exit_code: int
     records: list[dict[str, Any]]
     counts: Counter[str]
-    renderer: WarpRenderer
+    renderer: Renderer
     lost: int
     errors: str = ""
 
@@ -67,13 +70,15 @@ class Bench:
             done.returncode,
             [],
             Counter(),
-            WarpRenderer({}),
+            warp_renderer(),
             0,
             done.stderr,
         )
 
     def record(self, *command: str, options: WarpOptions | None = None) -> Run:
-        recording = WarpsEngine(self.library, self.patches, options, gpus=self.tools.driver.listed)
+        gpus = self.tools.driver.listed
+        stream = WarpStream(self.library, self.patches, options, gpus)
+        recording = GpuEngine([stream], gpus=gpus)
         chunks, lost, is_over = [], 0, False
         environment = {**os.environ, **recording.environment()}
         pipe = subprocess.PIPE

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.gpu.bench import Bench
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 pytestmark = pytest.mark.gpu
 
@@ -72,9 +73,9 @@ def running() -> Iterator[Running]:
 
 def test_every_kernel_between_attachment_and_end_is_recorded(bench: Bench, running: Running) -> None:
     """Twice; natively in between."""
-    library, total = build_library(bench.tools), 0
+    library, total = KernelStream.build(bench.tools), 0
     for count in (200, 300):
-        engine = KernelsEngine(library, gpus=bench.tools.driver.listed)
+        engine = GpuEngine([KernelStream(library)], gpus=bench.tools.driver.listed)
         engine.enter([running.process.pid])
         total += count + 5 * GRAPH_KERNELS
         running.do(f"add {count}")

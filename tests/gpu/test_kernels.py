@@ -21,7 +21,9 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import Toolchain, this_toolchain
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer, build_library
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 pytestmark = pytest.mark.gpu
 
@@ -132,7 +134,7 @@ def tools() -> Toolchain:
     try:
         found.architectures()
         found.nvcc()
-        build_library(found)
+        KernelStream.build(found)
     except CaptureUnavailable as refusal:
         pytest.skip(f"{refusal.message} {refusal.hint}")
     return found
@@ -153,15 +155,15 @@ def built(tools: Toolchain, source: str, folder: Path) -> Path:
 
 def recorded(
     tools: Toolchain, program: Path, calls: str = "all", ring_bytes: int = 1 << 26
-) -> tuple[str, list[dict[str, Any]], KernelsRenderer, int]:
+) -> tuple[str, list[dict[str, Any]], Renderer, int]:
     """What the program wrote, its events, the renderer and what was lost."""
-    recording = KernelsEngine(build_library(tools), calls=calls, ring_bytes=ring_bytes)
+    recording = GpuEngine([KernelStream(KernelStream.build(tools), calls=calls)], ring_bytes=ring_bytes)
     try:
         environment = {**os.environ, **recording.environment()}
         process = subprocess.Popen([program], env=environment, stdout=subprocess.PIPE, text=True)
         chunks = []
         while process.poll() is None:
-            recording._channel.accept()
+            recording.channel.accept()
             if ring_bytes > 1 << 17:  # a small one is to be full
                 chunks.append(recording.collect())
         assert process.stdout is not None

@@ -16,8 +16,9 @@ import pytest
 
 from tests.gpu.bench import Bench
 from tests.support.program import PYTHONPATH
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
-from tracepipe.tracer.gpu.engines.warps import WarpsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.warps import WarpStream
 
 pytestmark = pytest.mark.gpu
 
@@ -64,16 +65,17 @@ print(min(found) >= 600, int(x.sum()))
 """
 
 
-def engine(bench: Bench, name: str) -> KernelsEngine | WarpsEngine:
+def engine(bench: Bench, name: str) -> GpuEngine:
+    gpus = bench.tools.driver.listed
     if name == "kernels":
-        return KernelsEngine(build_library(bench.tools), gpus=bench.tools.driver.listed)
-    return WarpsEngine(bench.library, bench.patches, gpus=bench.tools.driver.listed)
+        return GpuEngine([KernelStream(KernelStream.build(bench.tools))], gpus=gpus)
+    return GpuEngine([WarpStream(bench.library, bench.patches, gpus=gpus)], gpus=gpus)
 
 
 class Recorded:
     """A program that is recorded, and its events so far."""
 
-    def __init__(self, recording: KernelsEngine | WarpsEngine, command: list[str]) -> None:
+    def __init__(self, recording: GpuEngine, command: list[str]) -> None:
         self.recording = recording
         self.chunks: list[bytes] = []
         self.lost = 0

@@ -13,7 +13,8 @@ import pytest
 from tests.support.standin import needs
 from tracepipe.tracer import choose
 from tracepipe.tracer.engines.engine import Listeners
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.request import CaptureRequest, Windows
 from tracepipe.tracer.session import run_session
 
@@ -46,7 +47,7 @@ def recorded(folder: Path, library: Path, steps: Path, windows: Windows) -> list
     command = [sys.executable, "-c", PROGRAM, str(library.parent), str(steps), str(TIMES)]
     request = CaptureRequest(command, ("userspace", "gpu_kernel"), gpu="kernels", windows=windows)
     engine, version, _ = choose("prebuilt")
-    device, file = KernelsEngine(library), folder / "run.jsonl"
+    device, file = GpuEngine([KernelStream(library)]), folder / "run.jsonl"
     try:
         with file.open("w+b", buffering=0) as sink:
             summary = run_session(engine, version, request, sink, Listeners(print), device)

@@ -1,8 +1,18 @@
-"""Records of the channel that a traced process writes, as native/transport.h draws them."""
+"""Records that a traced process writes, as native/transport.h draws them, and what renders them."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from tracepipe.tracer.gpu.choice import WarpOptions
+from tracepipe.tracer.gpu.engines.annotations import AnnotationDecoder
+from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
+from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
+from tracepipe.tracer.gpu.engines.stalls import StallDecoder
+from tracepipe.tracer.gpu.engines.warps import WarpDecoder
 
 _RECORD = struct.Struct("<QIHxxIIQ")  # tag, length, kind, pid, tid, time_ns
 _ALIGNMENT = 16
@@ -12,3 +22,18 @@ def pack_record(kind: int, pid: int, tid: int, time_ns: int, payload: bytes) -> 
     """A record as the capture process collects it."""
     filler = bytes(-len(payload) % _ALIGNMENT)
     return _RECORD.pack(0, len(payload), kind, pid, tid, time_ns) + payload + filler
+
+
+def kernel_renderer(gpus: Mapping[str, int] | None = None) -> Renderer:
+    """A renderer of the records of `--gpu kernels`."""
+    return Renderer([ProcessDecoder, KernelDecoder, StallDecoder], gpus)
+
+
+def warp_renderer(gpus: Mapping[str, int] | None = None, **options: Any) -> Renderer:
+    """A renderer of the records of `--gpu warps`, with some WarpOptions."""
+    return Renderer([ProcessDecoder, partial(WarpDecoder, options=WarpOptions(**options))], gpus)
+
+
+def annotation_renderer(*, kernels: bool = False) -> Renderer:
+    """A renderer of annotations, alone or with the records of `--gpu kernels`."""
+    return Renderer([*((ProcessDecoder, KernelDecoder, StallDecoder) if kernels else ()), AnnotationDecoder])

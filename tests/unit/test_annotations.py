@@ -7,29 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import annotation_renderer, pack_record
 from tracepipe.event.model import RANGE_LIMIT
-from tracepipe.tracer.gpu.engines.annotation_records import (
+from tracepipe.tracer.gpu.engines.annotations import (
     BEGUN,
     DEPTH_UNKNOWN,
     ENDED,
-    KIND_END,
-    KIND_LABEL,
-    KIND_MARK,
-    KIND_POP,
-    KIND_PUSH,
-    KIND_START,
     LABEL,
-    LABEL_DOMAIN,
-    LABEL_FORK,
-    LABEL_STACK,
-    LABEL_TEXT,
-    LABEL_THREAD,
+    AnnotationKind,
+    Label,
 )
-from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.transport import KIND_NOTE
-from tracepipe.tracer.gpu.engines.untrusted import CROWDED, Kept
+from tracepipe.tracer.gpu.engines.transport import CROWDED, Kind
 
 PID, TID, DATA = 42, 43, 4096
 
@@ -55,7 +43,7 @@ def ended(
 
 
 def lines(*packed: bytes) -> list[dict[str, Any]]:
-    texts = AnnotationsRenderer(NoRecords()).render(b"".join(packed)).texts
+    texts = annotation_renderer().render(b"".join(packed)).texts
     return [json.loads(line) for line in texts]
 
 
@@ -66,47 +54,62 @@ def shown(*packed: bytes) -> list[str]:
 
 def test_a_pop_ends_what_was_pushed_last_on_its_thread_and_in_its_domain() -> None:
     events = [
-        begun(KIND_PUSH, "outer", 0),
-        begun(KIND_PUSH, "of data", 0, DATA),
-        begun(KIND_PUSH, "elsewhere", 0, tid=44),
-        begun(KIND_PUSH, "inner", 1),
+        begun(AnnotationKind.PUSH, "outer", 0),
+        begun(AnnotationKind.PUSH, "of data", 0, DATA),
+        begun(AnnotationKind.PUSH, "elsewhere", 0, tid=44),
+        begun(AnnotationKind.PUSH, "inner", 1),
     ]
-    ends = [ended(KIND_POP, 0, DATA), ended(KIND_POP, 1), ended(KIND_POP, 0), ended(KIND_POP, 0, tid=44)]
+    ends = [
+        ended(AnnotationKind.POP, 0, DATA),
+        ended(AnnotationKind.POP, 1),
+        ended(AnnotationKind.POP, 0),
+        ended(AnnotationKind.POP, 0, tid=44),
+    ]
     assert shown(*events, *ends)[4:] == ["E of data", "E inner", "E outer", "E elsewhere"]
 
 
 def test_a_lost_push_leaves_those_around_it_as_they_are() -> None:
-    events = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "innermost", 2)]
-    ends = [ended(KIND_POP, 2), ended(KIND_POP, 1), ended(KIND_POP, 0)]
+    events = [begun(AnnotationKind.PUSH, "outer", 0), begun(AnnotationKind.PUSH, "innermost", 2)]
+    ends = [ended(AnnotationKind.POP, 2), ended(AnnotationKind.POP, 1), ended(AnnotationKind.POP, 0)]
     assert shown(*events, *ends) == ["B outer", "B innermost", "E innermost", "E outer"]
 
 
 def test_a_lost_pop_is_made_up_for_by_the_next_record_that_shows_it() -> None:
-    pushes = [begun(KIND_PUSH, "outer", 0), begun(KIND_PUSH, "inner", 1)]
-    assert shown(*pushes, ended(KIND_POP, 0))[2:] == ["E inner", "E outer"]
-    assert shown(*pushes, begun(KIND_PUSH, "next", 1))[2:] == ["E inner", "B next"]
+    pushes = [begun(AnnotationKind.PUSH, "outer", 0), begun(AnnotationKind.PUSH, "inner", 1)]
+    assert shown(*pushes, ended(AnnotationKind.POP, 0))[2:] == ["E inner", "E outer"]
+    assert shown(*pushes, begun(AnnotationKind.PUSH, "next", 1))[2:] == ["E inner", "B next"]
 
 
 def test_a_pop_without_a_push_is_nothing() -> None:
-    assert shown(ended(KIND_POP, 0), ended(KIND_POP, DEPTH_UNKNOWN), ended(KIND_END, 7)) == []
+    assert (
+        shown(
+            ended(AnnotationKind.POP, 0),
+            ended(AnnotationKind.POP, DEPTH_UNKNOWN),
+            ended(AnnotationKind.END, 7),
+        )
+        == []
+    )
 
 
 def test_depths_that_the_library_does_not_know_are_those_of_what_came() -> None:
     unknown = DEPTH_UNKNOWN
-    pushes = [begun(KIND_PUSH, "outer", unknown), begun(KIND_PUSH, "inner", unknown)]
-    assert shown(*pushes, ended(KIND_POP, unknown), ended(KIND_POP, unknown))[2:] == ["E inner", "E outer"]
+    pushes = [begun(AnnotationKind.PUSH, "outer", unknown), begun(AnnotationKind.PUSH, "inner", unknown)]
+    assert shown(*pushes, ended(AnnotationKind.POP, unknown), ended(AnnotationKind.POP, unknown))[2:] == [
+        "E inner",
+        "E outer",
+    ]
 
 
 def test_ranges_of_a_process_that_are_open_at_a_time_have_different_numbers() -> None:
     events = lines(
-        begun(KIND_START, "first", 1),
-        begun(KIND_START, "second", 2),
-        begun(KIND_START, "elsewhere", 1, pid=50),
-        ended(KIND_END, 1),
-        begun(KIND_START, "third", 3),
-        begun(KIND_START, "fourth", 4),
-        ended(KIND_END, 2),
-        ended(KIND_END, 4, tid=44),
+        begun(AnnotationKind.START, "first", 1),
+        begun(AnnotationKind.START, "second", 2),
+        begun(AnnotationKind.START, "elsewhere", 1, pid=50),
+        ended(AnnotationKind.END, 1),
+        begun(AnnotationKind.START, "third", 3),
+        begun(AnnotationKind.START, "fourth", 4),
+        ended(AnnotationKind.END, 2),
+        ended(AnnotationKind.END, 4, tid=44),
     )
     numbers = [(event["name"], event["phase"], event["range"]) for event in events]
     assert numbers == [
@@ -122,31 +125,37 @@ def test_ranges_of_a_process_that_are_open_at_a_time_have_different_numbers() ->
 
 
 def test_what_is_open_is_bounded_and_what_ends_makes_room() -> None:
-    many = [begun(KIND_START, "range", number) for number in range(RANGE_LIMIT + 2)]
+    many = [begun(AnnotationKind.START, "range", number) for number in range(RANGE_LIMIT + 2)]
     assert [line["reason"] for line in lines(*many) if line["type"] == "loss"] == [CROWDED]
-    deep = [begun(KIND_PUSH, "range", depth) for depth in range(600)]
+    deep = [begun(AnnotationKind.PUSH, "range", depth) for depth in range(600)]
     assert [line["count"] for line in lines(*deep) if line["type"] == "loss"] == [600 - 512]
-    renderer = AnnotationsRenderer(NoRecords())
-    renderer._lines._kept = Kept(8192)
-    steps = [record for _ in range(100) for record in (begun(KIND_PUSH, "step"), ended(KIND_POP, 0))]
+    renderer = annotation_renderer()
+    renderer.recording.memory.left_bytes = 8192
+    steps = [
+        record
+        for _ in range(100)
+        for record in (begun(AnnotationKind.PUSH, "step"), ended(AnnotationKind.POP, 0))
+    ]
     assert len(renderer.render(b"".join(steps)).texts) == 200
 
 
 def test_labels_name_what_comes_after_them() -> None:
-    domain = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_DOMAIN, 0, 0, DATA) + b"data")
-    text = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_TEXT, 0, DATA, 8192) + b"epoch")
-    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(DATA, 8192, 0, bytes(8), 0, 0, 0, 5, 0))
+    domain = pack_record(AnnotationKind.LABEL, PID, TID, 1, LABEL.pack(Label.DOMAIN, 0, 0, DATA) + b"data")
+    text = pack_record(AnnotationKind.LABEL, PID, TID, 1, LABEL.pack(Label.TEXT, 0, DATA, 8192) + b"epoch")
+    mark = pack_record(AnnotationKind.MARK, PID, TID, 1, BEGUN.pack(DATA, 8192, 0, bytes(8), 0, 0, 0, 5, 0))
     (event,) = lines(domain, text, mark)
     assert (event["domain"], event["name"], event["args"]) == ("data", "epoch", {"category": 5})
-    thread = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_THREAD, 0, 0, 99) + b"loader")
+    thread = pack_record(AnnotationKind.LABEL, PID, TID, 1, LABEL.pack(Label.THREAD, 0, 0, 99) + b"loader")
     (event,) = lines(thread)
     assert (event["tid"], event["comm"]) == (99, "loader")
 
 
 def test_frames_of_python_are_one_argument_with_the_innermost_first() -> None:
     frames = "/home/me/models/net.py:41 Net.forward\n/lib/modules/module.py:9 größe\nmain.py:3 <module>\n"
-    stack = pack_record(KIND_LABEL, PID, TID, 1, LABEL.pack(LABEL_STACK, 0, 0, 77) + frames.encode())
-    mark = pack_record(KIND_MARK, PID, TID, 1, BEGUN.pack(0, 0, 0, bytes(8), 0, 0, 0, 0, 77) + b"x")
+    stack = pack_record(
+        AnnotationKind.LABEL, PID, TID, 1, LABEL.pack(Label.STACK, 0, 0, 77) + frames.encode()
+    )
+    mark = pack_record(AnnotationKind.MARK, PID, TID, 1, BEGUN.pack(0, 0, 0, bytes(8), 0, 0, 0, 0, 77) + b"x")
     (event,) = lines(stack, mark)
     assert event["args"] == {
         "python": "models/net.py:41 Net.forward, modules/module.py:9 größe, main.py:3 <module>"
@@ -155,10 +164,10 @@ def test_frames_of_python_are_one_argument_with_the_innermost_first() -> None:
 
 def test_a_fork_has_the_handles_of_its_parent_as_they_were() -> None:
     def domain(pid: int, name: bytes) -> bytes:
-        return pack_record(KIND_LABEL, pid, pid, 1, LABEL.pack(LABEL_DOMAIN, 0, 0, DATA) + name)
+        return pack_record(AnnotationKind.LABEL, pid, pid, 1, LABEL.pack(Label.DOMAIN, 0, 0, DATA) + name)
 
-    fork = pack_record(KIND_LABEL, 50, 50, 1, LABEL.pack(LABEL_FORK, 0, 0, PID))
-    marks = [begun(KIND_MARK, "mark", 0, DATA, pid=pid) for pid in (50, PID)]
+    fork = pack_record(AnnotationKind.LABEL, 50, 50, 1, LABEL.pack(Label.FORK, 0, 0, PID))
+    marks = [begun(AnnotationKind.MARK, "mark", 0, DATA, pid=pid) for pid in (50, PID)]
     events = lines(domain(PID, b"data"), fork, domain(PID, b"later"), *marks)
     assert [event["domain"] for event in events] == ["data", "later"]
     unknown = lines(fork, marks[0])
@@ -167,8 +176,8 @@ def test_a_fork_has_the_handles_of_its_parent_as_they_were() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_records_of_both_libraries_of_a_process_are_distinguished(first: bool) -> None:
-    own, other = begun(KIND_MARK, "mark"), pack_record(KIND_NOTE, PID, TID, 1, b"a note")
-    renderer = AnnotationsRenderer(KernelsRenderer())
+    own, other = begun(AnnotationKind.MARK, "mark"), pack_record(Kind.NOTE, PID, TID, 1, b"a note")
+    renderer = annotation_renderer(kernels=True)
     chunk = own + other + own if first else other + own + other
     assert renderer.counts(chunk) == {"annotation": 2 if first else 1}
     assert len(renderer.render(chunk).texts) == (2 if first else 1)
@@ -176,6 +185,6 @@ def test_records_of_both_libraries_of_a_process_are_distinguished(first: bool) -
 
 
 def test_a_record_of_a_library_that_was_not_loaded_is_a_loss() -> None:
-    renderer = AnnotationsRenderer(NoRecords())
-    renderer.render(pack_record(KIND_NOTE, PID, TID, 1, b"x"))
+    renderer = annotation_renderer()
+    renderer.render(pack_record(Kind.NOTE, PID, TID, 1, b"x"))
     assert renderer.losses == {"unknown": 1} and renderer.notes == []

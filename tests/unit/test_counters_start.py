@@ -15,10 +15,8 @@ from tracepipe.tracer.gpu.build.toolchain import Toolchain
 from tracepipe.tracer.gpu.engines import counters
 from tracepipe.tracer.gpu.engines.counters import build_sampler, start_counters
 from tracepipe.tracer.gpu.engines.sampler import NotPermitted
-from tracepipe.tracer.request import CaptureRequest
 
 ANN = Owner(1000, 1000, Path("/home/ann"))
-REQUEST = CaptureRequest(command=["./app"], gpu_counters_ns=10**6)
 
 
 def machine(cuda: tuple[int, int] = (13, 0), owner: Owner = ANN) -> Toolchain:
@@ -54,7 +52,7 @@ def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     starts, messages = Starts(monkeypatch, euid=0), list[str]()
-    start_counters(REQUEST, None, machine(), messages.append).close()
+    start_counters(10**6, machine(), messages.append).close()
     assert (starts.built, starts.ran) == ([1000, 0], [1000, 0])
     assert messages == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
 
@@ -63,7 +61,7 @@ def test_a_user_other_than_root_is_refused_and_the_gpus_stay_free(monkeypatch: p
     for _ in range(2):
         starts = Starts(monkeypatch, euid=1000)
         with pytest.raises(NotPermitted):
-            start_counters(REQUEST, None, machine(), print)
+            start_counters(10**6, machine(), print)
         assert starts.ran == [1000]
 
 

@@ -13,8 +13,9 @@ from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.tracer.engines.engine import DeviceEngine, Listeners
 from tracepipe.tracer.engines.none import NoProbes
 from tracepipe.tracer.gpu.choice import WarpOptions
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
-from tracepipe.tracer.gpu.engines.warps import WarpsEngine
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.warps import WarpStream
 from tracepipe.tracer.request import CaptureRequest, Last, Notify
 from tracepipe.tracer.session import run_session
 
@@ -51,7 +52,7 @@ def of(lines: list[Line], layer: str) -> list[Line]:
 def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
     tmp_path: Path, kernels_library: Path
 ) -> None:
-    program, engine = kernels_library.parent / "program", KernelsEngine(kernels_library)
+    program, engine = kernels_library.parent / "program", GpuEngine([KernelStream(kernels_library)])
     last = Last(60 * 10**9, 8000)
     recordings = recorded(tmp_path, engine, program, "launch 50", last)
     *lines, footer = recordings["run.jsonl"]
@@ -67,7 +68,7 @@ def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
 def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     tmp_path: Path, warps_library: Path
 ) -> None:
-    engine = WarpsEngine(warps_library, warps_library.parent / "patches")
+    engine = GpuEngine([WarpStream(warps_library, warps_library.parent / "patches")])
     last = Last(60 * 10**9, 2000)
     lines = recorded(tmp_path, engine, warps_library.parent / "program", "kernel:scale", last)["run.jsonl"]
     warps = of(lines, "gpu_warp")
@@ -79,7 +80,8 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
 @pytest.mark.slow
 def test_that_no_kernel_fits_is_reported_where_none_does(tmp_path: Path, warps_library: Path) -> None:
     for pattern, is_noted in (("scale", False), ("conv", True)):
-        engine = WarpsEngine(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
+        stream = WarpStream(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
+        engine = GpuEngine([stream])
         folder, messages = tmp_path / pattern, list[str]()
         folder.mkdir()
         last = Last(60 * 10**9)
@@ -100,8 +102,8 @@ def test_a_kernel_that_takes_long_has_the_last_seconds_written(
     engine: str, short: str, long: str, condition: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     library = request.getfixturevalue(f"{engine}_library")
-    made: DeviceEngine = (
-        KernelsEngine(library) if engine == "kernels" else WarpsEngine(library, library.parent / "patches")
+    made = GpuEngine(
+        [KernelStream(library) if engine == "kernels" else WarpStream(library, library.parent / "patches")]
     )
     is_written = f"[ -e {tmp_path}/run.jsonl ]"
     waits = f"n=0; until {is_written} || [ $((n+=1)) -gt 3000 ]; do sleep 0.01; done"

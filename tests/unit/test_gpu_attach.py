@@ -15,12 +15,14 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_libraries import FLAGS, NATIVE, ROOT, build_object, include_flags
+from tests.support.gpu_records import kernel_renderer
 from tests.support.recorded_program import Recorded
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import CaptureRequest
 from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.attach.loader import CODE, enter
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer
+from tracepipe.tracer.gpu.engines.kernels import KernelStream
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="it is done on x86-64 alone")
 SOURCES = ROOT / "tests/gpu"
@@ -218,15 +220,15 @@ class Attached(Recorded):
     """A program that runs, which is recorded when the test asks for it."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder / "program", KernelsRenderer(), TRACEPIPE_GPU_CHANNEL="")
+        super().__init__(folder / "program", kernel_renderer(), TRACEPIPE_GPU_CHANNEL="")
         self._folder = folder
 
     def enter(self) -> None:
         """The earlier recording is over, or the program never was recorded."""
-        engine = KernelsEngine(self._folder / "kernels.so", calls="all", ring_bytes=1 << 20)
+        engine = GpuEngine([KernelStream(self._folder / "kernels.so", calls="all")], ring_bytes=1 << 20)
         engine.enter([self.process.pid])
         self.channel.close()
-        self.channel, self.renderer, self.events = engine._channel, engine.renderer(), []
+        self.channel, self.renderer, self.events = engine.channel, engine.renderer(), []
 
 
 @pytest.fixture

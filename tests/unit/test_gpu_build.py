@@ -21,16 +21,17 @@ from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 from tracepipe.tracer.gpu.build.driver import Driver, owner
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.tracer.gpu.engines import kernels, stalls, warp_records
+from tracepipe.tracer.gpu.engines import warp_records
+from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 
 pytestmark = pytest.mark.slow
 
 ARCHITECTURES = [75, 80, 86, 89, 90, 100, 120]
 # Each engine's library, built.
 LIBRARIES: dict[str, Callable[[Toolchain], Path]] = {
-    "kernels": kernels.build_library,
+    "kernels": KernelStream.build,
     "warps": lambda tools: tools.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
-    "stalls": stalls.build_library,
+    "stalls": StallStream.build,
 }
 ROOT = Path(__file__).parents[2]
 U64 = ctypes.c_uint64
@@ -202,7 +203,7 @@ def test_both_sides_have_the_same_kinds_losses_and_columns() -> None:
     kinds = re.findall(r"\b(KIND_\w+) = (\d+)", header)
     assert len(kinds) >= 5
     for name, number in kinds:
-        assert getattr(warp_records, name) == int(number)
+        assert warp_records.WarpKind[name.removeprefix("KIND_")] == int(number)
     assert {int(number) for number in re.findall(r"\bLOST_\w+ = (\d+)", header)} == set(warp_records.LOST_WHY)
     columns = {int(number): name.lower() for name, number in re.findall(r"COLUMN_(\w+) = (\d+)", header)}
     assert columns == warp_records.COLUMN_NAMES

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import pack_record, warp_renderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.hook import FilePlace, Probe
@@ -26,8 +26,9 @@ from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.transport import KIND_NAME, NAME, read_name, records
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.transport import NAME, Kind, read_name, records
+from tracepipe.tracer.gpu.engines.warps import WarpStream
 from tracepipe.tracer.records import record as probe_record
 from tracepipe.tracer.records.render import RecordRenderer
 
@@ -82,7 +83,7 @@ def _run(caller: str, folder: Path, *arguments: str, table: str | None = None) -
 
 
 def _lines(chunk: bytes) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in WarpRenderer({}).render(chunk).texts]
+    lines = [json.loads(line) for line in warp_renderer().render(chunk).texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     return lines
 
@@ -138,7 +139,7 @@ def test_a_kernel_has_what_its_launch_needs(
     kernel = layout.KERNEL.pack(
         launch, 1, 0, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, registers, 512
     )
-    lines = _lines(chunk + pack_record(layout.KIND_KERNEL, pid, TID, 5, kernel))
+    lines = _lines(chunk + pack_record(layout.WarpKind.KERNEL, pid, TID, 5, kernel))
     (args,) = [line["args"] for line in lines if line["type"] == "gpu_kernel"]
     assert {key: args[key] for key in ("registers", "shared_bytes") if key in args} == needs
 
@@ -201,9 +202,11 @@ def test_without_the_table_calls_have_no_arguments(caller: str, tmp_path: Path) 
     chunk, _ = _run(caller, tmp_path, "calls", table="")
     assert chunk == b""  # the program ends where the library would say so
     name = 1 << 63 | 5
-    bare = pack_record(KIND_NAME, PID, TID, 1, NAME.pack(name) + b"cuMemAlloc_v2")
-    bare += pack_record(layout.KIND_CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 0, 1, 0, 0))
-    bare += pack_record(layout.KIND_CALL_EXIT, PID, TID, 3, layout.CALL_EXIT.pack(name, 0, 1, 0))
+    bare = pack_record(Kind.NAME, PID, TID, 1, NAME.pack(name) + b"cuMemAlloc_v2")
+    bare += pack_record(
+        layout.WarpKind.CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 0, 1, 0, 0)
+    )
+    bare += pack_record(layout.WarpKind.CALL_EXIT, PID, TID, 3, layout.CALL_EXIT.pack(name, 0, 1, 0))
     enter, leave = _lines(bare)
     assert "args" not in enter
     assert leave["args"] == {"result": 0, "result_name": "CUDA_SUCCESS"}
@@ -263,12 +266,12 @@ def test_a_call_has_the_same_lines_as_by_probes(
 ) -> None:
     chunk, _ = _run(caller, tmp_path, "calls")
     sent = list(records(chunk))
-    names = [read_name(r.payload) for r in sent if r.kind == KIND_NAME]
+    names = [read_name(r.payload) for r in sent if r.kind == Kind.NAME]
     number = next(number for number, sent_name in names if sent_name == name)
-    mine = [r for r in sent if r.kind in (layout.KIND_CALL_ENTER, layout.KIND_CALL_EXIT, KIND_NAME)]
+    mine = [r for r in sent if r.kind in (layout.WarpKind.CALL_ENTER, layout.WarpKind.CALL_EXIT, Kind.NAME)]
     mine = [r for r in mine if NAME.unpack_from(r.payload)[0] == number]
     call_alone = b"".join(
-        pack_record(r.kind, PID, TID, 20 if r.kind == layout.KIND_CALL_EXIT else 10, bytes(r.payload))
+        pack_record(r.kind, PID, TID, 20 if r.kind == layout.WarpKind.CALL_EXIT else 10, bytes(r.payload))
         for r in mine
     )
     by_library, by_probes = _lines(call_alone), _by_probes(name, words, out)
@@ -327,7 +330,7 @@ def test_no_word_is_outside_of_its_struct() -> None:
 
 
 def test_the_command_finds_the_table_and_it_goes_with_the_recording(tmp_path: Path) -> None:
-    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")
+    recording = GpuEngine([WarpStream(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")])
     table = Path(recording.environment()[ARGUMENTS_VARIABLE])
     assert table.stat().st_mode & 0o777 == 0o644
     assert "cuMemAlloc_v2 8+8 out0+8\n" in table.read_text()

@@ -7,6 +7,7 @@ import math
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ import pytest
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counters import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 from tracepipe.tracer.engines.engine import Turn
-from tracepipe.tracer.gpu.engines.annotations import AnnotationsEngine, NoGpus, NoRecords
+from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
 from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled
-from tracepipe.tracer.gpu.engines.counters import CountersEngine, CountersRenderer
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
+from tracepipe.tracer.gpu.engines.counters import CounterStream, SampleDecoder
+from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
+from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
 from tracepipe.tracer.gpu.engines.sampler import (
+    OrderedSamples,
     Overflow,
     Sample,
     SampledGpu,
     Sampler,
-    SampleStream,
     Stretches,
     Used,
 )
-from tracepipe.tracer.gpu.engines.transport import KIND_SAMPLE, RECORD, whole_bytes
-from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, Kind, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 from tracepipe.tracer.records.record import Loss
 
@@ -74,9 +76,9 @@ def recorded(*turns: int) -> Stretches:
 
 def taken(sent: Sent, stretches: Stretches, now_ns: int = 10**6) -> tuple[list[int], list[Loss]]:
     """The numbers of the samples that are kept, and the losses."""
-    stream, losses = SampleStream(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
-    stream.take(now_ns)
-    kept = [one.start_ns // INTERVAL_NS for one in stream.kept(now_ns, stretches, losses)]
+    stream, losses = OrderedSamples(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
+    stream.read(now_ns)
+    kept = [one.start_ns // INTERVAL_NS for one in stream.recorded(now_ns, stretches, losses)]
     return kept, losses + list(stream.end(now_ns, stretches))
 
 
@@ -90,9 +92,9 @@ def test_an_impossible_value_is_a_loss_and_the_others_of_its_sample_stay() -> No
     many = Sample(0, INTERVAL_NS, (5123.4, 97.2)), Sample(INTERVAL_NS, 2 * INTERVAL_NS, (101.2, 0.0))
     sent = whole(*many)
     sent.sampled = [Sampled(counter, counter.metrics[0].name, 100.0) for counter in COUNTERS[:2]]
-    stream, losses = SampleStream(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
-    stream.take(10**6)
-    first, second = stream.kept(10**6, recorded(0), losses)
+    stream, losses = OrderedSamples(sent, INTERVAL_NS), list[Loss]()  # type: ignore[arg-type]
+    stream.read(10**6)
+    first, second = stream.recorded(10**6, recorded(0), losses)
     assert (math.isnan(first.values[0]), first.values[1], second) == (True, 97.2, many[1])
     reason = f"GPU 0: an impossible value of {COUNTERS[0].name}"
     assert losses == [Loss(GPU_COUNTERS, 1, 0, INTERVAL_NS, reason)]
@@ -116,10 +118,10 @@ def of_clocks(*megahertz: float) -> Sent:
 
 def test_a_sample_whose_sms_were_counted_for_a_part_lacks_what_they_counted() -> None:
     sent, losses = of_clocks(*CLOCKS), list[Loss]()
-    stream = SampleStream(sent, INTERVAL_NS)  # type: ignore[arg-type]
+    stream = OrderedSamples(sent, INTERVAL_NS)  # type: ignore[arg-type]
     sent.stop()
-    stream.take(10**6)
-    kept = list(stream.kept(10**6, recorded(0), losses))
+    stream.read(10**6)
+    kept = list(stream.recorded(10**6, recorded(0), losses))
     partial = [at for at, one in enumerate(kept) if math.isnan(one.values[0])]
     assert partial == [2, 5]
     assert all(math.isnan(kept[at].values[2]) for at in partial)
@@ -135,11 +137,11 @@ def test_samples_that_come_after_later_ones_fill_the_gap() -> None:
 
 def test_samples_after_a_gap_wait_for_those_that_are_missing() -> None:
     sent, losses = Sent(*map(sample, (0, 3, 4))), list[Loss]()
-    stream = SampleStream(sent, INTERVAL_NS)  # type: ignore[arg-type]
+    stream = OrderedSamples(sent, INTERVAL_NS)  # type: ignore[arg-type]
 
     def kept_at(now_ns: int) -> list[int]:
-        stream.take(now_ns)
-        return [one.start_ns // INTERVAL_NS for one in stream.kept(now_ns, recorded(0), losses)]
+        stream.read(now_ns)
+        return [one.start_ns // INTERVAL_NS for one in stream.recorded(now_ns, recorded(0), losses)]
 
     assert kept_at(1000) == [0]
     sent.items = [sample(1)]
@@ -156,12 +158,12 @@ def test_samples_after_a_gap_wait_for_those_that_are_missing() -> None:
 
 def test_a_sample_waits_for_the_one_after_it() -> None:
     sent, losses = of_clocks(1979, 31, 1979), list[Loss]()
-    stream, third = SampleStream(sent, INTERVAL_NS), sent.items.pop()  # type: ignore[arg-type]
-    stream.take(10**6)
-    assert [one.start_ns for one in stream.kept(10**6, recorded(0), losses)] == [0]
+    stream, third = OrderedSamples(sent, INTERVAL_NS), sent.items.pop()  # type: ignore[arg-type]
+    stream.read(10**6)
+    assert [one.start_ns for one in stream.recorded(10**6, recorded(0), losses)] == [0]
     sent.items.append(third)
-    stream.take(10**6)
-    (second,) = stream.kept(10**6, recorded(0), losses)
+    stream.read(10**6)
+    (second,) = stream.recorded(10**6, recorded(0), losses)
     assert (second.start_ns, math.isnan(second.values[0]), len(losses)) == (100, True, 1)
 
 
@@ -226,7 +228,7 @@ def test_old_turns_are_forgotten_and_the_open_stretch_is_not() -> None:
     assert list(stretches.parts(0, 300)) == [(200, 300)]
 
 
-def record(payload: bytes, kind: int = KIND_SAMPLE) -> bytes:
+def record(payload: bytes, kind: int = Kind.SAMPLE) -> bytes:
     head = RECORD.pack(0, len(payload), kind, 0, 0, 5)
     return (head + payload).ljust(whole_bytes(len(payload)), b"\0")
 
@@ -236,7 +238,9 @@ def payload(*values: float, key: int = KEY, gpu: int = 0) -> bytes:
 
 
 def rendered(content: bytes) -> list[dict[str, Any]]:
-    renderer = CountersRenderer(NoRecords(), KEY, {0: COUNTERS[:2], 3: [COUNTERS[2]]}, {})
+    other = Sent(index=3)
+    other.sampled = [Sampled(COUNTERS[2], COUNTERS[2].metrics[0].name, None)]
+    renderer = Renderer([partial(SampleDecoder, key=KEY, samplers=[Sent(), other])])
     return [json.loads(text) for text in renderer.render(content).texts]
 
 
@@ -263,15 +267,16 @@ def test_what_a_process_of_the_command_writes_as_samples_is_refused(content: byt
     assert (loss["type"], loss["count"], loss["reason"]) == ("loss", 1, MALFORMED)
 
 
-def engine(*sent: Sent) -> CountersEngine:
+def engine(*sent: Sent) -> GpuEngine:
     samplers: Iterable[Any] = sent
-    return CountersEngine(NoGpus(None), list(samplers), SamplingLock([]), INTERVAL_NS)
+    return GpuEngine([CounterStream(list(samplers), SamplingLock([]), INTERVAL_NS)])
 
 
 def test_samples_come_with_the_records_of_the_engines_around_them() -> None:
     now_ns = time.monotonic_ns()
     sent = Sent(Sample(now_ns - 100, now_ns, (1.0, 2.0)), index=1)
-    made = AnnotationsEngine(Path("annotations.so"), engine(sent))
+    made = engine(sent)
+    made.add(AnnotationStream(Path("annotations.so")))
     try:
         made.turned(Turn(0, begins=True))
         assert made.name == "pm sampling, nvtx"
@@ -301,7 +306,8 @@ def test_with_windows_samples_wait_until_those_are_known() -> None:
 
 
 def test_samples_are_counted_and_carried_as_what_they_are() -> None:
-    renderer = CountersRenderer(KernelsRenderer(), KEY, {0: COUNTERS[:2]}, {})
+    decoders = ProcessDecoder, KernelDecoder, partial(SampleDecoder, key=KEY, samplers=[Sent()])
+    renderer = Renderer(decoders)
     content = record(payload(1.0, 2.0))
     assert renderer.counts(content) == {"hook": 1}
     carry = renderer.carry()

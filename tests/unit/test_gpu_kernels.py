@@ -10,29 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import kernel_renderer, pack_record
 from tracepipe.event.checks import first_fault
 from tracepipe.hooks.calls import CALL_RULES
 from tracepipe.tracer.gpu.build.toolchain import NATIVE
-from tracepipe.tracer.gpu.engines import kernel_records, kernels
-from tracepipe.tracer.gpu.engines.kernel_records import (
+from tracepipe.tracer.gpu.engines import kernels
+from tracepipe.tracer.gpu.engines.kernels import (
     CALL,
     COPY,
     HELLO,
     KERNEL,
-    KIND_ANY,
-    KIND_CALL,
-    KIND_CALL_NAME,
-    KIND_COPY,
-    KIND_HELLO,
-    KIND_KERNEL,
-    KIND_MEMORY,
-    KIND_SET,
     MEMORY,
     SET,
+    KernelKind,
+    KernelStream,
 )
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, KernelsRenderer
-from tracepipe.tracer.gpu.engines.transport import GPU, KIND_GPU, KIND_NAME, KIND_NOTE
+from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.transport import GPU, Kind
 
 UUID = bytes.fromhex("4717ba2800112233445566778899aabb")
 RUNTIME, LAUNCH, MALLOC = 2, 211, 20
@@ -44,21 +39,21 @@ def record(kind: int, payload: bytes, pid: int = 42) -> bytes:
 
 
 def hello(clock: int = 0) -> bytes:
-    return record(KIND_HELLO, HELLO.pack(130001, clock, 1, 2, 3))
+    return record(KernelKind.HELLO, HELLO.pack(130001, clock, 1, 2, 3))
 
 
 def gpu(index: int = 0, uuid: bytes = UUID, pid: int = 42) -> bytes:
     head = GPU.pack(index, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 0, uuid)
-    return record(KIND_GPU, head + b"NVIDIA H200", pid)
+    return record(Kind.GPU, head + b"NVIDIA H200", pid)
 
 
 def name(number: int, text: str, pid: int = 42) -> bytes:
-    return record(KIND_NAME, number.to_bytes(8, "little") + text.encode(), pid)
+    return record(Kind.NAME, number.to_bytes(8, "little") + text.encode(), pid)
 
 
 def function(number: int, text: str) -> bytes:
     return record(
-        KIND_CALL_NAME, RUNTIME.to_bytes(4, "little") + number.to_bytes(4, "little") + text.encode()
+        KernelKind.CALL_NAME, RUNTIME.to_bytes(4, "little") + number.to_bytes(4, "little") + text.encode()
     )
 
 
@@ -74,15 +69,15 @@ def call(start_ns: int, number: int, correlation: int, result: int = 0) -> bytes
     return CALL.pack(start_ns, start_ns + 100, 0, RUNTIME, number, 43, correlation, result)
 
 
-def lines(*chunks: bytes, renderer: KernelsRenderer | None = None) -> list[dict[str, Any]]:
+def lines(*chunks: bytes, renderer: Renderer | None = None) -> list[dict[str, Any]]:
     """What becomes of the chunks; of a renderer of their own, with what waited for more."""
-    own = renderer or KernelsRenderer()
+    own = renderer or kernel_renderer()
     texts = own.render(b"".join(chunks)).texts
     return [json.loads(line) for line in texts + ([] if renderer else own.last().texts)]
 
 
 def test_a_kernel_is_a_span_with_its_launch() -> None:
-    events = lines(hello(), gpu(), name(1, "add(int)"), record(KIND_KERNEL, kernel(1000, 9)))
+    events = lines(hello(), gpu(), name(1, "add(int)"), record(KernelKind.KERNEL, kernel(1000, 9)))
     assert events == [
         {
             "ts_ns": 1000,
@@ -103,7 +98,7 @@ def test_a_kernel_is_a_span_with_its_launch() -> None:
 
 def test_a_launch_call_has_the_kernels_launch_id_and_other_calls_none() -> None:
     functions = function(LAUNCH, "cudaLaunchKernel_v7000") + function(MALLOC, "cudaMalloc_v3020")
-    calls = record(KIND_CALL, call(10, MALLOC, 8, result=2) + call(200, LAUNCH, 9))
+    calls = record(KernelKind.CALL, call(10, MALLOC, 8, result=2) + call(200, LAUNCH, 9))
     malloc, launch = lines(functions, calls)
     assert (malloc["name"], malloc["args"], malloc.get("launch")) == ("cudaMalloc", {"result": 2}, None)
     assert (launch["name"], launch["tid"], launch["dur_ns"], launch["launch"]) == (
@@ -117,8 +112,8 @@ def test_a_launch_call_has_the_kernels_launch_id_and_other_calls_none() -> None:
 def test_a_copy_and_the_call_that_asked_for_it_have_one_number() -> None:
     functions = function(COPYING, "cudaMemcpyAsync_v3020")
     functions += function(ADDING, "cudaGraphAddMemcpyNode_v10000")
-    calls = record(KIND_CALL, call(10, COPYING, 148) + call(200, ADDING, 149))
-    copied = record(KIND_COPY, COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1))
+    calls = record(KernelKind.CALL, call(10, COPYING, 148) + call(200, ADDING, 149))
+    copied = record(KernelKind.COPY, COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1))
     copying, adding, copy = lines(functions, calls, copied)
     assert (copying["name"], copying["launch"], copy["type"], copy["launch"]) == (
         "cudaMemcpyAsync",
@@ -134,19 +129,19 @@ ARGS = {"grid": [64, 2, 1], "block": [192, 1, 1], "shared_bytes": 2048, "stream"
 
 def test_a_launch_call_has_what_its_kernel_says_of_it() -> None:
     """Whichever comes first, and both APIs' calls."""
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     head = (
         function(LAUNCH, "cudaLaunchKernel_v7000")
         + function(13, "cudaGraphLaunch_v10000")
         + name(1, "add(int)")
     )
-    assert lines(head, record(KIND_CALL, call(200, LAUNCH, 9)), renderer=renderer) == []
-    launch, started = lines(record(KIND_KERNEL, kernel(1000, 9)), renderer=renderer)
+    assert lines(head, record(KernelKind.CALL, call(200, LAUNCH, 9)), renderer=renderer) == []
+    launch, started = lines(record(KernelKind.KERNEL, kernel(1000, 9)), renderer=renderer)
     assert (launch["name"], launch["args"], started["type"]) == ("cudaLaunchKernel", ARGS, "gpu_kernel")
-    (later,) = lines(record(KIND_CALL, call(190, LAUNCH, 9)), renderer=renderer)
+    (later,) = lines(record(KernelKind.CALL, call(190, LAUNCH, 9)), renderer=renderer)
     assert later["args"] == ARGS
     failed, graph = lines(
-        record(KIND_CALL, call(300, LAUNCH, 10, result=2) + call(400, 13, 11)), renderer=renderer
+        record(KernelKind.CALL, call(300, LAUNCH, 10, result=2) + call(400, 13, 11)), renderer=renderer
     )
     assert [event["args"] for event in (failed, graph)] == [{"result": 2}, {"result": 0}], (
         "these wait for none"
@@ -154,33 +149,39 @@ def test_a_launch_call_has_what_its_kernel_says_of_it() -> None:
 
 
 def test_a_launch_call_waits_for_its_kernel_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    renderer = KernelsRenderer()
-    late = pack_record(KIND_CALL, 42, 1, 5 + kernels.WAIT_NS, call(200, LAUNCH, 10))
+    renderer = kernel_renderer()
+    late = pack_record(KernelKind.CALL, 42, 1, 5 + kernels.WAIT_NS, call(200, LAUNCH, 10))
     assert (
-        lines(function(LAUNCH, "cuLaunchKernel"), record(KIND_CALL, call(100, LAUNCH, 9)), renderer=renderer)
+        lines(
+            function(LAUNCH, "cuLaunchKernel"),
+            record(KernelKind.CALL, call(100, LAUNCH, 9)),
+            renderer=renderer,
+        )
         == []
     )
     (event,) = lines(late, renderer=renderer)
     assert (event["ts_ns"], event["launch"], event["args"]) == (100, 9, {"result": 0})
     assert [json.loads(text)["launch"] for text in renderer.last().texts] == [10]
     assert renderer.last().texts == []
-    monkeypatch.setattr(kernels, "HELD_MAX", 1)
+    monkeypatch.setattr(kernels, "WAITING_MAX", 1)
     calls = (
         function(LAUNCH, "cuLaunchKernel"),
-        record(KIND_CALL, call(300, LAUNCH, 11) + call(400, LAUNCH, 12)),
+        record(KernelKind.CALL, call(300, LAUNCH, 11) + call(400, LAUNCH, 12)),
     )
-    (first,) = lines(*calls, renderer=KernelsRenderer())
+    (first,) = lines(*calls, renderer=kernel_renderer())
     assert first["launch"] == 11
 
 
 def test_events_come_in_the_order_of_their_times() -> None:
-    chunk = record(KIND_KERNEL, kernel(3000, 2) + kernel(1000, 1)) + record(KIND_CALL, call(2000, LAUNCH, 3))
+    chunk = record(KernelKind.KERNEL, kernel(3000, 2) + kernel(1000, 1)) + record(
+        KernelKind.CALL, call(2000, LAUNCH, 3)
+    )
     assert [event["ts_ns"] for event in lines(chunk)] == [1000, 2000, 3000]
 
 
 def test_launch_ids_of_two_processes_differ() -> None:
     same = kernel(1000, 9)
-    first, second = lines(record(KIND_KERNEL, same, 42), record(KIND_KERNEL, same, 43))
+    first, second = lines(record(KernelKind.KERNEL, same, 42), record(KernelKind.KERNEL, same, 43))
     assert first["launch"] != second["launch"]
     assert second["launch"] & 0xFFFFFFFF == 9
 
@@ -188,8 +189,8 @@ def test_launch_ids_of_two_processes_differ() -> None:
 def test_a_gpu_has_one_number_for_all_processes() -> None:
     """The second process sees the machine's second GPU alone, as its own first."""
     other = bytes(16)
-    renderer = KernelsRenderer()
-    sent = gpu(0) + gpu(1, other) + gpu(0, other, 43) + record(KIND_KERNEL, kernel(1000, 9), 43)
+    renderer = kernel_renderer()
+    sent = gpu(0) + gpu(1, other) + gpu(0, other, 43) + record(KernelKind.KERNEL, kernel(1000, 9), 43)
     assert [event["gpu"] for event in lines(sent, renderer=renderer)] == [1]
     assert [entry["index"] for entry in renderer.gpus] == [0, 1]
     expected = {"index": 0, "name": "NVIDIA H200", "uuid": "GPU-4717ba28-0011-2233-4455-66778899aabb"}
@@ -204,7 +205,7 @@ def test_a_gpu_has_one_number_for_all_processes() -> None:
 
 
 def test_a_gpu_met_later_under_a_number_that_is_taken_gets_another() -> None:
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     lines(gpu(0), gpu(0, bytes(16), 43), renderer=renderer)
     assert [entry["index"] for entry in renderer.gpus] == [0, 1]
 
@@ -212,24 +213,24 @@ def test_a_gpu_met_later_under_a_number_that_is_taken_gets_another() -> None:
 def test_a_gpu_of_the_header_keeps_its_number() -> None:
     """The process sees the machine's fourth GPU alone."""
     uuid = "GPU-4717ba28-0011-2233-4455-66778899aabb"
-    renderer = KernelsRenderer({uuid: 3})
+    renderer = kernel_renderer({uuid: 3})
     assert [
-        event["gpu"] for event in lines(gpu(0), record(KIND_KERNEL, kernel(1, 9)), renderer=renderer)
+        event["gpu"] for event in lines(gpu(0), record(KernelKind.KERNEL, kernel(1, 9)), renderer=renderer)
     ] == [3]
     assert [(entry["index"], entry["uuid"]) for entry in renderer.gpus] == [(3, uuid)]
 
 
 def test_names_are_their_process_own_and_may_come_in_an_earlier_chunk() -> None:
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     lines(name(1, "mine"), name(1, "other", 43), renderer=renderer)
-    found = lines(record(KIND_KERNEL, kernel(1000, 9)), renderer=renderer)
+    found = lines(record(KernelKind.KERNEL, kernel(1000, 9)), renderer=renderer)
     assert [event["name"] for event in found] == ["mine"]
-    lost = lines(record(KIND_KERNEL, kernel(1000, 9, named=77)), renderer=renderer)
+    lost = lines(record(KernelKind.KERNEL, kernel(1000, 9, named=77)), renderer=renderer)
     assert [event["name"] for event in lost] == ["kernel whose name was lost"]
 
 
 def test_kernels_have_their_graph_and_cluster() -> None:
-    (event,) = lines(record(KIND_KERNEL, kernel(1000, 9, graph=5, cluster=2)))
+    (event,) = lines(record(KernelKind.KERNEL, kernel(1000, 9, graph=5, cluster=2)))
     assert event["args"]["graph"] == 5
     assert event["args"]["graph_node"] == 3
     assert event["args"]["cluster"] == [2, 2, 2]
@@ -238,7 +239,7 @@ def test_kernels_have_their_graph_and_cluster() -> None:
 
 def test_a_copy_has_direction_size_and_memories() -> None:
     copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 1, 2, 3, 1)
-    (event,) = lines(gpu(), record(KIND_COPY, copy))
+    (event,) = lines(gpu(), record(KernelKind.COPY, copy))
     assert (event["type"], event["name"], event["dur_ns"], event["gpu"]) == ("transfer", "HtoD", 700, 0)
     assert event["launch"] == 148
     wanted = {"size": 4096, "correlation": 148, "from": "pinned", "to": "device", "async": True, "context": 1}
@@ -247,20 +248,20 @@ def test_a_copy_has_direction_size_and_memories() -> None:
 
 def test_a_copy_between_gpus_names_the_other() -> None:
     copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 1, 10, 3, 3, 0)
-    (event,) = lines(record(KIND_COPY, copy))
+    (event,) = lines(record(KernelKind.COPY, copy))
     assert (event["name"], event["args"]["to_gpu"]) == ("PtoP", 1)
 
 
 def test_kinds_that_are_not_known_are_shown_as_numbers() -> None:
     copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 0, 99, 98, 3, 0)
-    (event,) = lines(record(KIND_COPY, copy))
+    (event,) = lines(record(KernelKind.COPY, copy))
     assert (event["name"], event["args"]["from"]) == ("99", "98")
-    (unknown,) = lines(record(KIND_CALL, call(10, 999, 1)))
+    (unknown,) = lines(record(KernelKind.CALL, call(10, 999, 1)))
     assert unknown["name"] == "runtime function 999"
 
 
 def test_a_set_has_value_and_size() -> None:
-    (event,) = lines(record(KIND_SET, SET.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 255, 3)))
+    (event,) = lines(record(KernelKind.SET, SET.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 255, 3)))
     assert (event["type"], event["name"], event["args"]["value"]) == ("transfer", "set", 255)
 
 
@@ -271,8 +272,8 @@ def test_memory_is_taken_and_given_back_by_its_call() -> None:
     taken = MEMORY.pack(1050, 4096, 0x7F00, 0, 1, NO_STREAM, 8, 1, 3)
     freed = MEMORY.pack(1090, 0, 0x7F00, 0, 1, 7, 9, 2, 3)
     # The memory of a call comes before the call, which is sent at its return.
-    sent = record(KIND_MEMORY, taken + freed) + record(KIND_CALL, call(1000, MALLOC, 8))
-    renderer = KernelsRenderer()
+    sent = record(KernelKind.MEMORY, taken + freed) + record(KernelKind.CALL, call(1000, MALLOC, 8))
+    renderer = kernel_renderer()
     chunk = gpu() + function(MALLOC, "cudaMalloc_v3020") + sent
     malloc, alloc, free = lines(chunk, renderer=renderer)
     assert malloc["name"] == "cudaMalloc"
@@ -294,58 +295,63 @@ def test_memory_is_taken_and_given_back_by_its_call() -> None:
     [(1, 2, "alloc_host"), (2, 2, "free_host"), (1, 5, "alloc"), (2, 5, "free")],
 )
 def test_memory_of_the_host_is_distinguished(operation: int, kind: int, expected: str) -> None:
-    (event,) = lines(record(KIND_MEMORY, MEMORY.pack(1, 64, 5, 0, 1, NO_STREAM, 8, operation, kind)))
+    (event,) = lines(record(KernelKind.MEMORY, MEMORY.pack(1, 64, 5, 0, 1, NO_STREAM, 8, operation, kind)))
     assert event["name"] == expected
 
 
 def test_memory_is_attributed_to_the_inner_of_two_calls_in_both_apis() -> None:
-    driver = record(KIND_CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2")
+    driver = record(
+        KernelKind.CALL_NAME, (1).to_bytes(4, "little") + (7).to_bytes(4, "little") + b"cuMemAlloc_v2"
+    )
     inner = CALL.pack(20, 60, 0, 1, 7, 43, 8, 0)
-    calls = record(KIND_CALL, inner + call(10, MALLOC, 8))
-    memory = record(KIND_MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
+    calls = record(KernelKind.CALL, inner + call(10, MALLOC, 8))
+    memory = record(KernelKind.MEMORY, MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, 8, 1, 3))
     events = lines(driver, function(MALLOC, "cudaMalloc_v3020"), calls, memory)
     assert [event["args"]["call"] for event in events if event["type"] == "memory"] == ["cuMemAlloc_v2"]
 
 
 def test_calls_that_take_memory_are_not_kept_for_ever() -> None:
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     many = b"".join(call(10, MALLOC, number) for number in range(kernels._ALLOCATING_MAX + 1))
-    lines(function(MALLOC, "cudaMalloc_v3020"), record(KIND_CALL, many), renderer=renderer)
+    lines(function(MALLOC, "cudaMalloc_v3020"), record(KernelKind.CALL, many), renderer=renderer)
     memory = [MEMORY.pack(50, 64, 5, 0, 1, NO_STREAM, number, 1, 3) for number in (0, 1)]
-    forgotten, known = lines(record(KIND_MEMORY, b"".join(memory)), renderer=renderer)
+    forgotten, known = lines(record(KernelKind.MEMORY, b"".join(memory)), renderer=renderer)
     assert ("call" in forgotten["args"], "call" in known["args"]) == (False, True)
 
 
 def test_work_without_an_end_has_no_length() -> None:
     interrupted = kernel(1000, 9)
     interrupted = interrupted[:8] + bytes(8) + interrupted[16:]
-    (event,) = lines(record(KIND_KERNEL, interrupted))
+    (event,) = lines(record(KernelKind.KERNEL, interrupted))
     assert event["dur_ns"] == 0
 
 
 def test_a_cupti_with_its_own_clock_is_recognized() -> None:
-    (event,) = lines(hello(clock=1), record(KIND_KERNEL, kernel(1000, 9)))
+    (event,) = lines(hello(clock=1), record(KernelKind.KERNEL, kernel(1000, 9)))
     assert event["clock"] == "realtime"
 
 
 def test_notes_are_kept_once() -> None:
-    renderer = KernelsRenderer()
-    assert lines(record(KIND_NOTE, b"no buffers"), record(KIND_NOTE, b"no buffers"), renderer=renderer) == []
+    renderer = kernel_renderer()
+    assert lines(record(Kind.NOTE, b"no buffers"), record(Kind.NOTE, b"no buffers"), renderer=renderer) == []
     assert renderer.notes == ["no buffers"]
 
 
 def test_counts_are_those_of_the_lines() -> None:
     chunk = (
-        hello() + gpu() + record(KIND_KERNEL, kernel(1, 1) * 3) + record(KIND_CALL, call(1, LAUNCH, 1) * 2)
+        hello()
+        + gpu()
+        + record(KernelKind.KERNEL, kernel(1, 1) * 3)
+        + record(KernelKind.CALL, call(1, LAUNCH, 1) * 2)
     )
-    assert KernelsRenderer().counts(chunk) == {"gpu_kernel": 3, "userspace": 2}
+    assert kernel_renderer().counts(chunk) == {"gpu_kernel": 3, "userspace": 2}
     assert len(lines(chunk)) == 5
 
 
 def test_every_line_is_valid() -> None:
     copy = COPY.pack(1000, 1700, 4096, 0, 0, 1, 7, 148, 0, 1, 10, 3, 3, 0)
-    rest = record(KIND_COPY, copy) + record(KIND_CALL, call(10, 999, 1))
-    for event in lines(gpu(), record(KIND_KERNEL, kernel(1000, 9, graph=5, cluster=2)), rest):
+    rest = record(KernelKind.COPY, copy) + record(KernelKind.CALL, call(10, 999, 1))
+    for event in lines(gpu(), record(KernelKind.KERNEL, kernel(1000, 9, graph=5, cluster=2)), rest):
         assert first_fault(event) is None
 
 
@@ -358,11 +364,11 @@ def test_both_sides_have_the_same_sizes_and_kinds(struct: str, ours: Any) -> Non
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", header))
     assert int(sizes[struct]) == ours.size
     for kind, number in re.findall(r"(KIND_\w+) = (\d+)", header):
-        assert getattr(kernel_records, kind) == int(number)
+        assert KernelKind[kind.removeprefix("KIND_")] == int(number)
 
 
 def test_a_command_gets_the_place_of_its_recording(tmp_path: Path) -> None:
-    recording = KernelsEngine(tmp_path / "k.so", calls="launches", ring_bytes=1 << 16)
+    recording = GpuEngine([KernelStream(tmp_path / "k.so", calls="launches")], ring_bytes=1 << 16)
     try:
         environment = recording.environment()
         assert environment["CUDA_INJECTION64_PATH"] == str(tmp_path / "k.so")
@@ -377,11 +383,13 @@ def test_a_command_gets_the_place_of_its_recording(tmp_path: Path) -> None:
 
 
 def test_losses_name_their_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recording = KernelsEngine(tmp_path / "k.so", ring_bytes=1 << 16)
+    recording = GpuEngine([KernelStream(tmp_path / "k.so")], ring_bytes=1 << 16)
     try:
         before_ns = time.monotonic_ns()
         recording.lost()
-        monkeypatch.setattr(recording._channel, "_new_dropped", lambda: [(KIND_KERNEL, 3), (KIND_ANY, 4)])
+        monkeypatch.setattr(
+            recording.channel, "_new_dropped", lambda: [(KernelKind.KERNEL, 3), (KernelKind.ANY, 4)]
+        )
         kernels_lost, any_lost = recording.lost()
     finally:
         recording.close()

@@ -15,11 +15,10 @@ import pytest
 
 from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import build_library
+from tests.support.gpu_records import kernel_renderer, warp_renderer
 from tests.support.recorded_program import Recorded
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def patched_program(warps_library: Path) -> Path:
 
 @pytest.fixture
 def recorded(program: Path) -> Iterator[Recorded]:
-    made = Recorded(program, KernelsRenderer())
+    made = Recorded(program, kernel_renderer())
     assert made.answer() == "begun"
     yield made
     if made.process.poll() is None:
@@ -46,7 +45,7 @@ def recorded(program: Path) -> Iterator[Recorded]:
 
 @pytest.fixture
 def patched(patched_program: Path) -> Iterator[Recorded]:
-    made = Recorded(patched_program, WarpRenderer({}))
+    made = Recorded(patched_program, warp_renderer())
     assert [made.answer(), made.answer()] == ["patched", "begun"]
     yield made
     if made.process.poll() is None:
@@ -194,7 +193,7 @@ def test_another_profiler_is_given_no_buffers_of_ours(kernels_library: Path, whe
     chunk, printed = collected(channel, command)
     channel.close()
     assert printed == "0\n"
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert sum(line["type"] == "gpu_kernel" for line in lines) == 3, "all until then"
     (loss,) = [line for line in lines if line["type"] == "loss"]
@@ -322,7 +321,7 @@ def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
 def test_calls_of_functions_are_recorded_from_the_first_launch_on(
     patched_program: Path, pattern: str, ranges: list[tuple[str, int, int]]
 ) -> None:
-    renderer = WarpRenderer({}, called=pattern)
+    renderer = warp_renderer(marks=f":{pattern}")
     patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED=pattern)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     assert [patched.do("functions"), *(patched.answer() for _ in range(2))] == [
@@ -338,7 +337,7 @@ def test_calls_of_functions_are_recorded_from_the_first_launch_on(
 
 
 def test_functions_that_do_not_fit_are_named(patched_program: Path) -> None:
-    renderer = WarpRenderer({}, called="softmax")
+    renderer = warp_renderer(marks=":softmax")
     patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED="softmax")
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     assert patched.do("functions") == "patched"
@@ -368,7 +367,7 @@ def test_kernels_are_selected_by_both_their_names(
 ) -> None:
     # A range that no launch is in: a GPU would be needed for one that is recorded.
     environment = {"TRACEPIPE_GPU_KERNELS": pattern, "TRACEPIPE_GPU_LAUNCHES": "99"}
-    patched = Recorded(patched_program, WarpRenderer({}, wanted=pattern), **environment)
+    patched = Recorded(patched_program, warp_renderer(kernels=pattern), **environment)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     for kernel in ("_Z4attnPf", "_Z3addIiEvPT_", "_Z4attnPf"):
         patched.do(f"kernel:{kernel}")
@@ -378,7 +377,7 @@ def test_kernels_are_selected_by_both_their_names(
 
 def test_calls_that_only_ask_have_no_callback_for_long(patched_program: Path) -> None:
     environment = {CALLS_VARIABLE: calls_text("default")}
-    patched = Recorded(patched_program, WarpRenderer({}), **environment)
+    patched = Recorded(patched_program, warp_renderer(), **environment)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     assert patched.do("ask") == "ask"
     patched.do("launch")
@@ -407,7 +406,7 @@ def test_a_budget_is_for_each_kernel(
 ) -> None:
     """f is launched five times first: without a limit it has what g then lacks."""
     environment = {f"TRACEPIPE_GPU_{name}": value for name, value in selection.items()}
-    patched = Recorded(patched_program, WarpRenderer({}), **environment)
+    patched = Recorded(patched_program, warp_renderer(), **environment)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     patched.do("launch")  # waits for the library's memory
     for kernel in "fffffgggg":
@@ -417,7 +416,7 @@ def test_a_budget_is_for_each_kernel(
 
 
 def test_modules_of_which_all_is_recorded_are_not_patched(patched_program: Path) -> None:
-    patched = Recorded(patched_program, WarpRenderer({}), TRACEPIPE_GPU_PER_KERNEL="2")
+    patched = Recorded(patched_program, warp_renderer(), TRACEPIPE_GPU_PER_KERNEL="2")
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     patched.do("launch")  # waits for the library's memory
     for _ in range(5):

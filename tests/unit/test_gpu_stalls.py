@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import kernel_renderer, pack_record
 from tests.support.recorded_program import Recorded
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
@@ -20,20 +20,10 @@ from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
 from tracepipe.tracer.engines.engine import Listeners
 from tracepipe.tracer.engines.none import NoProbes
-from tracepipe.tracer.gpu.engines.kernels import STALLS_VARIABLE, KernelsEngine, KernelsRenderer
-from tracepipe.tracer.gpu.engines.stall_records import (
-    HEAD,
-    KIND_STALL_LOSS,
-    KIND_STALL_PCS,
-    KIND_STALL_REASON,
-    KIND_STALLS,
-    LOSS,
-    STALL,
-    STALL_PC,
-)
-from tracepipe.tracer.gpu.engines.stalls import StallsEngine
-from tracepipe.tracer.gpu.engines.transport import KIND_NAME, NAME
-from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
+from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
+from tracepipe.tracer.gpu.engines.stalls import HEAD, LOSS, STALL, STALL_PC, STALLS_VARIABLE, StallKind
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.transport import MALFORMED, NAME, Kind
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.session import run_session
 
@@ -50,7 +40,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 
     def begin(windows: bool = False) -> Recorded:
         settings = {STALLS_VARIABLE: "1"}
-        made.append(Recorded(library.parent / "program", KernelsRenderer(), windows, **settings))
+        made.append(Recorded(library.parent / "program", kernel_renderer(), windows, **settings))
         assert made[-1].answer() == "begun"
         return made[-1]
 
@@ -300,7 +290,7 @@ def test_a_module_without_lines_has_offsets_alone(start: Start, tmp_path: Path) 
 
 def test_without_the_setting_nothing_is_sampled(kernels_library: Path) -> None:
     assert STALLS_VARIABLE not in os.environ
-    recorded = Recorded(kernels_library.parent / "program", KernelsRenderer())
+    recorded = Recorded(kernels_library.parent / "program", kernel_renderer())
     assert recorded.answer() == "begun"
     recorded.do("context 1")
     assert recorded.do("sampling") == "1 off"
@@ -308,22 +298,22 @@ def test_without_the_setting_nothing_is_sampled(kernels_library: Path) -> None:
 
 
 def test_a_second_capture_of_a_gpu_is_refused(stalls_library: Path, kernels_library: Path) -> None:
-    gpus = [{"index": 0, "uuid": f"GPU-{os.getpid()}-{id(stalls_library)}"}]
-    engine = StallsEngine(stalls_library, gpus=gpus, stalls=True)
+    sampled = [f"GPU-{os.getpid()}-{id(stalls_library)}"]
+    engine = GpuEngine([StallStream(stalls_library, sampled=sampled)])
     assert engine.environment()[STALLS_VARIABLE]
     assert engine.layers == {"gpu_stall"}
     assert not engine.sees
     with pytest.raises(CaptureUnavailable, match=f"sampled by process {os.getpid()} "):
-        KernelsEngine(kernels_library, gpus=gpus, stalls=True)
-    plain = KernelsEngine(kernels_library, gpus=gpus)
+        KernelStream(kernels_library, sampled=sampled)
+    plain = GpuEngine([KernelStream(kernels_library)])
     assert STALLS_VARIABLE not in plain.environment()
     plain.close()
     engine.close()
-    KernelsEngine(kernels_library, gpus=gpus, stalls=True).close()
+    KernelStream(kernels_library, sampled=sampled).close()
 
 
 def test_a_process_that_runs_already_is_refused(stalls_library: Path) -> None:
-    engine = StallsEngine(stalls_library, stalls=True)
+    engine = GpuEngine([StallStream(stalls_library, sampled=[])])
     with pytest.raises(CaptureUnavailable, match="Process 7 is already running"):
         engine.enter([7])
     engine.close()
@@ -332,7 +322,7 @@ def test_a_process_that_runs_already_is_refused(stalls_library: Path) -> None:
 def rendered(*records: tuple[int, bytes]) -> list[dict[str, Any]]:
     """The lines of records of process 42."""
     chunk = b"".join(pack_record(kind, 42, 42, 1000, payload) for kind, payload in records)
-    return [json.loads(text) for text in KernelsRenderer().render(chunk).texts]
+    return [json.loads(text) for text in kernel_renderer().render(chunk).texts]
 
 
 HEAD_OF_GOOD = HEAD.pack(5, 9, 0, 18)
@@ -341,18 +331,18 @@ HEAD_OF_GOOD = HEAD.pack(5, 9, 0, 18)
 @pytest.mark.parametrize(
     "record",
     [
-        (KIND_STALLS, b""),
-        (KIND_STALLS, HEAD_OF_GOOD + b"\0"),
-        (KIND_STALLS, HEAD.pack(9, 5, 0, 18)),
-        (KIND_STALLS, HEAD.pack(0, 5, 0, 18)),
-        (KIND_STALLS, HEAD.pack(5, 1 << 63, 0, 18)),
-        (KIND_STALLS, HEAD.pack(5, 9, 0, 99)),
-        (KIND_STALLS, HEAD_OF_GOOD + STALL.pack(1, 1, 1) * 9000),
-        (KIND_STALL_PCS, HEAD_OF_GOOD + STALL_PC.pack(1, 1, (1 << 64) - 1, 0, 1, 1)),
-        (KIND_STALL_REASON, b"\0"),
-        (KIND_STALL_LOSS, LOSS.pack(5, 9, 0)),
-        (KIND_STALL_LOSS, LOSS.pack(5, 9, 1 << 60)),
-        (KIND_STALL_LOSS, LOSS.pack(9, 5, 1)),
+        (StallKind.STALLS, b""),
+        (StallKind.STALLS, HEAD_OF_GOOD + b"\0"),
+        (StallKind.STALLS, HEAD.pack(9, 5, 0, 18)),
+        (StallKind.STALLS, HEAD.pack(0, 5, 0, 18)),
+        (StallKind.STALLS, HEAD.pack(5, 1 << 63, 0, 18)),
+        (StallKind.STALLS, HEAD.pack(5, 9, 0, 99)),
+        (StallKind.STALLS, HEAD_OF_GOOD + STALL.pack(1, 1, 1) * 9000),
+        (StallKind.STALL_PCS, HEAD_OF_GOOD + STALL_PC.pack(1, 1, (1 << 64) - 1, 0, 1, 1)),
+        (StallKind.STALL_REASON, b"\0"),
+        (StallKind.STALL_LOSS, LOSS.pack(5, 9, 0)),
+        (StallKind.STALL_LOSS, LOSS.pack(5, 9, 1 << 60)),
+        (StallKind.STALL_LOSS, LOSS.pack(9, 5, 1)),
     ],
 )
 def test_a_record_that_no_library_of_ours_writes_is_a_loss(record: tuple[int, bytes]) -> None:
@@ -361,17 +351,17 @@ def test_a_record_that_no_library_of_ours_writes_is_a_loss(record: tuple[int, by
 
 
 def test_names_that_did_not_come_have_words_in_their_place() -> None:
-    (record,) = rendered((KIND_STALLS, HEAD_OF_GOOD + STALL.pack(77, 5, 3)))
+    (record,) = rendered((StallKind.STALLS, HEAD_OF_GOOD + STALL.pack(77, 5, 3)))
     assert (record["functions"], record["reasons"]) == (["function whose name was lost"], ["reason 5"])
     assert (record["ts_ns"], record["dur_ns"], record["samples"]) == (5, 4, [3])
 
 
-@pytest.mark.parametrize("kind", [KIND_STALLS, KIND_STALL_PCS])
+@pytest.mark.parametrize("kind", [StallKind.STALLS, StallKind.STALL_PCS])
 def test_long_names_take_several_lines_and_all_samples_stay(kind: int) -> None:
-    names = [(KIND_NAME, NAME.pack(number) + b"%d" % number + b"f" * 50_000) for number in range(1, 200)]
+    names = [(Kind.NAME, NAME.pack(number) + b"%d" % number + b"f" * 50_000) for number in range(1, 200)]
     entries = [
         STALL.pack(number, 3, number)
-        if kind == KIND_STALLS
+        if kind == StallKind.STALLS
         else STALL_PC.pack(number, 7, 16, number, 3, number)
         for number in range(1, 200)
     ]
@@ -382,17 +372,17 @@ def test_long_names_take_several_lines_and_all_samples_stay(kind: int) -> None:
     assert sum(sum(record["samples"]) for record in records) == sum(range(1, 200))
 
 
-@pytest.mark.parametrize("kind", [StallsEngine, KernelsEngine])
+@pytest.mark.parametrize("kind", [StallStream, KernelStream])
 def test_a_capture_has_them_in_its_file_and_the_report(
-    tmp_path: Path, request: pytest.FixtureRequest, kind: type[KernelsEngine]
+    tmp_path: Path, request: pytest.FixtureRequest, kind: type[KernelStream]
 ) -> None:
-    name = "stalls" if kind is StallsEngine else "kernels"
+    name = "stalls" if kind is StallStream else "kernels"
     library: Path = request.getfixturevalue(f"{name}_library")
     does = ("context 1", "launch 3", "sample 1 0 16 0 60", "sample 1 0 32 3 40", "drop 1 7", "quit")
     orders = "; ".join(f"echo {words}" for words in does)
     command = ["sh", "-c", f"({orders}) | {library.parent / 'program'}"]
     asked = CaptureRequest(command, ("userspace",), gpu="off" if name == "stalls" else name, gpu_stalls=True)
-    engine, path = kind(library, stalls=True), tmp_path / "run.jsonl"
+    engine, path = GpuEngine([kind(library, sampled=[])]), tmp_path / "run.jsonl"
     try:
         with path.open("wb") as file:
             summary = run_session(NoProbes(), "", asked, file, Listeners(print), engine)

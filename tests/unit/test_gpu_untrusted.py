@@ -13,28 +13,23 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import annotation_renderer, kernel_renderer, pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
-from tracepipe.tracer.gpu.engines import annotation_records, kernel_records, stall_records, warp_records
-from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
+from tracepipe.tracer.gpu.engines import annotations, kernels, stalls, warp_records
+from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, Renderer
 from tracepipe.tracer.gpu.engines.transport import (
+    CROWDED,
     GPU,
-    KIND_CLOCK,
-    KIND_FRAME,
-    KIND_GPU,
-    KIND_NAME,
-    KIND_NOTE,
-    KIND_STACK,
+    MALFORMED,
     NAME,
     NAME_BYTES,
+    Crowded,
+    Kind,
+    MemoryLimit,
+    add_loss,
 )
-from tracepipe.tracer.gpu.engines.untrusted import CROWDED, MALFORMED, Crowded, Kept, add_loss
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 
-Renderer = KernelsRenderer | WarpRenderer | AnnotationsRenderer
 Make = Callable[[], Renderer]
 
 API = 1 << 63 | 1 << 62 | 307
@@ -59,58 +54,58 @@ def _columns() -> bytes:
 
 
 COMMON = [
-    (KIND_NAME, NAME.pack(1) + b"void f<int>(int*)"),
-    (KIND_NAME, NAME.pack(API) + b"cuLaunchKernel"),
-    (KIND_GPU, GPU.pack(0, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 0, bytes(range(16))) + b"NVIDIA H200"),
-    (KIND_NOTE, b"a note"),
-    (KIND_FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py"),
-    (KIND_STACK, STACK.pack(77, 1, 2) + NAME.pack(7) * 2),
+    (Kind.NAME, NAME.pack(1) + b"void f<int>(int*)"),
+    (Kind.NAME, NAME.pack(API) + b"cuLaunchKernel"),
+    (Kind.GPU, GPU.pack(0, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 0, bytes(range(16))) + b"NVIDIA H200"),
+    (Kind.NOTE, b"a note"),
+    (Kind.FRAME, FRAME.pack(7, 41, 4) + b"steptrain.py"),
+    (Kind.STACK, STACK.pack(77, 1, 2) + NAME.pack(7) * 2),
 ]
 OF_WARPS = [
     *COMMON,
-    (KIND_CLOCK, warp_records.CLOCK.pack(0, 500, 10, 20)),
-    (warp_records.KIND_KERNEL, warp_records.KERNEL.pack(
+    (Kind.CLOCK, warp_records.CLOCK.pack(0, 500, 10, 20)),
+    (warp_records.WarpKind.KERNEL, warp_records.KERNEL.pack(
         3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, 40, 512)),
-    (warp_records.KIND_WARPS, _columns()),
-    (warp_records.KIND_CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
-    (warp_records.KIND_CALL_EXIT, warp_records.CALL_EXIT.pack(API, 1, 6, 0)),
-    (warp_records.KIND_LOST_WARPS, warp_records.LOST_WARPS.pack(3, 0, 1, 500)),
+    (warp_records.WarpKind.WARPS, _columns()),
+    (warp_records.WarpKind.CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
+    (warp_records.WarpKind.CALL_EXIT, warp_records.CALL_EXIT.pack(API, 1, 6, 0)),
+    (warp_records.WarpKind.LOST_WARPS, warp_records.LOST_WARPS.pack(3, 0, 1, 500)),
 ]  # fmt: skip
 OF_KERNELS = [
     *COMMON,
-    (kernel_records.KIND_HELLO, kernel_records.HELLO.pack(130001, 0, 1, 2, 3)),
-    (kernel_records.KIND_CALL_NAME, struct.pack("<II", 2, 211) + b"cudaLaunchKernel_v7000"),
-    (kernel_records.KIND_CALL, kernel_records.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0) * 2),
-    (kernel_records.KIND_KERNEL, kernel_records.KERNEL.pack(
+    (kernels.KernelKind.HELLO, kernels.HELLO.pack(130001, 0, 1, 2, 3)),
+    (kernels.KernelKind.CALL_NAME, struct.pack("<II", 2, 211) + b"cudaLaunchKernel_v7000"),
+    (kernels.KernelKind.CALL, kernels.CALL.pack(10, 20, 77, 2, 211, 43, 7, 0) * 2),
+    (kernels.KernelKind.KERNEL, kernels.KERNEL.pack(
         30, 40, 1, 0, 0, 1, 7, 7, 64, 1, 1, 128, 1, 1, 0, 0, 0, 16, 32, 54, 0, 0, 0, 0) * 2),
-    (kernel_records.KIND_COPY, kernel_records.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),
-    (kernel_records.KIND_SET, kernel_records.SET.pack(30, 40, 4096, 0, 0, 1, 7, 9, 0, 1, 3)),
-    (kernel_records.KIND_MEMORY, kernel_records.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
-    (kernel_records.KIND_TAKEN, kernel_records.TAKEN.pack(50, 60)),
-    (stall_records.KIND_STALL_REASON, stall_records.REASON.pack(3) + b"barrier"),
-    (stall_records.KIND_STALLS, stall_records.HEAD.pack(5, 9, 0, 18) + stall_records.STALL.pack(1, 3, 9) * 2),
-    (stall_records.KIND_STALL_PCS, stall_records.HEAD.pack(5, 9, 0, 18)
-     + stall_records.STALL_PC.pack(1, 7, 16, 1, 3, 9) * 2),
-    (stall_records.KIND_STALL_LOSS, stall_records.LOSS.pack(5, 9, 30) + b"the buffer was full"),
+    (kernels.KernelKind.COPY, kernels.COPY.pack(30, 40, 4096, 0, 0, 1, 7, 8, 0, 0, 1, 1, 3, 0)),
+    (kernels.KernelKind.SET, kernels.SET.pack(30, 40, 4096, 0, 0, 1, 7, 9, 0, 1, 3)),
+    (kernels.KernelKind.MEMORY, kernels.MEMORY.pack(30, 4096, 1 << 40, 0, 1, 7, 10, 1, 3)),
+    (kernels.KernelKind.TAKEN, kernels.TAKEN.pack(50, 60)),
+    (stalls.StallKind.STALL_REASON, stalls.REASON.pack(3) + b"barrier"),
+    (stalls.StallKind.STALLS, stalls.HEAD.pack(5, 9, 0, 18) + stalls.STALL.pack(1, 3, 9) * 2),
+    (stalls.StallKind.STALL_PCS, stalls.HEAD.pack(5, 9, 0, 18)
+     + stalls.STALL_PC.pack(1, 7, 16, 1, 3, 9) * 2),
+    (stalls.StallKind.STALL_LOSS, stalls.LOSS.pack(5, 9, 30) + b"the buffer was full"),
 ]  # fmt: skip
 OF_ANNOTATIONS = [
-    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(1, 0, 0, 4096) + b"data"),
-    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(2, 0, 4096, 8192) + b"registered"),
-    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(3, 0, 4096, 3) + b"weights"),
-    (annotation_records.KIND_LABEL, annotation_records.LABEL.pack(4, 0, 0, 43) + b"trainer"),
+    (annotations.AnnotationKind.LABEL, annotations.LABEL.pack(1, 0, 0, 4096) + b"data"),
+    (annotations.AnnotationKind.LABEL, annotations.LABEL.pack(2, 0, 4096, 8192) + b"registered"),
+    (annotations.AnnotationKind.LABEL, annotations.LABEL.pack(3, 0, 4096, 3) + b"weights"),
+    (annotations.AnnotationKind.LABEL, annotations.LABEL.pack(4, 0, 0, 43) + b"trainer"),
     (
-        annotation_records.KIND_MARK,
-        annotation_records.BEGUN.pack(0, 0, 0, bytes(8), 3, 1, 0xFF76B900, 0, 0) + b"x",
+        annotations.AnnotationKind.MARK,
+        annotations.BEGUN.pack(0, 0, 0, bytes(8), 3, 1, 0xFF76B900, 0, 0) + b"x",
     ),
-    (annotation_records.KIND_PUSH, annotation_records.BEGUN.pack(4096, 8192, 0, bytes(8), 0, 0, 0, 3, 0)),
-    (annotation_records.KIND_POP, annotation_records.ENDED.pack(4096, 0)),
-    (annotation_records.KIND_START, annotation_records.BEGUN.pack(0, 0, 1, bytes(8), 1, 0, 0, 0, 0) + b"y"),
-    (annotation_records.KIND_END, annotation_records.ENDED.pack(0, 1)),
+    (annotations.AnnotationKind.PUSH, annotations.BEGUN.pack(4096, 8192, 0, bytes(8), 0, 0, 0, 3, 0)),
+    (annotations.AnnotationKind.POP, annotations.ENDED.pack(4096, 0)),
+    (annotations.AnnotationKind.START, annotations.BEGUN.pack(0, 0, 1, bytes(8), 1, 0, 0, 0, 0) + b"y"),
+    (annotations.AnnotationKind.END, annotations.ENDED.pack(0, 1)),
 ]
 ENGINES = [
-    pytest.param(lambda: WarpRenderer({}), OF_WARPS, id="warps"),
-    pytest.param(KernelsRenderer, OF_KERNELS, id="kernels"),
-    pytest.param(lambda: AnnotationsRenderer(NoRecords()), OF_ANNOTATIONS, id="annotations"),
+    pytest.param(warp_renderer, OF_WARPS, id="warps"),
+    pytest.param(kernel_renderer, OF_KERNELS, id="kernels"),
+    pytest.param(annotation_renderer, OF_ANNOTATIONS, id="annotations"),
 ]
 
 
@@ -188,28 +183,28 @@ def test_a_batch_that_claims_more_warps_than_it_has_is_refused() -> None:
         + warp_records.COLUMN.pack(8, 4, 1)
     )
     payload = warp_records.WARPS.pack(3, 0, 0xFFFFFFFF, 0xFFFFFFFF, 3) + first + bytes(24)
-    lines = _lines(WarpRenderer({}), pack_record(warp_records.KIND_WARPS, 42, 43, 1, payload))
+    lines = _lines(warp_renderer(), pack_record(warp_records.WarpKind.WARPS, 42, 43, 1, payload))
     assert _lost(lines, MALFORMED) == len(lines) == 1
 
 
-@pytest.mark.parametrize("make", [lambda: WarpRenderer({}), KernelsRenderer])
-def test_no_more_is_kept_than_there_is_room_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [warp_renderer, kernel_renderer])
+def test_no_more_is_kept_than_there_is_room_for(make: Make) -> None:
     renderer = make()
-    monkeypatch.setattr(renderer, "_kept", Kept(100_000))
-    many = [pack_record(KIND_NAME, 42, 43, 1, NAME.pack(at) + b"name") for at in range(1000)]
+    renderer.recording.memory.left_bytes = 100_000
+    many = [pack_record(Kind.NAME, 42, 43, 1, NAME.pack(at) + b"name") for at in range(1000)]
     lines = _lines(renderer, b"".join(many))
     assert 0 < _lost(lines, CROWDED) < 1000
-    processes = [pack_record(KIND_NOTE, pid, pid, 1, b"x") for pid in range(1000)]
+    processes = [pack_record(Kind.NOTE, pid, pid, 1, b"x") for pid in range(1000)]
     assert _lost(_lines(renderer, b"".join(processes)), CROWDED) == 1000
 
 
 def test_functions_and_threads_take_room_too() -> None:
-    renderer = WarpRenderer({})
-    renderer._kept.take(renderer._kept._left_bytes - 40_000)
+    renderer = warp_renderer()
+    renderer.recording.memory.left_bytes = 40_000
     functions = b"".join(
-        pack_record(KIND_NAME, 42, 43, 1, NAME.pack(1 << 63 | at) + b"cuF%d" % at)
+        pack_record(Kind.NAME, 42, 43, 1, NAME.pack(1 << 63 | at) + b"cuF%d" % at)
         + pack_record(
-            warp_records.KIND_CALL_EXIT, 42, at, 2, warp_records.CALL_EXIT.pack(1 << 63 | at, 0, 0, 0)
+            warp_records.WarpKind.CALL_EXIT, 42, at, 2, warp_records.CALL_EXIT.pack(1 << 63 | at, 0, 0, 0)
         )
         for at in range(100)
     )
@@ -217,9 +212,9 @@ def test_functions_and_threads_take_room_too() -> None:
 
 
 def test_gpus_are_as_many_as_a_machine_has() -> None:
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     gpus = [
-        pack_record(KIND_GPU, 42, 43, 1, GPU.pack(at, 1, 9, 0, 1, 0, 0, 0, 0, 0, at.to_bytes(16, "big")))
+        pack_record(Kind.GPU, 42, 43, 1, GPU.pack(at, 1, 9, 0, 1, 0, 0, 0, 0, 0, at.to_bytes(16, "big")))
         for at in range(400)
     ]
     assert _lost(_lines(renderer, b"".join(gpus)), CROWDED) == 400 - 256
@@ -227,9 +222,9 @@ def test_gpus_are_as_many_as_a_machine_has() -> None:
 
 
 def test_a_name_without_an_end_is_cut() -> None:
-    name = pack_record(KIND_NAME, 42, 43, 1, NAME.pack(1) + b"x" * (1 << 20))
+    name = pack_record(Kind.NAME, 42, 43, 1, NAME.pack(1) + b"x" * (1 << 20))
     kernel = pack_record(*OF_KERNELS[9][:1], 42, 43, 1, OF_KERNELS[9][1])
-    assert {len(str(line["name"])) for line in _lines(KernelsRenderer(), name + kernel)} == {NAME_BYTES}
+    assert {len(str(line["name"])) for line in _lines(kernel_renderer(), name + kernel)} == {NAME_BYTES}
 
 
 def test_a_loss_is_at_most_what_a_file_can_state() -> None:
@@ -239,7 +234,7 @@ def test_a_loss_is_at_most_what_a_file_can_state() -> None:
 
 
 def test_room_that_is_not_there_is_not_taken() -> None:
-    kept = Kept(10)
-    kept.take(10)
+    memory = MemoryLimit(10)
+    memory.use(10)
     with pytest.raises(Crowded):
-        kept.take(1)
+        memory.use(1)

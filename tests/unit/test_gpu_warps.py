@@ -12,20 +12,15 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
 from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.transport import (
-    GPU,
-    KIND_CLOCK,
-    KIND_GPU,
-    KIND_NAME,
-    KIND_NOTE,
-    NAME,
-)
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer, WarpsEngine, thread_lines
+from tracepipe.tracer.gpu.engines.renderer import Renderer
+from tracepipe.tracer.gpu.engines.streams import GpuEngine
+from tracepipe.tracer.gpu.engines.transport import GPU, NAME, Kind
+from tracepipe.tracer.gpu.engines.warps import WarpStream, thread_lines
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43
@@ -36,10 +31,10 @@ def _pack(kind: int, payload: bytes, time_ns: int = 1000) -> bytes:
 
 
 def _name(number: int, text: str) -> bytes:
-    return _pack(KIND_NAME, NAME.pack(number) + text.encode())
+    return _pack(Kind.NAME, NAME.pack(number) + text.encode())
 
 
-def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
+def _lines(renderer: Renderer, chunk: bytes) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in renderer.render(chunk).texts]
     assert [first_fault(line) for line in lines] == [None] * len(lines)
     return lines
@@ -47,7 +42,7 @@ def _lines(renderer: WarpRenderer, chunk: bytes) -> list[dict[str, Any]]:
 
 def _gpu(index: int, uuid: int, name: str = "NVIDIA H200") -> bytes:
     return _pack(
-        KIND_GPU,
+        Kind.GPU,
         GPU.pack(index, 132, 9, 0, 1980000, 64, 32, 65536, 233472, 1024, uuid.to_bytes(16, "big"))
         + name.encode(),
     )
@@ -73,7 +68,7 @@ def _produced(producer: Path, what: str) -> bytes:
 
 
 def test_warps_that_leave_whole_come_in_short_columns(producer: Path) -> None:
-    kernel, warps = _lines(WarpRenderer({}), _produced(producer, "plain"))
+    kernel, warps = _lines(warp_renderer(), _produced(producer, "plain"))
     assert (kernel["dur_ns"], kernel["args"]["warps"]) == (1198, 100)
     assert warps["warp"] == list(range(40, 140))
     assert warps["sm"] == [at % 3 for at in range(100)]
@@ -85,7 +80,7 @@ def test_warps_that_leave_whole_come_in_short_columns(producer: Path) -> None:
 
 
 def test_marks_become_ranges_of_the_warp_that_sat_in_their_slot(producer: Path) -> None:
-    renderer = WarpRenderer({})
+    renderer = warp_renderer()
     _, warps, loss = _lines(renderer, _produced(producer, "marks"))
     assert warps["range_count"] == [3, 1, 1022, 0]
     named = [warps["ranges"][at] for at in warps["range_name"]]
@@ -103,7 +98,7 @@ def test_marks_become_ranges_of_the_warp_that_sat_in_their_slot(producer: Path) 
 
 
 def test_calls_end_when_the_last_of_their_lanes_has_returned_or_left(producer: Path) -> None:
-    renderer = WarpRenderer({})
+    renderer = warp_renderer()
     _, warps, loss = _lines(renderer, _produced(producer, "calls"))
     named = [warps["ranges"][at] for at in warps["range_name"]]
     columns = warps["range_clk"], warps["range_dur_clk"], warps["range_open"]
@@ -116,7 +111,7 @@ def test_calls_end_when_the_last_of_their_lanes_has_returned_or_left(producer: P
 
 
 def test_kernels_that_shared_a_region_are_distinguished(producer: Path) -> None:
-    lines = _lines(WarpRenderer({}), _produced(producer, "shared"))
+    lines = _lines(warp_renderer(), _produced(producer, "shared"))
     kernels = [line for line in lines if line["type"] == "gpu_kernel"]
     warps = {line["launch"]: line for line in lines if line["type"] == "gpu_warp" and line["launch"] != 11}
     assert [(k["launch"], k["ts_ns"], k["grid"][0], k["args"]["launched_by"]) for k in kernels] == [
@@ -130,7 +125,7 @@ def test_kernels_that_shared_a_region_are_distinguished(producer: Path) -> None:
 
 def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path) -> None:
     chunk = _produced(producer, "launch")
-    renderer = WarpRenderer({})
+    renderer = warp_renderer()
     assert renderer.counts(chunk) == {"gpu_kernel": 1, "gpu_warp": 8001}
     kernel, first, second = _lines(renderer, chunk)
     assert kernel["name"] == "f<int>"
@@ -153,7 +148,7 @@ def test_a_launch_becomes_its_call_its_kernel_and_its_warps(producer: Path) -> N
     assert (second["warp"], second["entry_ns"], second["ts_ns"]) == ([8000], [0], 1_256_000)
     assert (second["entry_mask"], second["exit_mask"]) == ([0xFF], [0xFF])
     assert "exit_count" not in second
-    assert WarpRenderer({}).render(chunk).counts() == {"gpu_kernel": 1, "gpu_warp": 8001}
+    assert warp_renderer().render(chunk).counts() == {"gpu_kernel": 1, "gpu_warp": 8001}
 
 
 def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
@@ -161,10 +156,10 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     chunk = (
         _name(api, "cuLaunchKernel")
         + _name(kernel, "vectorAdd(float const*, int)")
-        + _pack(layout.KIND_CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 0, 5, 0, 0), 1000)
-        + _pack(layout.KIND_CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 6, 0), 3000)
+        + _pack(layout.WarpKind.CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 0, 5, 0, 0), 1000)
+        + _pack(layout.WarpKind.CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 6, 0), 3000)
     )
-    renderer = WarpRenderer({})
+    renderer = warp_renderer()
     begin, end = _lines(renderer, chunk)
     assert begin == {
         "ts_ns": 1000, "type": "userspace", "name": "cuLaunchKernel", "phase": "B", "pid": PID, "tid": TID,
@@ -173,12 +168,12 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     assert (end["phase"], end["ts_ns"], end["cpu"]) == ("E", 3000, 6)
     assert end["args"] == {"result": 1, "result_name": "CUDA_ERROR_INVALID_VALUE"}
     assert "launch" not in end
-    assert WarpRenderer({}).render(chunk).counts() == {"userspace": 2}
+    assert warp_renderer().render(chunk).counts() == {"userspace": 2}
 
 
 def test_gpus_are_distinguished_by_uuid_whatever_a_process_calls_them() -> None:
-    renderer = WarpRenderer({"GPU-00000000-0000-0000-0000-000000000005": 1})
-    clock = _pack(KIND_CLOCK, layout.CLOCK.pack(0, 500, 10, 20))
+    renderer = warp_renderer({"GPU-00000000-0000-0000-0000-000000000005": 1})
+    clock = _pack(Kind.CLOCK, layout.CLOCK.pack(0, 500, 10, 20))
     (pair,) = _lines(renderer, _gpu(0, 5) + clock)
     assert pair == {
         "type": "clock", "clock": "globaltimer:1", "source_ns": 500, "host_lo_ns": 10, "host_hi_ns": 20
@@ -189,11 +184,11 @@ def test_gpus_are_distinguished_by_uuid_whatever_a_process_calls_them() -> None:
 
 
 def test_lost_warps_are_counted_and_reported() -> None:
-    renderer = WarpRenderer({})
-    (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500), 77))
+    renderer = warp_renderer()
+    (loss,) = _lines(renderer, _pack(layout.WarpKind.LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500), 77))
     assert (loss["type"], loss["layer"], loss["count"], loss["ts_ns"]) == ("loss", "gpu_warp", 500, 77)
     assert loss["reason"] == "launch 3: no memory on the GPU for its records"
-    (loss,) = _lines(renderer, _pack(layout.KIND_LOST_WARPS, layout.LOST_WARPS.pack(4, 0, 7, 32), 78))
+    (loss,) = _lines(renderer, _pack(layout.WarpKind.LOST_WARPS, layout.LOST_WARPS.pack(4, 0, 7, 32), 78))
     assert loss["reason"] == "launch 4: the budget of --gpu-warps was used up"
     assert renderer.losses == {"gpu_warp": 532}
 
@@ -202,7 +197,7 @@ def test_warps_whose_launch_was_lost_are_kept() -> None:
     columns = layout.COLUMN.pack(1, 4, 1) + layout.COLUMN.pack(4, 4, 1) + layout.COLUMN.pack(8, 8, 1)
     values = struct.pack("<IIIIQ", 5, 0, 0, 0, 1 << 40)
     (line,) = _lines(
-        WarpRenderer({}), _pack(layout.KIND_WARPS, layout.WARPS.pack(3, 900, 1, 1, 3) + columns + values)
+        warp_renderer(), _pack(layout.WarpKind.WARPS, layout.WARPS.pack(3, 900, 1, 1, 3) + columns + values)
     )
     assert line == {
         "ts_ns": 900, "type": "gpu_warp", "name": "unknown", "launch": 3, "warp": [5], "entry_ns": [0],
@@ -211,15 +206,15 @@ def test_warps_whose_launch_was_lost_are_kept() -> None:
 
 
 def test_a_note_of_the_library_is_kept() -> None:
-    renderer = WarpRenderer({})
-    assert renderer.render(_pack(KIND_NOTE, b"the patches do not fit")).texts == []
+    renderer = warp_renderer()
+    assert renderer.render(_pack(Kind.NOTE, b"the patches do not fit")).texts == []
     assert renderer.notes == ["the patches do not fit"]
 
 
 def test_exits_of_threads_are_lines_behind_their_warps(producer: Path) -> None:
     chunk = _produced(producer, "launch")
-    renderer = WarpRenderer({}, thread_exits=True)
-    assert renderer.render(chunk).texts == WarpRenderer({}).render(chunk).texts
+    renderer = warp_renderer(thread_exits=True)
+    assert renderer.render(chunk).texts == warp_renderer().render(chunk).texts
     threads = list(renderer.rest())
     assert list(renderer.rest()) == [], "threads of a chunk are written once"
     # 8001 blocks of 8 threads, all of which left.
@@ -260,7 +255,7 @@ def test_coordinates_of_threads_are_those_of_their_masks() -> None:
 
 def test_an_engine_that_writes_threads_has_their_layer(tmp_path: Path) -> None:
     asked = WarpOptions(thread_exits=True), WarpOptions()
-    engines = [WarpsEngine(tmp_path / "a", tmp_path / "b", options) for options in asked]
+    engines = [GpuEngine([WarpStream(tmp_path / "a", tmp_path / "b", options)]) for options in asked]
     assert [engine.layers & {"gpu_thread", "gpu_warp"} for engine in engines] == [
         {"gpu_thread", "gpu_warp"},
         {"gpu_warp"},
@@ -272,7 +267,8 @@ def test_an_engine_that_writes_threads_has_their_layer(tmp_path: Path) -> None:
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
     options = WarpOptions(kernels="attn.*", launches="10-20", blocks="3-")
     gpus = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
-    recording = WarpsEngine(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus=gpus)
+    stream = WarpStream(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus)
+    recording = GpuEngine([stream], gpus=gpus)
     assert recording.clocks == ["globaltimer:0", "globaltimer:1"]
     assert recording.gpus == gpus
     environment = recording.environment()
@@ -291,11 +287,11 @@ def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
 
 
 def _met(name: str, fits: bool = False) -> bytes:
-    return _pack(layout.KIND_MET, NAME.pack(fits) + name.encode())
+    return _pack(layout.WarpKind.MET, NAME.pack(fits) + name.encode())
 
 
 def test_that_no_kernel_was_selected_is_reported_with_those_that_were_launched() -> None:
-    renderer = WarpRenderer({}, wanted="attn.*")
+    renderer = warp_renderer(kernels="attn.*")
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; no kernel was launched"]
     renderer.render(b"".join(_met(f"void k{number}<int>(int*)") for number in range(5)))
     first = "no kernel fits --kernel 'attn.*'; the kernels launched were k0<int>, k1<int>, k2<int> and 2 more"
@@ -304,4 +300,4 @@ def test_that_no_kernel_was_selected_is_reported_with_those_that_were_launched()
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; near: flash_Attn_fwd(float*)�[2J"]
     renderer.render(_met("attn", fits=True))
     assert renderer.notes == []
-    assert WarpRenderer({}).notes == []
+    assert warp_renderer().notes == []

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.gpu_records import kernel_renderer, warp_renderer
 from tests.support.recorded_program import Recorded
 from tests.unit.test_gpu_let_go import patched_program, program  # noqa: F401
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer
 from tracepipe.tracer.request import CaptureRequest, Windows, window_environment
 
 Start = Callable[..., Recorded]
@@ -24,7 +23,7 @@ def start(program: Path) -> Iterator[Start]:  # noqa: F811
 
     def begin(**windows: str) -> Recorded:
         environment = window_environment(CaptureRequest(windows=Windows(**windows)))  # type: ignore[arg-type]
-        started.append(Recorded(program, KernelsRenderer(), windows=True, **environment))
+        started.append(Recorded(program, kernel_renderer(), windows=True, **environment))
         assert started[-1].answer() == "begun"
         return started[-1]
 
@@ -145,7 +144,7 @@ def patched(patched_program: Path) -> Iterator[Callable[..., Recorded]]:  # noqa
 
     def begin(**selection: str) -> Recorded:
         environment = {f"TRACEPIPE_GPU_{name}": value for name, value in selection.items()}
-        one = Recorded(patched_program, WarpRenderer({}), windows=True, **environment)
+        one = Recorded(patched_program, warp_renderer(), windows=True, **environment)
         started.append(one)
         assert [one.answer(), one.answer()] == ["patched", "begun"]
         one.do("launch")  # waits for the library's memory

@@ -14,15 +14,13 @@ import pytest
 
 from tests.support.gpu_channel import collected
 from tests.support.gpu_libraries import SOURCES, build_library
-from tests.support.gpu_records import pack_record
+from tests.support.gpu_records import kernel_renderer, pack_record, warp_renderer
 from tests.unit.test_python_frames import VERSIONS, interpreter
 from tracepipe.event.checks import first_fault
-from tracepipe.tracer.gpu.engines import kernel_records
 from tracepipe.tracer.gpu.engines.channel import Channel
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.python_stacks import FRAME, STACK
-from tracepipe.tracer.gpu.engines.transport import KIND_FRAME, KIND_STACK, NAME, records
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer
+from tracepipe.tracer.gpu.engines.kernels import CALL, KernelKind
+from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK
+from tracepipe.tracer.gpu.engines.transport import NAME, Kind, records
 
 PROGRAM = SOURCES / "stacks_of_python.py"
 FRAMES_MAX = 128
@@ -44,7 +42,7 @@ def _recorded(python: str, library: Path, **more: str) -> tuple[list[Event], lis
     chunk, printed = collected(channel, [python, str(PROGRAM), str(library)], environment)
     assert channel.losses({}) == []
     channel.close()
-    renderer = WarpRenderer({}) if library.stem == "warps" else KernelsRenderer()
+    renderer = warp_renderer() if library.stem == "warps" else kernel_renderer()
     lines = [json.loads(line) for line in (*renderer.render(chunk).texts, *renderer.last().texts)]
     return lines, json.loads(printed.splitlines()[-1])
 
@@ -112,7 +110,7 @@ def test_more_stacks_than_are_kept_are_none_and_counted(tmp_path: Path) -> None:
     (loss,) = channel.losses({})
     assert (loss.layer, loss.count) == ("stack", 66000 - answer["numbers"])
     assert loss.reason == "a process had more Python stacks than are kept"
-    assert sum(record.kind == KIND_STACK for record in records(chunk)) == 17000 + answer["numbers"]
+    assert sum(record.kind == Kind.STACK for record in records(chunk)) == 17000 + answer["numbers"]
     channel.close()
 
 
@@ -120,18 +118,16 @@ def _stack(pid: int, number: int, function: str) -> bytes:
     """A stack of one frame, which is sent with it."""
     frame = FRAME.pack(number + 1, 41, len(function)) + function.encode() + b"train.py"
     stack = STACK.pack(number, 0, 1) + NAME.pack(number + 1)
-    return pack_record(KIND_FRAME, pid, pid, 1, frame) + pack_record(KIND_STACK, pid, pid, 1, stack)
+    return pack_record(Kind.FRAME, pid, pid, 1, frame) + pack_record(Kind.STACK, pid, pid, 1, stack)
 
 
 def _call(pid: int, number: int, correlation: int) -> bytes:
-    call = kernel_records.CALL.pack(
-        10 * correlation, 11 * correlation, number, DRIVER, LAUNCH_ID, pid, correlation, 0
-    )
-    return pack_record(kernel_records.KIND_CALL, pid, pid, 2, call)
+    call = CALL.pack(10 * correlation, 11 * correlation, number, DRIVER, LAUNCH_ID, pid, correlation, 0)
+    return pack_record(KernelKind.CALL, pid, pid, 2, call)
 
 
 def test_numbers_of_processes_become_ids_of_the_file() -> None:
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     chunk = (
         _stack(7, 55, "ours") + _stack(8, 55, "theirs") + _call(7, 55, 1) + _call(8, 55, 2) + _call(8, 66, 3)
     )
@@ -149,16 +145,16 @@ def test_numbers_of_processes_become_ids_of_the_file() -> None:
     assert call["stack"] == lines[0]["id"], "the same frames are one stack"
     assert all(first_fault(line) is None for line in (*lines, *later))
     assert renderer.render(_stack(9, 88, "unused")).texts == []
-    lost = pack_record(KIND_STACK, 9, 9, 1, STACK.pack(99, 0, 1) + NAME.pack(5))
+    lost = pack_record(Kind.STACK, 9, 9, 1, STACK.pack(99, 0, 1) + NAME.pack(5))
     (call,) = [json.loads(line) for line in renderer.render(lost + _call(9, 99, 6)).texts]
     assert "stack" not in call, "the record of its frame was lost"
 
 
 def test_a_stack_that_was_sent_before_what_is_kept_stands_in_the_file() -> None:
     """Of a recording of the last seconds, which begins with a decoder that has not seen it."""
-    carry = KernelsRenderer().carry()
+    carry = kernel_renderer().carry()
     carry.take(_stack(7, 55, "ours") + _call(7, 55, 1))
-    renderer = KernelsRenderer()
+    renderer = kernel_renderer()
     assert renderer.resume(carry.carried(), 5).texts == []
     stack, call = [json.loads(line) for line in renderer.render(_call(7, 55, 2)).texts]
     assert (stack["frames"][0]["function"], call["stack"]) == ("ours", stack["id"])

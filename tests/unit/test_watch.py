@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
+from tests.support.gpu_records import annotation_renderer, kernel_renderer, warp_renderer
 from tests.unit.test_annotations import begun, ended
 from tests.unit.test_capture_record import PROBES, raw
 from tests.unit.test_gpu_carries import entry, leave
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, hello, kernel, name, record
 from tracepipe.errors import TracepipeError
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
-from tracepipe.tracer.gpu.engines.annotation_records import KIND_END, KIND_POP, KIND_PUSH, KIND_START
-from tracepipe.tracer.gpu.engines.annotations import AnnotationsRenderer, NoRecords
-from tracepipe.tracer.gpu.engines.kernel_records import KIND_CALL, KIND_KERNEL
-from tracepipe.tracer.gpu.engines.kernels import KernelsRenderer
-from tracepipe.tracer.gpu.engines.warps import WarpRenderer
+from tracepipe.tracer.gpu.engines.annotations import AnnotationKind
+from tracepipe.tracer.gpu.engines.kernels import KernelKind
 from tracepipe.tracer.records.record import CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT
 from tracepipe.tracer.records.syscalls import SYSCALLS
 from tracepipe.tracer.request import Filters, Last, Plan, Scope
@@ -122,14 +120,14 @@ def test_what_is_not_recorded_is_refused_with_a_name_that_is_near() -> None:
     assert refused.value.hint == "Did you mean cuInit?"
     with pytest.raises(TracepipeError, match="no kernels are recorded"):
         watch("kernel:gemm > 5ms")
-    watch("cudaWhatever > 5ms", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
+    watch("cudaWhatever > 5ms", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
     with pytest.raises(TracepipeError, match="no system calls are recorded"):
         watch("syscall:futex > 5ms")
     with pytest.raises(TracepipeError, match="no recorded system call has such a name") as refused:
         watch("syscall:futexx > 5ms", plan=WITH_SYSCALLS)
     assert refused.value.hint.startswith("Did you mean futex")
     with pytest.raises(TracepipeError, match="no ranges of NVTX are recorded"):
-        watch("nvtx:step > 5ms", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
+        watch("nvtx:step > 5ms", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
 
 
 def test_a_call_that_took_longer_is_written_a_second_after_and_then_not_for_the_time_that_is_kept() -> None:
@@ -196,26 +194,30 @@ def test_calls_of_threads_and_nested_calls_are_distinguished() -> None:
 
 
 def test_kernels_and_calls_of_cupti_are_looked_at() -> None:
-    device = Device(KernelsRenderer(), "userspace", "gpu_kernel")
+    device = Device(kernel_renderer(), "userspace", "gpu_kernel")
     seen = watch("kernel:^add > 400ns", "cudaLaunch* > 1ms", device=device)
     seen.take_device(hello() + name(1, "add(int)") + name(2, "mul(int)"))
-    seen.take_device(function(LAUNCH, "cudaLaunchKernel_v7000") + record(KIND_CALL, call(10, LAUNCH, 9)))
-    seen.take_device(record(KIND_KERNEL, kernel(100, 9, named=2)))
+    seen.take_device(
+        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
+    )
+    seen.take_device(record(KernelKind.KERNEL, kernel(100, 9, named=2)))
     assert seen.due(0) == "" and seen.due(2000 * MS) == ""
-    seen.take_device(record(KIND_KERNEL, kernel(100, 9)))
+    seen.take_device(record(KernelKind.KERNEL, kernel(100, 9)))
     assert seen.due(3000 * MS) == ""
     assert seen.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
 
 
 def test_a_call_of_cupti_that_took_longer_is_found_by_its_name() -> None:
-    seen = watch("cudaLaunch* > 99ns", device=Device(KernelsRenderer(), "userspace", "gpu_kernel"))
-    seen.take_device(function(LAUNCH, "cudaLaunchKernel_v7000") + record(KIND_CALL, call(10, LAUNCH, 9)))
+    seen = watch("cudaLaunch* > 99ns", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
+    seen.take_device(
+        function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
+    )
     assert seen.due(0) == ""
     assert seen.due(1000 * MS) == "cudaLaunch* > 99ns: cudaLaunchKernel took 100 ns"
 
 
 def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None:
-    device = Device(WarpRenderer({}), "userspace", "gpu_kernel")
+    device = Device(warp_renderer(), "userspace", "gpu_kernel")
     seen = watch("cuStreamSynchronize > 50ms", device=device)
     seen.take_device(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS))
     assert seen.due(30 * MS) == ""
@@ -225,13 +227,15 @@ def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None
 
 
 def test_annotations_are_passed_over() -> None:
-    device = Device(AnnotationsRenderer(KernelsRenderer()), "userspace", "gpu_kernel", "annotation")
+    device = Device(annotation_renderer(kernels=True), "userspace", "gpu_kernel", "annotation")
     seen = watch("kernel:add > 400ns", device=device)
-    seen.take_device(begun(KIND_PUSH, "add") + name(1, "add(int)") + record(KIND_KERNEL, kernel(100, 9)))
+    seen.take_device(
+        begun(AnnotationKind.PUSH, "add") + name(1, "add(int)") + record(KernelKind.KERNEL, kernel(100, 9))
+    )
     assert seen.due(0) == ""
     assert seen.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
-    alone = Device(AnnotationsRenderer(NoRecords()), "annotation")
-    watch("cuInit > 1ms", device=alone).take_device(begun(KIND_PUSH, "cuInit"))
+    alone = Device(annotation_renderer(), "annotation")
+    watch("cuInit > 1ms", device=alone).take_device(begun(AnnotationKind.PUSH, "cuInit"))
 
 
 def blocked(start_ms: float, end_ms: float, number: int = FUTEX, tid: int = 12) -> bytes:
@@ -269,22 +273,28 @@ def test_calls_of_a_thread_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_range_that_took_longer_is_written_whatever_is_around_it() -> None:
-    device = Device(AnnotationsRenderer(NoRecords()), "annotation")
+    device = Device(annotation_renderer(), "annotation")
     seen = watch("nvtx:step* > 50ms", device=device)
-    seen.take_device(begun(KIND_PUSH, "step 1", 0, at_ns=0) + begun(KIND_PUSH, "forward", 1, at_ns=0))
-    seen.take_device(ended(KIND_POP, 1, at_ns=45 * MS) + ended(KIND_POP, 0, at_ns=50 * MS))
+    seen.take_device(
+        begun(AnnotationKind.PUSH, "step 1", 0, at_ns=0) + begun(AnnotationKind.PUSH, "forward", 1, at_ns=0)
+    )
+    seen.take_device(
+        ended(AnnotationKind.POP, 1, at_ns=45 * MS) + ended(AnnotationKind.POP, 0, at_ns=50 * MS)
+    )
     assert [seen.due(at * MS) for at in (51, 1100)] == ["", ""]
-    seen.take_device(begun(KIND_PUSH, "step 2", 0, at_ns=1100 * MS))
-    seen.take_device(ended(KIND_POP, 0, at_ns=1151 * MS))
+    seen.take_device(begun(AnnotationKind.PUSH, "step 2", 0, at_ns=1100 * MS))
+    seen.take_device(ended(AnnotationKind.POP, 0, at_ns=1151 * MS))
     assert seen.due(1160 * MS) == ""
     assert seen.due(2160 * MS) == "nvtx:step* > 50ms: step 2 took 51.0 ms"
 
 
 def test_a_range_of_a_process_is_its_own_whatever_thread_ends_it_and_is_written_while_it_goes_on() -> None:
-    device = Device(AnnotationsRenderer(KernelsRenderer()), "annotation", "gpu_kernel", "userspace")
+    device = Device(annotation_renderer(kernels=True), "annotation", "gpu_kernel", "userspace")
     seen = watch("nvtx:epoch > 50ms", device=device)
-    both = begun(KIND_START, "epoch", 7, at_ns=0) + begun(KIND_START, "epoch", 8, at_ns=20 * MS)
-    seen.take_device(both + ended(KIND_END, 7, tid=99, at_ns=45 * MS))
+    both = begun(AnnotationKind.START, "epoch", 7, at_ns=0) + begun(
+        AnnotationKind.START, "epoch", 8, at_ns=20 * MS
+    )
+    seen.take_device(both + ended(AnnotationKind.END, 7, tid=99, at_ns=45 * MS))
     assert seen.due(70 * MS) == ""
     assert seen.due(71 * MS) == ""
     assert seen.due(1071 * MS) == "nvtx:epoch > 50ms: epoch still runs after 51.0 ms"

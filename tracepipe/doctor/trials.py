@@ -227,9 +227,9 @@ class RealTrials:
         return this_toolchain()
 
     def build_kernels(self, toolchain: Toolchain) -> Path:
-        from tracepipe.tracer.gpu.engines.kernels import build_library
+        from tracepipe.tracer.gpu.engines.kernels import KernelStream
 
-        return build_library(toolchain)
+        return KernelStream.build(toolchain)
 
     def build_sampler(self, toolchain: Toolchain) -> Path:
         from tracepipe.tracer.gpu.engines.counters import build_sampler

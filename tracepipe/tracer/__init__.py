@@ -17,7 +17,7 @@ from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Control, Notify
 from tracepipe.tracer.summary import CaptureSummary
 
 if TYPE_CHECKING:  # the values of options are known without the engines
-    from tracepipe.tracer.engines.engine import Collector, DeviceEngine, Engine, Listeners, Store
+    from tracepipe.tracer.engines.engine import Collector, Engine, Listeners, Store
     from tracepipe.tracer.flight import Outputs
 
 __all__ = ["ENGINES", "CaptureRequest", "CaptureSummary", "Engine", "capture", "choose"]
@@ -86,7 +86,7 @@ def _capture(
 ) -> CaptureSummary:
     from tracepipe.tracer.engines.none import NoProbes
     from tracepipe.tracer.find.library import find_program
-    from tracepipe.tracer.gpu import annotated, counted, start
+    from tracepipe.tracer.gpu import annotated, start
     from tracepipe.tracer.machine.processes import Processes
     from tracepipe.tracer.request import check_seen
     from tracepipe.tracer.session import run_session
@@ -95,10 +95,8 @@ def _capture(
     if request.command:
         find_program(request.command)  # before any message about how it is recorded
     Processes(request.pids).close()  # raises for a process that has ended
-    device: DeviceEngine | None
     request, device = start(request, notify)
     try:
-        device = over = counted(request, device, notify)
         try:
             engine, version, why = choose(request.method) if _needs_probes(request) else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
@@ -110,7 +108,7 @@ def _capture(
             why = f"{refusal.message} Only what {device.name} reports is recorded. {refusal.hint}"
         if why:
             notify(f"method {engine.name}: {why}")
-        device = annotated(request, over, notify)
+        device = annotated(request, device, notify)
         check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
         return run_session(engine, version, request, sink, listeners, device)
     finally:

@@ -1,7 +1,7 @@
 """Records a command's GPU work with a library that the CUDA driver loads into it, without root or changes to
 it.
 
-start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, a DeviceEngine
+start(CaptureRequest(["./vec_add"], gpu="auto"), notify) → the request with its engine, a GpuEngine
 """
 
 from __future__ import annotations
@@ -17,57 +17,48 @@ from tracepipe.tracer.request import ANNOTATION, CaptureRequest, Notify
 from tracepipe.units import agree
 
 if TYPE_CHECKING:
-    from tracepipe.tracer.engines.engine import DeviceEngine
     from tracepipe.tracer.gpu.build.toolchain import Toolchain
-    from tracepipe.tracer.gpu.engines.channel_engine import ChannelEngine
-    from tracepipe.tracer.gpu.engines.over import EngineOver
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine, RecordStream
 
 
-def _kernels(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
-    from tracepipe.tracer.gpu.engines.kernels import KernelsEngine, build_library
+def _engine(request: CaptureRequest, toolchain: Toolchain, *streams: RecordStream) -> GpuEngine:
+    from tracepipe.tracer.gpu.engines.streams import GpuEngine
 
     owner = toolchain.owner.uid, toolchain.owner.gid
-    return KernelsEngine(
-        build_library(toolchain),
-        calls=request.calls,
-        stacks=request.stacks,
-        owner=owner,
-        gpus=toolchain.driver.listed,
-        stalls=request.gpu_stalls,
-    )
+    return GpuEngine(streams, owner=owner, stacks=request.stacks, gpus=toolchain.driver.listed)
 
 
-def _stalls(toolchain: Toolchain) -> ChannelEngine:
-    from tracepipe.tracer.gpu.engines.stalls import StallsEngine, build_library
+def _kernels(request: CaptureRequest, toolchain: Toolchain) -> GpuEngine:
+    from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 
-    user, library = toolchain.owner, build_library(toolchain)
-    return StallsEngine(library, owner=(user.uid, user.gid), gpus=toolchain.driver.listed, stalls=True)
+    kind = StallStream if request.gpu == "off" else KernelStream
+    sampled = [gpu.uuid for gpu in toolchain.driver.gpus if gpu.uuid] if request.gpu_stalls else None
+    return _engine(request, toolchain, kind(kind.build(toolchain), calls=request.calls, sampled=sampled))
 
 
-def _warps(request: CaptureRequest, toolchain: Toolchain) -> ChannelEngine:
-    from tracepipe.tracer.gpu.build.toolchain import NATIVE
+def _warps(request: CaptureRequest, toolchain: Toolchain) -> GpuEngine:
     from tracepipe.tracer.gpu.choice import warp_options
-    from tracepipe.tracer.gpu.engines.warps import WarpsEngine
+    from tracepipe.tracer.gpu.engines.warps import WarpStream
 
     options = warp_options(request)
-    library = toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"])
-    patches = toolchain.build_patches("patches", NATIVE / "patches.cu", defines=options.defines())
-    user, gpus = toolchain.owner, toolchain.driver.listed
-    return WarpsEngine(library, patches, options, owner=(user.uid, user.gid), gpus=gpus)
+    library, patches = WarpStream.build(toolchain, options)
+    return _engine(request, toolchain, WarpStream(library, patches, options, toolchain.driver.listed))
 
 
 # GPU engine → the function that starts it.
-GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], ChannelEngine]] = {
+GPU_ENGINES: dict[str, Callable[[CaptureRequest, Toolchain], GpuEngine]] = {
     "kernels": _kernels,
     "warps": _warps,
 }
 
 
-def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
-    """Build the native code where it is not cached, and create the channel; None for `off`.
+def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, GpuEngine | None]:
+    """Build the native code where it is not cached, create the channel, and begin to sample counters where
+    the request asks for them; None if the request asks for nothing.
 
     The returned request has the engine that `auto` chose, and its budget. Raises CaptureUnavailable for an
-    engine that was named and cannot work, TracepipeError for options that cannot be combined.
+    engine that was named and cannot work or counters that cannot be sampled, TracepipeError for options that
+    cannot be combined.
     """
     from tracepipe.tracer.gpu import choice
 
@@ -79,10 +70,23 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Chan
     request, device = _start(replace(request, gpu=choice.named(request)), notify)
     if request.gpu == "kernels" and choice.has_marks(request.command):
         notify("the program has marks in its kernels: --gpu warps records them")
+    if request.gpu_counters_ns is not None:
+        from tracepipe.tracer.gpu.build.toolchain import this_toolchain
+        from tracepipe.tracer.gpu.engines.counters import start_counters
+
+        try:
+            toolchain = this_toolchain()
+            counters = start_counters(request.gpu_counters_ns, toolchain, notify)
+            device = device or _engine(request, toolchain)
+            device.add(counters)
+        except BaseException:
+            if device is not None:
+                device.close()
+            raise
     return request, device
 
 
-def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
+def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, GpuEngine | None]:
     from tracepipe.tracer.gpu import choice
 
     if request.gpu == "auto":
@@ -98,61 +102,40 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Cha
     toolchain = toolchain_for(user_of(request.pids)) if request.pids else this_toolchain()
     toolchain.architectures()  # raises without a GPU, as nothing would be recorded
     if request.gpu == "off":
-        return request, _stalls(toolchain)
+        return request, _kernels(request, toolchain)
     request = choice.fair(request)
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
-def counted(
-    request: CaptureRequest, device: ChannelEngine | None, notify: Notify
-) -> ChannelEngine | EngineOver | None:
-    """The GPU engine, if any, with hardware counters where the request asks for them.
-
-    Raises CaptureUnavailable where they cannot be sampled.
-    """
-    if request.gpu_counters_ns is None:
-        return device
-    from tracepipe.tracer.gpu.build.toolchain import this_toolchain
-    from tracepipe.tracer.gpu.engines.counters import start_counters
-
-    return start_counters(request, device, this_toolchain(), notify)
-
-
-def annotated(
-    request: CaptureRequest, device: ChannelEngine | EngineOver | None, notify: Notify
-) -> DeviceEngine | None:
+def annotated(request: CaptureRequest, device: GpuEngine | None, notify: Notify) -> GpuEngine | None:
     """The GPU engine, if any, with annotations where the request asks for them and they are available.
 
     A message states why they are not available. Raises CaptureUnavailable if nothing else was requested.
     """
     if ANNOTATION not in request.layers:
         return device
+    from tracepipe.tracer.gpu.build.toolchain import host_toolchain
+    from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
+    from tracepipe.tracer.gpu.engines.transport import NVTX_VARIABLE
+
     try:
-        return _with_annotations(request, device)
+        if NVTX_VARIABLE in os.environ:
+            raise CaptureUnavailable(
+                f"{NVTX_VARIABLE} is set, and NVTX loads only one library.",
+                f"Run env -u {NVTX_VARIABLE} tracepipe capture …",
+            )
+        toolchain = host_toolchain()
+        stream = AnnotationStream(AnnotationStream.build(toolchain))
+        device = device or _engine(request, toolchain)
+        device.add(stream)
     except CaptureUnavailable as refusal:
         if device is None and request.layers == (ANNOTATION,) and not request.hooks:
             raise
         notify(f"no {ANNOTATION} layer: {refusal.message} {refusal.hint}")
-        return device
+    return device
 
 
-def _with_annotations(request: CaptureRequest, device: ChannelEngine | EngineOver | None) -> DeviceEngine:
-    from tracepipe.tracer.gpu.build.toolchain import NATIVE, host_toolchain
-    from tracepipe.tracer.gpu.engines.annotations import AnnotationsEngine, NoGpus
-    from tracepipe.tracer.gpu.engines.transport import NVTX_VARIABLE
-
-    if NVTX_VARIABLE in os.environ:
-        raise CaptureUnavailable(
-            f"{NVTX_VARIABLE} is set, and NVTX loads only one library.",
-            f"Run env -u {NVTX_VARIABLE} tracepipe capture …",
-        )
-    toolchain = host_toolchain()
-    library = toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
-    owner = toolchain.owner.uid, toolchain.owner.gid
-    return AnnotationsEngine(library, device or NoGpus(owner, stacks=request.stacks))
-
-
-def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, ChannelEngine | None]:
+def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, GpuEngine | None]:
     """Start the best engine for the request; if it is not available the other one, or none."""
     from tracepipe.tracer.gpu import choice
     from tracepipe.tracer.gpu.build.toolchain import this_toolchain

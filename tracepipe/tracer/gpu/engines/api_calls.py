@@ -30,8 +30,7 @@ from tracepipe.hooks.hook import Argument, FilePlace, Hook, Probe, Signature
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set
 from tracepipe.hooks.slots import MAX_SLOTS, slots
-from tracepipe.tracer.gpu.engines.transport import GpuRecord
-from tracepipe.tracer.gpu.engines.untrusted import Kept, Malformed
+from tracepipe.tracer.gpu.engines.transport import GpuRecord, Malformed, MemoryLimit, put_bounded
 from tracepipe.tracer.gpu.engines.warp_records import CALL_ENTER, CALL_EXIT, HAS_ARGUMENTS, read_words
 from tracepipe.tracer.records.calls import Calls
 from tracepipe.tracer.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
@@ -260,10 +259,10 @@ class CallLines:
                      transfer X    HtoD, …; I if it is asynchronous
     """
 
-    def __init__(self, api: ApiCalls | None = None, kept: Kept | None = None) -> None:
+    def __init__(self, api: ApiCalls | None = None, memory: MemoryLimit | None = None) -> None:
         self._api = api or ApiCalls()
         self._calls = Calls([], self._api.values)
-        self._kept = kept or Kept()
+        self._memory = memory or MemoryLimit()
         self._numbers: dict[tuple[str, bool], int] = {}
         self._words: list[int] = []  # of each probe's entries
         self._threads: set[int] = set()
@@ -304,7 +303,7 @@ class CallLines:
             ]
         head, args = self._calls.enter(time_ns, tid, pid, probe, 0, *words[:_FIRST_WORDS], kernel=kernel)
         if launch and (asked := _SHARED_BYTES.search(args)):
-            self._keep_shared(launch, int(asked[1]))
+            put_bounded(self.shared_bytes, launch, int(asked[1]), _LAUNCHES_MAX)
         if start_ns is not None:
             args = joined(args, BEGAN_AT % began_ns)
         more = (LAUNCH % launch if launch else "") + ("" if stack is None else STACK % stack)
@@ -326,19 +325,14 @@ class CallLines:
         key = name, bool(number & HAS_ARGUMENTS)
         probe = self._numbers.get(key)
         if probe is None:
-            self._kept.take(_FUNCTION_BYTES)
+            self._memory.use(_FUNCTION_BYTES)
             made = self._api.find(name).probe if key[1] else self._api.without_arguments(name)
             probe = self._numbers[key] = self._calls.add(made)
             self._words.append(len(slots(made.signature)) if key[1] else 0)
         return probe
 
-    def _keep_shared(self, launch: int, size_bytes: int) -> None:
-        if len(self.shared_bytes) >= _LAUNCHES_MAX:
-            del self.shared_bytes[next(iter(self.shared_bytes))]
-        self.shared_bytes[launch] = size_bytes
-
     def _keep_thread(self, tid: int, text_bytes: int = 0) -> None:
         """Use room for a thread, and for a text, which may become a name."""
         is_new = tid not in self._threads
-        self._kept.take((_THREAD_BYTES if is_new else 0) + text_bytes)
+        self._memory.use((_THREAD_BYTES if is_new else 0) + text_bytes)
         self._threads.add(tid)

@@ -19,17 +19,15 @@ import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Final
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.engines.engine import Turn
-from tracepipe.tracer.gpu.engines.annotation_records import EVENT_KINDS
 from tracepipe.tracer.gpu.engines.transport import (
     ALIGNMENT,
-    KIND_FRAME,
-    KIND_STACK,
-    KIND_STACK_BEYOND,
     RECORD,
+    Kind,
     whole_bytes,
 )
 from tracepipe.tracer.records.record import Loss
@@ -175,11 +173,8 @@ _DROPPED: Final = struct.Struct(f"<{_KINDS}Q")
 _DROPPED_MAX: Final = 1 << 41
 """A greater counter of dropped events was overwritten, as no recording drops so many."""
 _BUSY, _COMMITTED = 1, 2
-_COMMON: Final = dict.fromkeys(EVENT_KINDS, "annotation") | dict.fromkeys(
-    (KIND_STACK, KIND_FRAME, KIND_STACK_BEYOND), "stack"
-)
-"""The layers of the kinds that every engine has. Stacks have no layer, and are lost as "stack"."""
-_WHY: Final = {KIND_STACK_BEYOND: "a process had more Python stacks than are kept"}
+_STACKS: Final[dict[int, str]] = dict.fromkeys((Kind.STACK, Kind.FRAME, Kind.STACK_BEYOND), "stack")
+"""Stacks have no layer, and are lost as "stack"."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -241,22 +236,23 @@ class Channel:
         """
         if not is_final:
             self.accept()
-        kept: list[bytes] = []
-        while piece := self._collect_piece(kept, is_final=is_final):
+        pieces: list[bytes] = []
+        while piece := self._collect_piece(pieces, is_final=is_final):
             self._consumed += piece
             _U64.pack_into(self._map, _CONSUMED_AT, self._consumed)
             if not is_final:  # a process that fills it as fast as it is emptied would keep us here
                 break
-        return b"".join(kept)
+        return b"".join(pieces)
 
-    def losses(self, layers: Mapping[int, str], reasons: Mapping[int, str] | None = None) -> list[Loss]:
+    def losses(
+        self, layers: Mapping[int, str], reasons: Mapping[int, str] = MappingProxyType({})
+    ) -> list[Loss]:
         """Losses since the last call; `layers` and `reasons` are by kind of record."""
         since_ns, now_ns = self._losses_until_ns, time.monotonic_ns()
         self._losses_until_ns = now_ns
-        counted = [
-            (_COMMON.get(kind) or layers.get(kind), count, (_WHY | dict(reasons or {})).get(kind, FULL))
-            for kind, count in self._new_dropped()
-        ]
+        layers = {**_STACKS, **layers}
+        reasons = {Kind.STACK_BEYOND: "a process had more Python stacks than are kept", **reasons}
+        counted = [(layers.get(kind), n, reasons.get(kind, FULL)) for kind, n in self._new_dropped()]
         counted += [(None, count, reason) for reason, count in self._faults.items()]
         self._faults = {}
         return [Loss(layer, count, since_ns, now_ns, reason) for layer, count, reason in counted]
@@ -305,8 +301,8 @@ class Channel:
             self._map.close()
             os.close(self._memory)
 
-    def _collect_piece(self, kept: list[bytes], *, is_final: bool) -> int:
-        """Add the records of the next piece of the ring to `kept`; returns its size, 0 if there is none."""
+    def _collect_piece(self, pieces: list[bytes], *, is_final: bool) -> int:
+        """Add the records of the next piece of the ring to `pieces`; returns its size, 0 if there is none."""
         produced = int(_U64.unpack_from(self._map, _PRODUCED_AT)[0])
         if self._is_overwritten or not 0 <= produced - self._consumed <= self._ring_bytes:
             self._overwritten()
@@ -315,7 +311,7 @@ class Channel:
         size = min(produced - self._consumed, self._ring_bytes // 2) & -ALIGNMENT
         piece = self._bytes(self._consumed, size)
         end = self._committed_until(piece, 0)
-        kept.append(piece[:end])
+        pieces.append(piece[:end])
         if not is_final:
             return end
         is_last = size == produced - self._consumed
@@ -326,7 +322,7 @@ class Channel:
             self._faults[TORN] = self._faults.get(TORN, 0) + 1
             begin = self._next_committed(piece, after if state == _BUSY else end + ALIGNMENT, is_last=is_last)
             end = self._committed_until(piece, begin)
-            kept.append(piece[begin:end])
+            pieces.append(piece[begin:end])
         return end
 
     def _bytes(self, start: int, size: int) -> bytes:

@@ -27,7 +27,7 @@ from tracepipe.event.counters import GPU_COUNTERS, SM_CLOCK
 from tracepipe.printable import printable
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.counter_metrics import Counter, Sampled
-from tracepipe.tracer.gpu.engines.untrusted import MALFORMED
+from tracepipe.tracer.gpu.engines.transport import MALFORMED
 from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.record import Loss
 
@@ -339,7 +339,7 @@ class _Gap:
     reason: str
 
 
-class SampleStream:
+class OrderedSamples:
     """The samples of one GPU, in order of time: finds gaps, and leaves out samples outside of windows.
 
     sampler ──▶ checked ──▶ in order ──▶ waits until windows ──▶ in a window: returned; a gap there: a loss
@@ -374,13 +374,16 @@ class SampleStream:
         """A message for the user, shown once."""
         self._is_over = False
 
-    def take(self, now_ns: int) -> None:
-        """Take what the sampler sent; never waits."""
+    def read(self, now_ns: int) -> None:
+        """Read what the sampler sent; never waits."""
         for item in self._sampler.read():
             if isinstance(item, Overflow):
                 self._reason = "the hardware's buffer was full"
             elif self._can_be(item, now_ns):
-                self._take(item)
+                bisect.insort(self._after_gap, item)
+                self._accept()
+                if not self._after_gap:
+                    self._reason = ""
             else:
                 self._refused += 1
         while self._after_gap and (self._sampler.is_over or self._after_gap[0].end_ns < now_ns - _LATE_NS):
@@ -394,12 +397,6 @@ class SampleStream:
         """Whether a sample is plausible: it follows those before it, and is not in the future."""
         before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
         return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
-
-    def _take(self, sample: Sample) -> None:
-        bisect.insort(self._after_gap, sample)
-        self._accept()
-        if not self._after_gap:
-            self._reason = ""
 
     def _accept(self) -> None:
         """Accept the samples before the first gap. One that begins long before the end of another is none."""
@@ -430,7 +427,7 @@ class SampleStream:
             why = self._sampler.why or "its sampler did not answer"
             yield from self._lost(_Gap(self._until_ns or 0, now_ns, why), stretches)
 
-    def kept(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:
+    def recorded(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:
         """The samples that ended before an instant and began in a stretch; gaps are added to `losses`."""
         while self._waiting and self._waiting[0].end_ns <= before_ns and self._can_be_judged():
             item = self._waiting.popleft()

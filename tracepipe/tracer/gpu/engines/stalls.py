@@ -1,37 +1,179 @@
-"""The engine `stalls`: only the stall reasons of a GPU's warps, by CUPTI's PC sampling.
+"""Makes lines of stall reasons, which the library in a process has added up: `native/stall_records.h`.
 
-`native/stalls.cpp` is loaded into the command; `--gpu kernels` has the same sampler in its own library.
+gpu_stall      a stretch of about 10 ms: samples by function and reason
+gpu_stall_pc   a second: the same samples also by instruction, module and line
+loss           of gpu_stall: samples that CUPTI or the GPU lost, and why
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
+import struct
+from collections.abc import Hashable, Iterator
+from enum import IntEnum
+from typing import Any, Final
 
-from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.tracer.gpu.engines.kernels import KernelsEngine
-from tracepipe.tracer.gpu.engines.stall_records import LAYER
+from tracepipe.tracer.gpu.engines.renderer import Decoder, Keeper, Process, Recording
+from tracepipe.tracer.gpu.engines.transport import (
+    ENTRY_BYTES,
+    REFUSALS,
+    GpuRecord,
+    Malformed,
+    add_loss,
+    check_span,
+    printable,
+    text,
+)
+from tracepipe.tracer.records.bounds import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
+from tracepipe.tracer.records.line import Lines
 
-__all__ = ["StallsEngine", "build_library"]
-
-
-class StallsEngine(KernelsEngine):
-    """Records the stall reasons of a command that runs with `environment()`."""
-
-    name = "cupti pc sampling"
-    layers = frozenset({LAYER})
-    clocks: Sequence[str] = ()
-
-    def enter(self, pids: Sequence[int]) -> None:
-        """Raises CaptureUnavailable, as sampling begins when a program's context is created."""
-        raise CaptureUnavailable(f"Process {pids[0]} is already running.", "Give a command after --.")
-
-
-_LIBRARY: Final = "stalls"
+STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"
+"""The variable that is set if the library is to sample stall reasons."""
+STALL_LAYER: Final = "gpu_stall"
+"""The layer of stall reasons and of their losses."""
 
 
-def build_library(toolchain: Toolchain) -> Path:
-    """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
-    return toolchain.build_host(_LIBRARY, [NATIVE / "stalls.cpp"], ["cupti"])
+class StallKind(IntEnum):
+    """Kinds of records of stall reasons."""
+
+    STALL_REASON = 49
+    STALLS = 50
+    STALL_PCS = 51
+    STALL_LOSS = 52
+
+
+REASON: Final = struct.Struct("<I")
+HEAD: Final = struct.Struct("<QQII")
+STALL: Final = struct.Struct("<QII")
+STALL_PC: Final = struct.Struct("<QQQQII")
+LOSS: Final = struct.Struct("<QQQ")
+
+# The prefix of every reason's name in CUPTI.
+_BEFORE_REASON: Final = "smsp__pcsamp_warps_issue_stalled_"
+_ENTRIES_MAX: Final = 1 << 13
+_NAMES_BYTES_MAX: Final = 1 << 17  # for each line: readers take lines of 1 MiB
+_REASON_BYTES: Final = 256
+_PERIOD_LOG2_MAX: Final = 31
+
+
+class StallKeeper(Keeper):
+    """Keeps the names of reasons; other records are complete with them."""
+
+    kinds = frozenset({StallKind.STALL_REASON})
+    whole = frozenset(StallKind) - kinds
+
+
+class StallDecoder(Decoder):
+    """Makes lines of records of stall reasons."""
+
+    kinds = frozenset(StallKind)
+    keeper = StallKeeper
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording)
+        self._reasons: dict[tuple[int, int], str] = {}
+        self._waiting: list[GpuRecord] = []
+
+    def add(self, lines: Lines, record: GpuRecord) -> None:
+        """Take the name of a reason, and keep other records until all names of the chunk are known."""
+        process = self._recording.process(record.pid)
+        if record.kind != StallKind.STALL_REASON:
+            self._waiting.append(record)
+            return
+        (number,) = REASON.unpack_from(record.payload)
+        name = text(record.payload, REASON.size).removeprefix(_BEFORE_REASON)
+        if (process.number, number) not in self._reasons:
+            self._recording.memory.use(ENTRY_BYTES + len(name))
+        self._reasons[process.number, number] = name
+
+    def end_chunk(self, lines: Lines) -> None:
+        """Add the lines of the chunk."""
+        waiting, self._waiting = self._waiting, []
+        for record in waiting:
+            try:
+                made = self._loss(record) if record.kind == StallKind.STALL_LOSS else self._samples(record)
+            except REFUSALS as refusal:
+                self._recording.refused.count(refusal)
+                continue
+            for line in made:
+                lines.record(line)
+
+    def _loss(self, record: GpuRecord) -> list[dict[str, Any]]:
+        start_ns, end_ns, samples = LOSS.unpack_from(record.payload)
+        check_span(start_ns, end_ns)
+        if not 0 < start_ns <= end_ns or not 0 < samples <= COUNT_LIMIT:
+            raise Malformed
+        add_loss(self._recording.losses, STALL_LAYER, samples)
+        reason = printable(text(record.payload[: LOSS.size + _REASON_BYTES], LOSS.size))
+        loss: dict[str, Any] = {"type": "loss", "layer": STALL_LAYER, "count": samples}
+        loss["reason"] = f"process {record.pid}: {reason}"
+        return [loss | {"ts_ns": start_ns, "dur_ns": end_ns - start_ns}]
+
+    def _samples(self, record: GpuRecord) -> list[dict[str, Any]]:
+        process, is_by_pc = self._recording.process(record.pid), record.kind == StallKind.STALL_PCS
+        start_ns, end_ns, gpu, period_log2 = HEAD.unpack_from(record.payload)
+        check_span(start_ns, end_ns)
+        entries = list((STALL_PC if is_by_pc else STALL).iter_unpack(record.payload[HEAD.size :]))
+        if not 0 < start_ns <= end_ns or period_log2 > _PERIOD_LOG2_MAX or len(entries) > _ENTRIES_MAX:
+            raise Malformed
+        head: dict[str, Any] = {"type": f"{STALL_LAYER}_pc" if is_by_pc else STALL_LAYER}
+        head |= {"ts_ns": start_ns, "dur_ns": end_ns - start_ns, "pid": record.pid}
+        head |= {"gpu": process.gpus.get(gpu, gpu), "period_cycles": 1 << period_log2}
+        if not is_by_pc:
+            self.stall_samples += sum(samples for _, _, samples in entries)
+            entries = [(function, 0, 0, -1, reason, samples) for function, reason, samples in entries]
+            if not entries:
+                return [head | {"functions": [], "reasons": [], "function": [], "reason": [], "samples": []}]
+        return [head | columns for columns in self._columns(process, entries, is_by_pc=is_by_pc)]
+
+    def _columns(
+        self, process: Process, entries: list[tuple[int, ...]], *, is_by_pc: bool
+    ) -> Iterator[dict[str, Any]]:
+        """The columns of a line, or of several if their names are long: samples by function and reason, with
+        `is_by_pc` also by the offset, the module and the source line of each instruction.
+        """
+        at = 0
+        while at < len(entries):
+            functions, reasons, lines = _Names(), _Names(), _Names()
+            modules: list[str] = []
+            rows: list[tuple[int, ...]] = []
+            for function, module, offset_bytes, line, reason, samples in entries[at:]:
+                if offset_bytes > COLUMN_LIMIT:
+                    raise Malformed
+                index = functions.index(process.names.get(function, "function whose name was lost"), module)
+                if index == len(modules):
+                    modules.append(f"{module:016x}")
+                line_index = lines.index(process.names[line]) + 1 if line in process.names else 0
+                name = self._reasons.get((process.number, reason), f"reason {reason}")
+                rows.append((index, reasons.index(name), samples, offset_bytes, line_index))
+                if functions.size_bytes + lines.size_bytes > _NAMES_BYTES_MAX:
+                    break
+            at += len(rows)
+            names = ("function", "reason", "samples", "offset", "line")
+            columns: dict[str, Any] = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+            if not lines.texts:
+                del columns["line"]
+            texts: dict[str, list[str]] = {"functions": functions.texts}
+            if is_by_pc:
+                texts["modules"] = modules
+            else:
+                del columns["offset"]
+            texts["reasons"] = reasons.texts
+            yield texts | ({"lines": lines.texts} if lines.texts else {}) | columns
+
+
+class _Names:
+    """The names of a line, each once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._indices: dict[tuple[str, Hashable], int] = {}
+        self.size_bytes = 0
+
+    def index(self, name: str, key: Hashable = None) -> int:
+        """The index of a name, or of a name with a key."""
+        index = self._indices.setdefault((name, key), len(self.texts))
+        if index == len(self.texts):
+            short = name.encode(errors="replace")[:NAME_BYTES_MAX].decode(errors="ignore")
+            self.texts.append(short)
+            self.size_bytes += len(short)
+        return index

@@ -5,10 +5,11 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator
+from enum import IntEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from tracepipe.tracer.gpu.engines.untrusted import Malformed
+from tracepipe.tracer.gpu.engines.transport import Malformed
 from tracepipe.tracer.records.bounds import (
     COLUMN_LIMIT,
     INDEX_LIMIT,
@@ -19,13 +20,18 @@ from tracepipe.tracer.records.bounds import (
     TIME_LIMIT_NS,
 )
 
-KIND_WARPS: Final = 16
-KIND_KERNEL: Final = 17
-KIND_CALL_ENTER: Final = 18
-KIND_CALL_EXIT: Final = 19
-KIND_LOST_WARPS: Final = 20
-KIND_MET: Final = 21
-KIND_MET_CALLED: Final = 22
+
+class WarpKind(IntEnum):
+    """Kinds of the records."""
+
+    WARPS = 16
+    KERNEL = 17
+    CALL_ENTER = 18
+    CALL_EXIT = 19
+    LOST_WARPS = 20
+    MET = 21
+    MET_CALLED = 22
+
 
 CLOCK: Final = struct.Struct("<IxxxxQQQ")
 HAS_ARGUMENTS: Final = 1 << 62

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The records of the annotation library: kinds 56 to 61 of transport.h.
 //
-// All integers are little-endian, and there is no padding; engines/annotation_records.py has the same
+// All integers are little-endian, and there is no padding; engines/annotations.py has the same
 // layouts. The time of an event is that of its record. Domains and registered texts are identified by the
 // program's handles; 0 is the domain without a name, or no registered text.
 #pragma once

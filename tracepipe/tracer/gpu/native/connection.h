@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The connection of a traced process to the capture process, which connections.py describes.
+// The connection of a traced process to the capture process, which channel.py describes.
 //
 // It transfers the descriptor of the channel's memory, and its end marks the end of the recording: the
 // capture process has shut down its side, or has died.

@@ -2,7 +2,7 @@
 // The records of the engine `kernels`: kinds 40 to 48 of transport.h.
 //
 // The payload of kinds 41 to 44 and 47 is an array of the struct of that name. All integers are
-// little-endian, without further padding; kernel_records.py has the same layouts. Times are ns on the clock
+// little-endian, without further padding; kernels.py has the same layouts. Times are ns on the clock
 // that HELLO states. `correlation` is CUPTI's number of the API call that requested the work, unique in its
 // process.
 #pragma once

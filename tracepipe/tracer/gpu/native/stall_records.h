@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The records of stall_sampler.h: kinds 49 to 52 of transport.h.
 //
-// All integers are little-endian, without further padding; stall_records.py has the same layouts. Times are
+// All integers are little-endian, without further padding; stalls.py has the same layouts. Times are
 // ns of CLOCK_MONOTONIC. Names of functions and lines are those of NAME records.
 #pragma once
 #include <cstdint>
