@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns
-from tracepipe.analyses.findings.warp_order import sort_warps
+from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns, sort_warps
 
 LANES = 32
 

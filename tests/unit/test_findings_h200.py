@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tracepipe.analyses.findings import find_all
-from tracepipe.analyses.findings.grouping import kernels_of
+from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.reports.frames.run import load_run
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "findings-h200"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.support.recordings import write as recording
 from tests.support.synthetic_warps import SyntheticKernel
 from tests.support.synthetic_warps import write_recording as write
-from tracepipe.analyses.findings.grouping import kernels_of
+from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import report_lines

@@ -113,7 +113,7 @@ def _nothing_common(stalls: Run, warps: Run) -> str:
 def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], int]:
     """The kernels of both recordings with the most warps, and how many others there are."""
     from tracepipe.analyses.findings import find_all
-    from tracepipe.analyses.findings.grouping import kernels_of
+    from tracepipe.analyses.findings.kernels import kernels_of
 
     samples: dict[str, Counter[str]] = {}
     for name, counts in stalls.stall_table.functions.items():

@@ -49,7 +49,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
     from tracepipe.analyses.findings import find_all
-    from tracepipe.analyses.findings.grouping import kernels_of
+    from tracepipe.analyses.findings.kernels import kernels_of
 
     try:
         kernels = kernels_of(run, options.kernel, options.launch)
@@ -89,7 +89,7 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
 
 def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
     """The error where options choose none of the kernels."""
-    from tracepipe.analyses.findings.grouping import kernels_of
+    from tracepipe.analyses.findings.kernels import kernels_of
 
     every = kernels_of(run, "", None).names()
     if not every:

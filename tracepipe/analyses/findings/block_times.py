@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
-from tracepipe.analyses.findings.tail import MIN_VALUES
 from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 
+MIN_VALUES = 16
+"""The least number of values that have a tail."""
 MIN_WAVE = 8
 """The least number of blocks whose median others are compared with."""
 MIN_GROUP = 8

@@ -2,26 +2,238 @@
 
 Where a warp's exits were recorded with the masks of their lanes, nothing is inferred, and the share of the
 lanes' time that was idle decides. Where every thread was timed separately, noise also makes the times of one
-warp differ. Two tests separate it from divergence: single warps whose lanes fall into groups (`groups`), and
-lanes that are late in many warps (`ranks`).
+warp differ. Two tests separate it from divergence: single warps whose lanes fall into groups
+(`split_p_values`), and lanes that are late in many warps (`ranks`).
+
+Noise alone spreads the lanes of a warp. A warp counts as split where its lanes form two to four groups, each
+of two lanes or more and each narrow compared with the gaps between them. How often noise does that is found
+by drawing warps from Student's t with two degrees of freedom: its variance is infinite, so its tails are
+heavier than those of clocks and caches. A lane that is late alone has a separate null distribution, as such
+noise often has one value far out: the lane must be very late, or late in many warps, which ranks show.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
-from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding
-from tracepipe.analyses.findings.groups import SPLIT_P, split_p_values
-from tracepipe.analyses.findings.kernel_warps import LANES, Flags, KernelWarps
-from tracepipe.analyses.findings.lane_order import without_order
-from tracepipe.analyses.findings.late_lanes import Parted, finding_of
+from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
+from tracepipe.analyses.findings.kernel_warps import LANES, Flags, KernelWarps, sample
 from tracepipe.analyses.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
-from tracepipe.analyses.findings.sampling import sample
+from tracepipe.analyses.findings.stride import LANES_CAUSE, without_order
 from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
+from tracepipe.units import agree, duration_text
+
+MOST_GROUPS = 4
+DRAWS = 20_000
+"""Warps drawn for the null distribution: it gives p values down to 1 in 20,000."""
+SPLIT_P = 0.001
+"""A warp with a smaller p value counts as split: one of a thousand noisy warps does."""
+MIN_LANES = 4
+
+
+def _scores(ordered: Floats, step: float) -> Floats:
+    """For each row of sorted lane times, the gap between its groups divided by the widest group, for the best
+    number of groups. Shapes `(rows, lanes)` and `(rows,)`."""
+    rows, lanes = ordered.shape
+    gaps = np.diff(ordered, axis=1)
+    by_size = np.argsort(-gaps, axis=1, kind="stable")
+    best = np.zeros(rows)
+    for cuts in range(1, min(MOST_GROUPS, lanes // 2)):
+        at = np.sort(by_size[:, :cuts], axis=1)
+        first = np.concatenate([np.zeros((rows, 1), np.int64), at + 1], axis=1)
+        last = np.concatenate([at, np.full((rows, 1), lanes - 1)], axis=1)
+        widths = np.take_along_axis(ordered, last, 1) - np.take_along_axis(ordered, first, 1)
+        gap = np.take_along_axis(gaps, by_size[:, cuts - 1 : cuts], 1)[:, 0]
+        score = gap / np.maximum(widths.max(axis=1), step)
+        best = np.maximum(best, np.where((last - first).min(axis=1) >= 1, score, 0))
+    return best
+
+
+def _lone_scores(ordered: Floats, step: float) -> Floats:
+    """For each row, the gap below the last lane divided by the width of the others."""
+    scores: Floats = (ordered[:, -1] - ordered[:, -2]) / np.maximum(ordered[:, -2] - ordered[:, 0], step)
+    return scores
+
+
+@lru_cache(maxsize=LANES)
+def _nulls(lanes: int) -> tuple[Floats, Floats]:
+    noise = np.sort(np.random.default_rng(lanes).standard_t(2, (DRAWS, lanes)), axis=1)
+    return np.sort(_scores(noise, 0.0)), np.sort(_lone_scores(noise, 0.0))
+
+
+def split_p_values(times: Floats, step: float) -> Floats:
+    """The p value of each row of lane times: the chance that noise separates its lanes as much. It is 1 for a
+    row with too few lanes.
+
+    `times` has the shape `(rows, lanes)` and nan where a lane has no time; `step` is their resolution.
+    """
+    ordered = np.sort(times, axis=1)  # nan last
+    present: Ints = (~np.isnan(times)).sum(axis=1)
+    p_values = np.ones(times.shape[0])
+    for lanes in np.unique(present[present >= MIN_LANES]):
+        rows = present == lanes
+        known = ordered[rows, : int(lanes)]
+        scores = (_scores(known, step), _lone_scores(known, step))
+        above = [
+            DRAWS - np.searchsorted(null, score, side="left")
+            for null, score in zip(_nulls(int(lanes)), scores, strict=True)
+        ]
+        p_values[rows] = np.minimum(1.0, 2 * (np.minimum(*above) + 1) / (DRAWS + 1))
+    return p_values
+
+
+STRIDES = (2, 4, 8, 16)
+"""Moduli of lanes that are tried: banks, sectors and vector widths are powers of two."""
+MOST_AT_EDGE = LANES // 4
+"""The most lanes at an end of the warp that a boundary affects; more of them are a part of the warp."""
+
+BRANCH_CAUSE = (
+    "a branch that the lanes of a warp take differently, or loops whose length differs from lane to lane; "
+    "the warp runs each path in turn, while lanes that have exited stay idle"
+)
+BOUNDARY_CAUSE = (
+    "a boundary that only {these}, such as the first or last element of a chunk or of the data (bounds "
+    "checks, a remainder, an unaligned access), or another branch on the thread index; the warp runs each "
+    "path in turn, while lanes that have exited stay idle"
+)
+
+
+class Parted(NamedTuple):
+    """Warps whose lanes exit at different times. `rows` are some of them, `warps_apart` is their number;
+    `delays` has a value for each of `rows`, or for all of them. `share` is the share of the warps in which
+    exactly the lanes of `mask` are late."""
+
+    rows: Ints
+    warps_apart: int
+    delays: Floats
+    idle_share: float
+    mask: int
+    share: float
+    p_value: float | None = None
+    step_ns: float = 0.0
+    """The time between two neighbouring lanes that read the clock in turn; the delays do not contain it."""
+
+
+def finding_of(kernel: KernelWarps, parted: Parted, place: str) -> Finding:
+    """Return the finding. `place` is "first" or "last" where only that warp of the grid is affected."""
+    lanes = [lane for lane in range(LANES) if parted.mask >> lane & 1]
+    seen = _seen_lanes(kernel, parted.rows)
+    stride = stride_of(lanes, seen) if kernel.lanes_timed else None
+    delay = float(np.median(parted.delays))
+    share = delay / max(kernel.warp_scale_ns, 1.0)
+    # Where most lanes exit last, the few that exit first are named.
+    is_early = not kernel.lanes_timed and len(lanes) > len(seen) / 2
+    named = [lane for lane in seen if lane not in lanes] if is_early else lanes
+    order, than = ("first", "before") if is_early else ("last", "after")
+    which = (
+        f"{agree(len(named), 'lane|lanes')} {listed(named)} ({_which(kernel, parted, named, stride, seen)})"
+    )
+    evidence = (
+        f"{_where(kernel, parted, place)} the lanes exit at different times: {which} {order}{_most(parted)}, "
+        f"{duration_text(delay)} {than} the others{_in_turn(parted)}{_worth(kernel, share)}"
+        f"{_rest(kernel, parted)}"
+    )
+    numbers = {
+        "of": f"{place} warp of the grid" if place else "warps",
+        "warps": int(kernel.launch.size),
+        "warps_apart": parted.warps_apart,
+        "late_lanes_mask": parted.mask,
+        "late_lanes": lanes,
+        "late_mask_share": parted.share,
+        "stride": stride[0] if stride else None,
+        "delay_p50_ns": delay,
+        "delay_p95_ns": float(np.quantile(parted.delays, 0.95)),
+        "delay_share": share,
+        "lane_step_ns": parted.step_ns,
+        "idle_lane_share": parted.idle_share if kernel.has_entries else None,
+    }
+    cause = LANES_CAUSE if stride else _cause(named, seen)
+    # With fewer idle lanes, only the time between the exits is stated, not the possible saving.
+    saves = None if place or parted.idle_share < MIN_SAVED else parted.idle_share
+    return Finding("divergence", kernel.kernel, evidence, cause, parted.p_value, numbers, saves)
+
+
+def stride_of(lanes: list[int], seen: list[int]) -> tuple[int, int] | None:
+    """The modulus and residue where `lanes` are all lanes of `seen` with that residue, and not all of `seen`;
+    else None.
+    """
+    if not 1 < len(lanes) < len(seen):
+        return None
+    for modulus in STRIDES:
+        residue = lanes[0] % modulus
+        if [lane for lane in seen if lane % modulus == residue] == lanes:
+            return modulus, residue
+    return None
+
+
+def _seen_lanes(kernel: KernelWarps, rows: Ints) -> list[int]:
+    """Lanes whose exits were recorded in these warps."""
+    is_seen = np.zeros(kernel.launch.size, np.bool_)
+    is_seen[rows] = True
+    mask = int(np.bitwise_or.reduce(kernel.exit_mask[is_seen[kernel.exit_warp]]))
+    return [lane for lane in range(LANES) if mask >> lane & 1]
+
+
+def _where(kernel: KernelWarps, parted: Parted, place: str) -> str:
+    total = int(kernel.launch.size)
+    if place:
+        of = f" of {parted.warps_apart:,} launches" if parted.warps_apart > 1 else ""
+        return f"In the {place} warp of the grid{of}"
+    if total == 1:
+        return "In the one warp that was recorded"
+    return f"In {parted.warps_apart:,} of {total:,} warps"
+
+
+def _which(
+    kernel: KernelWarps, parted: Parted, lanes: list[int], stride: tuple[int, int] | None, seen: list[int]
+) -> str:
+    words = [f"mask {sum(1 << lane for lane in lanes):#010x}"]
+    if stride:
+        words.append(f"t mod {stride[0]} = {stride[1]}")
+    if len(seen) < LANES and kernel.lanes_timed:
+        words.append(f"of {len(seen)} that were recorded")
+    warp = np.unique(kernel.warp[parted.rows])
+    if len(lanes) == 1 and warp.size == 1 and kernel.blocks_known:
+        thread = int(warp[0]) * LANES + lanes[0]
+        edge = "first" * (thread == 0) or "last" * (thread == kernel.last_thread)
+        words.append(f"thread {thread}" + (f", the {edge} of its block" if edge else ""))
+    return "; ".join(words)
+
+
+def _most(parted: Parted) -> str:
+    return "" if parted.share > 0.99 else f" in {percent(parted.share)} of them"
+
+
+def _in_turn(parted: Parted) -> str:
+    median = " (median)" if parted.warps_apart > 1 else ""
+    return median + (
+        f", which exit {duration_text(parted.step_ns)} apart, lane by lane" if parted.step_ns else ""
+    )
+
+
+def _worth(kernel: KernelWarps, share: float) -> str:
+    """The delay as a share of `scale_name`, as text; empty for a single warp without an entry."""
+    alone = kernel.launch.size == 1 and not kernel.has_entries
+    return "" if alone else f", {percent(share)} of {kernel.scale_name}"
+
+
+def _rest(kernel: KernelWarps, parted: Parted) -> str:
+    idle = f"; {percent(parted.idle_share)} of the lanes' time is idle" if kernel.has_entries else ""
+    once = "; seen in one warp" if parted.warps_apart == 1 else ""
+    return idle + once + ("" if parted.p_value is None else f" ({confidence(parted.p_value)})")
+
+
+def _cause(lanes: list[int], seen: list[int]) -> str:
+    at_edge = lanes in (seen[: len(lanes)], seen[-len(lanes) :])
+    if not at_edge or len(lanes) > MOST_AT_EDGE:
+        return BRANCH_CAUSE
+    return BOUNDARY_CAUSE.format(these="this lane meets" if len(lanes) == 1 else "these lanes meet")
+
 
 MIN_RECURRING = 3
 """The least number of warps: in fewer of them, the same lane is late by chance too often."""

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from tracepipe.analyses.findings import find_all
 from tracepipe.analyses.findings.finding import Finding, listed
-from tracepipe.analyses.findings.grouping import kernels_of
-from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, Flags, KernelWarps
-from tracepipe.analyses.findings.lane_order import without_order
+from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, Flags, KernelWarps, sample
+from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.analyses.findings.ranks import between
-from tracepipe.analyses.findings.sampling import sample
+from tracepipe.analyses.findings.stride import without_order
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run

@@ -8,11 +8,28 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.finding import MIN_CLOCK_STEPS, MIN_EXIT_ONLY_NS
-from tracepipe.analyses.findings.sampling import sample
 from tracepipe.event.columns import distinct
-from tracepipe.event.groups import run_starts
-from tracepipe.reports.frames.arrays import Bools, Floats, Ints
+from tracepipe.event.groups import run_starts, sorted_runs
+from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
 from tracepipe.reports.frames.libraries import np
+
+MAX_ROWS = 4096
+"""The most warps or blocks that a test uses; of more it takes a sample. The tests need only hundreds."""
+MAX_BLOCKS = 1 << 17
+"""The same where a test needs hundreds for each SM, or along the grid."""
+
+
+def sample(indices: Ints, most: int = MAX_ROWS) -> Ints:
+    """At most `most` of `indices`, in their order; the same ones each time. Shapes `(n,)`."""
+    if indices.size <= most:
+        return indices
+    return np.sort(np.random.default_rng(0).choice(indices, most, replace=False))
+
+
+def evenly(count: int, most: int) -> Int64s:
+    """At most `most` of the row numbers 0…`count`-1, evenly spaced. Shape `(n,)`."""
+    return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
+
 
 Flags = Bools
 NOT_RECORDED = -(1 << 63)
@@ -297,3 +314,38 @@ class KernelWarps(WarpColumns):
         times = np.full((blocks.size, int(self.warp.max()) + 1), np.nan)
         times[of[wanted], self.warp[wanted]] = values[wanted]
         return times
+
+
+def sort_warps(warps: WarpColumns) -> KernelWarps:
+    """Return the warps of a kernel, sorted. Where exits were recorded at all, warps without one are left out
+    and counted in `still_running`.
+    """
+    launch, exit_warp = warps.launch, warps.exit_warp
+    has_exit = np.full(launch.size, not exit_warp.size)
+    has_exit[exit_warp] = True
+    order, _ = sorted_runs(launch, warps.block, warps.warp)
+    order = order[has_exit[order]]
+    place = np.full(launch.size, -1)
+    place[order] = np.arange(order.size)
+    exits = np.lexsort((warps.exit_ns, place[exit_warp]))
+    return KernelWarps(
+        warps.kernel,
+        warps.grid,
+        launch[order],
+        warps.block[order],
+        warps.warp[order],
+        warps.sm[order],
+        warps.entry_ns[order],
+        place[exit_warp[exits]],
+        warps.exit_ns[exits],
+        warps.exit_mask[exits],
+        warps.lanes_timed,
+        warps.blocks_known,
+        warps.rows_mixed,
+        warps.launch_ids,
+        warps.gpu,
+        warps.block_size,
+        warps.sm_count,
+        warps.cluster_of,
+        int(launch.size - order.size),
+    )

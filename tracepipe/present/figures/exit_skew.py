@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tracepipe.analyses.findings.grouping import Kernels
     from tracepipe.analyses.findings.kernel_warps import KernelWarps
+    from tracepipe.analyses.findings.kernels import Kernels
 
 KERNELS_MAX = 6
 # Up to this number each warp is drawn.
@@ -74,7 +74,7 @@ class Picture:
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each kernel whose exits are known, those with the most warps."""
-    from tracepipe.analyses.findings.grouping import kernels_of
+    from tracepipe.analyses.findings.kernels import kernels_of
 
     kernels = kernels_of(scope.run, scope.kernel, None)
     names = Counter(kernel.kernel for kernel, _ in _timed(kernels, scope))
