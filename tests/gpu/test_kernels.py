@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from tracepipe.analyses.kernel_occupancy import resources
-from tracepipe.analyses.theoretical_occupancy import occupancy_of
+from tracepipe.analyses.occupancy import occupancy_of, resources
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.sm_limits import sm_limits
 from tracepipe.hooks.calls import CALL_RULES

@@ -14,8 +14,7 @@ import pytest
 
 from tests.support.compiled import compiled
 from tests.support.recordings import Load, event, loader, span
-from tracepipe.analyses.kernel_occupancy import resources
-from tracepipe.analyses.theoretical_occupancy import Resources, occupancy_of
+from tracepipe.analyses.occupancy import Resources, occupancy_of, resources
 from tracepipe.event.sm_limits import SmLimits, sm_limits
 from tracepipe.reports import warps
 from tracepipe.reports.summary import Options, run

@@ -19,8 +19,7 @@ from tracepipe.present.figures import FIGURES, exit_skew, gpu_idle, latency, occ
 from tracepipe.present.figures.ink import moment_text
 from tracepipe.present.figures.occupancy import DrawnWarps
 from tracepipe.present.figures.panel import Scope, scope_of, short
-from tracepipe.present.figures.picture import inline_svg, write_picture
-from tracepipe.present.figures.png import write_png
+from tracepipe.present.figures.picture import inline_svg, write_picture, write_png
 from tracepipe.reports import plot
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import figure, matplotlib

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tracepipe.analyses.stall_advice import advice_on
 from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.counters import STALL_GROUPS, stall_group
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.frames.stalls import StallTable
+from tracepipe.reports.stalls import advice_on
 
 FIXTURE = "fixtures/gpu-stalls/input.jsonl"
 GOOD: dict[str, Any] = {

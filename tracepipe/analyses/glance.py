@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tracepipe.analyses.allocations import EVENTS_MAX, Peak, allocations_in, keeps_segments, peaks_of
 from tracepipe.analyses.collectives import Collectives, collectives_of
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import rank
@@ -14,7 +15,6 @@ from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.analyses.gpu_shares import Shares, kinds_of, shares_of
 from tracepipe.analyses.gpu_work import COPY, gpu_work
 from tracepipe.analyses.launch_delays import delays_of
-from tracepipe.analyses.peak_memory import EVENTS_MAX, Peak, allocations_in, keeps_segments, peaks_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts

@@ -280,7 +280,7 @@ def _print_written(report: Report, facts: list[Any], result: Result, target: str
 
 def _print(report: Report, facts: list[Any], result: Result, asked: _Asked, output: str = "") -> None:
     if asked.shown.as_json:
-        from tracepipe.present.writing.facts_text import as_json as facts_json
+        from tracepipe.present.writing.rendering import facts_json
 
         recordings = [facts_json(one) for one in facts]
         for recording, side in zip(recordings, result.sides, strict=False):

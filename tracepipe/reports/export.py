@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Any, BinaryIO
 
 from tracepipe import __version__
-from tracepipe.present.writing.facts_text import as_json
+from tracepipe.present.writing.rendering import facts_json
 from tracepipe.present.writing.table_formats import FORMATS, write_table
 from tracepipe.printable import json_text
 from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
@@ -60,7 +60,7 @@ def _about(run: Run, tables: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": TABLES_VERSION,
         "tool": {"name": "tracepipe", "version": __version__},
-        "recording": as_json(run.facts),
+        "recording": facts_json(run.facts),
         "header": run.facts.header,
         "footer": run.facts.footer,
         "tables": tables,

@@ -19,13 +19,13 @@ from tracepipe.analyses.allocations import (
     ends_of,
     faults_of,
     given_again,
+    keeps_segments,
     never_freed,
     places_with_most,
     steps_of,
 )
 from tracepipe.analyses.cuda_calls import calls_named
 from tracepipe.analyses.distribution import PERCENTS, of_values
-from tracepipe.analyses.peak_memory import keeps_segments
 from tracepipe.event.columns import NONE
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.reports.frames.arrays import Ints

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tracepipe.analyses.achieved_occupancy import Held, achieved_table
+from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.reports.frames.libraries import np

@@ -17,8 +17,8 @@ from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
 from tracepipe.analyses.functions import SORTS, functions_of
 from tracepipe.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.analyses.kernel_counters import kernel_counters
-from tracepipe.analyses.kernel_occupancy import occupancy_table
 from tracepipe.analyses.moved import moved
+from tracepipe.analyses.occupancy import occupancy_table
 from tracepipe.analyses.slowest import slowest_calls
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS

@@ -10,8 +10,7 @@ from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.present.figures.panel import empty_stretch
-from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis
-from tracepipe.present.writing.strips import LABEL_COLUMNS, Group, Spans, Strip
+from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Group, Spans, Strip, Window, axis
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np

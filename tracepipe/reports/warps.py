@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from tracepipe.analyses.achieved_occupancy import Held, achieved_table
+from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
 from tracepipe.reports.frames.libraries import np

@@ -17,8 +17,7 @@ from tracepipe import __version__
 from tracepipe.event.model import LAYERS
 from tracepipe.present.figures.panel import Panel
 from tracepipe.present.figures.picture import inline_svg
-from tracepipe.present.writing.facts_text import lacks
-from tracepipe.present.writing.rendering import cell, shown, titled
+from tracepipe.present.writing.rendering import cell, lacks, shown, titled
 from tracepipe.reports.frames.libraries import jinja2
 from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.report import Drawing, Result, Table

@@ -1,4 +1,12 @@
-"""The occupancy that the launches of each kernel allow, by what the recording has of them and of the GPU."""
+"""The occupancy that launches allow, and the one that their warps achieved.
+
+An SM can hold so many warps of a launch at a time: each block needs registers, shared memory, warps and a
+place, and an SM has so much of each (`event/sm_limits.py`). The rules are those of "Occupancy" in the CUDA
+programming and best practices guides:
+
+- Each warp gets its registers, rounded up to a unit, from one of the parts of the SM.
+- Each block gets its shared memory, with what the system reserves in it, rounded up to a unit.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +16,89 @@ from itertools import islice
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from tracepipe.analyses.theoretical_occupancy import Occupancy, Resources, occupancy_of
 from tracepipe.event.columns import NONE
 from tracepipe.event.groups import RowsByNumber, number_rows
-from tracepipe.event.sm_limits import sm_limits
+from tracepipe.event.sm_limits import PARTITIONS, REGISTER_UNIT, WARP_THREADS, SmLimits, sm_limits
 from tracepipe.reports.frames.gpus import about_gpus
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+
+_UNLIMITED: Final = 1 << 62
+
+
+class Resources(NamedTuple):
+    """What a launch needs. `shared_bytes` is the static and dynamic shared memory of a block, and
+    `shared_config_bytes` what the program has configured of an SM for it, 0 where the driver chooses.
+    `cluster_blocks` is the size of a cluster, and `clusters` the most of them that the GPU holds at a time, 0
+    where that is not known.
+    """
+
+    threads: int
+    registers: int
+    shared_bytes: int
+    shared_config_bytes: int = 0
+    cluster_blocks: int = 1
+    clusters: int = 0
+
+
+class Occupancy(NamedTuple):
+    """`blocks` and `warps` of an SM, which may be fractions where clusters limit them; the `most` warps that
+    an SM holds of any launch; and what limits them, nothing where that is the most.
+    """
+
+    blocks: float
+    warps: float
+    most: int
+    limits: tuple[str, ...]
+
+    @property
+    def percent(self) -> float:
+        """Warps by the most that an SM holds."""
+        return 100 * self.warps / self.most
+
+
+def occupancy_of(needs: Resources, limits: SmLimits, sm_count: int | None = None) -> Occupancy | None:
+    """The occupancy of a launch on a GPU with these limits; None where no block fits, so that something of
+    it is not as recorded.
+    """
+    warps = -(-needs.threads // WARP_THREADS)
+    if warps <= 0:
+        return None
+    fitting = {
+        "registers": _by_registers(needs.registers, warps, limits),
+        "shared memory": _by_shared_memory(needs, limits),
+        "block size": limits.warps // warps,
+        "blocks per SM": limits.blocks,
+    }
+    blocks: float = min(fitting.values())
+    if blocks <= 0:
+        return None
+    which = tuple(what for what, count in fitting.items() if count == blocks)
+    if needs.clusters and needs.cluster_blocks > 1 and sm_count:
+        in_clusters = needs.clusters * needs.cluster_blocks / sm_count
+        if in_clusters < blocks:
+            blocks, which = in_clusters, ("clusters",)
+    held = blocks * warps
+    return Occupancy(blocks, held, limits.warps, () if held == limits.warps else which)
+
+
+def _by_registers(registers: int, warps: int, limits: SmLimits) -> int:
+    if registers <= 0:
+        return _UNLIMITED
+    of_warp = _rounded_up(registers * WARP_THREADS, REGISTER_UNIT)
+    return limits.registers // PARTITIONS // of_warp * PARTITIONS // warps
+
+
+def _by_shared_memory(needs: Resources, limits: SmLimits) -> int:
+    of_block = _rounded_up(needs.shared_bytes + limits.reserved_bytes, limits.shared_unit_bytes)
+    of_sm = min(needs.shared_config_bytes or limits.shared_bytes, limits.shared_bytes)
+    return of_sm // of_block if of_block else _UNLIMITED
+
+
+def _rounded_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
 
 _EXAMINED: Final = 8
 """How many launches of a kernel with one size of blocks are examined: the first ones."""
@@ -140,3 +223,61 @@ def resources(args: Mapping[str, Any], threads: int) -> Resources | None:
 
 def _number(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 32 else None
+
+
+_ACHIEVED_COLUMNS: Final = (
+    Column("kernel", "kernel"),
+    Column("blocks_per_sm", "blocks/SM", "count"),
+    Column("theoretical_blocks_per_sm", "allowed", "number"),
+    Column("active_warps_per_sm", "warps/SM", "number"),
+    Column("theoretical_warps_per_sm", "allowed", "number"),
+    Column("achieved_percent", "achieved", "percent"),
+    Column("theoretical_percent", "theoretical", "percent"),
+    Column("limited_by", "limited by"),
+)
+_ACHIEVED_NOTE: Final = (
+    "Achieved: the mean number of active warps over a launch's duration, on SMs that had any, as a share of "
+    "the warps that an SM can hold. Theoretical: the share that the launch allows; limited by: what limits "
+    "it. The achieved share is lower if the grid or its last wave is small, if blocks last for different "
+    "times, or if the recording's own code in the kernel needs registers."
+)
+
+
+class Held(NamedTuple):
+    """The occupancy of SMs by a kernel: the most blocks at a time, and the mean number of active warps."""
+
+    kernel: str
+    title: str
+    gpu: int
+    block_size: tuple[int, int, int] | None
+    blocks_per_sm: int | None
+    active_warps_per_sm: float
+
+
+def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Table:
+    """A row for each kernel on a GPU whose limits are known. Facts about a launch that `run` lacks are taken
+    from `other`, a recording of the same kernels.
+    """
+    gpus, names = about_gpus(run), {one.kernel for one in held}
+    allowed = {
+        (one.name, one.gpu, one.needs.threads): one
+        for some in filter(None, (other, run))
+        for one in kernel_occupancies(some, only=names)
+    }
+
+    def row(one: Held) -> tuple[Any, ...] | None:
+        limits = sm_limits(gpus.get(one.gpu, {}))
+        if limits is None:
+            return None
+        known = allowed.get((one.kernel, one.gpu, prod(one.block_size or (0,))))
+        seen, warps = one.blocks_per_sm, one.active_warps_per_sm
+        achieved = 100 * warps / limits.warps
+        if known is None:
+            return one.title, seen, None, warps, None, achieved, None, None
+        most = known.occupancy
+        return one.title, seen, most.blocks, warps, most.warps, achieved, most.percent, known.limited_by
+
+    rows = [cells for one in held if (cells := row(one))]
+    return Table(
+        "achieved_occupancy", "Occupancy, achieved and theoretical", _ACHIEVED_COLUMNS, rows, _ACHIEVED_NOTE
+    )
