@@ -19,11 +19,9 @@ from tracepipe.hooks.hook import (
     Signature,
     TracepointPlace,
 )
-from tracepipe.tracer.engines.bpftrace import engine as bpftrace_engine
-from tracepipe.tracer.engines.bpftrace.engine import BpftraceEngine
-from tracepipe.tracer.engines.bpftrace.language import comparison
-from tracepipe.tracer.engines.bpftrace.lines import Clock, Lines
-from tracepipe.tracer.engines.bpftrace.script import Script
+from tracepipe.tracer.engines import bpftrace
+from tracepipe.tracer.engines.bpftrace import BpftraceEngine, Clock, Lines
+from tracepipe.tracer.engines.bpftrace_script import IDLE, Script, comparison
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD
 from tracepipe.tracer.request import Filters, Plan, Scope
@@ -56,8 +54,8 @@ def script(of: Plan, **options: Any) -> str:
     return Script(of, 99, ("/lib/libc.so.6", "lldiv"), END, [0, 16], **options).text()
 
 
-def lines(*probes: Probe, defers: bool = False) -> Lines:
-    return Lines(probes, END, defers=defers)
+def lines(*probes: Probe) -> Lines:
+    return Lines(probes, END)
 
 
 def records(chunk: bytes) -> list[tuple[int, ...]]:
@@ -131,8 +129,8 @@ def test_attach_points_are_counted() -> None:
 def test_an_entry_with_everything_it_can_have() -> None:
     arguments = [Argument(f"n{position}", position) for position in range(6)]
     read = lines(function(*arguments, Argument("said", 6, "str")))
-    read.feed(f"s0 64 5 1 0 0 two\nlines{END}\ns0 64 5 1 0 1 rubbish{END}\n".encode())
-    read.feed(b"c0 65 5 1 0 4 a b c d e f\n")
+    read.feed(f"d 0 64 1 5 0 0 two\nlines{END}\nd 0 64 1 5 0 1 rubbish{END}\n".encode())
+    read.feed(b"1 0 65 1 5 0 0 5 4 0 0 a b c d e f\n")
     text = struct.unpack("<4Q", b"two\nlines".ljust(32, b"\0"))
     assert records(read.take()) == [
         (record.MORE, 0x65, 5, 4, 0, 0, 0xE, 0xF, 0, 0),
@@ -144,13 +142,14 @@ def test_an_entry_with_everything_it_can_have() -> None:
 def test_an_entry_whose_text_was_lost_is_torn() -> None:
     read = lines(function(Argument("said", 0, "str")))
     # The texts of entry 0, which was lost itself, are not those of entry 1.
-    read.feed(f"s0 64 5 1 0 0 old{END}\ns0 64 5 1 0 1 {END}\nc0 70 5 1 1 4\n".encode())
+    read.feed(f"d 0 64 1 5 0 0 old{END}\nd 0 64 1 5 0 1 {END}\n1 0 70 1 5 1 0 5 4 0 0\n".encode())
     assert records(read.take()) == [(record.CALL_ENTER, 0x70, 5, 4, 0, 1, 0, 0, 0, 0)]
 
 
 def test_a_long_text_is_put_together_from_both_pieces() -> None:
     read = lines(function(Argument("said", 0, "str")))
-    read.feed(f"s0 64 5 1 0 0 {'x' * 124}{END}\ns0 64 5 1 0 1 {'y' * 3}{END}\nc0 65 5 1 0 4\n".encode())
+    read.feed(f"d 0 64 1 5 0 0 {'x' * 124}{END}\nd 0 64 1 5 0 1 {'y' * 3}{END}\n".encode())
+    read.feed(b"1 0 65 1 5 0 0 5 4 0 0\n")
     chunk = read.take()
     texts = [struct.pack("<4Q", *a)[:31] for kind, *_, a in chunks_of(chunk) if kind == record.TEXT]
     assert b"".join(texts).rstrip(b"\0") == b"x" * 124 + b"y" * 3
@@ -162,14 +161,14 @@ def chunks_of(chunk: bytes) -> list[tuple[int, tuple[int, ...]]]:
 
 def test_a_line_may_come_in_parts() -> None:
     read = lines(function())
-    for part in (b"c0 6", b"5 5 1 ", b"0 4", b"\nr0 66 5 1 1 4 ffffffffffffffff\n"):
+    for part in (b"1 0 6", b"5 1 5 ", b"0 0 5 4 0 0", b"\n3 0 66 1 5 1 0 5 4 0 0 ffffffffffffffff\n"):
         read.feed(part)
     assert [kind for kind, *_ in records(read.take())] == [record.CALL_ENTER, record.CALL_RETURN]
 
 
 def test_deferred_entries_have_their_own_time_and_the_returns_place() -> None:
-    read = lines(function(), defers=True)
-    read.feed(b"n 50 5 0 0 4 50 10 0 0 0 0\nc0 60 5 0 0 4 40\nr0 61 5 0 1 4 0\n")
+    read = lines(function())
+    read.feed(b"4 1 50 0 5 0 50 5 4 10 0 0 0 0 0\n1 0 60 0 5 0 40 5 4 0 0\n3 0 61 0 5 1 0 5 4 0 0 0\n")
     assert [(kind, ts_ns) for kind, ts_ns, *_ in records(read.take())] == [
         (record.SYSCALL_ENTER, 0x50),
         (record.CALL_ENTER, 0x40),
@@ -179,7 +178,7 @@ def test_deferred_entries_have_their_own_time_and_the_returns_place() -> None:
 
 def test_the_process_that_a_worker_serves_is_printed_before_entry_and_return() -> None:
     read = lines(in_kernel())
-    read.feed(b"c0 60 5 0 0 5 700000008 1000\nr0 61 5 0 1 5 700000008 0\n")
+    read.feed(b"1 2 60 0 5 0 0 5 5 0 700000008 1000\n3 2 61 0 5 1 0 5 5 0 700000008 0\n")
     assert [(kind, a0) for kind, _, _, _, _, _, a0, *_ in records(read.take())] == [
         (record.SERVED, 7 << 32 | 8),
         (record.CALL_ENTER, 0x1000),
@@ -189,8 +188,10 @@ def test_the_process_that_a_worker_serves_is_printed_before_entry_and_return() -
 
 
 def test_what_happens_everywhere_is_of_no_thread() -> None:
+    made = script(plan(tracepoint()), tracepoint_fields={0: ["irq", "ret"]})
+    assert r'"e 2 %lx %lx %lx %lx 0 0 0 0 0 %lx %lx\n"' in made
     read = lines(tracepoint())
-    read.feed(b"v0 60 5 3 0 4 2b 1\n")
+    read.feed(b"e 2 60 3 5 0 0 0 0 0 0 2b 1\n")
     assert records(read.take()) == [(record.EVENT, 0x60, 0, 0, 0, 0, 0x2B, 1, 0, 0)]
 
 
@@ -204,12 +205,14 @@ def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
     probe = Probe("fence", "fence", TracepointPlace("dma_fence/fence"), hook)
     made = script(plan(probe), tracepoint_fields={0: ["driver", "seqno", "comm"]})
     first, second = made.index("str(args->driver)"), made.index(", args->comm)")
-    assert first < second < made.index("(uint64)0, args->seqno, (uint64)0")
+    assert first < second < made.index("args->seqno")
     read = lines(probe)
     # Two processors' idle threads have sequences of their own.
     for cpu, driver in ((0, "one"), (3, "two")):
-        read.feed(f"s0 60 0 {cpu} 0 0 {driver}{END}\ns0 60 0 {cpu} 0 1 idle{END}\n".encode())
-    read.feed(b"v0 61 0 3 0 0 0 7 0\nv0 62 0 0 0 0 0 8 0\nv0 63 0 0 1 0 0 9 0\n")
+        who = f"{IDLE + cpu:x}"
+        read.feed(f"d 2 60 {cpu} {who} 0 0 {driver}{END}\nd 2 60 {cpu} {who} 0 1 idle{END}\n".encode())
+    for ts_ns, cpu, number, seqno in ((0x61, 3, 0, 7), (0x62, 0, 0, 8), (0x63, 0, 1, 9)):
+        read.feed(f"e 2 {ts_ns:x} {cpu} {IDLE + cpu:x} {number} 0 0 0 0 0 0 {seqno} 0\n".encode())
     taken = records(read.take())
     assert [(kind, torn) for kind, _, _, _, _, torn, *_ in taken] == [
         *[(record.TEXT, 0), (record.TEXT, 0), (record.EVENT, 0)] * 2,
@@ -221,9 +224,9 @@ def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
 
 def test_lines_wait_for_those_of_other_processors() -> None:
     read = lines()
-    read.feed(b"x 3000000 5 0 0 4 1 0\nx 5000000 5 0 1 4 1 0\n")
+    read.feed(b"5 1 3000000 0 5 0 0 5 4 1 0 0\n5 1 5000000 0 5 1 0 5 4 1 0 0\n")
     assert read.take(min(read.seen_ns.get(cpu, 0) for cpu in (0, 1))) == b""
-    read.feed(b"x 2000000 6 1 0 4 1 0\nx 6000000 6 1 1 4 1 0\n")
+    read.feed(b"5 1 2000000 1 6 0 0 6 4 1 0 0\n5 1 6000000 1 6 1 0 6 4 1 0 0\n")
     taken = records(read.take(min(read.seen_ns[cpu] for cpu in (0, 1))))
     assert [ts_ns for _, ts_ns, *_ in taken] == [0x2000000, 0x3000000]
     assert [ts_ns for _, ts_ns, *_ in records(read.take())] == [0x5000000, 0x6000000]
@@ -231,7 +234,8 @@ def test_lines_wait_for_those_of_other_processors() -> None:
 
 def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
     read = lines(function())
-    read.feed(b"c0 60 5 0 0 4\nr0 90 5 0 3 4 0\nx 70 5 0 1 4 10 0\nn 95 5 0 2 4 10 0 0 0 0\n")
+    read.feed(b"1 0 60 0 5 0 0 5 4 0 0\n3 0 90 0 5 3 0 5 4 0 0 0\n")
+    read.feed(b"5 1 70 0 5 1 0 5 4 10 0 0\n4 1 95 0 5 2 0 5 4 10 0 0 0 0 0\n")
     read.take()
     found = sorted((loss.layer, loss.count, loss.start_ns, loss.end_ns) for loss in read.losses)
     assert found == [("syscall", 1, 0x70, 0x70), ("userspace", 2, 0x60, 0x90)]
@@ -239,7 +243,7 @@ def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
 
 def test_losses_at_the_end_are_counted_too() -> None:
     read = lines(function())
-    read.feed(b"c0 60 5 0 0 4\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 7]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
+    read.feed(b"1 0 60 0 5 0 0 5 4 0 0\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 7]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
     read.take()
     read.finish(0x10, 0x100)
     found = {(loss.layer, loss.count, loss.start_ns, loss.end_ns) for loss in read.losses}
@@ -249,18 +253,27 @@ def test_losses_at_the_end_are_counted_too() -> None:
 
 def test_idle_threads_of_two_processors_have_sequences_of_their_own() -> None:
     read = lines()
-    read.feed(b"i 60 0 0 0 5 4 0\ni 61 0 1 0 6 4 0\ni 62 0 1 1 5 4 0\n")
+    for ts_ns, cpu, number in ((0x60, 0, 0), (0x61, 1, 0), (0x62, 1, 1)):
+        read.feed(f"7 3 {ts_ns:x} {cpu} {IDLE + cpu:x} {number} 0 5 4 0 0 0 0\n".encode())
     read.take()
     assert read.losses == []
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"c9 60 5 0 0 4", b"c0 60 5 0 0", b"c0 xx 5 0 0 4", b"what is this", b"x 1 2", b"@z[1]: 2", b"\xff\xfe"],
+    [
+        b"1 0 60 0 5 0 0 5 4 9 0",
+        b"1 0 60 0 5 0 0 5 4 0",
+        b"1 0 xx 0 5 0 0 5 4 0 0",
+        b"what is this",
+        b"5 1 2",
+        b"@z[1]: 2",
+        b"\xff\xfe",
+    ],
 )
 def test_a_bad_line_is_counted_and_the_others_are_read(line: bytes) -> None:
     read = lines(function())
-    read.feed(line + b"\nc0 60 5 0 0 4\n")
+    read.feed(line + b"\n1 0 60 0 5 0 0 5 4 0 0\n")
     assert len(records(read.take())) == 1
     read.finish(1, 2)
     assert [(loss.layer, loss.count) for loss in read.losses] == [(None, 1)]
@@ -269,7 +282,7 @@ def test_a_bad_line_is_counted_and_the_others_are_read(line: bytes) -> None:
 
 def test_a_threads_name_may_be_anything() -> None:
     read = lines()
-    read.feed(f"a 60 5 0 0 5 4 a\nb c{END}\n".encode())
+    read.feed(f"c 7 60 0 5 0 0 5 4 0 0 a\nb c{END}\n".encode())
     ((kind, _, tid, tgid, *_, low, high, _, _),) = records(read.take())
     assert (kind, tid, tgid) == (record.THREAD_NAME, 5, 4)
     assert struct.pack("<QQ", low, high).rstrip(b"\0") == b"a\nb c"
@@ -320,7 +333,7 @@ def test_a_locked_down_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     usable(monkeypatch, tmp_path)
     lockdown = tmp_path / "lockdown"
     lockdown.write_text("none integrity [confidentiality]\n")
-    monkeypatch.setattr(bpftrace_engine, "_LOCKDOWN", lockdown)
+    monkeypatch.setattr(bpftrace, "_LOCKDOWN", lockdown)
     with pytest.raises(CaptureUnavailable, match="locked down"):
         BpftraceEngine().check()
     lockdown.write_text("none [integrity] confidentiality\n")
@@ -330,6 +343,6 @@ def test_a_locked_down_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def usable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """A machine that has all but a good bpftrace."""
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(bpftrace_engine, "check_machine", lambda: None)
-    monkeypatch.setattr(bpftrace_engine, "own_namespace", lambda: None)
-    monkeypatch.setattr(bpftrace_engine, "tracing_folder", lambda: folder)
+    monkeypatch.setattr(bpftrace, "check_machine", lambda: None)
+    monkeypatch.setattr(bpftrace, "own_namespace", lambda: None)
+    monkeypatch.setattr(bpftrace, "tracing_folder", lambda: folder)

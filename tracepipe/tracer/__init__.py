@@ -37,7 +37,7 @@ def _engine(place: str) -> Callable[[], Engine]:
 ENGINES: dict[str, Callable[[], Engine]] = {
     "bcc": _engine("tracepipe.tracer.engines.probes:BccEngine"),
     "prebuilt": _engine("tracepipe.tracer.engines.probes:PrebuiltEngine"),
-    "bpftrace": _engine("tracepipe.tracer.engines.bpftrace.engine:BpftraceEngine"),
+    "bpftrace": _engine("tracepipe.tracer.engines.bpftrace:BpftraceEngine"),
 }
 
 

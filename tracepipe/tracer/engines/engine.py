@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -254,6 +254,16 @@ class Coverage:
 
     got: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+
+    def cover(self, plan: Plan, refused: Collection[int], notify: Notify) -> None:
+        """Report which layers of a plan are recorded, where the kernel refused some probes."""
+        for layer in plan.layers:
+            probes = {index for index, probe in enumerate(plan.probes) if probe.layer == layer}
+            if probes and probes.issubset(refused) and layer not in plan.own:
+                self.missing[layer] = "the kernel lets none of its functions be probed"
+                notify(f"no {layer} layer: {self.missing[layer]}")
+            else:
+                self.got.append(layer)
 
 
 class Attachment(Protocol):

@@ -93,7 +93,7 @@ class ProbeAttachment:
         except BaseException:
             self.close()
             raise
-        self._cover()
+        self.coverage.cover(plan, self._say_refused(), notify)
 
     @property
     def is_unordered(self) -> bool:
@@ -333,19 +333,6 @@ class ProbeAttachment:
         self._probing = Probing(plan, self._code)
         self._probing.attach()
         self._maps.control[Control.IS_READY] = self._is_ready
-
-    def _cover(self) -> None:
-        """Report which layers are recorded, and which functions are not."""
-        refused = self._say_refused()
-        for layer in self._plan.layers:
-            mine = {index for index, probe in enumerate(self._plan.probes) if probe.layer == layer}
-            if mine and mine <= refused and layer not in self._plan.own:
-                reason = "the kernel lets none of its functions be probed"
-                self.coverage.missing[layer] = reason
-                self._notify(f"no {layer} layer: {reason}")
-            else:
-                self.coverage.got.append(layer)
-        self.coverage.got.sort(key=RECORDED_LAYERS.index)
 
     def _say_refused(self) -> set[int]:
         """Report the functions that cannot be recorded, each once; returns the numbers of all such probes."""

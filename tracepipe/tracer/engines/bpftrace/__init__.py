@@ -1,1 +1,0 @@
-"""The engine `bpftrace`: it writes a script for the plan, and reads its output as records."""
