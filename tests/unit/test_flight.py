@@ -13,7 +13,7 @@ import pytest
 from tests.unit.test_capture_record import NUMBER, PROBES, VALUES, raw
 from tracepipe.errors import OutputError
 from tracepipe.tracer import flight
-from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.engines.engine import Attachment
 from tracepipe.tracer.flight import Chunk, FlightRecorder, Frame, Outputs, Ring
 from tracepipe.tracer.frame import footer_of
 from tracepipe.tracer.records import record
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-class Probes(NothingRecorded):
+class Probes(Attachment):
     """An attachment whose records the renderer knows."""
 
     def __init__(self, *, is_unordered: bool) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tracepipe.api.record import Files, NumberedOutputs
-from tracepipe.tracer.engines.engine import DeviceEngine, Listeners
-from tracepipe.tracer.engines.none import NoProbes
+from tracepipe.tracer.engines.engine import DeviceEngine, Listeners, NoProbes
 from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.gpu.engines.streams import GpuEngine

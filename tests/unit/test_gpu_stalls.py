@@ -18,8 +18,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.run import load_run
-from tracepipe.tracer.engines.engine import Listeners
-from tracepipe.tracer.engines.none import NoProbes
+from tracepipe.tracer.engines.engine import Listeners, NoProbes
 from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 from tracepipe.tracer.gpu.engines.stalls import HEAD, LOSS, STALL, STALL_PC, STALLS_VARIABLE, StallKind
 from tracepipe.tracer.gpu.engines.streams import GpuEngine

@@ -18,7 +18,7 @@ from tests.unit.test_capture_record import raw
 from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import ENGINES, CaptureRequest, CaptureSummary, capture, spool
-from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.engines.engine import Attachment
 from tracepipe.tracer.flight import Chunk, Ring
 from tracepipe.tracer.records import record
 from tracepipe.tracer.records.record import RECORD_BYTES, Loss, unread_error
@@ -49,11 +49,11 @@ class Engine:
     def check(self) -> str:
         return ""
 
-    def attach(self, plan: Plan, notify: Notify) -> NothingRecorded:
+    def attach(self, plan: Plan, notify: Notify) -> Attachment:
         self.does["attach"]()
         does = self.does
 
-        class Attachment(NothingRecorded):
+        class Faulty(Attachment):
             def collect(self) -> bytes:
                 return does["collect"]() or b""  # type: ignore[return-value]
 
@@ -64,7 +64,7 @@ class Engine:
             def stop(self) -> None:
                 does["stop"]()
 
-        return Attachment()
+        return Faulty()
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[CaptureSummar
     """Captures a command by an engine that does something; the summary, the messages, and the records."""
 
     def record(is_unordered: bool = False, **does: Callable[[], object]) -> Any:
-        monkeypatch.setattr(NothingRecorded, "is_unordered", is_unordered)
+        monkeypatch.setattr(Attachment, "is_unordered", is_unordered)
         monkeypatch.setitem(ENGINES, "broken", lambda: Engine(**does))  # type: ignore[arg-type]
         messages: list[str] = []
         sink = io.BytesIO()

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from tracepipe.tracer import CaptureRequest
-from tracepipe.tracer.engines.engine import Turn
-from tracepipe.tracer.engines.none import NothingRecorded
+from tracepipe.tracer.engines.engine import Attachment, Turn
 from tracepipe.tracer.request import Cause, Limits, WindowOrder, Windows
 from tracepipe.tracer.windows import WindowCourse
 
 
-class Attached(NothingRecorded):
+class Attached(Attachment):
     """Probes whose functions turn windows as the test says, and what was asked of them."""
 
     def __init__(self) -> None:

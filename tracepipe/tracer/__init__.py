@@ -84,7 +84,7 @@ def capture(
 def _capture(
     request: CaptureRequest, sink: BinaryIO | Store | Outputs, listeners: Listeners
 ) -> CaptureSummary:
-    from tracepipe.tracer.engines.none import NoProbes
+    from tracepipe.tracer.engines.engine import NoProbes
     from tracepipe.tracer.find.library import find_program
     from tracepipe.tracer.gpu import annotated, start
     from tracepipe.tracer.machine.processes import Processes

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, Turn, WindowedAttachment
+from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, Turn
 from tracepipe.tracer.request import (
     API,
     PROFILER,
@@ -73,7 +73,7 @@ class WindowCourse:
     request: CaptureRequest
     count: int = 0
     length_ns: int = 0
-    _attachment: WindowedAttachment | None = None
+    _attachment: Attachment | None = None
     _device: DeviceEngine | None = None
     _follower: DeviceEngine | None = None
     """The engine that gets every begin and end of a window. `_device` is the same engine where it is asked to
@@ -111,7 +111,7 @@ class WindowCourse:
         self._follower = device
         if not self.request.windows.are_asked:
             self._note_begin(now_ns)
-        elif isinstance(attachment, WindowedAttachment):
+        else:
             self._attachment, self._device = attachment, device
 
     def step(self, now_ns: int, signals: int, order: WindowOrder | None = None) -> str:
@@ -155,7 +155,7 @@ class WindowCourse:
         self._is_ordered = order.begins
         return Answer()
 
-    def _let_go(self, attachment: WindowedAttachment, now_ns: int) -> None:
+    def _let_go(self, attachment: Attachment, now_ns: int) -> None:
         """Release the call that asked for the window once everything records in it, and the call that ended
         it.
         """
@@ -167,7 +167,7 @@ class WindowCourse:
             if attachment.let_go() and self.is_open:
                 self._close(now_ns, Cause.STOP)
 
-    def _keep_attached(self, attachment: WindowedAttachment, now_ns: int) -> None:
+    def _keep_attached(self, attachment: Attachment, now_ns: int) -> None:
         """Attach probes before an expected window, and detach them after one."""
         if self.is_open:
             self._pace = None
@@ -179,7 +179,7 @@ class WindowCourse:
             else:
                 attachment.rest()
 
-    def _due_ns(self, attachment: WindowedAttachment, now_ns: int) -> int | None:
+    def _due_ns(self, attachment: Attachment, now_ns: int) -> int | None:
         """When the next window is expected; None where that is not known."""
         if self._begins_by is None:
             return self._closed_ns + self.request.windows.delay_ns

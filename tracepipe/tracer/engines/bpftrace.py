@@ -34,11 +34,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from tracepipe.errors import CaptureUnavailable, OutputError, TracepipeError
+from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, Probe, TracepointPlace
 from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.engines.bpftrace_script import ARCHITECTURES, TEXT_PIECE_BYTES, Order, Script
-from tracepipe.tracer.engines.engine import Coverage
+from tracepipe.tracer.engines.engine import Attachment
 from tracepipe.tracer.engines.probes import check_machine
 from tracepipe.tracer.find.kernel import field_offsets, tracing_folder
 from tracepipe.tracer.machine.facts import this_machine
@@ -127,16 +127,16 @@ class BpftraceEngine:
         return BpftraceAttachment(plan, notify)
 
 
-class BpftraceAttachment:
+class BpftraceAttachment(Attachment):
     """A bpftrace process and what it has printed."""
 
     def __init__(self, plan: Plan, notify: Notify) -> None:
         """Attach all of the plan. Raises CaptureUnavailable."""
+        super().__init__(plan)
         self._plan, self._notify = plan, notify
+        # Entries that are printed at their return follow later records.
+        self.is_unordered = plan.filters.min_duration_ns > 0
         self._syscalls = SYSCALLS[platform.machine()]
-        self.coverage = Coverage()
-        self.filtered: dict[str, int] = {}
-        self.error: OutputError | None = None
         self._start_ns = time.monotonic_ns()
         self._names: dict[int, str] = {}
         self._text_end = f"\x1f{secrets.token_hex(4)}"
@@ -157,11 +157,6 @@ class BpftraceAttachment:
         if missing := max(asked - self._process.found_points, 0):
             notify(f"bpftrace did not find {missing} of {asked} places to probe")
         self.coverage.cover(plan, refused, notify)
-
-    @property
-    def is_unordered(self) -> bool:
-        """Whether records can follow later ones: entries that are printed at their return do."""
-        return self._plan.filters.min_duration_ns > 0
 
     def start(self) -> None:
         """Record what the plan's scope says, from now on; a command from its exec on."""

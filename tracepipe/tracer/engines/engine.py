@@ -1,7 +1,8 @@
-"""The protocols of an engine, and of the collectors that take what it collects."""
+"""The interfaces of an engine, and of the collectors that take what it collects."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.record import Loss
+from tracepipe.tracer.records.record import Loss, window_record
+from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.unrendered import Carried, Carry, SpanReader, Wanted
 from tracepipe.tracer.request import Cause, Control, Notify, Plan
 
@@ -266,103 +268,97 @@ class Coverage:
                 self.got.append(layer)
 
 
-class Attachment(Protocol):
-    """Attached probes, which record nothing before `start`. A `WindowedAttachment` can also record
-    windows.
+class Attachment:
+    """Attached probes, which record nothing before `start`. This one has no probes, and records only the
+    begins and ends of windows; engines override what they can do.
     """
 
-    coverage: Coverage
-    filtered: dict[str, int]
-    """Layer → events that a filter left out; complete after `stop`."""
-    error: OutputError | None
+    is_unordered = False
+    """Whether records can follow later ones, or depend on records after them."""
+    error: OutputError | None = None
     """Why events that were taken from the kernel were lost, which ends a recording."""
+    probed: frozenset[bool] = frozenset()
+    """Which triggers the probes see: True for those that begin windows, False for those that end them."""
 
-    @property
-    def is_unordered(self) -> bool:
-        """Whether records can follow later ones, or depend on records after them."""
-        ...
+    def __init__(self, plan: Plan | None = None) -> None:
+        self.coverage = Coverage()
+        self.filtered: dict[str, int] = {}
+        """Layer → events that a filter left out; complete after `stop`."""
+        self._causes = plan.windows.causes if plan and plan.windows else ()
+        self._turned = b""
 
     def start(self) -> None:
         """Record the plan's scope from now on; a command from its exec on. With windows, only the threads of
         the scope are followed until the first one begins.
         """
-        ...
 
     def collect(self) -> bytes:
         """Whole records that were not collected before, or some of them; b"" if there are none. Never
         waits.
         """
-        ...
+        records, self._turned = self._turned, b""
+        return records
 
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
-        ...
+        return []
 
     def renderer(self) -> Renderer:
         """The decoder of what `collect` returns, for a started recording; used on another thread."""
-        ...
+        return RecordRenderer([], {}, {}, causes=self._causes)
 
     def stop(self) -> None:
         """Detach every probe; `collect` and `lost` still return what was recorded before."""
-        ...
 
     def close(self) -> None:
         """Give the memory back."""
-        ...
-
-
-@runtime_checkable
-class WindowedAttachment(Attachment, Protocol):
-    """Attached probes that can record windows."""
-
-    probed: frozenset[bool]
-    """Which triggers the probes see: True for those that begin windows, False for those that end them."""
 
     def prepare(self) -> None:
         """Attach what is recorded in windows, unless it is attached. Raises CaptureUnavailable."""
-        ...
 
     def rest(self) -> None:
         """Detach what is recorded in windows, where it can be attached again for the next one."""
-        ...
 
     def hits(self) -> int:
         """How often the functions that begin a window were called since `arm`, or since the last window
         ended.
         """
-        ...
+        return 0
 
     def asked(self) -> int | None:
         """The time at which a call requested a window; the call waits until `let_go`. None if no call
         waits.
         """
-        ...
+        return None
 
     def let_go(self) -> bool:
         """Release the call that requested a window; returns whether its window was over before it began."""
-        ...
+        return False
 
     def let_end(self) -> None:
         """Release the call that ended a window, where it waits for libraries in the command to follow."""
-        ...
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
         """Begin a window now, or at `at_ns` where it began elsewhere; returns its time on CLOCK_MONOTONIC. It
         is due at `since_ns`, and begins later where probes must be attached first. Raises CaptureUnavailable.
         """
-        ...
+        return self._turn(Cause.START, at_ns, begins=True, name=name)
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
         """End the open window now, or at `at_ns` where it ended elsewhere; returns the time."""
-        ...
+        return self._turn(cause, at_ns, begins=False)
 
     def arm(self, windows: int) -> None:
         """From now on the plan's functions begin and end windows, at most this many."""
-        ...
 
     def turns(self) -> list[Turn]:
         """The begins and ends of windows by functions, in what was collected since the last call."""
-        ...
+        return []
+
+    def _turn(self, cause: Cause, at_ns: int | None, *, begins: bool, name: str = "") -> int:
+        now_ns = time.monotonic_ns() if at_ns is None else at_ns
+        self._turned += window_record(now_ns, cause, begins=begins, name=name)
+        return now_ns
 
 
 class Engine(Protocol):
@@ -378,3 +374,18 @@ class Engine(Protocol):
     def attach(self, plan: Plan, notify: Notify) -> Attachment:
         """Attach every probe of the plan. Raises CaptureUnavailable."""
         ...
+
+
+class NoProbes:
+    """The engine where eBPF cannot work and only a library in the command records: it needs no privilege."""
+
+    name = "none"
+    layers: frozenset[str] = frozenset()
+
+    def check(self) -> str:
+        """It always works."""
+        return ""
+
+    def attach(self, plan: Plan, notify: Notify) -> Attachment:
+        """Nothing is attached."""
+        return Attachment(plan)

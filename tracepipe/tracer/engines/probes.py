@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from tracepipe.errors import CaptureUnavailable, OutputError
+from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.hook import RECORDED_LAYERS, FilePlace, KernelPlace
 from tracepipe.tracer.bpf import bpf
 from tracepipe.tracer.bpf.bytecode import SHIPPED, Constant, Field, compiled, filled_in, import_bcc
@@ -26,7 +26,7 @@ from tracepipe.tracer.bpf.maps import Control, Maps
 from tracepipe.tracer.bpf.specs import is_paired, spec_of
 from tracepipe.tracer.engines.attaching import TEXTS, Probing
 from tracepipe.tracer.engines.drain import Drain
-from tracepipe.tracer.engines.engine import Coverage, Turn
+from tracepipe.tracer.engines.engine import Attachment, Turn
 from tracepipe.tracer.machine.facts import this_machine
 from tracepipe.tracer.machine.processes import clock_ahead_ns, comm_of, own_namespace, running_threads
 from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
@@ -53,19 +53,18 @@ _UNSEEN = (
 _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
-class ProbeAttachment:
+class ProbeAttachment(Attachment):
     """Attached probes and the memory that they write to."""
 
     def __init__(self, programs: Mapping[str, bytes], plan: Plan, notify: Notify) -> None:
         """Attach all of the plan. Raises CaptureUnavailable."""
+        super().__init__(plan)
         self._programs, self._plan, self._notify = programs, plan, notify
         self._syscalls = SYSCALLS[platform.machine()]
         self._probing: Probing | None = None
         self._is_stopped = False
         self._namespace = own_namespace()
-        self.coverage = Coverage()
-        self.filtered: dict[str, int] = {}
-        self.error: OutputError | None = None
+        self.is_unordered = plan.filters.min_duration_ns > 0 or self._namespace is not None
         self._start_ns = time.monotonic_ns()
         self._names: dict[int, str] = {}
         self._seen_drops: dict[int, int] = {}
@@ -94,11 +93,6 @@ class ProbeAttachment:
             self.close()
             raise
         self.coverage.cover(plan, self._say_refused(), notify)
-
-    @property
-    def is_unordered(self) -> bool:
-        """Whether records can stand after later ones, or need what comes after them."""
-        return self._plan.filters.min_duration_ns > 0 or self._namespace is not None
 
     def start(self) -> None:
         """Record what the plan's scope says, from now on; a command from its exec on."""
