@@ -15,9 +15,8 @@ from tracepipe.hooks.hook import (
     FilePlace,
     KernelPlace,
     Probe,
-    Selection,
 )
-from tracepipe.hooks.sets import MEMORY_EFFECTS, HookSet, load_set, read_hooks
+from tracepipe.hooks.sets import MEMORY_EFFECTS, load_set, read_hooks
 from tracepipe.tracer.engines.engine import Engine
 from tracepipe.tracer.find.library import LibrarySearch, python_of
 from tracepipe.tracer.find.resolve import resolve
@@ -74,19 +73,53 @@ def plan_of(
     library. Raises CaptureUnavailable where nothing can be recorded, TracepipeError for a hook that is wrong
     or finds nothing.
     """
-    scope = _scope(request, command_pid)
-    libraries = _libraries(request, scope)
+    scope = Scope("system")
+    if request.command:
+        scope = Scope("command", (command_pid,), children=request.children)
+    elif request.pids:
+        scope = Scope("pids", request.pids, children=request.children)
+    elif request.comm:
+        scope = Scope("comm", comm=request.comm, children=request.children)
+    pids = request.pids
+    if scope.kind == "comm":
+        pids = tuple({thread.pid for thread in running_threads(scope)})
+    libraries = LibrarySearch(request.command or None, pids, request.libraries)
+
+    # The functions of a hook are recorded whatever layers are requested, and layers of what calls did need
+    # the calls.
     users = read_hooks(list(request.hooks))
-    layers, sets = _asked(request, users, device_layers)
+    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
+    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
+    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
+    with_sets = [layer for layer in layers if layer in asked and layer not in device_layers]
+    sets = dict.fromkeys(name for layer in with_sets for name in LAYER_SETS.get(layer, ()))
     hooks = [*users, *map(load_set, sets)]
     selection = resolve(hooks, libraries, only=request.only, exclude=request.exclude, notify=notify)
-    _check_found(users, selection)
+    names = {hooks.name for hooks in users if not hooks.is_shipped}
+    for place, reason in selection.unresolved.items():
+        if place in names or place.partition(", ")[0] in names:
+            raise TracepipeError(
+                f"{place}: {reason}", "Run tracepipe hooks list 'PATTERN' to see which functions there are."
+            )
     for message in selection.passed_over:
         notify(f"skipped: {message}")
-    probes = _chosen(request, users, selection)
+    origins = {hook.origin for hooks in users for hook in hooks.hooks}
+    rule = call_rule(request.calls)
+    probes = [
+        probe
+        for probe in (_in_layer(found, request.layers) for found in selection.probes)
+        if probe.hook.origin in origins
+        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
+    ]
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
-    missing = _missing(layers, {probe.layer for probe in probes}, selection)
+
+    missing = {}
+    for layer in layers:
+        if layer not in _ALWAYS and not any(probe.layer == layer for probe in probes):
+            found = [selection.unresolved.get(name, "") for name in LAYER_SETS.get(layer, ())]
+            reasons = "; ".join(dict.fromkeys(filter(None, found)))
+            missing[layer] = reasons or "none of its functions is selected"
     unknown = (layer for layer in layers if layer not in engine.layers)
     missing |= dict.fromkeys(unknown, f"the {engine.name} engine does not record it")
     missing = {layer: reason for layer, reason in missing.items() if layer not in device_layers}
@@ -100,55 +133,28 @@ def plan_of(
     if "userspace" not in missing and _DRIVER_API in selection.unresolved:
         notify(f"no CUDA driver calls: {selection.unresolved[_DRIVER_API]}; name the file with --library")
     layers = tuple(layer for layer in layers if layer not in missing)
-    if not layers and not device_layers:
-        raise _nothing(missing)
-    ring_bytes = 1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length()
-    values = {kind: names for one in reversed(hooks) for kind, names in one.values.items()}
-    kept = [probe for probe in probes if probe.layer in layers]
-    own = tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers)
-    windows = window_plan(request, libraries, sees)
-    return Plan(layers, own, kept, scope, request.filters, ring_bytes, values, windows), missing
-
-
-def _asked(
-    request: CaptureRequest, users: list[HookSet], device_layers: frozenset[str]
-) -> tuple[tuple[str, ...], list[str]]:
-    """The layers that are recorded by probes, and the shipped sets that have their functions.
-
-    The functions of a hook are recorded whatever layers are requested, and layers of what calls did need the
-    calls.
-    """
-    hooked = {hook.layer for hooks in users for hook in hooks.hooks}
-    asked = {"userspace" if layer in CALL_LAYERS else layer for layer in request.layers}
-    layers = tuple(layer for layer in RECORDED_LAYERS if layer in asked or layer in hooked)
-    with_sets = [layer for layer in layers if layer in asked and layer not in device_layers]
-    return layers, list(dict.fromkeys(name for layer in with_sets for name in LAYER_SETS.get(layer, ())))
-
-
-def _chosen(request: CaptureRequest, users: list[HookSet], selection: Selection) -> list[Probe]:
-    """The found probes that the request asks for: those of the user's hooks, and those of its layers."""
-    theirs = {hook.origin for hooks in users for hook in hooks.hooks}
-    rule = call_rule(request.calls)
-    return [
-        probe
-        for probe in (_in_layer(found, request.layers) for found in selection.probes)
-        if probe.hook.origin in theirs
-        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
-    ]
-
-
-def _nothing(missing: Mapping[str, str]) -> TracepipeError:
-    """The error for a request of which nothing can be recorded."""
-    if not missing:
-        return TracepipeError(
+    if not layers and not device_layers and not missing:
+        raise TracepipeError(
             "Nothing is asked for: neither a layer nor a hook.",
             "Name layers with --layers, or functions with --hook.",
         )
-    reasons = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
-    return CaptureUnavailable(
-        f"None of the requested layers can be recorded: {reasons}.",
-        "Run tracepipe doctor: it shows what each layer needs.",
+    if not layers and not device_layers:
+        stated = "; ".join(f"{layer}: {reason}" for layer, reason in missing.items())
+        raise CaptureUnavailable(
+            f"None of the requested layers can be recorded: {stated}.",
+            "Run tracepipe doctor: it shows what each layer needs.",
+        )
+    plan = Plan(
+        layers,
+        own=tuple(layer for layer in request.layers if layer in _ALWAYS and layer in layers),
+        probes=[probe for probe in probes if probe.layer in layers],
+        scope=scope,
+        filters=request.filters,
+        ring_bytes=1 << (max(request.ring_bytes, RING_LEAST_BYTES) - 1).bit_length(),
+        values={kind: names for one in reversed(hooks) for kind, names in one.values.items()},
+        windows=window_plan(request, libraries, sees),
     )
+    return plan, missing
 
 
 def window_plan(
@@ -219,23 +225,6 @@ def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:
     return replace(probe, hook=replace(probe.hook, layer="kernel"))
 
 
-def _scope(request: CaptureRequest, command_pid: int) -> Scope:
-    if request.command:
-        return Scope("command", (command_pid,), children=request.children)
-    if request.pids:
-        return Scope("pids", request.pids, children=request.children)
-    if request.comm:
-        return Scope("comm", comm=request.comm, children=request.children)
-    return Scope("system")
-
-
-def _libraries(request: CaptureRequest, scope: Scope) -> LibrarySearch:
-    pids = request.pids
-    if scope.kind == "comm":
-        pids = tuple({thread.pid for thread in running_threads(scope)})
-    return LibrarySearch(request.command or None, pids, request.libraries)
-
-
 def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:
     """The probes without those of a CUDA runtime that is merely installed: the program is unlikely to load
     it.
@@ -251,25 +240,3 @@ def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> li
         names = ", ".join(sorted(unlikely))
         notify(f"not probed: {names}, which the program does not need; name it with --library")
     return likely
-
-
-def _check_found(users: list[HookSet], selection: Selection) -> None:
-    """Raise TracepipeError for a hook of the user that finds nothing, before anything is run."""
-    names = {hooks.name for hooks in users if not hooks.is_shipped}
-    for place, reason in selection.unresolved.items():
-        if place in names or place.partition(", ")[0] in names:
-            raise TracepipeError(
-                f"{place}: {reason}", "Run tracepipe hooks list 'PATTERN' to see which functions there are."
-            )
-
-
-def _missing(layers: tuple[str, ...], found: set[str], selection: Selection) -> dict[str, str]:
-    missing = {}
-    for layer in layers:
-        if layer in found or layer in _ALWAYS:
-            continue
-        reasons = [
-            selection.unresolved[name] for name in LAYER_SETS.get(layer, ()) if name in selection.unresolved
-        ]
-        missing[layer] = "; ".join(dict.fromkeys(reasons)) or "none of its functions is selected"
-    return missing
