@@ -34,10 +34,12 @@ ROOMS: dict[str, set[str]] = {
     "tracer.machine": {"tracer.request"},
     "tracer.bpf": {"hooks", "tracer.request", "tracer.records"},
     "tracer.find": {"hooks", "tracer.request", "tracer.bpf"},
-    "tracer.live": {"event", "hooks", "tracer.request", "tracer.records", "tracer.machine"},
+    "tracer.live": {
+        "event", "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.engines",
+    },
     "tracer.engines": {
-        "hooks", "tracer.request", "tracer.records", "tracer.machine", "tracer.bpf", "tracer.find",
-        "native",
+        "hooks", "tracer.request", "tracer.summary", "tracer.records", "tracer.machine", "tracer.bpf",
+        "tracer.find", "native",
     },
     "tracer.gpu": {
         "event.counters", "hooks", "tracer.request", "tracer.records", "tracer.find",

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
-from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, DeviceRenderer
+from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, DeviceRenderer, Store
 from tracepipe.tracer.frame import instant
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.records.unrendered import Carried, Carry
@@ -33,8 +33,10 @@ _SEGMENTS: Final = 100  # how many parts the kept time and size have; each is ev
 _ITEM_BYTES: Final = 128  # the memory of each item in addition to its content
 
 
-class FlightRecorder:
+class FlightRecorder(Store):
     """Takes what a recording collects. `ask` and the end of the recording write the last part of it."""
+
+    takes_device = reports_notes = True
 
     def __init__(
         self,
@@ -145,11 +147,6 @@ class FlightRecorder:
         if self._dump is not None:
             self._dump.abandon()
             self._dump.join()
-
-    @property
-    def size_bytes(self) -> int:
-        """0, as nothing is written until it is requested."""
-        return 0
 
     @property
     def counts(self) -> dict[str, int]:

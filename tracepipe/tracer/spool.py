@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from tracepipe import disk_space
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.tracer.engines.drain import SHORT_S
-from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer
+from tracepipe.tracer.engines.engine import Decoder, DeviceRenderer, Renderer, Store
 from tracepipe.tracer.records.line import Lines, record_line
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss, loss_record, unread, unread_error
 from tracepipe.tracer.request import Limits, Plan
@@ -59,8 +59,10 @@ _RUN_BYTES = (1 << 16) * RECORD_BYTES  # sorted in memory, in one pass
 _BLOCK_BYTES = (1 << 12) * RECORD_BYTES  # of a run, read back in one call
 
 
-class Spool:
+class Spool(Store):
     """Takes chunks and losses in order, and writes their lines to `sink`."""
+
+    is_file = takes_device = True
 
     def __init__(
         self,

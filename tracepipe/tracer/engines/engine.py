@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 from tracepipe.errors import OutputError
 from tracepipe.tracer.records.line import Lines
@@ -14,6 +15,7 @@ from tracepipe.tracer.records.record import Loss, window_record
 from tracepipe.tracer.records.render import RecordRenderer
 from tracepipe.tracer.records.unrendered import Carried, Carry, SpanReader, Wanted
 from tracepipe.tracer.request import Cause, Control, Notify, Plan
+from tracepipe.tracer.summary import Recording
 
 
 class Turn(NamedTuple):
@@ -53,40 +55,66 @@ class Listeners:
     complete: Callable[[], None] = lambda: None
 
 
-@runtime_checkable
-class Store(Collector, Protocol):
+class Store(Collector):
     """A collector that reports what it has taken."""
 
-    error: Exception | None
+    is_file = False
+    """Whether it writes a file of its own."""
+    takes_device = False
+    """Whether it takes the records of the library in the command."""
+    reports_notes = False
+    """Whether it reports the messages about these records itself."""
+    recordings: Sequence[Recording] = ()
+    """The recordings that were written by request."""
+    error: Exception | None = None
     """Why it takes no more: an OutputError or a bug. Events that are put from then on are counted as lost."""
     cpu_losses: dict[str, dict[int, int]]
 
     @property
     def size_bytes(self) -> int:
         """The size of what has been written, or will be."""
-        ...
+        return 0
 
     @property
+    @abstractmethod
     def counts(self) -> dict[str, int]:
         """Layer → events."""
-        ...
 
     @property
+    @abstractmethod
     def losses(self) -> dict[str, int]:
         """Layer → events lost."""
-        ...
 
+    @abstractmethod
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of its work for at most `timeout_s`; returns whether it has ended."""
-        ...
 
+    @abstractmethod
     def abandon(self) -> None:
         """Leave out what is not written yet, and count it as lost."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """End it, whether it is complete or not."""
-        ...
+
+    def put_device(self, chunk: bytes) -> None:
+        """Take records of the library in the command."""
+
+    def takes_more(self) -> bool:
+        """Whether more can be put now."""
+        return True
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write the header or the footer."""
+
+    def follow(self) -> None:
+        """Called at each step of the recording, after what has arrived was put."""
+
+    def ask(self, reason: str) -> None:
+        """Write the last events."""
+
+    def end(self, reason: str) -> None:
+        """Called when the recording has ended, before `finish`."""
 
 
 class Decoder(Protocol):

@@ -11,6 +11,7 @@ import threading
 import time
 from queue import Empty, SimpleQueue
 
+from tracepipe.tracer.engines.engine import Store
 from tracepipe.tracer.live.totals import Snapshot, Totals, function_of
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.records.syscalls import SYSCALLS
@@ -23,11 +24,8 @@ _SWITCH_S = 0.0005
 _Reply = SimpleQueue[Snapshot]
 
 
-class LiveSink:
+class LiveSink(Store):
     """Takes chunks and losses in order; `snapshot` gives the totals at any time, on any thread."""
-
-    error: Exception | None = None
-    """Always None: nothing is written, so nothing can fail."""
 
     def __init__(self, *, behind_bytes: int = _BEHIND_BYTES) -> None:
         """`behind_bytes`: how far the totals may lag before chunks are only counted."""
@@ -79,11 +77,6 @@ class LiveSink:
             self.finish()
             self._thread.join()
         sys.setswitchinterval(self._old_switch_s)
-
-    @property
-    def size_bytes(self) -> int:
-        """Nothing is written."""
-        return 0
 
     @property
     def is_done(self) -> bool:
