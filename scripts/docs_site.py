@@ -21,6 +21,7 @@ import typer
 
 import tracepipe
 from tracepipe import cli
+from tracepipe.options import options_of
 
 ROOT = Path(__file__).parents[1]
 AT_THE_TOP = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
@@ -129,13 +130,24 @@ def _signature(name: str, call: Any) -> str:
     signature = inspect.signature(call)
     values = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     made = {one.name: one.default_factory() for one in _fields_with_factories(call)}
-    values = [one.replace(default=made.get(one.name, one.default)) for one in values]
+    values = [
+        one.replace(default=made.get(one.name, one.default), annotation=_plain(one.annotation))
+        for one in values
+    ]
     text = _unquoted(str(signature.replace(parameters=values)))
     if len(name + text) <= 100:
         return name + text
     inner = ",\n".join(textwrap.indent(line, "    ") for line in _parameters(values))
     _, arrow, result = text.rpartition(" -> ")
     return f"{name}(\n{inner},\n){arrow}{result}"
+
+
+def _plain(annotation: Any) -> Any:
+    """The annotation of a parameter without its option."""
+    if not isinstance(annotation, str) or not annotation.startswith("Annotated["):
+        return annotation
+    inner = ast.parse(annotation, mode="eval").body.slice  # type: ignore[attr-defined]
+    return ast.unparse(inner.elts[0])
 
 
 def _fields_with_factories(call: Any) -> list[Any]:
@@ -172,12 +184,20 @@ def _members(one: type) -> Iterator[str]:
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """A line for each field of a dataclass with a docstring, which is only in the source."""
+    """A line for each field of a dataclass with the text of its option, and with its docstring, which is only
+    in the source. Options that the text names are fields here.
+    """
+    options = options_of(kind)
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
-    for field, after in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr):
-            text = ast.literal_eval(after.value)
-            yield f"- `{ast.unparse(field.target)}`: {' '.join(text.split())}"
+    for field, after in pairwise([*body, None]):
+        if not isinstance(field, ast.AnnAssign):
+            continue
+        name = ast.unparse(field.target)
+        text = options[name][1].help if name in options else ""
+        text = re.sub(r"--([a-z][a-z-]+)", lambda flag: f"`{flag[1].replace('-', '_')}`", text)
+        more = ast.literal_eval(after.value) if isinstance(after, ast.Expr) else ""
+        if text or more:
+            yield f"- `{name}`: {' '.join(f'{text} {more}'.split())}"
 
 
 def _prose(text: str) -> str:

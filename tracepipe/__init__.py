@@ -22,15 +22,12 @@ from tracepipe.errors import (
 )
 
 if TYPE_CHECKING:
-    from tracepipe.api.capture import capture
+    from tracepipe.api.capture import CaptureOptions, capture
     from tracepipe.api.capture_block import Capture
-    from tracepipe.api.convert import convert
-    from tracepipe.api.convert_ranks import convert_ranks
-    from tracepipe.api.cut import cut
+    from tracepipe.api.convert import convert, convert_ranks, cut
     from tracepipe.api.event import Event, Warp, WarpExit, WarpRange
-    from tracepipe.api.load import load
-    from tracepipe.api.open import Events, open
-    from tracepipe.api.options import CaptureOptions, ConvertOptions, RankOptions, ReadOptions
+    from tracepipe.api.open import Events, load, open
+    from tracepipe.api.options import ConvertOptions, RankOptions, ReadOptions
     from tracepipe.event.model import Problem
     from tracepipe.recording.account import Account
     from tracepipe.reports.frames.run import Run
@@ -72,7 +69,7 @@ __all__ = [
 _PLACES = {
     "Account": "tracepipe.recording.account",
     "Capture": "tracepipe.api.capture_block",
-    "CaptureOptions": "tracepipe.api.options",
+    "CaptureOptions": "tracepipe.api.capture",
     "CaptureSummary": "tracepipe.tracer.summary",
     "ConvertOptions": "tracepipe.api.options",
     "Event": "tracepipe.api.event",
@@ -86,9 +83,9 @@ _PLACES = {
     "WarpRange": "tracepipe.api.event",
     "capture": "tracepipe.api.capture",
     "convert": "tracepipe.api.convert",
-    "convert_ranks": "tracepipe.api.convert_ranks",
-    "cut": "tracepipe.api.cut",
-    "load": "tracepipe.api.load",
+    "convert_ranks": "tracepipe.api.convert",
+    "cut": "tracepipe.api.convert",
+    "load": "tracepipe.api.open",
     "open": "tracepipe.api.open",
 }
 

@@ -5,6 +5,7 @@
     ├── FormatError                    no such input or output format, or none recognised
     ├── ClockError                     times that cannot be put on one clock
     ├── OutputError                    an output that exists already or cannot be written
+    ├── QueryError                     SQL that is refused
     ├── CaptureTimeout                 what was asked of a capture that runs was not done in time
     ├── CaptureUnavailable    exit 3   this machine cannot capture what was asked for
     └── LibraryMissing        exit 3   a library that only some commands need is not installed
@@ -16,9 +17,12 @@ from __future__ import annotations
 
 
 class TracepipeError(Exception):
-    """Base of every error that is the input's, the machine's or the user's, not a bug's."""
+    """Base of every error that is the input's, the machine's or the user's, not a bug's. `option` is the name
+    of the option that it is about, if it is about one.
+    """
 
     exit_code = 1
+    option = ""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -47,6 +51,10 @@ class ClockError(TracepipeError):
 
 class OutputError(TracepipeError):
     """An output that exists already or cannot be written."""
+
+
+class QueryError(TracepipeError):
+    """The message of Perfetto's trace processor, or of DuckDB, for a query that it refused."""
 
 
 class CaptureTimeout(TracepipeError):

@@ -16,10 +16,10 @@ import pytest
 import tracepipe
 from tests.cli.test_output import piped
 from tests.support.recordings import span, write
-from tracepipe.errors import InputError
+from tracepipe.errors import InputError, QueryError
 from tracepipe.sql import processor
 from tracepipe.sql.answers import table_lines, write_answer
-from tracepipe.sql.processor import Answer, QueryError, ask, find_shell
+from tracepipe.sql.processor import Answer, ask, find_shell
 
 ROOT = Path(__file__).parents[2]
 QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/query.md").read_text(encoding="utf-8"), re.DOTALL)

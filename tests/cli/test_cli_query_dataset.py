@@ -25,8 +25,8 @@ from tests.support.simulated_job import SimulatedJob
 from tests.support.waiting import wait_until
 from tracepipe.dataset.meetings import Line
 from tracepipe.dataset.places import rank_folder
+from tracepipe.errors import QueryError
 from tracepipe.sql.datasets import asked
-from tracepipe.sql.processor import QueryError
 
 DOCS = Path(__file__).parents[2] / "docs" / "dataset.md"
 HOSTILE = "no'de\n%41\"\x1b[2J"

@@ -64,7 +64,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch, last_read: dict[str, Any]) -> Non
             last_read[path] = read(path, *arguments, **more)
         return last_read[path]
 
-    monkeypatch.setattr("tracepipe.api.load.load", load)
+    monkeypatch.setattr("tracepipe.api.reports.load", load)
 
 
 @pytest.mark.usefixtures("read_once")

@@ -149,7 +149,7 @@ def test_a_report_shows_its_own_options_first(name: str) -> None:
     own = [field.name for field in REPORTS[name].options.__dataclass_fields__.values()]
     named = {option.name: option.rich_help_panel for option in COMMANDS[name].params}
     assert all(named[option] is None for option in own)
-    assert {named[one] for one in ("source", "strict", "assume_offset", "undated")} == {"Reading"}
+    assert {named[one] for one in ("source_format", "strict", "assume_offset", "undated")} == {"Reading"}
     assert {named[one] for one in ("as_json", "full_names")} == {"Output"} and set(panels) >= {"Reading"}
 
 

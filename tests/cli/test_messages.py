@@ -152,7 +152,7 @@ def test_losses_are_stated_once_where_a_capture_is_opened(
         Path(target).write_bytes(recording)
         return SUMMARY
 
-    monkeypatch.setattr("tracepipe.cli.capture.record", record)
+    monkeypatch.setattr("tracepipe.api.record.record", record)
     monkeypatch.setattr("tracepipe.ui.serve.open_trace", lambda *_, **__: None)
     code, _, err = piped(["capture", "-o", "x.jsonl", "--open", *RUNS])
     assert code == 0

@@ -23,7 +23,7 @@ from tests.golden.hostile import _dumped
 from tests.support.program import PYTHONPATH
 from tests.support.recordings import event, span
 from tracepipe import cli
-from tracepipe.api.output_names import OutputNames
+from tracepipe.api.record import OutputNames
 from tracepipe.errors import CaptureUnavailable, LibraryMissing
 
 ROOT = Path(__file__).parents[2]

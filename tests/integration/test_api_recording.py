@@ -277,9 +277,9 @@ def test_without_root_the_hint_states_what_to_do(tmp_path: Path) -> None:
     program = (
         "import os, sys, tracepipe\n"
         "tracepipe.capture  # what root's folders have is loaded before\n"
-        "from tracepipe.api import recorder\n"
-        "code = recorder._CODE\n"
-        "recorder._CODE = 'import os; os.geteuid = lambda: 1000; ' + code\n"
+        "from tracepipe.api import capture_block\n"
+        "code = capture_block._CODE\n"
+        "capture_block._CODE = 'import os; os.geteuid = lambda: 1000; ' + code\n"
         "try:\n"
         "    options = tracepipe.CaptureOptions(layers='syscall')\n"
         "    with tracepipe.capture(options=options, output=sys.argv[1]): print('ran')\n"

@@ -21,7 +21,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., N
             "from dataclasses import replace",
             f"sys.path.insert(0, {str(ROOT)!r})",
             "from multiprocessing.connection import Connection",
-            "from tracepipe.api.recorder import Began, Refused, Written",
+            "from tracepipe.api.capture_block import Began, Refused, Written",
             "from tracepipe.tracer.request import ENDED, Answer, WindowOrder",
             "from tests.support.summaries import LAST, SUMMARY",
             "caller = Connection(int(sys.argv[1]))",

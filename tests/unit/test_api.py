@@ -16,7 +16,6 @@ import tracepipe
 from tests.support.program import PYTHONPATH
 from tracepipe.cli import capture as capture_commands
 from tracepipe.cli import convert as convert_commands
-from tracepipe.cli import part as part_command
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": PYTHONPATH}
@@ -147,7 +146,7 @@ def options_of(command: Callable[..., object], options: type | None = None) -> s
 
 
 def test_converting_has_the_options_of_the_command() -> None:
-    names = {"files": "path", "to": "format", "output": "out", "source": "source_format"}
+    names = {"files": "path", "to": "format", "output": "out"}
     own = {"progress"}  # which the command shows
     # `--archive FILE` is `-o FILE --format archive`.
     of_command = {names.get(name, name) for name in options_of(convert_commands.convert)} - {"archive"}
@@ -158,14 +157,13 @@ def test_converting_has_the_options_of_the_command() -> None:
 
 
 def test_cutting_has_the_options_of_the_command() -> None:
-    names = {"file": "path", "output": "out", "source": "source_format"}
-    of_command = {names.get(name, name) for name in options_of(part_command.cut)}
+    names = {"file": "path", "output": "out"}
+    of_command = {names.get(name, name) for name in options_of(convert_commands.cut)}
     assert options_of(tracepipe.cut, tracepipe.ReadOptions) - {"progress"} == of_command
 
 
 def test_capturing_has_the_options_of_the_command() -> None:
-    # What can be given several times is in the plural.
-    names = {"pid": "pids", "hook": "hooks", "library": "libraries"}
+    names = {"pid": "pids"}
     of_command = {names.get(name, name) for name in options_of(capture_commands.capture)}
     from tracepipe.api.capture import capture
 

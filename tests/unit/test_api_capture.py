@@ -16,7 +16,7 @@ import tracepipe
 from tests.support.program import PYTHONPATH
 from tests.support.summaries import SUMMARY
 from tracepipe import cli
-from tracepipe.api.recorder import Began, Order, Refused
+from tracepipe.api.capture_block import Began, Order, Refused
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.summary import CaptureSummary
 
@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Orde
         found.append(Order(request, output, force, command_output))
         return SUMMARY
 
-    monkeypatch.setattr("tracepipe.cli.capture.record", record)
+    monkeypatch.setattr("tracepipe.api.record.record", record)
     monkeypatch.setattr("tracepipe.tracer.plan.layers_here", lambda of_command: ("userspace", "syscall"))
 
     def ask(*argv: str) -> Order:
@@ -266,7 +266,7 @@ def test_a_fork_that_leaves_the_block_does_not_end_it(recorder: Callable[..., No
 ORDER = """
 import sys
 from unittest import mock
-from tracepipe.api import recorder
+from tracepipe.api import capture_block
 from tracepipe.errors import CaptureUnavailable
 def record(request, output, *, command_output, force, notify, control):
     notify(f"{request.comm} {output} {force}")
@@ -275,8 +275,8 @@ def record(request, output, *, command_output, force, notify, control):
     while not control.is_over(): pass
     from tests.support.summaries import SUMMARY
     return SUMMARY
-recorder.record = record
-recorder.main(sys.argv[1])
+capture_block.record = record
+capture_block.main(sys.argv[1])
 """
 
 

@@ -22,8 +22,7 @@ SOURCES = {
 }
 
 # Events go one way: tracer and readers → event → clocks → layout → converters, reports. What each room may
-# import of the package, itself aside; a name stands for the rooms in it too. The library and the command line
-# put the rooms together; the command line may import any.
+# import of the package, itself aside; a name stands for the rooms in it too.
 ROOMS: dict[str, set[str]] = {
     "event": {"native"},
     "event.counters": set(),
@@ -71,16 +70,20 @@ ROOMS: dict[str, set[str]] = {
     "marks": set(),
     "sql": {"dataset", "ui", "reports.frames", "present.writing"},
     "ui": {"event", "recording.compression"},
-    # The library composes the rooms as the command line does, which calls it; it prints nothing.
-    "api": {"event", "tracer", "layout", "converters", "recording", "part", "reports.frames", "dataset"},
+    # The library composes the rooms, and prints nothing; the command line calls it, and nothing below.
+    "api": {
+        "event", "hooks", "tracer", "readers", "layout", "converters", "recording", "part", "reports",
+        "present", "dataset", "ranks", "sql", "doctor", "ui", "marks",
+    },
+    "cli": {"api", "terminal", "native"},
     "terminal": {"tracer"},
 }  # fmt: skip
-COMPOSING = {"cli", "__main__"}
-# Which everything may import: the version, errors, who called sudo, which rank this is, room on a disk, what
-# is under a path, how numbers and names are written.
+COMPOSING = {"__main__"}
+# Which everything may import: the version, errors, options, who called sudo, which rank this is, room on a
+# disk, what is under a path, how numbers and names are written.
 GROUND = {
-    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "paths", "printable", "sudo",
-    "units",
+    "", "__version__", "disk_space", "errors", "kernel_names", "launchers", "options", "paths", "printable",
+    "sudo", "units",
 }  # fmt: skip
 # Rooms that reckon with columns. They are loaded by the commands that read a recording, and by no --help.
 OF_COLUMNS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import VARIABLES
-from tracepipe.api.output_names import OutputNames
+from tracepipe.api.record import OutputNames
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.tracer.request import CaptureRequest
 

@@ -1,4 +1,6 @@
-"""`tracepipe.open`: the events of a recording, one after the other."""
+"""`tracepipe.open` and `tracepipe.load`: a recording as events, one after the other, or as a polars frame for
+each layer, as the reports use it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tracepipe.event.model import Header, Problem
     from tracepipe.recording.account import Account
     from tracepipe.recording.reading import Progress
+    from tracepipe.reports.frames.run import Run
 
 
 class Events:
@@ -54,7 +57,7 @@ class Events:
         self._events = self._read(assumed)
 
     def _read(self, assumed: Mapping[str, int | str]) -> Iterator[Event]:
-        from tracepipe.api.rows import EventRows
+        from tracepipe.api.event import EventRows
 
         rows = EventRows(self._opened.recording.tables, self._opened.clocks.default, assumed)
         try:
@@ -128,3 +131,20 @@ def open(
     `progress` is called with bytes read and bytes in all. Raises InputError, FormatError, ClockError.
     """
     return Events(fspath(path), options or ReadOptions(), progress)
+
+
+def load(
+    path: str | PathLike[str],
+    options: ReadOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Run:
+    """Read a recording of any input format into columns, with begins and ends matched and nested.
+
+    The whole recording is kept in memory. `progress` is called with bytes read and bytes in all. Raises
+    InputError, FormatError, ClockError, and LibraryMissing where polars cannot be imported.
+    """
+    from tracepipe.reports.frames.run import load_run
+
+    how = options or ReadOptions()
+    return load_run(fspath(path), how.source_format, how.strict, how.assume_offset, progress, how.undated)

@@ -1,25 +1,107 @@
-"""A capture into a file, as both the command `tracepipe capture` and the library's recorder do it."""
+"""A capture into a file, as both the command `tracepipe capture` and the library's recorder do it.
+
+Names of its outputs may have parts that are filled in: a percent sign and a letter, as in Nsight's names and
+in core(5), which no shell takes for its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tracepipe.errors import OutputError
-from tracepipe.recording.files import STANDARD
-from tracepipe.recording.outputs import free_of, is_taken, keeping, named_at_once
-from tracepipe.recording.remote import is_url
+from tracepipe import paths
+from tracepipe.errors import OutputError, TracepipeError
+from tracepipe.launchers import place_of
+from tracepipe.options import STANDARD
+from tracepipe.recording.outputs import free_name, free_of, is_taken, keeping, made_folder, named_at_once
+from tracepipe.recording.remote import check_url, is_url
 from tracepipe.recording.uploads import Uploads, check
 from tracepipe.tracer.request import CaptureRequest, Control, Notify
-from tracepipe.tracer.summary import CaptureSummary
+from tracepipe.tracer.summary import CaptureSummary, summary_lines
 
 if TYPE_CHECKING:
     from tracepipe.tracer.engines.engine import Collector
+    from tracepipe.tracer.live.recorded import RecordedTotals
+    from tracepipe.tracer.live.sink import LiveSink
+
+__all__ = [
+    "Files", "NumberedOutputs", "OutputNames", "live_totals", "record", "summary_lines", "title_of", "watch",
+    "watch_recording",
+]  # fmt: skip
 
 _STDOUT, _STDERR = 1, 2
+_PARTS = re.compile(r"%(.?)", re.DOTALL)
+
+
+def title_of(request: CaptureRequest) -> str:
+    """The name that a recording's default name begins with."""
+    if request.command:
+        return Path(request.command[0]).name
+    return request.comm or ("system" if request.system else f"pid-{request.pids[0]}")
+
+
+class OutputNames:
+    """Names of the outputs of one capture. A part has the same value in all of them."""
+
+    def __init__(self, request: CaptureRequest) -> None:
+        self._program = title_of(request).replace("/", "_")
+        pid = request.pids[0] if request.pids else os.getpid()
+        now = time.localtime()
+        self._parts: dict[str, Callable[[], str]] = {
+            "h": lambda: platform.node().replace("/", "_"),
+            "r": lambda: str(place_of(request.command, request.pids).rank),
+            "w": lambda: _world_size(request),
+            "p": lambda: str(pid),
+            "e": lambda: self._program,
+            "t": lambda: time.strftime("%Y%m%d-%H%M%S", now),
+            "%": lambda: "%",
+        }
+
+    def recording(self, given: str) -> str:
+        """The name of the recording. Its folder is made. Raises TracepipeError."""
+        return self._named(given, ".jsonl") if given else free_name(self._program, ".jsonl")
+
+    def command_output(self, given: str) -> str:
+        """The name of the command's output, which has none by default."""
+        if is_url(given):
+            raise TracepipeError("The command's output does not go to a URL.", "Name a file for it.")
+        return self._named(given, ".txt") if given else ""
+
+    def _named(self, given: str, suffix: str) -> str:
+        if given == STANDARD:
+            return given
+        name = _PARTS.sub(lambda found: self._part(found, given), given)
+        if is_url(name):
+            check_url(name)
+            return f"{name}{self._program}{suffix}" if name.endswith("/") else name
+        if name.endswith("/") or paths.is_folder(name):
+            return free_name(self._program, suffix, made_folder(Path(name)))
+        made_folder(Path(name).parent)
+        return name
+
+    def _part(self, found: re.Match[str], given: str) -> str:
+        if found[1] not in self._parts:
+            known = ", ".join(f"%{part}" for part in self._parts if part != "%")
+            raise TracepipeError(
+                f"{found[0]} in {given} is not known.",
+                f"Use one of: {known}. Write a percent sign itself twice.",
+            )
+        return self._parts[found[1]]()
+
+
+def _world_size(request: CaptureRequest) -> str:
+    """How many ranks the job has. Raises TracepipeError where that is not known."""
+    size = place_of(request.command, request.pids).world_size
+    if size is None:
+        raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
+    return str(size)
 
 
 def record(
@@ -137,3 +219,38 @@ def _stdout_of_command(output: str, command_output: str, *, force: bool) -> Abst
     if command_output:
         return named_at_once(command_output, force=force, option="--command-output")
     return nullcontext(_STDERR if output == STANDARD else _STDOUT)
+
+
+def live_totals() -> LiveSink:
+    """Totals of a capture, as one of its `watchers`."""
+    from tracepipe.tracer.live.sink import LiveSink
+
+    return LiveSink()
+
+
+def watch(request: CaptureRequest, totals: LiveSink, *, notify: Notify) -> CaptureSummary:
+    """Capture into totals alone."""
+    from tracepipe.tracer import capture
+
+    return capture(request, totals, notify=notify)
+
+
+def watch_recording(view: Callable[[RecordedTotals, str], AbstractContextManager[None]]) -> list[str]:
+    """Read the recording on standard input while it grows, in a view of its totals and its title, and return
+    what the user should know of it. Ctrl-C ends it.
+    """
+    from tracepipe.event.model import MONOTONIC
+    from tracepipe.recording.open import open_recording
+    from tracepipe.recording.reading import Reading
+    from tracepipe.tracer.live.recorded import RecordedTotals
+
+    with open_recording(STANDARD, is_growing=True) as opened:
+        header = opened.recording.header
+        totals = RecordedTotals(header)
+        reading = Reading(opened, STANDARD)
+        with view(totals, " ".join(header.get("command", ())) or opened.source), suppress(KeyboardInterrupt):
+            for batch in reading.source():
+                totals.add(batch, opened.recording.tables)
+            end: Any = (reading.footer or {}).get("end", {})
+            totals.finish(end.get(f"{header.get('clock', MONOTONIC)}_ns"))
+    return list(reading.finish().remarks({}))

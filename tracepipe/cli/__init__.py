@@ -15,7 +15,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tracepipe import __version__
-from tracepipe.cli.completion import is_asked
 from tracepipe.cli.ending import ended
 from tracepipe.cli.help import put_help
 from tracepipe.terminal.output import guard, put
@@ -40,23 +39,23 @@ _COMMANDS = {
         "Open a converted trace in the Perfetto UI. It is served from this machine to this machine only.",
     ),
     "validate": ("convert", "Check every line of a recording, and name the line and field of each error."),
-    "cut": ("part", "Write the events of a stretch of time as a separate recording."),
-    "query": ("query", "Query a recording in SQL, with Perfetto's tables and functions, or a dataset."),
+    "cut": ("convert", "Write the events of a stretch of time as a separate recording."),
+    "query": ("dataset", "Query a recording in SQL, with Perfetto's tables and functions, or a dataset."),
     "dataset": ("dataset", "Gather the recordings of all ranks of a job in one folder of Parquet files."),
     "ranks": (
-        "ranks",
+        "dataset",
         "Find the slow ranks of a job: who is slow, at what, and what it costs the others.\n\n"
         "Also shows when each rank computes, communicates, waits and idles, who came last to which "
         "collectives, and the critical path of a step across ranks.",
     ),
     "doctor": (
-        "capture",
+        "machine",
         "Test what capture needs on this machine: what works, what does not and why, and how to fix it.",
     ),
     "hooks": (
-        "hooks", "List the functions and tracepoints that can be hooked on this machine, and test hooks.",
+        "machine", "List the functions and tracepoints that can be hooked on this machine, and test hooks.",
     ),
-    "include": ("include", "Print the folder that has <tracepipe/mark.h>, for nvcc -I."),
+    "include": ("machine", "Print the folder that has <tracepipe/mark.h>, for nvcc -I."),
 }  # fmt: skip
 
 
@@ -83,7 +82,7 @@ class _Commands(TyperGroup):
             self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from tracepipe.reports import REPORTS
+        from tracepipe.api.reports import REPORTS
 
         return [*_COMMANDS, *REPORTS]
 
@@ -92,7 +91,7 @@ class _Commands(TyperGroup):
             return self.commands[cmd_name]
         place, about = _COMMANDS.get(cmd_name, ("", ""))
         if not place:
-            from tracepipe.reports import REPORTS
+            from tracepipe.api.reports import REPORTS
 
             if cmd_name not in list(REPORTS):  # `in` would load the report
                 with self._listing():  # so that similar names can be suggested
@@ -194,7 +193,7 @@ def main() -> None:
         # Incomplete output is removed, as at Ctrl-C. Signals that nohup ignores stay ignored.
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _end)
-    if is_asked():
+    if "_TRACEPIPE_COMPLETE" in os.environ:  # a shell completes a command line
         app(prog_name="tracepipe")  # prints tabs and line ends for the shell, unguarded, and exits
     streams = sys.stdout, sys.stderr
     out, err = guard()

@@ -1,36 +1,138 @@
-"""The commands on datasets: the recordings of all ranks of a job in one folder."""
+"""The commands on datasets, which have the recordings of all ranks of a job, and queries of those and of
+recordings.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tracepipe.cli.groups import with_groups
-from tracepipe.cli.input_options import Reading
-from tracepipe.cli.output_options import json_option, output_option
-from tracepipe.cli.values import whole
+from tracepipe import paths
+from tracepipe.api.dataset import QueryOptions, build_dataset
+from tracepipe.api.dataset import query as run_query
+from tracepipe.api.options import ReadOptions
+from tracepipe.api.reports import JOB_TOP, make_of_job
+from tracepipe.cli.options import (
+    TO_STANDARD,
+    Force,
+    Misuse,
+    json_option,
+    output_option,
+    with_options,
+)
+from tracepipe.cli.reports import Shown, put_report
+from tracepipe.errors import InputError, QueryError
+from tracepipe.options import STANDARD, Option
 from tracepipe.terminal.messages import progress
 from tracepipe.terminal.output import put_json, say
 from tracepipe.units import agree, counted, duration_text
 
 if TYPE_CHECKING:
-    from tracepipe.dataset.build import Built
+    from tracepipe.api.dataset import Built
 
 app = typer.Typer()
 dataset = typer.Typer(no_args_is_help=True)
-app.add_typer(
-    dataset,
-    name="dataset",
-    help="Gather the recordings of all ranks of a job in one folder of Parquet files.",
-)
+app.add_typer(dataset, name="dataset")
 
 # Lines about clocks and ranks: all are in the folder.
 _SHOWN_MAX = 10
 
 
+@app.command()
+@with_options
+def query(
+    *,
+    file: Annotated[
+        str,
+        typer.Argument(
+            help="A recording, a Perfetto trace, an archive or a dataset: a path, or - for standard input.",
+            metavar="FILE",
+        ),
+    ],
+    sql: Annotated[
+        str, typer.Argument(help="SQL statements; the rows of the last one are shown.", metavar="SQL")
+    ] = "",
+    sql_file: Annotated[
+        str, Option("Read the statements from this file.", "FILE", flags=("--file", "-f"))
+    ] = "",
+    as_json: Annotated[bool, json_option("the rows", ": short for --format json")] = False,
+    output: Annotated[str, output_option(f"Write the rows to this file; {TO_STANDARD}")] = STANDARD,
+    force: Force = False,
+    options: QueryOptions,
+) -> None:
+    """Query in SQL."""
+    options = replace(options, format="json") if as_json else options
+    statements = _statements(sql, sql_file)
+    if paths.is_folder(file) and options != QueryOptions(format=options.format):
+        raise Misuse("A dataset takes no options for recordings.", "Leave them out.")
+    try:
+        count = run_query(file, statements, output, options, force=force, notify=say, showing=progress)
+    except QueryError as error:
+        for line in error.message.splitlines():
+            say(line)
+        raise typer.Exit(1) from None
+    if output != STANDARD:
+        say(f"wrote {output}: {counted(count, 'row|rows')}")
+
+
+def _statements(sql: str, sql_file: str) -> str:
+    """The statements of the argument or the file. Raises Misuse, InputError."""
+    if bool(sql) == bool(sql_file):
+        both = "given twice" if sql else "missing"
+        raise Misuse(f"The SQL is {both}.", "Give it as an argument, or a file of it with -f.")
+    if sql:
+        return sql
+    try:
+        return Path(sql_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise InputError(f"cannot be read: {why}", "Check the path.", path=sql_file) from error
+
+
+@app.command()
+@with_options
+def ranks(
+    *,
+    dataset: Annotated[
+        str, typer.Argument(help="A dataset: the folder that `dataset build` made.", metavar="DATASET")
+    ],
+    step: Annotated[
+        int | None, Option("Show the critical path of step N. Default: the step of median length.", "N")
+    ] = None,
+    top: Annotated[int, Option("List at most N rows in each table; 0: all.", "N")] = JOB_TOP,
+    engine: Annotated[
+        str, Option("Evaluate with DuckDB in this process, or with Spark.", choices=("duckdb", "spark"))
+    ] = "duckdb",
+    master: Annotated[
+        str,
+        Option(
+            "The Spark cluster: spark://HOST:7077, yarn, … Default: Spark in a process on this machine.",
+            "URL",
+        ),
+    ] = "",
+    output: Annotated[
+        str,
+        output_option("Also write a page with tables and pictures (.html), or the pictures (.png, .svg)."),
+    ] = "",
+    force: Force = False,
+    shown: Shown,
+) -> None:
+    """Find the slow ranks of a job."""
+    if master and engine != "spark":
+        raise Misuse("--master is the address of a Spark cluster: add --engine spark.")
+    made = make_of_job(dataset, output, top=top, step=step, engine=engine, master=master, force=force)
+    if output == STANDARD:
+        return
+    put_report(replace(made, output=""), shown)
+    if output:
+        say(f"wrote {output}")
+
+
 @dataset.command()
-@with_groups
+@with_options
 def build(
     *,
     inputs: Annotated[
@@ -43,30 +145,22 @@ def build(
     ],
     jobs: Annotated[
         int | None,
-        typer.Option(
-            "--jobs",
-            "-j",
-            parser=whole(1),
-            metavar="N",
-            help="Read N recordings at a time. Default: one per processor.",
+        Option(
+            "Read N recordings at a time. Default: one per processor.", "N", least=1, flags=("--jobs", "-j")
         ),
     ] = None,
     output: Annotated[
         str, output_option("The dataset: a new folder, or one to which ranks are added.", "FOLDER")
     ],
     as_json: Annotated[bool, json_option("what was built")] = False,
-    how: Reading,
+    options: ReadOptions,
 ) -> None:
     """Add the recordings of ranks to a dataset, and put the clocks of their hosts on one.
 
     A recording that is in the dataset already and has not changed is not read again.
     """
-    from tracepipe.dataset.build import build as build_dataset
-
-    given: dict[str, Any] = {**how.fields()}
-    given["assumed"] = given.pop("assume_offset")
     with progress("dataset build") as bar:
-        built = build_dataset(inputs, output, jobs=jobs, options=given, progress=bar)
+        built = build_dataset(inputs, output, options, jobs=jobs, progress=bar)
     if as_json:
         put_json(_as_json(output, built))
     else:

@@ -5,47 +5,37 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tracepipe.api.output_names import OutputNames, title_of
-from tracepipe.api.record import record
-from tracepipe.cli.groups import with_groups
+from tracepipe.api.capture import CaptureOptions, request_of
+from tracepipe.api.record import OutputNames, live_totals, record, title_of, watch, watch_recording
+from tracepipe.cli.capture import Pids, check_source
 from tracepipe.cli.options import (
     COMMAND_LAST,
-    MethodOption,
-    RingBytes,
-    Until,
-    Which,
-    Whose,
-    named,
-    request_of,
+    Changed,
+    Force,
+    Misuse,
+    as_misuse,
+    output_option,
+    with_options,
 )
-from tracepipe.cli.output_options import Force, output_option
-from tracepipe.cli.values import SECONDS, Misuse, read, whole
-from tracepipe.event.model import MONOTONIC
-from tracepipe.recording.files import STANDARD
+from tracepipe.options import SECONDS, STANDARD, TIME, Option, about
 from tracepipe.terminal.live_table import SORTS
 from tracepipe.terminal.live_view import live_view
-from tracepipe.terminal.messages import choices, text_of
 from tracepipe.terminal.output import say
 from tracepipe.units import duration_ns
 
-if TYPE_CHECKING:
-    from tracepipe.tracer.request import CaptureRequest
-
-_View = Callable[..., AbstractContextManager[None]]
 app = typer.Typer()
-Sort = choices("Sort", SORTS)
 
 
 @app.command(context_settings=COMMAND_LAST)
-@with_groups
+@with_options
 def live(
     *,
     command: Annotated[
@@ -58,87 +48,59 @@ def live(
     ] = None,
     output: Annotated[str, output_option("Also write the recording to this file.")] = "",
     force: Force = False,
-    sort: Annotated[Sort, typer.Option("--sort", help="Order the functions by this.")] = "total",  # type: ignore[valid-type]
+    sort: Annotated[str, Option("Order the functions by this.", choices=SORTS)] = "total",
     top: Annotated[
         int | None,
-        typer.Option(
-            "--top",
-            parser=whole(1),
-            metavar="N",
-            help="Show at most N functions, from 1. Default: as many as fit the screen, and all at the end.",
+        Option(
+            "Show at most N functions, from 1. Default: as many as fit the screen, and all at the end.",
+            "N",
+            least=1,
         ),
     ] = None,
     interval: Annotated[
         str,
-        typer.Option(
-            "--interval",
-            metavar="TIME",
-            help=f"Update the view at this interval: 250ms, 1s. {SECONDS} "
-            "Default: 250ms on a terminal; elsewhere only the last view is shown.",
+        Option(
+            f"Update the view at this interval: 250ms, 1s. {SECONDS} Default: 250ms on a terminal; elsewhere "
+            "only the last view is shown.",
+            TIME,
+            least=1,
         ),
     ] = "",
-    which: Which,
-    whose: Whose,
-    until: Until,
-    method: MethodOption = "auto",
-    ring_bytes: RingBytes = "",
+    pid: Pids = None,
+    options: Annotated[CaptureOptions, Changed("live")],
 ) -> None:
-    """Run a command, or attach to running processes, and show live counts, rates, latencies and losses."""
-    interval_ns = read(interval, duration_ns, "--interval", least=1)
-    view = partial(
-        live_view, sort=text_of(sort), top=top, interval_s=interval_ns / 1e9 if interval_ns else None
-    )
+    """Show a capture or a recording."""
+    interval_s = duration_ns(interval) / 1e9 if interval else None
+    view = partial(live_view, sort=sort, top=top, interval_s=interval_s)
     if command and command[0] == STANDARD:
-        asked = (which, whose, until, output, text_of(method), ring_bytes, force, command[1:])
-        if asked != (Which(), Whose(), Until(), "", "auto", "", False, []):
+        if (command[1:], output, force, pid, options) != ([], "", False, None, CaptureOptions()):
             raise Misuse(
                 "A recording that is read takes no other options than --sort, --top and --interval.",
                 "Write them before the -.",
             )
-        watch_recording(view)
+        interrupts = _Interrupts()
+        with interrupts.taken():
+            remarks = watch_recording(
+                lambda totals, title: view(totals, sys.stdout, title, on_unseen=interrupts.end)
+            )
+        for line in remarks:
+            say(line)
         return
-    request = request_of(command, which, whose, until, method=method, ring_bytes=ring_bytes)
-    if output:
-        output = named(OutputNames(request).recording, output, "--output")
-    watch_capture(request, output, force, view)
-
-
-def watch_capture(request: CaptureRequest, output: str, force: bool, view: _View) -> None:
-    """Capture and show the totals until the capture ends."""
-    from tracepipe.tracer import capture
-    from tracepipe.tracer.live.sink import LiveSink
-
-    totals = LiveSink()
+    check_source(command, pid, options)
+    with as_misuse(CaptureOptions):
+        request = request_of(command or [], tuple(pid or ()), options, has_gpus=False)
+        with about("output"):
+            output = OutputNames(request).recording(output) if output else ""
+    totals = live_totals()
     stream = sys.stderr if request.command else sys.stdout  # the command's output stays unchanged
     with view(totals, stream, " ".join(request.command) or title_of(request)):
         if output:
             summary = record(request, output, force=force, notify=say, watchers=[totals])
         else:
-            summary = capture(request, totals, notify=say)
+            summary = watch(request, totals, notify=say)
     summary.check()
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
-
-
-def watch_recording(view: _View) -> None:
-    """Show the recording on standard input until it ends."""
-    from tracepipe.recording.open import open_recording
-    from tracepipe.recording.reading import Reading
-    from tracepipe.tracer.live.recorded import RecordedTotals
-
-    interrupts = _Interrupts()
-    with interrupts.taken(), open_recording(STANDARD, is_growing=True) as opened:
-        header = opened.recording.header
-        totals = RecordedTotals(header)
-        reading = Reading(opened, STANDARD)
-        title = " ".join(header.get("command", ())) or opened.source
-        with view(totals, sys.stdout, title, on_unseen=interrupts.end), suppress(KeyboardInterrupt):
-            for batch in reading.source():
-                totals.add(batch, opened.recording.tables)
-            end: Any = (reading.footer or {}).get("end", {})
-            totals.finish(end.get(f"{header.get('clock', MONOTONIC)}_ns"))
-    for line in reading.finish().remarks({}):
-        say(line)
 
 
 class _Interrupts:

@@ -1,315 +1,230 @@
-"""Defines the options of commands that record, each once; a group of them is a panel of the help."""
+"""Makes the parameters of commands from dataclasses of options, reads their values, and defines the options
+that several commands have and the library does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import typer
 
-from tracepipe.cli.completion import complete_layers, complete_sets
-from tracepipe.cli.output_options import OUTPUT
-from tracepipe.cli.values import SECONDS, Misuse, misuse_of, read, whole
+from tracepipe.api.options import OUTPUT
 from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.hooks.calls import CALL_RULES
-from tracepipe.hooks.hook import PROBED_LAYERS
-from tracepipe.terminal.messages import choices, text_of
-from tracepipe.tracer import ENGINES, CaptureRequest
-from tracepipe.tracer.request import (
-    ANNOTATION,
-    GPU_LAYERS,
-    LAYER_NAMES,
-    RING_BYTES,
-    RING_LEAST_BYTES,
-    calls_of,
-    check_layers,
-    ring_size,
-)
-from tracepipe.units import duration_ns, size_bytes
+from tracepipe.options import REGEX, SIZE, TIME, Option, options_of
+from tracepipe.terminal.messages import choices
 
-Method = choices("Method", ["auto", *ENGINES])
-Calls = choices("Calls", list(CALL_RULES))
-
-COMMAND_LAST = {"allow_interspersed_args": False}
+COMMAND_LAST: Final = {"allow_interspersed_args": False}
 """The settings of a command that runs another: what follows the first argument is not for it."""
+INT_MAX: Final = (1 << 31) - 1
+"""The greatest value of an option, as it is compared with columns of small integers."""
+RECORDING: Final = "A recording: a path, a URL, or - for standard input."
+COMPRESSED: Final = "compressed if its name ends with .zst or .gz"
+TO_STANDARD: Final = "- is standard output."
+AS_RECORDING: Final = "Default: named after the recording."
 
-WHO, WHAT, WHEN = "Whose events", "Which events", "When"
-_DURATION = "Stop after this time: 10s, 500ms, 2m."
-
-Command = Annotated[
-    list[str] | None, typer.Argument(help="The command to run and record, after --.", metavar="-- COMMAND")
-]
-Libraries = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--library",
-        metavar="PATH",
-        help="Trace this libcuda, libcudart or other library instead of the one that the program loads. "
-        "Repeat for more.",
-        rich_help_panel=WHAT,
-    ),
-]
-CommandOutput = Annotated[
-    str,
-    typer.Option(
-        "--command-output",
-        metavar="FILE",
-        help="Write the command's standard output to this file. Without this option it is not changed; "
-        "with -o - it goes to standard error.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-MethodOption = Annotated[
-    Method,  # type: ignore[valid-type]
-    typer.Option(
-        "--method",
-        help="Record events of the host by this method. auto chooses the best one that works on this "
-        "machine.",
-    ),
-]
-RingBytes = Annotated[
-    str,
-    typer.Option(
-        "--ring-bytes",
-        metavar="SIZE",
-        help="Use a buffer of this size between the kernel and the file, from "
-        f"{RING_LEAST_BYTES >> 10}K. Default: {RING_BYTES >> 20}M.",
-    ),
-]
+Recording = Annotated[str, typer.Argument(help=RECORDING, metavar="FILE")]
+Force = Annotated[bool, Option("Overwrite the output if it exists.", panel=OUTPUT)]
 
 
-@dataclass(frozen=True, slots=True)
-class Which:
-    """Which events."""
+class Misuse(typer.BadParameter):
+    """An option or argument that cannot be used: what is wrong, and what to do."""
 
-    layers: Annotated[
-        str,
-        typer.Option(
-            "--layers",
-            metavar="LAYER,...",
-            autocompletion=complete_layers,
-            help=f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first "
-            "four, and annotation if a command is run; none: none of these, only what other options name. "
-            "Default: all, without kernel where the NVIDIA driver cannot be probed.",
-            rich_help_panel=WHAT,
-        ),
-    ] = ""
-    hook: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--hook",
-            metavar="HOOK",
-            autocompletion=complete_sets,
-            help="Also record these functions: uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION or "
-            "tracepoint:GROUP:NAME, with arguments and a condition if wanted; a shipped set (see "
-            "tracepipe hooks list); or FILE.toml. Repeat for more.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--only",
-            metavar="PATTERN",
-            help="Record only functions that fit this shell pattern. Repeat for more.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="PATTERN",
-            help="Do not record functions that fit this shell pattern. Repeat for more.",
-            rich_help_panel=WHAT,
-        ),
-    ] = None
-    calls: Annotated[
-        Calls,  # type: ignore[valid-type]
-        typer.Option(
-            "--calls",
-            help="Record these CUDA calls: all; default: all but query-only calls (cudaGetDevice), unless "
-            "--only names functions; launches: only launches, copies, memsets and synchronisations.",
-            rich_help_panel=WHAT,
-        ),
-    ] = "default"
-    min_duration: Annotated[
-        str,
-        typer.Option(
-            "--min-duration",
-            metavar="TIME",
-            help=f"Leave out calls that are shorter than this: 10us, 1.5ms. {SECONDS}",
-            rich_help_panel=WHAT,
-        ),
-    ] = ""
-    sample: Annotated[
-        int,
-        typer.Option(
-            "--sample",
-            parser=whole(1),
-            metavar="N",
-            help="Record one in N calls of each function, N from 1.",
-            rich_help_panel=WHAT,
-        ),
-    ] = 1
-    library: Libraries = None
+    def __init__(self, message: str, hint: str = "", *, option: str = "") -> None:
+        super().__init__(message, param_hint=option or None)
+        self.hint = hint
+
+
+@contextmanager
+def as_misuse(kind: type) -> Iterator[None]:
+    """In this context, an error about the options of a dataclass is one of the command line."""
+    try:
+        yield
+    except TracepipeError as error:
+        if isinstance(error, OutputError) or error.exit_code != TracepipeError.exit_code:
+            raise
+        own = options_of(kind)
+        flag = flags_of(error.option, own[error.option][1])[0] if error.option in own else ""
+        named = flag or (f"--{error.option}" if error.option else "")
+        raise Misuse(error.message, error.hint, option=named) from None
+
+
+def output_option(what: str, metavar: str = "FILE") -> Option:
+    """The option that names the output; `what` is its help."""
+    return Option(what, metavar, flags=("--output", "-o"), panel=OUTPUT)
+
+
+def json_option(what: str, more: str = "") -> Option:
+    """The option that prints `what` as JSON."""
+    return Option(f"Print {what} as JSON{more}.", flags=("--json",), panel=OUTPUT)
+
+
+def local_option(what: str) -> Option:
+    """The option that opens a trace in a UI of this machine; `what` says so."""
+    return Option(f"{what} a UI found on this machine, without a network.")
 
 
 @dataclass(frozen=True, slots=True)
-class Whose:
-    """Whose events are recorded, if not those of a command."""
+class Changed:
+    """The options of a dataclass as a command has them: those that `command` also has, or all; with other
+    `flags`.
+    """
 
-    pid: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--pid",
-            parser=whole(1),
-            metavar="PID",
-            help="Record this running process with all its threads. Repeat for more.",
-            rich_help_panel=WHO,
-        ),
-    ] = None
-    comm: Annotated[
-        str,
-        typer.Option(
-            "--comm",
-            metavar="NAME",
-            help="Record every process of this name, running now or started later.",
-            rich_help_panel=WHO,
-        ),
-    ] = ""
-    system: Annotated[
-        bool, typer.Option("--system", help="Record all processes of this machine.", rich_help_panel=WHO)
-    ] = False
-    children: Annotated[
-        bool,
-        typer.Option(
-            "--children/--no-children",
-            help="Also record the child processes of these, or not.",
-            rich_help_panel=WHO,
-        ),
-    ] = True
+    command: str = ""
+    flags: Mapping[str, tuple[str, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Until:
-    """When a command ends that writes no file."""
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command for Typer. A parameter whose type is a dataclass is replaced with the dataclass's
+    options, and a parameter that is annotated with an `Option` becomes that option. An option that two
+    dataclasses have is one option, and both get its value. All parameters are keywords.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    kinds: dict[str, Any] = {}  # of the parameters that are options
+    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    # Not get_type_hints: in Python 3.10 it adds an Optional to parameters whose default is None.
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        kind, changed = parameter.annotation, Changed()
+        if get_origin(kind) is Annotated:
+            kind, changed = get_args(kind)
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            own = options_of(kind, changed.command)
+            groups[name] = kind, [*own]
+            defaults = {one.name: one.default for one in fields(kind)}
+            for field, (of, option) in own.items():
+                flags = (changed.flags or {}).get(field) or flags_of(field, option)
+                parameters.setdefault(field, _parameter(field, of, option, flags, defaults[field]))
+                kinds[field] = of
+        elif isinstance(changed, Option):
+            flags = flags_of(name, changed)
+            parameters[name] = _parameter(name, kind, changed, flags, parameter.default)
+            kinds[name] = kind
+        else:
+            parameters[name] = keyword(name, parameter.default, parameter.annotation)
 
-    duration: Annotated[
-        str, typer.Option("--duration", metavar="TIME", help=f"{_DURATION} {SECONDS}", rich_help_panel=WHEN)
-    ] = ""
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        # None is what Typer gives where an option is not given and its default is not a text or a number.
+        values = {name: _value(value, kinds.get(name)) for name, value in given.items() if value is not None}
+        made = {
+            name: kind(**{field: values[field] for field in own if field in values})
+            for name, (kind, own) in groups.items()
+        }
+        grouped = {field for _, own in groups.values() for field in own}
+        command(**{name: value for name, value in values.items() if name not in grouped}, **made)
+
+    run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return run
 
 
-@dataclass(frozen=True, slots=True)
-class UntilFull(Until):
-    """When a command ends that writes a file."""
-
-    duration: Annotated[
-        str,
-        typer.Option(
-            "--duration",
-            metavar="TIME",
-            help=f"{_DURATION} With windows, each is this long. {SECONDS}",
-            rich_help_panel=WHEN,
-        ),
-    ] = ""
-    max_events: Annotated[
-        int | None,
-        typer.Option(
-            "--max-events",
-            parser=whole(1),
-            metavar="N",
-            help="Stop after this many events, from 1.",
-            rich_help_panel=WHEN,
-        ),
-    ] = None
-    max_size: Annotated[
-        str,
-        typer.Option(
-            "--max-size",
-            metavar="SIZE",
-            help="Stop when the events reach this size, before compression: 100M, 1G.",
-            rich_help_panel=WHEN,
-        ),
-    ] = ""
+def keyword(name: str, default: object, kind: object) -> inspect.Parameter:
+    """A parameter of a command for Typer."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-def request_of(
-    command: list[str] | None,
-    which: Which,
-    whose: Whose,
-    until: Until,
-    *,
-    method: object,
-    ring_bytes: str = "",
-    has_gpus: bool = False,
-) -> CaptureRequest:
-    """The request that the options make; without `has_gpus` no GPU work is recorded. Raises Misuse."""
-    from tracepipe.tracer.request import Filters, Limits
+def flags_of(field: str, option: Option) -> tuple[str, ...]:
+    """The names of an option on the command line."""
+    return option.flags or (f"--{field.replace('_', '-')}",)
 
-    if sum((bool(command), bool(whose.pid), bool(whose.comm), whose.system)) != 1:
-        given = bool(command) or whose.pid or whose.comm or whose.system
-        raise Misuse(
-            "More than one source of events is given." if given else "There is nothing to record.",
-            "Give one of: a command after --, --pid, --comm, --system.",
-        )
-    limits = Limits(read(until.duration, duration_ns, "--duration", least=1))
-    if isinstance(until, UntilFull):
-        size = read(until.max_size, size_bytes, "--max-size", least=1)
-        limits = Limits(limits.duration_ns, until.max_events, size)
-    request = CaptureRequest(
-        command=command or [],
-        layers=_layers(which.layers, of_command=bool(command) and has_gpus),
-        method=text_of(method),
-        pids=tuple(whose.pid or ()),
-        comm=whose.comm,
-        system=whose.system,
-        children=whose.children,
-        calls=calls_of(text_of(which.calls), which.only),
-        hooks=tuple(which.hook or ()),
-        only=tuple(which.only or ()),
-        exclude=tuple(which.exclude or ()),
-        libraries=tuple(which.library or ()),
-        filters=Filters(read(which.min_duration, duration_ns, "--min-duration") or 0, which.sample),
-        limits=limits,
-        ring_bytes=_ring_bytes(ring_bytes),
+
+def _parameter(
+    name: str, kind: Any, option: Option, flags: tuple[str, ...], default: Any
+) -> inspect.Parameter:
+    """An option for Typer."""
+    if default is True:
+        flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
+    if option.choices:
+        allowed = choices(name.title(), option.choices)
+        kind, default = (allowed, default) if default in option.choices else (allowed | None, None)
+    elif option.repeats:
+        kind, default = (list[int] if option.metavar == "PID" else list[str]) | None, None
+    elif kind not in (int, int | None, float, bool):
+        is_text = isinstance(default, str) or default is inspect.Parameter.empty
+        kind, default = (str, default) if is_text else (str | None, None)
+    given = typer.Option(
+        *flags,
+        help=option.text,
+        metavar=option.metavar or None,
+        parser=_parser(kind, option),
+        autocompletion=option.complete,
+        rich_help_panel=option.panel or None,
     )
-    injected = [layer for layer in (*GPU_LAYERS, ANNOTATION) if layer in request.layers]
-    if injected and not has_gpus:
-        raise Misuse(f"Only tracepipe capture records {injected[0]}.", option="--layers")
-    return request
+    return keyword(name, default, Annotated[kind, given])
 
 
-def _ring_bytes(text: str) -> int:
-    """The size of the ring buffer. Raises Misuse."""
+def _value(value: Any, kind: Any) -> Any:
+    """The value of an option as its field has it."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list) and value and kind is not None:
+        return dict(value) if get_origin(kind) is get_origin(Mapping[str, str]) else tuple(value)
+    return value
+
+
+def _parser(kind: Any, option: Option) -> Callable[[Any], Any] | None:
+    """The parser of an option's text, if it needs one. It raises Misuse."""
+    if option.read is not None:
+        return None if option.read is str else _reading(option.read)
+    if kind in (int, int | None, list[int] | None):
+        return _whole(int(option.least))
+    if kind is float:
+        return _number(option.least, option.most)
+    if option.metavar in (TIME, SIZE):
+        return _reading(option.checked)
+    return _regex if option.metavar == REGEX else None
+
+
+def _reading(read: Callable[[str], object]) -> Callable[[str], Any]:
+    def parse(text: str) -> object:
+        try:
+            return read(text)
+        except TracepipeError as error:
+            raise Misuse(error.message, error.hint) from None
+
+    return parse
+
+
+def _whole(least: int) -> Callable[[Any], int]:
+    def whole_number(value: str | int) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise Misuse(f"takes a whole number from {least}, not {value!r}.") from None
+        if not least <= number <= INT_MAX:
+            bound = f"from {least}" if number < least else f"up to {INT_MAX}"
+            raise Misuse(f"takes a whole number {bound}, not {number}.")
+        return number
+
+    return whole_number
+
+
+def _number(least: float, most: float) -> Callable[[Any], float]:
+    bounds = f"from {least:g}" + (f" to {most:g}" if most != float("inf") else "")
+
+    def any_number(value: str | float) -> float:
+        try:
+            found = float(value)
+        except ValueError:
+            found = float("nan")
+        if not least <= found <= most:
+            raise Misuse(f"takes a number {bounds}, not {str(value)!r}.")
+        return found
+
+    return any_number
+
+
+def _regex(text: str) -> str:
+    """Check a regular expression, which the report compiles."""
     try:
-        return ring_size(read(text, size_bytes, "--ring-bytes"))
-    except TracepipeError as error:
-        raise misuse_of(error, "--ring-bytes") from None
-
-
-def named(name_of: Callable[[str], str], given: str, option: str) -> str:
-    """The name of an output from an option's value. Raises Misuse, OutputError."""
-    try:
-        return name_of(given)
-    except OutputError:
-        raise
-    except TracepipeError as error:
-        raise misuse_of(error, option) from None
-
-
-def _layers(text: str, *, of_command: bool) -> tuple[str, ...]:
-    """Read names of layers; without any, all that can be recorded on this machine. Raises Misuse."""
-    from tracepipe.tracer.plan import layers_here
-
-    named = tuple(name.strip() for name in text.split(",") if name.strip())
-    if named == ("none",):  # only hooks
-        return ()
-    known = (ANNOTATION, *PROBED_LAYERS) if of_command else PROBED_LAYERS
-    asked = known if named == ("all",) else named or layers_here(of_command=of_command)
-    try:
-        check_layers(asked)
-    except TracepipeError as error:
-        raise misuse_of(error, "--layers") from None
-    return asked
+        re.compile(text)
+    except re.error as error:
+        raise Misuse(f"{text!r} is not a regular expression: {error}.", "Try a part of the name.") from None
+    return text

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, cast
 
 from tracepipe import paths
 from tracepipe.errors import InputError
+from tracepipe.options import STANDARD
 from tracepipe.recording import remote
 from tracepipe.recording.compression import DamageError, decompressed
 
-STANDARD = "-"
 HEAD_BYTES = 1 << 16
 
 

@@ -21,9 +21,9 @@ from tracepipe.event.columns import TraceBatch
 from tracepipe.event.model import Header, Problem, SourceNs, new_header
 from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables
+from tracepipe.options import STANDARD
 from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account
-from tracepipe.recording.files import STANDARD
 from tracepipe.recording.open import OpenRecording, open_recording
 from tracepipe.recording.reading import Progress, Reading
 from tracepipe.recording.remote import is_url

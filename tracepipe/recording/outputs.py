@@ -28,9 +28,9 @@ from typing import BinaryIO
 
 from tracepipe import paths
 from tracepipe.errors import OutputError
+from tracepipe.options import STANDARD
 from tracepipe.recording import remote
 from tracepipe.recording.compression import compressing
-from tracepipe.recording.files import STANDARD
 from tracepipe.sudo import sudo_ids
 
 _AT_FDCWD = -100

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
+from tracepipe.options import Option
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.units import counted
 
 _NOTE = (

@@ -7,13 +7,14 @@ from functools import partial
 from typing import Annotated, Any, BinaryIO
 
 from tracepipe import __version__
+from tracepipe.options import Option
 from tracepipe.present.writing.rendering import facts_json
 from tracepipe.present.writing.table_formats import FORMATS, write_table
 from tracepipe.printable import json_text
 from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.reports.frames.libraries import pl
 from tracepipe.reports.frames.run import Run
-from tracepipe.reports.report import Column, FolderOutput, Option, Report, Result, Table
+from tracepipe.reports.report import Column, FolderOutput, Report, Result, Table
 
 TABLES_VERSION = "tracepipe-tables/1"
 """The version of the folder's format, in `run.json`; it changes when a column changes its meaning."""

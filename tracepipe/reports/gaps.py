@@ -16,13 +16,14 @@ from tracepipe.analyses.host_states import IN_CALL, STATES, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.analyses.launch_gaps import launch_tables
 from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, zeros
-from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 # The most threads whose states are listed.

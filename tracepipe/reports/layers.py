@@ -17,13 +17,14 @@ from tracepipe.event.groups import RowsByNumber, largest
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.hooks.names import near_names
+from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
-from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.units import counted
 
 _EXCLUSIVE = (

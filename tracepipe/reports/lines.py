@@ -14,12 +14,13 @@ from tracepipe.analyses.called_by import called_by, work_by_stack
 from tracepipe.analyses.cuda_calls import rows_by_effect
 from tracepipe.analyses.gpu_by_line import FRAMES, Lines
 from tracepipe.event.columns import Int64s
+from tracepipe.options import Option
 from tracepipe.reports.frames.grouping import equal, greatest, starts_of
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts, taken, touched, zeros
-from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.units import counted
 
 _KERNELS = 3

@@ -6,23 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Literal, Protocol
 
-TIME, REGEX, OTHER_RUN = "TIME", "REGEX", "OTHER"
+from tracepipe.options import TIME, Option
+
 Unit = Literal["", "ns", "at", "bytes", "bytes_per_s", "count", "id", "percent", "number", "p"]
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a report, written as `Annotated[int, Option("what it does")]` in its `options`.
-
-    `choices` lists the allowed values; `metavar` is the placeholder of the value in the help: `TIME` is a
-    duration, `REGEX` a regular expression, `OTHER_RUN` a recording. A number is from `least` to `most`.
-    """
-
-    help: str
-    metavar: str = ""
-    choices: tuple[str, ...] = ()
-    least: float = 0
-    most: float = float("inf")
 
 
 FROM = Option(

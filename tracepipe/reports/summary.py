@@ -23,6 +23,7 @@ from tracepipe.analyses.slowest import slowest_calls
 from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
+from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
@@ -32,7 +33,7 @@ from tracepipe.reports.frames.nesting import NOBODY
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import parts
-from tracepipe.reports.report import Column, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.units import counted
 
 _COUNT = Column("count", "count", "count")

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from tracepipe.event.columns import NONE, Int32s, Int64s
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import RUNNING
+from tracepipe.options import Option
 from tracepipe.present.figures.panel import empty_stretch
 from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Group, Spans, Strip, Window, axis
 from tracepipe.reports.frames.arrays import Ints
@@ -16,7 +17,7 @@ from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
-from tracepipe.reports.report import FROM, UNTIL, Drawing, Option, Report, Result
+from tracepipe.reports.report import FROM, UNTIL, Drawing, Report, Result
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 _CELLS_MIN = 20

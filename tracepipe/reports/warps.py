@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
+from tracepipe.options import OTHER_RUN, Option
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.run import Run
 from tracepipe.reports.kernel_choice import no_such_kernel
-from tracepipe.reports.report import OTHER_RUN, Column, Drawing, Option, Report, Result, Table
+from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side
 from tracepipe.units import agree, counted
 

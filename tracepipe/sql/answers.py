@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, BinaryIO
 
+from tracepipe.errors import QueryError
 from tracepipe.printable import json_pieces, json_text, printable
 from tracepipe.sql.datasets import Column, Rows
-from tracepipe.sql.processor import Answer, QueryError
+from tracepipe.sql.processor import Answer
 
 _NULL = "–"
 _SHOWN_MAX = 100_000

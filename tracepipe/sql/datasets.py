@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.dataset.places import RANKS, Dataset
-from tracepipe.errors import LibraryMissing
-from tracepipe.sql.processor import QueryError
+from tracepipe.errors import LibraryMissing, QueryError
 
 _ROWS_OF_PART: Final = 1 << 13
 _MEMORY_BYTES, _MEMORY_OF_THREAD_BYTES = 1 << 30, 256 << 20

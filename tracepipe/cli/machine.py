@@ -1,31 +1,65 @@
-"""The commands about hooks: what can be hooked, and whether a hook sees anything."""
+"""The commands about this machine: what capture needs, what can be hooked, where CUDA's header is."""
 
 from __future__ import annotations
 
-import tempfile
+import shutil
+import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from tracepipe.cli.completion import complete_sets
-from tracepipe.cli.groups import with_groups
-from tracepipe.cli.options import COMMAND_LAST, Libraries, MethodOption, Until, Which, Whose, request_of
-from tracepipe.errors import TracepipeError
-from tracepipe.hooks.calls import CALL_RULES, CALL_SETS
-from tracepipe.terminal.output import put, say
+from tracepipe.api.capture import CaptureOptions, complete_sets, request_of
+from tracepipe.api.machine import (
+    examine,
+    include_folder,
+    is_by_default,
+    list_functions,
+    list_kernels,
+    list_sets,
+    try_hooks,
+)
+from tracepipe.cli.capture import Pids, check_source
+from tracepipe.cli.options import COMMAND_LAST, Changed, as_misuse, json_option, with_options
+from tracepipe.errors import CaptureUnavailable, TracepipeError
+from tracepipe.options import Option
+from tracepipe.terminal.messages import status
+from tracepipe.terminal.output import has_colours, put, put_json, say
 from tracepipe.units import counted
 
-hooks_app = typer.Typer(
-    name="hooks",
-    help="List the functions and tracepoints that can be hooked on this machine, and test hooks.",
-    no_args_is_help=True,
-)
 app = typer.Typer()
-app.add_typer(hooks_app)
+hooks = typer.Typer(name="hooks", no_args_is_help=True)
+app.add_typer(hooks)
 
 
-@hooks_app.command("list")
+@app.command()
+def include() -> None:
+    """Print the folder."""
+    put(str(include_folder()))
+
+
+@app.command()
+@with_options
+def doctor(*, as_json: Annotated[bool, json_option("the findings")] = False) -> None:
+    """Print what works on this machine."""
+    with status(sys.stderr) as notify:
+        findings = examine(notify)
+    if as_json:
+        put_json(findings.as_json())
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+        colours = has_colours(sys.stdout)
+        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+        for line in findings.lines(width=width, colours=colours, ascii_only=plain):
+            put(line, colours=colours)
+    if not findings.can_capture:
+        raise typer.Exit(CaptureUnavailable.exit_code)
+
+
+@hooks.command("list")
+@with_options
 def list_command(
+    *,
     pattern: Annotated[
         str,
         typer.Argument(
@@ -34,35 +68,30 @@ def list_command(
             autocompletion=complete_sets,
         ),
     ] = "",
-    library: Libraries = None,
     kernels: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kernels",
-            metavar="PATH",
-            help="List GPU kernels instead: those of a program, a library, a .cubin file or a folder of "
-            "them. Repeat for more.",
+        tuple[str, ...],
+        Option(
+            "List GPU kernels instead: those of a program, a library, a .cubin file or a folder of them.",
+            "PATH",
+            repeats=True,
         ),
-    ] = None,
+    ] = (),
+    options: Annotated[CaptureOptions, Changed("hooks list")],
 ) -> None:
     """List the shipped sets, or the functions and tracepoints of this machine that fit a pattern."""
     if kernels:
         _list_kernels(pattern, kernels)
         return
-    from tracepipe.tracer.find.hook_list import list_functions, list_sets
-    from tracepipe.tracer.find.library import LibrarySearch
-
-    libraries = LibrarySearch(given=tuple(library or ()))
     if not pattern:
-        for row in list_sets(libraries, say):
+        for row in list_sets(options.libraries, say):
             found = f"{row.function_count} here" if row.function_count else f"none here: {row.reason}"
             put(f"{row.name:<16} {row.about} ({found})")
         return
-    listing = list_functions(pattern, libraries)
+    listing = list_functions(pattern, options.libraries)
     width = max((len(row.spec) for row in listing.rows), default=0)
     for function in listing.rows:
         sets = f"in {', '.join(function.sets)}" if function.sets else "in no set"
-        if not CALL_RULES["default"].takes(function.name) and not set(function.sets).isdisjoint(CALL_SETS):
+        if not is_by_default(function):
             sets += " (--calls all)"
         put(f"{function.spec:<{width}}  {sets}  {function.place}".rstrip())
     for note in listing.notes:
@@ -76,9 +105,7 @@ def list_command(
         raise TracepipeError(f"Nothing here that can be hooked fits {pattern}.", hint)
 
 
-def _list_kernels(pattern: str, paths: list[str]) -> None:
-    from tracepipe.tracer.find.kernels import list_kernels
-
+def _list_kernels(pattern: str, paths: tuple[str, ...]) -> None:
     listing = list_kernels(pattern, paths)
     rows = [
         (
@@ -107,8 +134,8 @@ def _list_kernels(pattern: str, paths: list[str]) -> None:
         raise TracepipeError(f"There is no GPU kernel{fits} in {', '.join(paths)}.", hint)
 
 
-@hooks_app.command("test", context_settings=COMMAND_LAST)
-@with_groups
+@hooks.command("test", context_settings=COMMAND_LAST)
+@with_options
 def test_command(
     *,
     hook: Annotated[
@@ -118,28 +145,18 @@ def test_command(
             metavar="HOOK… -- COMMAND",
         ),
     ],
-    library: Libraries = None,
-    whose: Whose,
-    until: Until,
-    method: MethodOption = "auto",
+    pid: Pids = None,
+    options: Annotated[CaptureOptions, Changed("hooks test")],
 ) -> None:
     """Record only some hooks, and print how often they were hit, with the arguments of the first hits."""
-    from tracepipe.hooks.sets import read_hooks
-    from tracepipe.tracer import capture
-    from tracepipe.tracer.find.hook_list import hits
-    from tracepipe.tracer.find.library import LibrarySearch
-    from tracepipe.tracer.find.resolve import resolve
-
-    hooks, command = _divided(hook)
-    which = Which("none", hooks, library=library)
-    request = request_of(command, which, whose, until, method=method)
-    libraries = LibrarySearch(command or None, request.pids, request.libraries)
-    names = {probe.name for probe in resolve(read_hooks(hooks), libraries).probes}
-    with tempfile.TemporaryFile(prefix="tracepipe-") as recording:
-        summary = capture(request, recording, notify=say)
-        summary.check()
-        recording.seek(0)
-        report = hits(recording, names)
+    at = hook.index("--") if "--" in hook else len(hook)
+    command = hook[at + 1 :]
+    check_source(command, pid, options)
+    with as_misuse(CaptureOptions):
+        request = request_of(
+            command, tuple(pid or ()), replace(options, layers=(), hooks=hook[:at]), has_gpus=False
+        )
+    report, summary = try_hooks(request, say)
     for row in report.rows:
         put(f"{row.count:>10} × {row.name}, {row.rate_per_s:.0f} a second")
         for arguments in filter(None, row.first):
@@ -148,11 +165,3 @@ def test_command(
     put(f"{total} in {report.seconds:.2f} s, {report.lost_count} lost")
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)
-
-
-def _divided(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split hooks and command at the first `--`."""
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]

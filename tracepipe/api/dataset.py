@@ -1,0 +1,122 @@
+"""Datasets and queries: the recordings of the ranks of a job in one folder, and SQL on them or on one
+recording.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from tracepipe import paths
+from tracepipe.api.convert import account_lines, convert
+from tracepipe.api.options import OUTPUT, ConvertOptions, ReadOptions
+from tracepipe.options import STANDARD, Option
+
+if TYPE_CHECKING:
+    from tracepipe.dataset.build import Built as Built
+    from tracepipe.recording.reading import Progress
+
+QUERY_FORMATS: Final = ("table", "json", "csv", "parquet", "arrow")
+_FOR_PEOPLE: Final = ("table", "json")
+"""CSV has unescaped names, which a terminal may obey."""
+_TRACES: Final = (".pftrace", ".perfetto-trace", ".zip")
+"""Endings of traces that need no conversion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions(ReadOptions):
+    """How a recording is read and asked, and the form of the answer."""
+
+    trace_processor: Annotated[
+        str,
+        Option(
+            "Use this trace_processor_shell. Default: the one in PATH, or else the one that tracepipe[query] "
+            "installs.",
+            "PATH",
+        ),
+    ] = ""
+    format: Annotated[str, Option("Write the rows in this format.", choices=QUERY_FORMATS, panel=OUTPUT)] = (
+        "table"
+    )
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a dataset is at a path."""
+    if not paths.is_folder(path):
+        return False
+    from tracepipe.dataset.places import Dataset
+
+    return Dataset.is_at(path)
+
+
+def build_dataset(
+    inputs: Iterable[str],
+    output: str,
+    options: ReadOptions,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Built:
+    """Add the recordings of ranks to a dataset, and put the clocks of their hosts on one. `jobs` are read at
+    a time, by default one per processor. Raises InputError for a path where nothing is, OutputError.
+    """
+    from tracepipe.dataset.build import build
+
+    given: dict[str, Any] = {
+        "source_format": options.source_format,
+        "strict": options.strict,
+        "assumed": options.assume_offset,
+        "undated": options.undated,
+    }
+    return build(inputs, output, jobs=jobs, options=given, progress=progress)
+
+
+def query(
+    path: str,
+    sql: str,
+    output: str = STANDARD,
+    options: QueryOptions | None = None,
+    *,
+    force: bool = False,
+    notify: Callable[[str], None],
+    showing: Callable[[str], AbstractContextManager[Progress | None]],
+) -> int:
+    """Run SQL on a dataset, a trace or a recording, which is converted first; write the rows of the last
+    statement in one of `QUERY_FORMATS`, and return how many these are.
+
+    `notify` gets the losses and problems of a recording. Raises QueryError for SQL that is refused,
+    InputError, LibraryMissing, OutputError. The options are for recordings, but for `format`.
+    """
+    from tracepipe.recording.files import opened_again
+    from tracepipe.recording.outputs import replacing
+    from tracepipe.sql.answers import write_answer, write_rows
+    from tracepipe.sql.processor import ask, find_shell
+
+    options = options or QueryOptions()
+    to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)
+    if paths.is_folder(path):
+        from tracepipe.sql.datasets import asked
+
+        with asked(path, sql) as rows, to() as out:
+            return write_rows(rows, options.format, out)
+    shell = find_shell(options.trace_processor)
+    if path.endswith(_TRACES):
+        with opened_again(path) as trace:
+            answer = ask(Path(trace), sql, shell)
+    else:
+        with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
+            converted = Path(folder) / "run.pftrace"
+            drawn = ConvertOptions(**{one.name: getattr(options, one.name) for one in fields(ReadOptions)})
+            with showing(f"query {Path(path).name}") as bar:
+                account = convert(path, converted, options=drawn, progress=bar)
+            for line in list(account_lines(account))[1:]:
+                notify(line)
+            answer = ask(converted, sql, shell)
+    with to() as out:
+        write_answer(answer, options.format, out)
+    return len(answer.rows)

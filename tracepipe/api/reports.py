@@ -1,0 +1,189 @@
+"""Reports on recordings, and the report on the ranks of a job, with the files that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tracepipe import paths
+from tracepipe.api.open import load
+from tracepipe.api.options import ReadOptions
+from tracepipe.errors import OutputError
+from tracepipe.options import STANDARD
+from tracepipe.reports import REPORTS
+from tracepipe.reports.report import FileOutput, FolderOutput, Report, Result
+
+if TYPE_CHECKING:
+    from tracepipe.recording.reading import Progress
+    from tracepipe.reports.frames.run import Facts, Run
+
+__all__ = ["JOB_TOP", "REPORTS", "FileOutput", "FolderOutput", "Made", "Report", "make", "make_of_job"]
+
+JOB_TOP = 10
+"""How many rows each table of the report on a job has by default."""
+Showing = Callable[[str], AbstractContextManager["Progress | None"]]
+"""A context that shows the progress of reading the recording of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A report that was made: the facts of its recordings, or the dataset; and the file that was written."""
+
+    name: str
+    result: Result
+    facts: list[Facts] = field(default_factory=list)
+    dataset: str = ""
+    output: str = ""
+
+    def lazily(self) -> dict[str, Any]:
+        """The report as JSON values, with iterators instead of lists."""
+        if self.dataset:
+            data: dict[str, Any] = {"report": self.name, "dataset": self.dataset}
+        else:
+            from tracepipe.present.writing.rendering import facts_json
+
+            recordings = [facts_json(one) for one in self.facts]
+            for recording, side in zip(recordings, self.result.sides, strict=False):
+                recording["side"] = side
+            data = {"report": self.name, "recordings": recordings}
+        return data | ({"output": self.output} if self.output else {}) | self.result.lazily()
+
+    def lines(self, *, width: int, colours: bool, ascii_only: bool, full_names: bool) -> Iterator[str]:
+        """The report as text."""
+        from tracepipe.present.writing.rendering import report_lines
+
+        return report_lines(
+            self.facts,
+            self.result,
+            width=width,
+            colours=colours,
+            ascii_only=ascii_only,
+            full_names=full_names,
+        )
+
+
+def make(
+    report: Report,
+    inputs: list[list[str]],
+    options: object,
+    how: ReadOptions,
+    *,
+    output: str = "",
+    force: bool = False,
+    showing: Showing,
+) -> Made:
+    """Make a report of recordings, some for each of its inputs, and write its file or folder, if it has one.
+
+    Of a dataset, `report` writes the page of a job. Standard input can be one of the inputs. Raises
+    InputError, FormatError, ClockError, OutputError, LibraryMissing, and TracepipeError where an option does
+    not fit.
+    """
+    from tracepipe.recording.outputs import default_output, replacing, replacing_folder
+
+    beside = {name: path for name in report.beside if (path := getattr(options, name))}
+    if needs := dict.fromkeys([*report.needs, *(one for name in beside for one in report.beside[name])]):
+        from tracepipe.reports.frames.libraries import require
+
+        require(report.name, needs)
+    first = inputs[0][0]
+    if report.name == "report" and paths.is_folder(first):
+        target = output or default_output(first.rstrip("/") or first, ".html")
+        top = getattr(options, "top", None)
+        return make_of_job(first, target, top=JOB_TOP if top is None else top, force=force)
+    # The recordings that options name come after the inputs; their format is that of their content.
+    found = partial(_found, report, [*inputs, *([path] for path in beside.values())], options, how, showing)
+    if report.output is None:
+        facts, result = found()
+        return Made(report.name, result, facts)
+    if isinstance(report.output, FolderOutput):
+        target = output or default_output(first, report.output.ending(options))
+        with replacing_folder(target, force=force) as folder:
+            facts, result = found()
+            for name, write in result.files.items():
+                with (folder / name).open("wb") as out:
+                    write(out)
+    else:
+        target = output or default_output(first, report.output.endings[0])
+        ending = _ending_of(target, report.output.endings)
+        with replacing(target, force=force, sources=[first]) as out:
+            facts, result = found()
+            result.files[ending](out)
+    return Made(report.name, result, facts, output=target)
+
+
+def make_of_job(
+    dataset: str,
+    output: str,
+    *,
+    top: int = JOB_TOP,
+    step: int | None = None,
+    engine: str = "duckdb",
+    master: str = "",
+    force: bool,
+) -> Made:
+    """Make the report on the ranks of a dataset, and write its page to `output` unless that is empty."""
+    from tracepipe.dataset.places import Dataset
+    from tracepipe.ranks.engine import opened
+    from tracepipe.ranks.job import Job
+    from tracepipe.ranks.report import report
+    from tracepipe.recording.outputs import replacing
+
+    found, ending = Dataset.opened(dataset), ""
+    if output:
+        from tracepipe.ranks.page import ENDINGS, NEEDS
+        from tracepipe.reports.frames.libraries import require
+
+        require("ranks -o", NEEDS)
+        ending = _ending_of(output, ENDINGS)
+    with ExitStack() as kept:
+        # Before all else: a file that is there already is known at once.
+        out = kept.enter_context(replacing(output, force=force)) if ending else None
+        job = Job(kept.enter_context(opened(engine, found, master)), found)
+        result = report(job, top, step)
+        if out is not None:
+            from tracepipe.ranks.page import write
+
+            write(job, result, ending, out)
+    return Made("ranks", result, dataset=dataset, output=output)
+
+
+def _found(
+    report: Report, sides: list[list[str]], options: object, how: ReadOptions, showing: Showing
+) -> tuple[list[Facts], Result]:
+    """The facts of the recordings, in order, and the report's result."""
+    facts: dict[tuple[int, int], Facts] = {}
+    inputs = len(report.inputs)
+
+    def loaded(side: int, at: int) -> Run:
+        path = sides[side][at]
+        with showing(f"{report.name} {Path(path).name}") as bar:
+            run = load(path, how if side < inputs else replace(how, source_format=""), progress=bar)
+        facts[side, at] = run.facts
+        return run
+
+    def load_of(side: int, at: int) -> Callable[[], Run]:
+        load_it = partial(loaded, side, at)
+        return cache(load_it) if sides[side][at] == STANDARD else load_it  # standard input is read once
+
+    loads = [[load_of(side, at) for at in range(len(some))] for side, some in enumerate(sides)]
+    if report.takes_several:
+        result = report.run(*loads, options)
+    else:
+        runs = [load_it() for (load_it,) in loads]
+        beside = [name for name in report.beside if getattr(options, name)]
+        result = report.run(*runs[:inputs], options, **dict(zip(beside, runs[inputs:], strict=True)))
+    return [facts[place] for place in sorted(facts)], result
+
+
+def _ending_of(target: str, endings: Sequence[str]) -> str:
+    """The ending of a file to write, one of `endings`, which decides its kind. Raises OutputError."""
+    if target == STANDARD:
+        return endings[0]
+    ending = Path(target).suffix.lower()
+    if ending not in endings:
+        raise OutputError(f"{target} has no known ending", f"Name a file ending with {', '.join(endings)}.")
+    return ending
