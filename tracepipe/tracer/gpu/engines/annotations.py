@@ -31,7 +31,7 @@ from tracepipe.tracer.gpu.engines.renderer import (
     Keeper,
     MakeDecoder,
     Recording,
-    WantedName,
+    WantedNames,
 )
 from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.gpu.engines.transport import (
@@ -125,43 +125,48 @@ class AnnotationStream(RecordStream):
 
 
 @dataclass(slots=True)
-class _Numbers:
-    """The numbers of a process's open ranges in a domain."""
+class OpenRange:
+    """A range that has begun, of a thread or, with a number, of a process."""
 
-    used: int = 0
-    free: list[int] = field(default_factory=list)
+    name: str
+    domain: int
+    began_ns: int
+    number: int | None = None
+    content: bytes = b""
+    """The bytes of its record, for a keeper."""
+    limit_ns: int | None = None
+    """For a finder: the length beyond which it is reported. None: it is not wanted."""
+    is_reported: bool = False
 
-    def next(self) -> int:
-        if self.free:
-            return heapq.heappop(self.free)
-        if self.used > RANGE_LIMIT:
-            raise Crowded
-        self.used += 1
-        return self.used - 1
+    def is_longer(self, now_ns: int) -> bool:
+        """Whether it is wanted and takes longer than its limit."""
+        return self.limit_ns is not None and now_ns - self.began_ns > self.limit_ns
 
 
 @dataclass(slots=True)
 class _Process:
     """The state of a traced process: texts by handle, and open ranges."""
 
-    domains: dict[int, str] = field(default_factory=dict)
-    texts: dict[int, str] = field(default_factory=dict)
-    stacks: dict[int, str] = field(default_factory=dict)
-    categories: dict[tuple[int, int], str] = field(default_factory=dict)
-    pushed: dict[tuple[int, int], list[str | None]] = field(default_factory=dict)
-    """Names of the open ranges of a thread in a domain; None if the record was lost."""
-    started: dict[int, tuple[str, int, int]] = field(default_factory=dict)
-    """Id of an open range of the process → its name, domain and number."""
-    numbers: dict[int, _Numbers] = field(default_factory=dict)
+    texts: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    """Kind of a label, its domain if it is a category, and its number → the text."""
+    pushed: dict[tuple[int, int], list[OpenRange | None]] = field(default_factory=dict)
+    """Thread and domain → its open ranges; None for one whose record was lost."""
+    started: dict[int, OpenRange] = field(default_factory=dict)
+    """Id of an open range of the process → the range."""
+    free: dict[int, list[int]] = field(default_factory=dict)
+    """Domain → a heap of the numbers that no range has; its greatest was never used."""
+
+
+Made = Iterator[tuple[Event, OpenRange | None]]
 
 
 class AnnotationEvents:
-    """Makes events of records. Raises Malformed and Crowded."""
+    """Makes events of records, each with the range that it begins or ends, if any. Raises REFUSALS."""
 
     def __init__(self, memory: MemoryLimit) -> None:
         self._memory = memory
         self._processes: dict[int, _Process] = {}
-        self._make: Mapping[int, Callable[[_Process, GpuRecord], Iterator[Event]]] = {
+        self._make: Mapping[int, Callable[[_Process, GpuRecord], Made]] = {
             AnnotationKind.MARK: self._mark,
             AnnotationKind.PUSH: self._push,
             AnnotationKind.POP: self._pop,
@@ -170,7 +175,7 @@ class AnnotationEvents:
             AnnotationKind.LABEL: self._label,
         }
 
-    def made(self, record: GpuRecord) -> Iterator[Event]:
+    def made(self, record: GpuRecord) -> Made:
         """The events of a record of these kinds."""
         process = self._processes.get(record.pid)
         if process is None:
@@ -178,215 +183,155 @@ class AnnotationEvents:
             process = self._processes[record.pid] = _Process()
         return self._make[record.kind](process, record)
 
-    def _mark(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
-        domain, _, name, args = _begun(process, record)
-        yield _event(process, record, "I", name, domain) | args
+    def open_ranges(self) -> Iterator[OpenRange]:
+        """The ranges that are open."""
+        for process in self._processes.values():
+            yield from process.started.values()
+            for ranges in process.pushed.values():
+                yield from (opened for opened in ranges if opened is not None)
 
-    def _push(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
-        domain, depth, name, args = _begun(process, record)
-        names = process.pushed.get((record.tid, domain))
-        if names is None:
+    def _mark(self, process: _Process, record: GpuRecord) -> Made:
+        opened, _, args = _begun(process, record)
+        yield _event(process, record, "I", opened) | args, None
+
+    def _push(self, process: _Process, record: GpuRecord) -> Made:
+        opened, depth, args = _begun(process, record)
+        ranges = process.pushed.get((record.tid, opened.domain))
+        if ranges is None:
             self._memory.use(ENTRY_BYTES)
-            names = process.pushed[record.tid, domain] = []
-        depth = len(names) if depth == DEPTH_UNKNOWN else depth
+            ranges = process.pushed[record.tid, opened.domain] = []
+        depth = len(ranges) if depth == DEPTH_UNKNOWN else depth
         if depth >= _OPEN_MAX:
             raise Crowded
-        yield from self._close(process, record, names, depth, domain)
-        self._memory.use(_size(name))
-        names += [None] * (depth - len(names))
-        names.append(name)
-        yield _event(process, record, "B", name, domain) | args
+        yield from self._close(process, record, ranges, depth)
+        self._memory.use(_size(opened.name))
+        ranges += [None] * (depth - len(ranges))
+        ranges.append(opened)
+        yield _event(process, record, "B", opened) | args, opened
 
-    def _pop(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
+    def _pop(self, process: _Process, record: GpuRecord) -> Made:
         domain, depth = ENDED.unpack_from(record.payload)
-        names = process.pushed.get((record.tid, domain), [])
-        depth = len(names) - 1 if depth == DEPTH_UNKNOWN else depth
+        ranges = process.pushed.get((record.tid, domain), [])
+        depth = len(ranges) - 1 if depth == DEPTH_UNKNOWN else depth
         if depth >= 0:
-            yield from self._close(process, record, names, depth, domain)
+            yield from self._close(process, record, ranges, depth)
 
     def _close(
-        self, process: _Process, record: GpuRecord, names: list[str | None], depth: int, domain: int
-    ) -> Iterator[Event]:
+        self, process: _Process, record: GpuRecord, ranges: list[OpenRange | None], depth: int
+    ) -> Made:
         """End the open ranges of a thread beyond a depth."""
-        while len(names) > depth:
-            name = names.pop()
-            if name is not None:
-                self._memory.release(_size(name))
-                yield _event(process, record, "E", name, domain)
+        while len(ranges) > depth:
+            if (opened := ranges.pop()) is not None:
+                self._memory.release(_size(opened.name))
+                yield _event(process, record, "E", opened), opened
 
-    def _start(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
-        domain, range_id, name, args = _begun(process, record)
+    def _start(self, process: _Process, record: GpuRecord) -> Made:
+        opened, range_id, args = _begun(process, record)
         if range_id in process.started:
             raise Malformed
-        if domain not in process.numbers:
+        if opened.domain not in process.free:
             self._memory.use(ENTRY_BYTES)
-            process.numbers[domain] = _Numbers()
-        number = process.numbers[domain].next()
-        self._memory.use(_size(name))
-        process.started[range_id] = name, domain, number
-        yield _event(process, record, "B", name, domain, number) | args
+        free = process.free.setdefault(opened.domain, [0])
+        if free[0] > RANGE_LIMIT:
+            raise Crowded
+        self._memory.use(_size(opened.name))
+        opened.number = heapq.heappop(free)
+        if not free:
+            free.append(opened.number + 1)
+        process.started[range_id] = opened
+        yield _event(process, record, "B", opened) | args, opened
 
-    def _end(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
+    def _end(self, process: _Process, record: GpuRecord) -> Made:
         _, range_id = ENDED.unpack_from(record.payload)
-        if range_id not in process.started:  # its start was lost
-            return
-        # The domain is that of the start, whichever function ends the range.
-        name, domain, number = process.started.pop(range_id)
-        self._memory.release(_size(name))
-        heapq.heappush(process.numbers[domain].free, number)
-        yield _event(process, record, "E", name, domain, number)
+        opened = process.started.pop(range_id, None)
+        if opened is not None and opened.number is not None:  # else its start was lost
+            self._memory.release(_size(opened.name))
+            # The domain is that of the start, whichever function ends the range.
+            heapq.heappush(process.free[opened.domain], opened.number)
+            yield _event(process, record, "E", opened), opened
 
-    def _label(self, process: _Process, record: GpuRecord) -> Iterator[Event]:
+    def _label(self, process: _Process, record: GpuRecord) -> Made:
         what, _, domain, number = LABEL.unpack_from(record.payload)
         name = _text(record.payload, LABEL.size)
         if what == Label.THREAD:
             if number > ID_LIMIT:
                 raise Malformed
-            named = {"tid": number, "comm": name}
-            yield _event(process, record, "I", "thread name", 0) | named | {"args": {"thread": name}}
-            return
-        if what == Label.FORK:
-            self._fork(process, number)
-            return
-        self._memory.use(ENTRY_BYTES + 2 * len(name))
-        if what == Label.DOMAIN:
-            process.domains[number] = name
-        elif what == Label.TEXT:
-            process.texts[number] = name
-        elif what == Label.STACK:
-            process.stacks[number] = _shown_stack(name)
-        elif what == Label.CATEGORY:
-            process.categories[domain, number] = name
+            event = _event(process, record, "I", OpenRange("thread name", 0, 0))
+            yield event | {"tid": number, "comm": name, "args": {"thread": name}}, None
+        elif what == Label.FORK:  # a child has its parent's handles, and its own threads and ranges
+            for key, text in list(self._processes.get(number, process).texts.items()):
+                self._memory.use(_size(text))
+                process.texts[key] = text
+        elif what in (Label.DOMAIN, Label.TEXT, Label.CATEGORY, Label.STACK):
+            self._memory.use(_size(name))
+            if what == Label.STACK:  # in one line, innermost first: `models/net.py:41 forward`
+                frames = (line.rpartition("/") for line in name.splitlines())
+                name = ", ".join(
+                    f"{folder.rpartition('/')[2]}{slash}{rest}" for folder, slash, rest in frames
+                )
+            process.texts[what, domain if what == Label.CATEGORY else 0, number] = name
         else:
             raise Malformed
 
-    def _fork(self, process: _Process, parent_pid: int) -> None:
-        """Copy the handles of a parent to its child, which has separate threads and ranges."""
-        parent = self._processes.get(parent_pid, process)
-        both: list[tuple[dict[Any, str], dict[Any, str]]] = [
-            (process.domains, parent.domains),
-            (process.texts, parent.texts),
-            (process.stacks, parent.stacks),
-            (process.categories, parent.categories),
-        ]
-        for own, known in both:
-            for key, name in list(known.items()):
-                self._memory.use(_size(name))
-                own[key] = name
-
 
 class AnnotationKeeper(Keeper):
-    """Keeps texts and domains, and the ranges that are open."""
+    """Keeps texts and domains, and the records of ranges that are open."""
 
     kinds = frozenset({AnnotationKind.LABEL})
 
     def __init__(self, memory: MemoryLimit) -> None:
         super().__init__(memory)
-        self._pushed: dict[tuple[int, int, int], list[EvictedRecord]] = {}
-        self._started: dict[tuple[int, int], EvictedRecord] = {}
+        self._events = AnnotationEvents(memory)
         self._threads: dict[tuple[int, int], EvictedRecord] = {}
 
     def carried(self) -> Carried:
         """Texts count as known; open ranges and names of threads, which become lines, as under way."""
-        begun = [*self._started.values(), *self._threads.values()]
-        begun += (evicted for some in self._pushed.values() for evicted in some)
-        begun.sort(key=lambda evicted: evicted.time_ns)
-        return Carried(super().carried().known, b"".join(evicted.content for evicted in begun))
+        begun = [EvictedRecord(opened.began_ns, opened.content) for opened in self._events.open_ranges()]
+        ordered = sorted([*begun, *self._threads.values()], key=lambda evicted: evicted.time_ns)
+        return Carried(super().carried().known, b"".join(evicted.content for evicted in ordered))
 
     def add(self, record: GpuRecord, content: bytes) -> None:
         """Add an evicted record, with its bytes. May raise one of REFUSALS."""
-        evicted, payload = EvictedRecord(record.time_ns, content), record.payload
-        if record.kind == AnnotationKind.PUSH:
-            domain, _, depth, *_ = BEGUN.unpack_from(payload)
-            key = record.pid, record.tid, domain
-            ranges = self._pushed.get(key, [])
-            depth = len(ranges) if depth == DEPTH_UNKNOWN else depth
-            if depth >= _OPEN_MAX:
-                raise Crowded
+        for event, opened in self._events.made(record):
+            if opened is None:
+                continue
+            if event["phase"] == "E":
+                self._memory.release(len(opened.content))
+            else:
+                self._memory.use(len(content))
+                opened.content = content
+        if record.kind == AnnotationKind.LABEL and LABEL.unpack_from(record.payload)[0] == Label.THREAD:
             self._memory.use(ENTRY_BYTES + len(content))
-            self._end_beyond(depth, ranges)
-            ranges += [_LOST] * (depth - len(ranges))
-            ranges.append(evicted)
-            self._pushed[key] = ranges
-        elif record.kind == AnnotationKind.POP:
-            domain, depth = ENDED.unpack_from(payload)
-            key = record.pid, record.tid, domain
-            ranges = self._pushed.get(key, [])
-            self._end_beyond(max(len(ranges) - 1, 0) if depth == DEPTH_UNKNOWN else depth, ranges)
-            if not ranges:
-                self._pushed.pop(key, None)
-        elif record.kind == AnnotationKind.START:
-            _, _, number, *_ = BEGUN.unpack_from(payload)
-            self._memory.use(ENTRY_BYTES + len(content))
-            self._started[record.pid, number] = evicted
-        elif record.kind == AnnotationKind.END:
-            _, number = ENDED.unpack_from(payload)
-            if (ended := self._started.pop((record.pid, number), None)) is not None:
-                self._memory.release(ENTRY_BYTES + len(ended.content))
-        elif record.kind == AnnotationKind.LABEL and LABEL.unpack_from(payload)[0] == Label.THREAD:
-            self._memory.use(ENTRY_BYTES + len(content))
-            self._threads[record.pid, LABEL.unpack_from(payload)[3]] = evicted
+            self._threads[record.pid, LABEL.unpack_from(record.payload)[3]] = EvictedRecord(
+                record.time_ns, content
+            )
         else:
             super().add(record, content)
-
-    def _end_beyond(self, depth: int, ranges: list[EvictedRecord]) -> None:
-        while len(ranges) > depth:
-            if (ended := ranges.pop()) is not _LOST:
-                self._memory.release(ENTRY_BYTES + len(ended.content))
-
-
-_LOST: Final = EvictedRecord(0, b"")
-"""Stands for a range whose record was lost."""
-
-
-@dataclass(slots=True)
-class _Range:
-    """An open NVTX range; `limit_ns` is None if the range is not wanted."""
-
-    name: str
-    began_ns: int
-    limit_ns: int | None
-    is_reported: bool = False
-
-    def lasts_longer(self, now_ns: int) -> bool:
-        return self.limit_ns is not None and now_ns - self.began_ns > self.limit_ns
 
 
 class AnnotationFinder(Finder):
     """Finds long ranges."""
 
-    def __init__(
-        self, wanted: Wanted, names: Mapping[tuple[int, int], WantedName], memory: MemoryLimit
-    ) -> None:
+    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         super().__init__(wanted, names, memory)
         self._events = AnnotationEvents(memory)
-        self._open: dict[tuple[object, ...], list[_Range]] = {}
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """Open ranges that have already taken longer than their limit, each once."""
-        for ranges in self._open.values():
-            for one in ranges:
-                if one.lasts_longer(now_ns) and not one.is_reported:
-                    one.is_reported = True
-                    yield Span(one.name, now_ns - one.began_ns, NVTX, is_over=False)
+        for opened in self._events.open_ranges():
+            if opened.is_longer(now_ns) and not opened.is_reported:
+                opened.is_reported = True
+                yield Span(opened.name, now_ns - opened.began_ns, NVTX, is_over=False)
 
     def found(self, record: GpuRecord) -> Iterator[Span]:
         """What ended with a record. May raise one of REFUSALS."""
         if NVTX not in self._wanted.kinds:
             return
-        for event in self._events.made(record):
-            name, ts_ns, domain = event["name"], event["ts_ns"], event.get("domain")
-            # Ranges of a thread nest within a domain; a range of a process has its own number.
-            key = (event["pid"], domain, event.get("range"), None if "range" in event else event["tid"])
-            if event["phase"] == "B":
-                limit_ns = self._wanted.limit_ns(name, NVTX)
-                self._open.setdefault(key, []).append(_Range(name, ts_ns, limit_ns))
-            elif event["phase"] == "E" and key in self._open:
-                ended = self._open[key].pop()
-                if not self._open[key]:
-                    del self._open[key]
-                if ended.lasts_longer(ts_ns):
-                    yield Span(name, ts_ns - ended.began_ns, NVTX)
+        for event, opened in self._events.made(record):
+            if opened is not None and event["phase"] == "B":
+                opened.limit_ns = self._wanted.limit_ns(opened.name, NVTX)
+            elif opened is not None and opened.is_longer(record.time_ns):
+                yield Span(opened.name, record.time_ns - opened.began_ns, NVTX)
 
 
 class AnnotationDecoder(Decoder):
@@ -406,7 +351,7 @@ class AnnotationDecoder(Decoder):
     def add(self, lines: Lines, record: GpuRecord) -> None:
         """Add the events of a record. Raises one of REFUSALS."""
         start_ns = self._recording.resumed_ns
-        for event in self._events.made(record):
+        for event, _ in self._events.made(record):
             if start_ns is not None:  # it began before the recording: its arguments state when
                 began = {"began": "before the recording", "began_ns": event["ts_ns"]}
                 args = {"args": event.get("args", {}) | began} if event["phase"] == "B" else {}
@@ -414,18 +359,19 @@ class AnnotationDecoder(Decoder):
             lines.record(event)
 
 
-def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
-    """Domain, number, name and arguments of what begins."""
+def _begun(process: _Process, record: GpuRecord) -> tuple[OpenRange, int, Event]:
+    """What begins, its number or depth, and its arguments."""
     domain, registered, number, payload, kind, flags, color, category, stack = BEGUN.unpack_from(
         record.payload
     )
     if registered:
-        name = process.texts.get(registered, f"text {registered:#x}, which was lost")
+        lost = f"text {registered:#x}, which was lost"
+        name = process.texts.get((Label.TEXT, 0, registered), lost)
     else:
         name = _text(record.payload, BEGUN.size)
     args: Event = {}
     if category:
-        args["category"] = process.categories.get((domain, category), category)
+        args["category"] = process.texts.get((Label.CATEGORY, domain, category), category)
     if kind in PAYLOADS:
         (value,) = PAYLOADS[kind].unpack_from(payload)
         args["payload"] = value if math.isfinite(value) else str(value)
@@ -433,31 +379,23 @@ def _begun(process: _Process, record: GpuRecord) -> tuple[int, int, str, Event]:
         args["began"] = "before the window"
     if flags & HAS_COLOR:
         args["color"] = f"#{color & 0xFFFFFF:06x}"
-    if stack in process.stacks:
-        args["python"] = process.stacks[stack]
-    return domain, number, name or "unnamed", {"args": args} if args else {}
+    if (python := process.texts.get((Label.STACK, 0, stack))) is not None:
+        args["python"] = python
+    return OpenRange(name or "unnamed", domain, record.time_ns), number, {"args": args} if args else {}
 
 
-def _event(
-    process: _Process, record: GpuRecord, phase: str, name: str, domain: int, number: int | None = None
-) -> Event:
-    event: Event = {"ts_ns": record.time_ns, "type": "annotation", "name": name, "phase": phase}
+def _event(process: _Process, record: GpuRecord, phase: str, of: OpenRange) -> Event:
+    event: Event = {"ts_ns": record.time_ns, "type": "annotation", "name": of.name, "phase": phase}
     event |= {"pid": record.pid, "tid": record.tid}
-    if domain:
-        event["domain"] = process.domains.get(domain, f"domain {domain:#x}")
-    if number is not None:
-        event["range"] = number
+    if of.domain:
+        event["domain"] = process.texts.get((Label.DOMAIN, 0, of.domain), f"domain {of.domain:#x}")
+    if of.number is not None:
+        event["range"] = of.number
     return event
 
 
 def _text(payload: memoryview, start: int) -> str:
     return bytes(payload[start : start + NAME_BYTES_MAX]).decode(errors="ignore")
-
-
-def _shown_stack(lines: str) -> str:
-    """Frames in one line, innermost first, each with its file and folder: `models/net.py:41 forward`."""
-    frames = (line.rpartition("/") for line in lines.splitlines())
-    return ", ".join(f"{folder.rpartition('/')[2]}{slash}{rest}" for folder, slash, rest in frames)
 
 
 def _size(name: str) -> int:

@@ -36,6 +36,7 @@ from tracepipe.tracer.gpu.engines.renderer import (
     ProcessDecoder,
     Recording,
     WantedName,
+    WantedNames,
 )
 from tracepipe.tracer.gpu.engines.stalls import STALL_LAYER, STALLS_VARIABLE, StallDecoder, StallKind
 from tracepipe.tracer.gpu.engines.streams import RecordStream
@@ -356,9 +357,7 @@ class KernelKeeper(Keeper):
 class KernelFinder(Finder):
     """Finds long kernels and calls."""
 
-    def __init__(
-        self, wanted: Wanted, names: Mapping[tuple[int, int], WantedName], memory: MemoryLimit
-    ) -> None:
+    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         super().__init__(wanted, names, memory)
         self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
 

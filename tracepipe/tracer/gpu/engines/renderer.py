@@ -267,13 +267,14 @@ class WantedName(NamedTuple):
     kernel_limit_ns: int | None = None
 
 
+WantedNames = Mapping[tuple[int, int], WantedName]
+"""Process, number of a name → the name, if it is wanted."""
+
+
 class Finder:
     """Finds long spans among records of some kinds; none by itself."""
 
-    def __init__(
-        self, wanted: Wanted, names: Mapping[tuple[int, int], WantedName], memory: MemoryLimit
-    ) -> None:
-        """`names`: process, number of a name → the name, if it is wanted."""
+    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         self._wanted, self._names, self._memory = wanted, names, memory
 
     def found(self, record: GpuRecord) -> Iterator[Span]:

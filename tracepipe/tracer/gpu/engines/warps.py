@@ -29,6 +29,7 @@ from tracepipe.tracer.gpu.engines.renderer import (
     ProcessDecoder,
     Recording,
     WantedName,
+    WantedNames,
 )
 from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.gpu.engines.transport import (
@@ -188,9 +189,7 @@ class WarpKeeper(Keeper):
 class WarpFinder(Finder):
     """Finds long kernels and calls, also calls that have not ended."""
 
-    def __init__(
-        self, wanted: Wanted, names: Mapping[tuple[int, int], WantedName], memory: MemoryLimit
-    ) -> None:
+    def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         super().__init__(wanted, names, memory)
         self._open: dict[tuple[int, int], list[tuple[str, int, int]]] = {}
         self._reported: set[tuple[int, int, int]] = set()
