@@ -36,10 +36,10 @@ from tracepipe.clocks.maps import ClockMap  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
-from tracepipe.tracer.gpu.choice import WarpOptions  # noqa: E402
 from tracepipe.tracer.gpu.engines import kernels, warp_records, warps  # noqa: E402
-from tracepipe.tracer.gpu.engines.streams import GpuEngine  # noqa: E402
+from tracepipe.tracer.gpu.engines.streams import GpuEngine, RecordStream  # noqa: E402
 from tracepipe.tracer.gpu.engines.transport import Kind, records  # noqa: E402
+from tracepipe.tracer.request import CaptureRequest  # noqa: E402
 
 BUDGET_S = 225
 RUN_S = 60  # the longest that one run may take
@@ -135,16 +135,20 @@ class Bench:
             longest_s = max(longest_s, time.monotonic() - began_s)
 
     def recording(self, engine: str, **options: Any) -> GpuEngine | None:
-        """A recording by `kernels`, `warps` or `empty`; None for `native`."""
+        """A recording by `kernels`, `warps` or `empty`, with options of a request; None for `native`."""
         if engine == "native":
             return None
+        request = CaptureRequest(**options)
+        stream: RecordStream
         if engine == "kernels":
-            return GpuEngine([kernels.KernelStream(self.kernels_library, **options)])
-        if engine == "empty":
+            stream = kernels.KernelStream(self.kernels_library, calls=request.calls)
+        elif engine == "empty":
             # No launch gets a buffer, which would have to be read.
-            chosen = WarpOptions(calls="none", launches=f"{NO_LAUNCH}-")
-            return GpuEngine([warps.WarpStream(self.library, self.empty_patches, chosen)])
-        return GpuEngine([warps.WarpStream(self.library, self.patches, WarpOptions(**options))])
+            chosen = CaptureRequest(calls="none", gpu_launches=f"{NO_LAUNCH}-")
+            stream = warps.WarpStream(self.library, self.empty_patches, chosen)
+        else:
+            stream = warps.WarpStream(self.library, self.patches, request)
+        return GpuEngine([stream], stacks=request.stacks)
 
     def run(self, command: Sequence[str], engine: str, **options: Any) -> Seen:
         """Run a program to its end. Raises RuntimeError if it fails or takes too long."""
@@ -313,7 +317,7 @@ def pytorch_table(bench: Bench) -> None:
         "kernels, launch calls": ("kernels", {"calls": "launches"}),
         "kernels, no calls": ("kernels", {"calls": "none"}),
         "warps": ("warps", {}),
-        "warps, --kernel softmax": ("warps", {"kernels": "softmax"}),
+        "warps, --kernel softmax": ("warps", {"gpu_kernels": "softmax"}),
     }
     rows = Rows(
         bench,
@@ -351,7 +355,7 @@ def selected_table(bench: Bench) -> None:
             print("  ddp: there is one GPU")
             continue
         command = [sys.executable, steps, "100" if bench.quick else "400", step]
-        chosen = {"kernels": name, "launches": "1-20"}
+        chosen = {"gpu_kernels": name, "gpu_launches": "1-20"}
         rows = Rows(
             bench,
             [

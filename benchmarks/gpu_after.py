@@ -82,7 +82,7 @@ ROWS = (
     Row("kernels, stopped", "kernels", {}, STOP),
     Row("kernels, killed", "kernels", {}, KILL),
     Row("warps, library alone", "warps"),
-    Row("warps, nothing patched", "warps", {"kernels": NO_KERNEL}, STOP),
+    Row("warps, nothing patched", "warps", {"gpu_kernels": NO_KERNEL}, STOP),
     Row("warps, stopped", "warps", {}, STOP),
     Row("warps, killed", "warps", {}, KILL),
 )

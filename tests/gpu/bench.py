@@ -15,10 +15,10 @@ import pytest
 from tests.support.gpu_records import warp_renderer
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, this_toolchain
-from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.renderer import Renderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.warps import WarpStream
+from tracepipe.tracer.request import CaptureRequest
 
 HERE = Path(__file__).parent
 
@@ -75,9 +75,9 @@ class Bench:
             done.stderr,
         )
 
-    def record(self, *command: str, options: WarpOptions | None = None) -> Run:
+    def record(self, *command: str, options: CaptureRequest | None = None) -> Run:
         gpus = self.tools.driver.listed
-        stream = WarpStream(self.library, self.patches, options, gpus)
+        stream = WarpStream(self.library, self.patches, options or CaptureRequest(), gpus)
         recording = GpuEngine([stream], gpus=gpus)
         chunks, lost, is_over = [], 0, False
         environment = {**os.environ, **recording.environment()}
@@ -97,7 +97,7 @@ class Bench:
         recording.close()
         return Run(printed, _launched(errors), process.returncode, records, counts, renderer, lost, errors)
 
-    def case(self, name: str, options: WarpOptions | None = None) -> tuple[Run, Run]:
+    def case(self, name: str, options: CaptureRequest | None = None) -> tuple[Run, Run]:
         return self.native(str(self.program), name), self.record(str(self.program), name, options=options)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gpu.bench import Bench, assert_complete
 from tests.gpu.test_marks import ranges
-from tracepipe.tracer.gpu.choice import WarpOptions
+from tracepipe.tracer.request import CaptureRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +28,7 @@ def program(bench: Bench, request: pytest.FixtureRequest) -> Path:
 @pytest.mark.parametrize("name", ["nested", "recursive", "apart", "pointing", "leaving"])
 def test_every_call_has_its_return(bench: Bench, program: Path, name: str) -> None:
     native = bench.native(str(program), name)
-    recorded = bench.record(str(program), name, options=WarpOptions(marks=f":{FUNCTIONS}"))
+    recorded = bench.record(str(program), name, options=CaptureRequest(gpu_warp_marks=f":{FUNCTIONS}"))
     assert (recorded.printed, recorded.exit_code) == (native.printed, 0)
     assert recorded.renderer.losses == {}
     assert recorded.counts["gpu_warp"] == native.launched
@@ -45,7 +45,7 @@ def test_every_call_has_its_return(bench: Bench, program: Path, name: str) -> No
 
 
 def test_only_functions_that_fit_are_marked(bench: Bench, program: Path) -> None:
-    recorded = bench.record(str(program), "nested", options=WarpOptions(marks="nested:^inner"))
+    recorded = bench.record(str(program), "nested", options=CaptureRequest(gpu_warp_marks="nested:^inner"))
     batches = recorded.of("gpu_warp")
     assert {what for batch in batches for what in batch["ranges"]} == {"inner"}
     assert [count for batch in batches for count in batch["range_count"]] == [4] * 24

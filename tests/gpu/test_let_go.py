@@ -19,6 +19,7 @@ from tests.support.program import PYTHONPATH
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.warps import WarpStream
+from tracepipe.tracer.request import CaptureRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -69,7 +70,7 @@ def engine(bench: Bench, name: str) -> GpuEngine:
     gpus = bench.tools.driver.listed
     if name == "kernels":
         return GpuEngine([KernelStream(KernelStream.build(bench.tools))], gpus=gpus)
-    return GpuEngine([WarpStream(bench.library, bench.patches, gpus=gpus)], gpus=gpus)
+    return GpuEngine([WarpStream(bench.library, bench.patches, CaptureRequest(), gpus)], gpus=gpus)
 
 
 class Recorded:

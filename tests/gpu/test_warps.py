@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.gpu.bench import Bench, assert_complete
-from tracepipe.tracer.gpu.choice import WarpOptions
+from tracepipe.tracer.request import CaptureRequest
 
 pytestmark = pytest.mark.gpu
 
@@ -77,15 +77,15 @@ def test_calls_have_their_arguments_and_effects(bench: Bench) -> None:
 
 
 def test_only_selected_launches_are_recorded(bench: Bench) -> None:
-    _, recorded = bench.case("tiny", WarpOptions(kernels="^tiny", launches="3-5", calls="none"))
+    _, recorded = bench.case("tiny", CaptureRequest(gpu_kernels="^tiny", gpu_launches="3-5", calls="none"))
     assert [kernel["name"] for kernel in recorded.of("gpu_kernel")] == ["tiny"] * 3
     assert recorded.counts == {"gpu_kernel": 3, "gpu_warp": 12}
-    _, recorded = bench.case("vector_add", WarpOptions(kernels="nothing like it", calls="none"))
+    _, recorded = bench.case("vector_add", CaptureRequest(gpu_kernels="nothing like it", calls="none"))
     assert recorded.counts == {}
 
 
 def test_the_first_launches_of_each_kernel_are_recorded(bench: Bench) -> None:
-    native, recorded = bench.case("phases", WarpOptions(launches_per_kernel=3, calls="none"))
+    native, recorded = bench.case("phases", CaptureRequest(gpu_launches_per_kernel=3, calls="none"))
     assert (recorded.printed, recorded.exit_code) == (native.printed, 0)
     names = Counter(kernel["name"] for kernel in recorded.of("gpu_kernel"))
     assert names == {"tiny": 3, "vectorAdd": 3, "gridStride": 3}
@@ -93,7 +93,7 @@ def test_the_first_launches_of_each_kernel_are_recorded(bench: Bench) -> None:
 
 
 def test_a_launch_beyond_the_memory_is_recorded_in_part_and_the_rest_counted(bench: Bench) -> None:
-    native, recorded = bench.case("large", WarpOptions(memory_bytes=16 << 20))
+    native, recorded = bench.case("large", CaptureRequest(gpu_memory_bytes=16 << 20))
     assert recorded.printed == native.printed
     assert recorded.counts["gpu_warp"] > 0
     counted = recorded.counts["gpu_warp"] + recorded.renderer.losses["gpu_warp"]

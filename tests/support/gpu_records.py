@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.annotations import AnnotationDecoder
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
 from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
 from tracepipe.tracer.gpu.engines.stalls import StallDecoder
 from tracepipe.tracer.gpu.engines.warps import WarpDecoder
+from tracepipe.tracer.request import CaptureRequest
 
 _RECORD = struct.Struct("<QIHxxIIQ")  # tag, length, kind, pid, tid, time_ns
 _ALIGNMENT = 16
@@ -30,8 +30,8 @@ def kernel_renderer(gpus: Mapping[str, int] | None = None) -> Renderer:
 
 
 def warp_renderer(gpus: Mapping[str, int] | None = None, **options: Any) -> Renderer:
-    """A renderer of the records of `--gpu warps`, with some WarpOptions."""
-    return Renderer([ProcessDecoder, partial(WarpDecoder, options=WarpOptions(**options))], gpus)
+    """A renderer of the records of `--gpu warps`, with options of a request."""
+    return Renderer([ProcessDecoder, partial(WarpDecoder, request=CaptureRequest(**options))], gpus)
 
 
 def annotation_renderer(*, kernels: bool = False) -> Renderer:

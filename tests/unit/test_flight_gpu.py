@@ -11,7 +11,6 @@ import pytest
 
 from tracepipe.api.record import Files, NumberedOutputs
 from tracepipe.tracer.engines.engine import DeviceEngine, Listeners, NoProbes
-from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines.kernels import KernelStream
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.warps import WarpStream
@@ -67,7 +66,7 @@ def test_kernels_and_their_calls_have_names_when_these_have_left_memory(
 def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
     tmp_path: Path, warps_library: Path
 ) -> None:
-    engine = GpuEngine([WarpStream(warps_library, warps_library.parent / "patches")])
+    engine = GpuEngine([WarpStream(warps_library, warps_library.parent / "patches", CaptureRequest())])
     last = Last(60 * 10**9, 2000)
     lines = recorded(tmp_path, engine, warps_library.parent / "program", "kernel:scale", last)["run.jsonl"]
     warps = of(lines, "gpu_warp")
@@ -79,7 +78,9 @@ def test_warps_have_the_names_of_their_kernels_when_these_have_left_memory(
 @pytest.mark.slow
 def test_that_no_kernel_fits_is_reported_where_none_does(tmp_path: Path, warps_library: Path) -> None:
     for pattern, is_noted in (("scale", False), ("conv", True)):
-        stream = WarpStream(warps_library, warps_library.parent / "patches", WarpOptions(pattern))
+        stream = WarpStream(
+            warps_library, warps_library.parent / "patches", CaptureRequest(gpu_kernels=pattern)
+        )
         engine = GpuEngine([stream])
         folder, messages = tmp_path / pattern, list[str]()
         folder.mkdir()
@@ -102,7 +103,11 @@ def test_a_kernel_that_takes_long_has_the_last_seconds_written(
 ) -> None:
     library = request.getfixturevalue(f"{engine}_library")
     made = GpuEngine(
-        [KernelStream(library) if engine == "kernels" else WarpStream(library, library.parent / "patches")]
+        [
+            KernelStream(library)
+            if engine == "kernels"
+            else WarpStream(library, library.parent / "patches", CaptureRequest())
+        ]
     )
     is_written = f"[ -e {tmp_path}/run.jsonl ]"
     waits = f"n=0; until {is_written} || [ $((n+=1)) -gt 3000 ]; do sleep 0.01; done"

@@ -31,6 +31,7 @@ from tracepipe.tracer.gpu.engines.transport import NAME, Kind, read_name, record
 from tracepipe.tracer.gpu.engines.warps import WarpStream
 from tracepipe.tracer.records import record as probe_record
 from tracepipe.tracer.records.render import RecordRenderer
+from tracepipe.tracer.request import CaptureRequest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "tracepipe/tracer/gpu/native"
@@ -330,7 +331,9 @@ def test_no_word_is_outside_of_its_struct() -> None:
 
 
 def test_the_command_finds_the_table_and_it_goes_with_the_recording(tmp_path: Path) -> None:
-    recording = GpuEngine([WarpStream(tmp_path / "libwarps.so", tmp_path / "patches.fatbin")])
+    recording = GpuEngine(
+        [WarpStream(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", CaptureRequest())]
+    )
     table = Path(recording.environment()[ARGUMENTS_VARIABLE])
     assert table.stat().st_mode & 0o777 == 0o644
     assert "cuMemAlloc_v2 8+8 out0+8\n" in table.read_text()

@@ -16,7 +16,7 @@ from tracepipe.tracer.gpu import GPU_ENGINES, choice, start
 from tracepipe.tracer.gpu.build.cuda_parts import Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
 from tracepipe.tracer.gpu.build.toolchain import Toolchain
-from tracepipe.tracer.gpu.choice import Choice, choose, launcher_of, warp_options
+from tracepipe.tracer.gpu.choice import Choice, choose, has_thread_exits, launcher_of
 from tracepipe.tracer.request import AUTO_WARPS, Filters, Last, Limits
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90", "GPU-a", 132),))
@@ -283,9 +283,9 @@ def test_marks_that_the_engine_does_not_record_are_reported(
 def test_threads_have_a_smaller_budget_and_a_layer_of_their_own(machine: Machine) -> None:
     became, _ = machine.start(request("vec_add", gpu_thread_exits=True))
     assert became.gpu_warps == AUTO_WARPS // 32
-    assert warp_options(became).thread_exits
-    assert warp_options(request("vec_add", layers=("gpu_thread",))).thread_exits
-    assert not warp_options(request("vec_add", layers=("gpu_warp",))).thread_exits
+    assert has_thread_exits(became)
+    assert has_thread_exits(request("vec_add", layers=("gpu_thread",)))
+    assert not has_thread_exits(request("vec_add", layers=("gpu_warp",)))
 
 
 def test_a_budget_that_the_user_sets_is_kept(machine: Machine) -> None:

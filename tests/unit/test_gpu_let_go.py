@@ -321,7 +321,7 @@ def test_marks_are_recorded_until_the_recording_ends(patched: Recorded) -> None:
 def test_calls_of_functions_are_recorded_from_the_first_launch_on(
     patched_program: Path, pattern: str, ranges: list[tuple[str, int, int]]
 ) -> None:
-    renderer = warp_renderer(marks=f":{pattern}")
+    renderer = warp_renderer(gpu_warp_marks=f":{pattern}")
     patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED=pattern)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     assert [patched.do("functions"), *(patched.answer() for _ in range(2))] == [
@@ -337,7 +337,7 @@ def test_calls_of_functions_are_recorded_from_the_first_launch_on(
 
 
 def test_functions_that_do_not_fit_are_named(patched_program: Path) -> None:
-    renderer = warp_renderer(marks=":softmax")
+    renderer = warp_renderer(gpu_warp_marks=":softmax")
     patched = Recorded(patched_program, renderer, TRACEPIPE_GPU_CALLED="softmax")
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     assert patched.do("functions") == "patched"
@@ -367,7 +367,7 @@ def test_kernels_are_selected_by_both_their_names(
 ) -> None:
     # A range that no launch is in: a GPU would be needed for one that is recorded.
     environment = {"TRACEPIPE_GPU_KERNELS": pattern, "TRACEPIPE_GPU_LAUNCHES": "99"}
-    patched = Recorded(patched_program, warp_renderer(kernels=pattern), **environment)
+    patched = Recorded(patched_program, warp_renderer(gpu_kernels=pattern), **environment)
     assert [patched.answer(), patched.answer()] == ["patched", "begun"]
     for kernel in ("_Z4attnPf", "_Z3addIiEvPT_", "_Z4attnPf"):
         patched.do(f"kernel:{kernel}")

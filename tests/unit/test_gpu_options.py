@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.gpu.choice import LAST, WarpOptions, read_range
+from tracepipe.tracer.gpu.choice import LAST, check_warps, read_range, warp_defines, warp_environment
+from tracepipe.tracer.request import CaptureRequest
 
 
 @pytest.mark.parametrize(
@@ -35,35 +36,35 @@ def test_an_invalid_range_is_refused_with_examples(text: str) -> None:
 
 def test_launches_are_counted_from_1() -> None:
     with pytest.raises(TracepipeError, match="not a range of launches"):
-        WarpOptions(launches="0-3").check()
-    WarpOptions(launches="1-3", blocks="0-3").check()
+        check_warps(CaptureRequest(gpu_launches="0-3"))
+    check_warps(CaptureRequest(gpu_launches="1-3", gpu_blocks="0-3"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (WarpOptions(kernels="("), "--kernel '\\(' is not a regular expression"),
-        (WarpOptions(launches="9-3"), "--launches '9-3'"),
-        (WarpOptions(blocks="all"), "--blocks 'all'"),
-        (WarpOptions(memory_bytes=0), "--gpu-memory of 0 bytes"),
-        (WarpOptions(memory_bytes=(1 << 20) - 1), "--gpu-memory"),
-        (WarpOptions(budget_warps=0), "--gpu-warps 0"),
-        (WarpOptions(launches_per_kernel=-1), "--launches-per-kernel -1"),
-        (WarpOptions(calls="x"), "Unknown choice of calls: 'x'"),
-        (WarpOptions(marks="attn"), "--warp-marks 'attn' names no device function"),
-        (WarpOptions(marks="attn::fwd:"), "'attn::fwd:' names no device function"),
-        (WarpOptions(marks="attn:(x"), "--warp-marks '\\(x' is not a regular expression"),
-        (WarpOptions("x", marks="attn:f"), "both name kernels"),
+        (CaptureRequest(gpu_kernels="("), "--kernel '\\(' is not a regular expression"),
+        (CaptureRequest(gpu_launches="9-3"), "--launches '9-3'"),
+        (CaptureRequest(gpu_blocks="all"), "--blocks 'all'"),
+        (CaptureRequest(gpu_memory_bytes=0), "--gpu-memory of 0 bytes"),
+        (CaptureRequest(gpu_memory_bytes=(1 << 20) - 1), "--gpu-memory"),
+        (CaptureRequest(gpu_warps=0), "--gpu-warps 0"),
+        (CaptureRequest(gpu_launches_per_kernel=-1), "--launches-per-kernel -1"),
+        (CaptureRequest(calls="x"), "Unknown choice of calls: 'x'"),
+        (CaptureRequest(gpu_warp_marks="attn"), "--warp-marks 'attn' names no device function"),
+        (CaptureRequest(gpu_warp_marks="attn::fwd:"), "'attn::fwd:' names no device function"),
+        (CaptureRequest(gpu_warp_marks="attn:(x"), "--warp-marks '\\(x' is not a regular expression"),
+        (CaptureRequest(gpu_kernels="x", gpu_warp_marks="attn:f"), "both name kernels"),
     ],
 )
-def test_options_that_the_library_could_not_use_are_refused(options: WarpOptions, message: str) -> None:
+def test_options_that_the_library_could_not_use_are_refused(options: CaptureRequest, message: str) -> None:
     with pytest.raises(TracepipeError, match=message):
-        options.check()
+        check_warps(options)
 
 
 def test_unset_options_are_left_to_the_library() -> None:
-    assert WarpOptions().environment() == {"TRACEPIPE_GPU_CALLS": "all"}
-    assert WarpOptions().defines() == {}
+    assert warp_environment(CaptureRequest()) == {"TRACEPIPE_GPU_CALLS": "all"}
+    assert warp_defines(CaptureRequest()) == {}
 
 
 @pytest.mark.parametrize(
@@ -77,19 +78,27 @@ def test_unset_options_are_left_to_the_library() -> None:
     ],
 )
 def test_marks_name_kernels_and_what_they_call(marks: str, kernels: str, called: str) -> None:
-    options = WarpOptions(marks=marks)
-    options.check()
+    options = CaptureRequest(gpu_warp_marks=marks)
+    check_warps(options)
     expected = {
         "TRACEPIPE_GPU_KERNELS": kernels,
         "TRACEPIPE_GPU_CALLED": called,
         "TRACEPIPE_GPU_CALLS": "all",
     }
-    assert options.environment() == {name: value for name, value in expected.items() if value}
+    assert warp_environment(options) == {name: value for name, value in expected.items() if value}
 
 
 def test_the_request_is_passed_to_the_library() -> None:
-    options = WarpOptions("attn", "10-20", "5", 64 << 20, 500, 3, "none")
-    assert options.environment() == {
+    options = CaptureRequest(
+        gpu_kernels="attn",
+        gpu_launches="10-20",
+        gpu_blocks="5",
+        gpu_memory_bytes=64 << 20,
+        gpu_warps=500,
+        gpu_launches_per_kernel=3,
+        calls="none",
+    )
+    assert warp_environment(options) == {
         "TRACEPIPE_GPU_KERNELS": "attn",
         "TRACEPIPE_GPU_LAUNCHES": "10-20",
         "TRACEPIPE_GPU_BLOCKS": "5-5",
@@ -98,4 +107,4 @@ def test_the_request_is_passed_to_the_library() -> None:
         "TRACEPIPE_GPU_PER_KERNEL": "3",
         "TRACEPIPE_GPU_CALLS": "none",
     }
-    assert options.defines() == {"TRACEPIPE_FIRST_BLOCK": 5, "TRACEPIPE_LAST_BLOCK": 5}
+    assert warp_defines(options) == {"TRACEPIPE_FIRST_BLOCK": 5, "TRACEPIPE_LAST_BLOCK": 5}

@@ -14,13 +14,13 @@ from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
-from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.channel import Channel
 from tracepipe.tracer.gpu.engines.renderer import Renderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.transport import GPU, NAME, Kind
 from tracepipe.tracer.gpu.engines.warps import WarpStream, thread_lines
+from tracepipe.tracer.request import CaptureRequest
 
 ROOT = Path(__file__).parents[2]
 PID, TID = 42, 43
@@ -213,7 +213,7 @@ def test_a_note_of_the_library_is_kept() -> None:
 
 def test_exits_of_threads_are_lines_behind_their_warps(producer: Path) -> None:
     chunk = _produced(producer, "launch")
-    renderer = warp_renderer(thread_exits=True)
+    renderer = warp_renderer(gpu_thread_exits=True)
     assert renderer.render(chunk).texts == warp_renderer().render(chunk).texts
     threads = list(renderer.rest())
     assert list(renderer.rest()) == [], "threads of a chunk are written once"
@@ -254,7 +254,7 @@ def test_coordinates_of_threads_are_those_of_their_masks() -> None:
 
 
 def test_an_engine_that_writes_threads_has_their_layer(tmp_path: Path) -> None:
-    asked = WarpOptions(thread_exits=True), WarpOptions()
+    asked = CaptureRequest(gpu_thread_exits=True), CaptureRequest()
     engines = [GpuEngine([WarpStream(tmp_path / "a", tmp_path / "b", options)]) for options in asked]
     assert [engine.layers & {"gpu_thread", "gpu_warp"} for engine in engines] == [
         {"gpu_thread", "gpu_warp"},
@@ -265,7 +265,7 @@ def test_an_engine_that_writes_threads_has_their_layer(tmp_path: Path) -> None:
 
 
 def test_the_environment_names_what_the_library_needs(tmp_path: Path) -> None:
-    options = WarpOptions(kernels="attn.*", launches="10-20", blocks="3-")
+    options = CaptureRequest(gpu_kernels="attn.*", gpu_launches="10-20", gpu_blocks="3-")
     gpus = [{"index": 0, "uuid": "GPU-a"}, {"index": 1, "uuid": "GPU-b"}]
     stream = WarpStream(tmp_path / "libwarps.so", tmp_path / "patches.fatbin", options, gpus)
     recording = GpuEngine([stream], gpus=gpus)
@@ -291,7 +291,7 @@ def _met(name: str, fits: bool = False) -> bytes:
 
 
 def test_that_no_kernel_was_selected_is_reported_with_those_that_were_launched() -> None:
-    renderer = warp_renderer(kernels="attn.*")
+    renderer = warp_renderer(gpu_kernels="attn.*")
     assert renderer.notes == ["no kernel fits --kernel 'attn.*'; no kernel was launched"]
     renderer.render(b"".join(_met(f"void k{number}<int>(int*)") for number in range(5)))
     first = "no kernel fits --kernel 'attn.*'; the kernels launched were k0<int>, k1<int>, k2<int> and 2 more"

@@ -37,12 +37,10 @@ def _kernels(request: CaptureRequest, toolchain: Toolchain) -> GpuEngine:
 
 
 def _warps(request: CaptureRequest, toolchain: Toolchain) -> GpuEngine:
-    from tracepipe.tracer.gpu.choice import warp_options
     from tracepipe.tracer.gpu.engines.warps import WarpStream
 
-    options = warp_options(request)
-    library, patches = WarpStream.build(toolchain, options)
-    return _engine(request, toolchain, WarpStream(library, patches, options, toolchain.driver.listed))
+    library, patches = WarpStream.build(toolchain, request)
+    return _engine(request, toolchain, WarpStream(library, patches, request, toolchain.driver.listed))
 
 
 # GPU engine → the function that starts it.

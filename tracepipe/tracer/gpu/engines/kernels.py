@@ -222,66 +222,36 @@ def function_of(text: str) -> Function:
 
 
 class Launches:
-    """Matches a process's launches with kernels by the number that they share, to count those without one
-    after another profiler takes CUPTI.
+    """Matches a process's launch calls with the kernels that they started, by the number that they share.
 
-    A launch's call and its kernels come in any order, and the calls of both APIs have the launch's number. A
-    launch into a stream that is being captured has no kernel, and neither has a call that failed.
+    A call takes its arguments from its kernel, as CUPTI reports none for calls: its event waits until the
+    kernel has run, for a while. Launches without a kernel are counted, which are lost when another profiler
+    takes over CUPTI. Calls and kernels come in any order, and the calls of both APIs have the launch's
+    number. A launch into a stream that is being captured has no kernel, and neither has a call that failed.
     """
 
-    __slots__ = ("_capturing", "_ran", "_waiting")
-
     def __init__(self) -> None:
-        self._waiting: dict[int, None] = {}
+        self._without_kernel: dict[int, None] = {}
         self._ran: dict[int, None] = {}
         self._capturing = 0
-
-    def add_call(self, name: str, correlation: int, *, failed: bool) -> None:
-        """A call of the process has returned."""
-        if failed:
-            return
-        if _LAUNCHES.match(name):
-            if correlation not in self._ran and not self._capturing:
-                put_bounded(self._waiting, correlation, None, LAUNCHES_MAX)
-        elif _BEGINS_CAPTURE.match(name):
-            self._capturing += name.startswith("cuS")  # the runtime's calls have the driver's in them
-        elif _ENDS_CAPTURE.match(name):
-            self._capturing = max(0, self._capturing - name.startswith("cuS"))
-
-    def add_kernel(self, correlation: int) -> None:
-        """A kernel that a launch with this number started."""
-        self._waiting.pop(correlation, None)
-        put_bounded(self._ran, correlation, None, LAUNCHES_MAX)
-
-    def forget_waiting(self) -> int:
-        """Return the number of launches without a kernel, and forget them."""
-        count = len(self._waiting)
-        self._waiting.clear()
-        return count
-
-
-class LaunchArguments:
-    """Takes the arguments of a process's launch calls from the kernels that they started, as CUPTI reports
-    none for calls.
-
-    A call and its kernel have the same number and come in any order, the kernel when it has run. So the event
-    of a call waits for the kernel for a while.
-    """
-
-    __slots__ = ("_known", "_waiting")
-
-    def __init__(self) -> None:
         self._waiting: dict[int, tuple[int, list[Event]]] = {}
         """Number of the launch → until when its calls wait, and the calls; in order of arrival."""
-        self._known: dict[int, dict[str, Any]] = {}
+        self._arguments: dict[int, dict[str, Any]] = {}
 
     def add_call(self, correlation: int, event: Event, now_ns: int) -> Iterator[Event]:
-        """Take a call, and return the events that are complete now."""
-        result = event["args"]["result"]
-        if result or not _OF_ONE_KERNEL.match(event["name"]):
+        """Take a call that has returned, and return the events that are complete now."""
+        name, is_failed = event["name"], event["args"]["result"] != 0
+        if not is_failed and _LAUNCHES.match(name):
+            if correlation not in self._ran and not self._capturing:
+                put_bounded(self._without_kernel, correlation, None, LAUNCHES_MAX)
+        elif not is_failed and _BEGINS_CAPTURE.match(name):
+            self._capturing += name.startswith("cuS")  # the runtime's calls have the driver's in them
+        elif not is_failed and _ENDS_CAPTURE.match(name):
+            self._capturing = max(0, self._capturing - name.startswith("cuS"))
+        if is_failed or not _OF_ONE_KERNEL.match(name):
             yield event
-        elif correlation in self._known:
-            event["args"] = self._known[correlation]
+        elif correlation in self._arguments:
+            event["args"] = self._arguments[correlation]
             yield event
         else:
             if correlation not in self._waiting and len(self._waiting) >= WAITING_MAX:
@@ -290,7 +260,9 @@ class LaunchArguments:
 
     def add_kernel(self, correlation: int, args: dict[str, Any]) -> list[Event]:
         """Take a kernel with its launch's arguments, and return the calls that are complete now."""
-        put_bounded(self._known, correlation, args, KERNELS_MAX)
+        self._without_kernel.pop(correlation, None)
+        put_bounded(self._ran, correlation, None, LAUNCHES_MAX)
+        put_bounded(self._arguments, correlation, args, KERNELS_MAX)
         _, calls = self._waiting.pop(correlation, (0, []))
         for call in calls:
             call["args"] = args
@@ -307,6 +279,12 @@ class LaunchArguments:
             del self._waiting[correlation]
         return late
 
+    def forget_without_kernel(self) -> int:
+        """Return the number of launches without a kernel, and forget them."""
+        count = len(self._without_kernel)
+        self._without_kernel.clear()
+        return count
+
 
 @dataclass(slots=True)
 class _Work:
@@ -317,7 +295,6 @@ class _Work:
     allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
     launches: Launches = field(default_factory=Launches)
-    arguments: LaunchArguments = field(default_factory=LaunchArguments)
     now_ns: int = 0
     """The latest time of its records."""
     is_realtime: bool = False
@@ -443,7 +420,7 @@ class KernelDecoder(Decoder):
                 except REFUSALS as refusal:
                     self._recording.refused.count(refusal)
         for work in self._work.values():
-            events += work.with_clock(work.arguments.late(work.now_ns))
+            events += work.with_clock(work.launches.late(work.now_ns))
         events += self._taken_over(waiting)
         now_ns = max((record.time_ns for record in waiting), default=0)
         for (pid, layer), count in self._unended.items():
@@ -457,7 +434,7 @@ class KernelDecoder(Decoder):
     def last(self, lines: Lines) -> None:
         """Add the lines of calls whose kernels have not come."""
         works = self._work.values()
-        _write(lines, [event for work in works for event in work.with_clock(work.arguments.late())])
+        _write(lines, [event for work in works for event in work.with_clock(work.launches.late())])
 
     def _made(self, work: _Work, record: GpuRecord) -> list[Event]:
         """The events of a record."""
@@ -469,7 +446,7 @@ class KernelDecoder(Decoder):
                 # The arguments of the launch are in the form that other engines give its call.
                 args = {name: kernel[name] for name in ("grid", "block")} | {"shared_bytes": values[18]}
                 args |= {"stream": kernel["stream"], "kernel": self._recording.short_name(kernel["name"])}
-                made += work.arguments.add_kernel(values[7], args)
+                made += work.launches.add_kernel(values[7], args)
         # CUPTI has no times for work that had not ended when its records were requested.
         events = [event for event in made if event["ts_ns"]]
         if len(events) < len(made):
@@ -483,7 +460,7 @@ class KernelDecoder(Decoder):
             if record.kind != KernelKind.TAKEN:
                 continue
             until_ns, noticed_ns = TAKEN.unpack_from(record.payload)
-            count = self._work[record.pid].launches.forget_waiting()
+            count = self._work[record.pid].launches.forget_without_kernel()
             which = counted(count, "launch|launches and all later ones") if count else "later launches"
             reason = f"another profiler took over CUPTI in process {record.pid}: kernels of {which} are lost"
             self._recording.note(f"{reason}; run the program without that profiler to record them")
@@ -501,7 +478,6 @@ class KernelDecoder(Decoder):
         if max(values[11:14]) > INDEX_LIMIT:
             raise Malformed
         event = _work_event("gpu_kernel", work, record, (start_ns, end_ns), (gpu, stream, correlation))
-        work.launches.add_kernel(correlation)
         args: Event = {"registers": registers, "shared_bytes": static_bytes + dynamic_bytes}
         if configured_bytes:
             args["shared_config_bytes"] = configured_bytes
@@ -542,8 +518,6 @@ class KernelDecoder(Decoder):
         # If calls of both APIs have the number, the driver's is the inner one.
         if allocates and (domain == _DRIVER or correlation not in work.allocating):
             put_bounded(work.allocating, correlation, (name, tid), _ALLOCATING_MAX)
-        if is_launch or "Capture" in name:
-            work.launches.add_call(name, correlation, failed=result != 0)
         event: Event = {
             "ts_ns": start_ns,
             "type": "userspace",
@@ -558,8 +532,8 @@ class KernelDecoder(Decoder):
         if (made_at := self._recording.stacks.id_of(record.pid, stack)) is not None:
             event["stack"] = made_at
         event["args"] = {"result": result}
-        if is_launch:
-            yield from work.arguments.add_call(correlation, event, record.time_ns)
+        if is_launch or "Capture" in name:
+            yield from work.launches.add_call(correlation, event, record.time_ns)
         else:
             yield event
 

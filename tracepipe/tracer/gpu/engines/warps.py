@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.hooks.names import near_names
+from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.tracer.gpu.choice import WarpOptions
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, CallLines, write_table
 from tracepipe.tracer.gpu.engines.renderer import (
@@ -50,6 +50,7 @@ from tracepipe.tracer.records.bounds import COUNT_LIMIT, INDEX_LIMIT, TIME_LIMIT
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import KERNEL, Carried, Span, Wanted
+from tracepipe.tracer.request import CaptureRequest
 
 _LAYERS: Final[Mapping[int, str]] = {
     WarpKind.WARPS: "gpu_warp",
@@ -77,33 +78,33 @@ class WarpStream(RecordStream):
         self,
         library: Path,
         patches: Path,
-        options: WarpOptions | None = None,
+        request: CaptureRequest,
         gpus: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """`library` and `patches` are the built native code, the patches with the options' `defines`. `gpus`:
-        those of the machine, in the form of a header. Raises TracepipeError for options that cannot be used,
-        CaptureUnavailable.
+        """`library` and `patches` are the built native code, the patches with the request's `warp_defines`.
+        `gpus`: those of the machine, in the form of a header. Raises TracepipeError for options that cannot
+        be used, CaptureUnavailable.
         """
-        self._options = options or WarpOptions()
-        self._options.check()
+        choice.check_warps(request)
+        self._request = request
         self._library, self._patches, self._api = library, patches, ApiCalls()
         self.clocks = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
-        if self._options.thread_exits:
+        if choice.has_thread_exits(request):
             self.layers |= {"gpu_thread"}
         self._table = write_table(self._api.table())
 
     @staticmethod
-    def build(toolchain: Toolchain, options: WarpOptions) -> tuple[Path, Path]:
+    def build(toolchain: Toolchain, request: CaptureRequest) -> tuple[Path, Path]:
         """The library and the patches, built if they are not in the cache. Raises CaptureUnavailable."""
         return (
             toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
-            toolchain.build_patches("patches", NATIVE / "patches.cu", defines=options.defines()),
+            toolchain.build_patches("patches", NATIVE / "patches.cu", defines=choice.warp_defines(request)),
         )
 
     @property
     def decoders(self) -> Sequence[MakeDecoder]:
         """Those of processes and of warps."""
-        return ProcessDecoder, partial(WarpDecoder, api=self._api, options=self._options)
+        return ProcessDecoder, partial(WarpDecoder, api=self._api, request=self._request)
 
     def environment(self) -> dict[str, str]:
         """Variables for the command's environment."""
@@ -112,7 +113,7 @@ class WarpStream(RecordStream):
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
             ARGUMENTS_VARIABLE: str(self._table),
         }
-        return built | self._options.environment()
+        return built | choice.warp_environment(self._request)
 
     def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: object) -> None:
         """Raises CaptureUnavailable, as code is patched when a program loads it."""
@@ -236,22 +237,22 @@ class WarpDecoder(Decoder):
     keeper, finder = WarpKeeper, WarpFinder
 
     def __init__(
-        self, recording: Recording, api: ApiCalls | None = None, options: WarpOptions | None = None
+        self, recording: Recording, api: ApiCalls | None = None, request: CaptureRequest | None = None
     ) -> None:
-        """`options` select kernels and device functions, and ask for the exits of threads."""
+        """`request` selects kernels and device functions, and asks for the exits of threads."""
         super().__init__(recording)
-        options = options or WarpOptions()
-        self._thread_exits = options.thread_exits
+        request = request or CaptureRequest()
+        self._thread_exits = choice.has_thread_exits(request)
         self._batches: list[Mapping[str, Any]] = []
         self._calls = CallLines(api, recording.memory)
         self._kernels = UnmatchedNames(
-            options.selected(),
+            choice.kernel_pattern(request),
             "kernel fits --kernel",
             "the kernels launched were",
             "no kernel was launched",
         )
         self._called = UnmatchedNames(
-            options.marked()[1],
+            choice.marked(request)[1],
             "function fits --warp-marks",
             "there are",
             "the kernels call none, or all calls are inlined",
