@@ -17,7 +17,7 @@ from tests.support.gpu_libraries import build_sampling
 from tests.support.sampled_machine import UUIDS
 from tests.support.waiting import wait_until
 from tracepipe.event.counters import GPU_COUNTERS
-from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS
+from tracepipe.tracer.gpu.engines.counters import COUNTERS
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
 
 pytestmark = pytest.mark.slow

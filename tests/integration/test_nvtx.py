@@ -16,7 +16,7 @@ import pytest
 from tests.support.compiled import compiled
 from tests.support.program import PYTHONPATH
 from tests.support.waiting import wait_until
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.toolchain import find_parts
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

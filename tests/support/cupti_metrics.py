@@ -10,7 +10,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint8, c_void_p
 from pathlib import Path
 
-from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, MEMORY_PEAK
+from tracepipe.tracer.gpu.engines.counters import COUNTERS, MEMORY_PEAK
 
 _PM_SAMPLING = 1
 

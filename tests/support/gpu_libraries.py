@@ -20,9 +20,8 @@ import pytest
 
 from tests.support.compiled import compiled
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 from tracepipe.tracer.gpu.build.driver import Driver, owner
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Toolchain, find_parts
 
 ROOT = Path(__file__).parents[2]
 NATIVE, SOURCES = ROOT / "tracepipe/tracer/gpu/native", ROOT / "tests/gpu"

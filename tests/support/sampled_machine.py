@@ -13,9 +13,8 @@ from pathlib import Path
 from unittest import mock
 
 from tracepipe.tracer.gpu.build import cache, toolchain
-from tracepipe.tracer.gpu.build.cuda_parts import Part, Parts, find_gxx, find_parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, owner, uuid_text
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Part, Parts, Toolchain, find_gxx, find_parts
 
 UUIDS = (uuid_text(b"\0" * 16), uuid_text(b"\x11" * 16))
 

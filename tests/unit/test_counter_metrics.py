@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
-from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled, listed
+from tracepipe.tracer.gpu.build.toolchain import find_parts
+from tracepipe.tracer.gpu.engines.counters import COUNTERS, Sampled, listed
 
 
 def planned(chip: str) -> list[list[str]]:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Parts, Toolchain
 from tracepipe.tracer.gpu.engines import counters
-from tracepipe.tracer.gpu.engines.counters import build_sampler, start_counters
-from tracepipe.tracer.gpu.engines.sampler import NotPermitted
+from tracepipe.tracer.gpu.engines.counters import NotPermitted, build_sampler, start_counters
 
 ANN = Owner(1000, 1000, Path("/home/ann"))
 

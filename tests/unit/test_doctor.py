@@ -13,9 +13,8 @@ from tracepipe.doctor import AREAS, Diagnosis, as_json, can_capture, diagnosis_l
 from tracepipe.doctor.diagnosis import Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Parts, Toolchain
 from tracepipe.tracer.machine.facts import Machine
 from tracepipe.tracer.machine.refusals import ENOTSUPP, SUDO
 from tracepipe.tracer.request import Notify, Plan

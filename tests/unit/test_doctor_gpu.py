@@ -11,9 +11,8 @@ from tests.unit.test_doctor import FakeTrials
 from tracepipe.doctor.diagnosis import Diagnosis, Examination
 from tracepipe.doctor.gpu import gpu
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import Parts
 from tracepipe.tracer.gpu.build.driver import Driver
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Parts, Toolchain
 from tracepipe.tracer.machine.facts import Machine
 
 GOOD = FakeTrials().toolchain()

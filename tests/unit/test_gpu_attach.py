@@ -118,7 +118,7 @@ def test_a_stopped_program_continues_when_the_process_that_stopped_it_ends(
 import os, signal
 from pathlib import Path
 from tracepipe.tracer.gpu.attach.loader import enter
-from tracepipe.tracer.gpu.attach.process import StoppedThread
+from tracepipe.tracer.gpu.attach.loader import StoppedThread
 go_on = StoppedThread.go_on
 StoppedThread.go_on = lambda thread: (go_on(thread), os.kill(os.getpid(), signal.SIGKILL))
 enter({running.pid}, Path({str(built / "library.so")!r}), "entry", {str(tmp_path / "file")!r}, int)

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from tests.support.compiled import compiled
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.find.elf import Elf
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
 from tracepipe.tracer.gpu.build.driver import Driver, owner
-from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
+from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, find_parts
 from tracepipe.tracer.gpu.engines import warp_records
 from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 

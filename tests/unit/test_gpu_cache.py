@@ -14,8 +14,8 @@ from tests.unit.test_gpu_toolchain import ME, chain, nvcc, part, put
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build import cache as caches
 from tracepipe.tracer.gpu.build.cache import Cache, cache_folder, check_safe
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, find_parts
 from tracepipe.tracer.gpu.build.driver import Owner, owner
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, find_parts
 from tracepipe.tracer.target import _caller
 
 OTHER = 12345

@@ -22,7 +22,7 @@ from tracepipe.hooks.hook import FilePlace, Probe
 from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.toolchain import find_parts
 from tracepipe.tracer.gpu.engines import warp_records as layout
 from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
 from tracepipe.tracer.gpu.engines.channel import Channel

@@ -13,9 +13,8 @@ import pytest
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.tracer import CaptureRequest
 from tracepipe.tracer.gpu import GPU_ENGINES, choice, start
-from tracepipe.tracer.gpu.build.cuda_parts import Parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Parts, Toolchain
 from tracepipe.tracer.gpu.choice import Choice, choose, has_thread_exits, launcher_of
 from tracepipe.tracer.request import AUTO_WARPS, Filters, Last, Limits
 

@@ -17,19 +17,21 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counters import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
-from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, Sampled
-from tracepipe.tracer.gpu.engines.counters import CounterStream, SampleDecoder
-from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
-from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
-from tracepipe.tracer.gpu.engines.sampler import (
+from tracepipe.tracer.gpu.engines.counters import (
+    COUNTERS,
+    CounterStream,
     OrderedSamples,
     Overflow,
     Sample,
+    Sampled,
+    SampleDecoder,
     SampledGpu,
     Sampler,
     Stretches,
     Used,
 )
+from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
+from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
 from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, Kind, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock

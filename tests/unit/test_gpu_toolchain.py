@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part, Parts, find_parts
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner, ask_driver, driver_of
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Parts, Toolchain, find_parts
 
 H200 = Driver((13, 0), (Gpu("NVIDIA H200", "sm_90"),))
 NOBODY = Driver(error="libcuda.so.1: cannot open shared object file")

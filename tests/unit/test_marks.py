@@ -13,7 +13,7 @@ import pytest
 from tests.support.gpu_libraries import nvcc
 from tests.support.ptx import Thread
 from tracepipe.marks.ptx import Mark
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.toolchain import find_parts
 
 INCLUDE = Path(__file__).parents[2] / "tracepipe/marks/include"
 KERNEL = """

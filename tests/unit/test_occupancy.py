@@ -18,7 +18,7 @@ from tracepipe.analyses.occupancy import Resources, occupancy_of, resources
 from tracepipe.event.sm_limits import SmLimits, sm_limits
 from tracepipe.reports import warps
 from tracepipe.reports.summary import Options, run
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
+from tracepipe.tracer.gpu.build.toolchain import find_parts
 
 CAPABILITIES = (
     "7.0",

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.tracer.gpu.build.cuda_parts import Compiler, Part
 from tracepipe.tracer.gpu.build.driver import Driver, Version
-from tracepipe.tracer.gpu.build.toolchain import Toolchain
-from tracepipe.tracer.gpu.engines.sampler import ADMIN_ONLY_HINT
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Toolchain
+from tracepipe.tracer.gpu.engines.counters import ADMIN_ONLY_HINT
 
 _INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
 _LET_PROFILE = (

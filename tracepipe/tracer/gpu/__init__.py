@@ -91,7 +91,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Gpu
         return _start_chosen(request, notify)
     if request.gpu == "off" and not request.gpu_stalls:
         return request, None
-    from tracepipe.tracer.gpu.attach.process import user_of
+    from tracepipe.tracer.gpu.attach.loader import user_of
     from tracepipe.tracer.gpu.build.toolchain import this_toolchain, toolchain_for
     from tracepipe.tracer.gpu.engines.transport import INJECTION_VARIABLE
 

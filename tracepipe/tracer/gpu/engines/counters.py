@@ -16,40 +16,600 @@ The key is a secret of this capture: such records are refused if a process of th
 
 from __future__ import annotations
 
+import bisect
+import fcntl
 import math
 import os
 import secrets
+import select
+import signal
 import struct
+import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.counters import GPU_COUNTERS
-from tracepipe.tracer.engines.engine import Turn
-from tracepipe.tracer.gpu.build.cuda_parts import find_parts
-from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
-from tracepipe.tracer.gpu.build.toolchain import INSTALL, NATIVE, Toolchain
-from tracepipe.tracer.gpu.engines.counter_metrics import COUNTERS, listed
-from tracepipe.tracer.gpu.engines.renderer import Decoder, MakeDecoder, Recording
-from tracepipe.tracer.gpu.engines.sampler import (
-    NotPermitted,
-    OrderedSamples,
-    Sample,
-    SampledGpu,
-    Sampler,
-    Stretches,
+from tracepipe.event.counters import (
+    DRAM_READ,
+    DRAM_READ_SHARE,
+    DRAM_WRITE,
+    DRAM_WRITE_SHARE,
+    GPU_COUNTERS,
+    SM_ACTIVE,
+    SM_CLOCK,
+    TENSOR_ACTIVE,
 )
+from tracepipe.printable import printable
+from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
+from tracepipe.tracer.gpu.build.toolchain import INSTALL, NATIVE, Toolchain, find_parts
+from tracepipe.tracer.gpu.engines.renderer import Decoder, MakeDecoder, Recording
 from tracepipe.tracer.gpu.engines.streams import RecordStream
-from tracepipe.tracer.gpu.engines.transport import RECORD, GpuRecord, Kind, Malformed, whole_bytes
+from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
+from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.request import Notify
+
+MEMORY_PEAK: Final = "memory"
+"""The bytes per second that the GPU's memory can carry by its clock and width. CUPTI's own metric for it gave
+no usable value while the GPU was idle (H200, CUPTI 13.0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A CUPTI metric, and the metric of its greatest possible value, or MEMORY_PEAK; "" if there is none."""
+
+    name: str
+    peak: str = ""
+
+    @property
+    def argument(self) -> str:
+        """The metric as an argument of the sampler."""
+        return f"{self.name}={self.peak}" if self.peak else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter as the file has it: a metric's value divided by `scale` is in `unit`. `greatest` is its
+    greatest possible value; None if only the GPU knows it, or if it is not known.
+    """
+
+    name: str
+    unit: str
+    metrics: tuple[Metric, ...]
+    scale: float = 1.0
+    greatest: float | None = None
+
+    @property
+    def argument(self) -> str:
+        """The choice of metrics as an argument of the sampler."""
+        return ",".join(metric.argument for metric in self.metrics)
+
+
+def _percent(name: str, *counted: str) -> Counter:
+    """A share of the hardware's peak over all of the time, busy or idle."""
+    metrics = tuple(Metric(f"{one}.pct_of_peak_sustained_elapsed") for one in counted)
+    return Counter(name, "%", metrics, greatest=100.0)
+
+
+def _rate(name: str, unit: str, counted: str, peak: str = "") -> Counter:
+    return Counter(name, unit, (Metric(f"{counted}.sum.per_second", peak),), 1e9)
+
+
+def _clock(name: str, counted: str) -> Counter:
+    return Counter(name, "MHz", (Metric(f"{counted}.avg.per_second"),), 1e6)
+
+
+def _a_cycle(name: str, *counted: str) -> Counter:
+    metrics = tuple(Metric(f"{one}.avg.per_cycle_elapsed", f"{one}.avg.peak_sustained") for one in counted)
+    return Counter(name, "warp instructions", metrics)
+
+
+COUNTERS: Final = (
+    _percent(SM_ACTIVE, "sm__cycles_active.avg"),
+    # On an H200, one of 30 samples of `…_realtime`, which fits beside more metrics, was a multiple of 100%.
+    _percent(
+        TENSOR_ACTIVE, "sm__pipe_tensor_cycles_active.avg", "sm__pipe_tensor_cycles_active_realtime.avg"
+    ),
+    _rate(DRAM_READ, "GB/s", "dram__bytes_read", MEMORY_PEAK),
+    _rate(DRAM_WRITE, "GB/s", "dram__bytes_write", MEMORY_PEAK),
+    _percent(DRAM_READ_SHARE, "dram__bytes_read.sum", "dram__read_throughput.avg"),
+    _percent(DRAM_WRITE_SHARE, "dram__bytes_write.sum", "dram__write_throughput.avg"),
+    _clock(SM_CLOCK, "sm__cycles_elapsed"),
+    _percent("SM warps active %", "sm__warps_active_realtime.avg", "sm__warps_active.avg"),
+    _a_cycle("SM instructions per cycle", "sm__inst_executed", "sm__inst_executed_realtime"),
+    _percent("GR active %", "gr__cycles_active.avg"),
+    _rate("L2 sectors G/s", "G/s", "lts__t_sectors"),
+    _rate("PCIe read GB/s", "GB/s", "pcie__read_bytes"),
+    _rate("PCIe write GB/s", "GB/s", "pcie__write_bytes"),
+    _clock("system clock MHz", "sys__cycles_elapsed"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sampled counter of a GPU, its metric, and its greatest possible value if that is known."""
+
+    counter: Counter
+    metric: str
+    greatest: float | None
+
+
+def listed(gpu: int, interval_ns: int, sampled: Sequence[Sampled]) -> list[dict[str, Any]]:
+    """The counters of a GPU in the form of a header."""
+    return [
+        {
+            "gpu": gpu,
+            "name": one.counter.name,
+            "unit": one.counter.unit,
+            "metric": one.metric,
+            "interval_ns": interval_ns,
+            **({} if one.greatest is None else {"max": round(one.greatest, 3)}),
+        }
+        for one in sampled
+    ]
+
+
+_BEGIN_S: Final = 60  # CUPTI's setup took below a second; a machine of eight GPUs that slept takes longer
+# The usual limit for users without privileges. It has room for seconds of samples, while probes are attached.
+_PIPE_BYTES: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 18
+_TEXT_MAX: Final = 300
+_HEAD: Final = struct.Struct("<IHH")
+_RECORD_MAX: Final = 4096
+_CHOSEN: Final = struct.Struct("<IId")
+_TIMES: Final = struct.Struct("<QQ")
+_RESULT: Final = struct.Struct("<I")
+_KIND_CHOSEN, _KIND_READY, _KIND_SAMPLE, _KIND_OVERFLOW, _KIND_FAILED, _KIND_END = range(1, 7)
+_TICK_NS: Final = 10**9 // os.sysconf("SC_CLK_TCK")
+_CLOCK_NS: Final = 10 * 10**9  # the greatest error of a sample's time that is on CLOCK_MONOTONIC
+
+# CUptiResult → what the user can do. 35 and 40 are CUPTI_ERROR_INSUFFICIENT_PRIVILEGES and its counterpart on
+# virtual machines, 26 is CUPTI_ERROR_HARDWARE_BUSY, and 27 is of machines whose setup has no sampling.
+_PRIVILEGE: Final = frozenset({35, 40})
+ADMIN_ONLY_HINT: Final = (
+    "Run it with sudo, or set this driver option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 "
+    "in a file of /etc/modprobe.d, then reload the driver."
+)
+_HINTS: Final = {
+    **dict.fromkeys(_PRIVILEGE, ADMIN_ONLY_HINT),
+    26: "End the other profiler that uses the GPU's hardware (Nsight, DCGM's profiling metrics).",
+    27: "Use a GPU of compute capability 8.6 or later, and not a MIG instance.",
+}
+_HINT: Final = "Leave --gpu-counters out to record the rest."
+
+
+class NotPermitted(CaptureUnavailable):
+    """The driver lets only administrators sample."""
+
+
+class Sample(NamedTuple):
+    """The means of the counters between two instants, on CLOCK_MONOTONIC."""
+
+    start_ns: int
+    end_ns: int
+    values: tuple[float, ...]
+
+
+class Used(NamedTuple):
+    """The processor time that the process took, in ns, and the time for which it ran until then."""
+
+    cpu_ns: int
+    elapsed_ns: int
+
+
+class Overflow(NamedTuple):
+    """The hardware's buffer was full: samples are missing at this place."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledGpu:
+    """A GPU as the sampler identifies it."""
+
+    index: int
+    uuid: str
+
+    @property
+    def digits(self) -> str:
+        """The UUID in the form that the sampler takes."""
+        return self.uuid.removeprefix("GPU-").replace("-", "")
+
+
+class Sampler:
+    """One GPU's sampler. It ends with this process, or when `stop` is called."""
+
+    def __init__(
+        self,
+        program: Path,
+        gpu: SampledGpu,
+        interval_ns: int,
+        counters: Sequence[Counter],
+        *,
+        run_as: Mapping[str, Any],
+        environment: Mapping[str, str],
+    ) -> None:
+        """Start the process; `begin` waits for its setup. Raises CaptureUnavailable."""
+        self.gpu, self._counters = gpu, counters
+        self.sampled: list[Sampled] = []
+        self.why = ""
+        """Why it ended before `stop` was called."""
+        self.is_over = False
+        """Whether all of its output has been read."""
+        self.is_whole = False
+        """Whether the output has all samples."""
+        self.used: Used | None = None
+        """As of the last samples that were read; its setup is left out. None: before that."""
+        self._ready_ns = self._ready_cpu_ns = 0
+        self._failure = 0
+        self._is_ready = False
+        self._pending = bytearray()
+        choices = (counter.argument for counter in counters)
+        try:
+            self._process = subprocess.Popen(
+                [str(program), str(gpu.index), gpu.digits, str(interval_ns), *choices],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                env=dict(environment),
+                start_new_session=True,  # Ctrl-C is for the capture alone
+                **run_as,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CaptureUnavailable(
+                f"The sampler of GPU counters cannot be started: {error}.", _HINT
+            ) from None
+        assert self._process.stdout is not None
+        self._output = self._process.stdout.fileno()
+        os.set_blocking(self._output, False)
+        with suppress(OSError):  # an administrator may allow less
+            fcntl.fcntl(self._output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def begin(self) -> None:
+        """Wait until it samples; `sampled` has the counters then. Raises CaptureUnavailable, NotPermitted."""
+        ends_s = time.monotonic() + _BEGIN_S
+        while not self._is_ready and not self.is_over and time.monotonic() < ends_s:
+            select.select([self._output], [], [], 1.0)
+            self._fill()
+            self._take_setup()
+        if self._is_ready:
+            self._ready_ns, self._ready_cpu_ns = time.monotonic_ns(), self._cpu_ns() or 0
+            first = next(self._samples(peek=True), None)
+            if isinstance(first, Sample) and abs(time.monotonic_ns() - first.end_ns) > _CLOCK_NS:
+                self._refuse("CUPTI's times are not of CLOCK_MONOTONIC")
+            return
+        self._refuse(self.why or f"it did not start within {_BEGIN_S} s")
+
+    def _refuse(self, why: str) -> None:
+        self.close()
+        kind = CaptureUnavailable
+        if self._failure in _PRIVILEGE:
+            kind, why = NotPermitted, f"the driver lets only administrators profile ({why})"
+        raise kind(
+            f"The counters of GPU {self.gpu.index} cannot be sampled: {why}.",
+            _HINTS.get(self._failure, _HINT),
+        )
+
+    def read(self) -> Iterator[Sample | Overflow]:
+        """The samples since the last call; never waits."""
+        self._fill()
+        if self._pending and (cpu_ns := self._cpu_ns()) is not None:
+            self.used = Used(cpu_ns - self._ready_cpu_ns, time.monotonic_ns() - self._ready_ns)
+        yield from self._samples()
+
+    def stop(self) -> None:
+        """Ask it to send its remaining samples and to end; never waits."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        self.stop()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self.is_over = True
+
+    def _cpu_ns(self) -> int | None:
+        """The processor time of the process until now; None if it has ended."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return None
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) * _TICK_NS
+
+    def _fill(self) -> None:
+        """Read what is there. At the end of the output, set `is_over` and `why`."""
+        while not self.is_over and len(self._pending) < _PIECE_BYTES:
+            try:
+                piece = os.read(self._output, _PIECE_BYTES)
+            except BlockingIOError:
+                return
+            self._pending += piece
+            if not piece:
+                self.is_over = True
+                self.why = self.why or self._ending()
+
+    def _ending(self) -> str:
+        """How the process ended, after the end of its output."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
+        code = self._process.returncode
+        if code is None:
+            return "its sampler closed its output"
+        number = -code if code < 0 else 0
+        return (
+            f"its sampler ended with signal {number} ({_name(number)})"
+            if number
+            else f"its sampler ended with {code}"
+        )
+
+    def _take_setup(self) -> None:
+        """Take the records before the first sample."""
+        for kind, payload in self._records():
+            if kind == _KIND_CHOSEN and len(payload) == _CHOSEN.size:
+                choice, metric, peak = _CHOSEN.unpack(payload)
+                if choice >= len(self._counters) or metric >= len(self._counters[choice].metrics):
+                    return self._break_off()
+                counter = self._counters[choice]
+                known = peak / counter.scale if math.isfinite(peak) and peak > 0 else None
+                self.sampled.append(Sampled(counter, counter.metrics[metric].name, counter.greatest or known))
+            elif kind == _KIND_READY and self.sampled:
+                self._is_ready = True
+                return None
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+        return None
+
+    def _samples(self, *, peek: bool = False) -> Iterator[Sample | Overflow]:
+        values = struct.Struct(f"<{len(self.sampled)}d")
+        for kind, payload in self._records(peek=peek):
+            if kind == _KIND_SAMPLE and len(payload) == _TIMES.size + values.size:
+                start_ns, end_ns = _TIMES.unpack_from(payload)
+                yield Sample(start_ns, end_ns, values.unpack_from(payload, _TIMES.size))
+            elif kind == _KIND_OVERFLOW:
+                yield Overflow()
+            elif kind == _KIND_END:
+                self.is_whole = True
+            elif kind != _KIND_FAILED:
+                return self._break_off()
+
+    def _records(self, *, peek: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Remove and return the complete records of what was read; with `peek` they stay."""
+        at = 0
+        while len(self._pending) >= at + _HEAD.size:
+            length, kind, _ = _HEAD.unpack_from(self._pending, at)
+            if length > _RECORD_MAX:
+                return self._break_off()
+            end = at + _HEAD.size + length
+            if len(self._pending) < end:
+                return
+            payload = bytes(self._pending[at + _HEAD.size : end])
+            if peek:
+                at = end
+            else:
+                del self._pending[:end]
+            if kind == _KIND_FAILED and len(payload) >= _RESULT.size:
+                (self._failure,) = _RESULT.unpack_from(payload)
+                self.why = printable(payload[_RESULT.size :].decode(errors="replace"))[:_TEXT_MAX]
+            yield kind, payload
+
+    def _break_off(self) -> None:
+        """Read no more, as the output is not a valid record."""
+        self.why = "its sampler wrote something that is not a record"
+        self._pending.clear()
+        self.is_over = True
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
+
+
+_SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
+_LATE_NS: Final = 10**9  # the longest wait for a sample that comes after later ones
+_MUCH: Final = 1.25
+"""A value may be this many times the greatest: the begin and the end of a sample are not the same instants
+for all units. Rates of a short sample were up to 1.01 times the greatest (H200).
+"""
+_STEADY: Final = 0.01  # how much the clocks of the samples beside one differ at most, as a share
+_LOW_STEADY, _LOW = 0.97, 0.8  # of the lower one of these clocks: a sample with less is not complete
+_OF_SMS: Final = "sm__"  # CUPTI's prefix of what SMs count
+
+
+@dataclass
+class Stretches:
+    """The stretches of time that are recorded, in order of time."""
+
+    _turns: deque[Turn] = field(default_factory=deque)
+
+    def turn(self, turn: Turn) -> None:
+        """Recording begins, or ends."""
+        self._turns.append(turn)
+
+    def parts(self, start_ns: int, end_ns: int) -> Iterator[tuple[int, int]]:
+        """The parts of a stretch of time that are recorded."""
+        begin_ns: int | None = None
+        for turn in (*self._turns, Turn(end_ns, begins=False)):
+            if turn.begins:
+                begin_ns = turn.ts_ns
+            elif begin_ns is not None:
+                part = max(begin_ns, start_ns), min(turn.ts_ns, end_ns)
+                if part[0] < part[1]:
+                    yield part
+                begin_ns = None
+
+    def forget_before(self, now_ns: int) -> None:
+        """Forget earlier stretches, which are not asked for again."""
+        while len(self._turns) > 1 and self._turns[1].ts_ns <= now_ns:
+            self._turns.popleft()
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    start_ns: int
+    end_ns: int
+    reason: str
+
+
+class OrderedSamples:
+    """The samples of one GPU, in order of time: finds gaps, and leaves out samples outside of windows.
+
+    sampler ──▶ checked ──▶ in order ──▶ waits until windows ──▶ in a window: returned; a gap there: a loss
+                                         are known              outside: left out
+
+    The hardware silently overwrites samples that are not read from its buffer in time. Each sample begins
+    where the one before it ends, so a gap shows in the times. Under load and at 200 µs, samples came up to
+    half a second after later ones (H200, CUPTI 13.0): those after a gap wait until it is filled, a second at
+    most.
+    """
+
+    def __init__(self, sampler: Sampler, interval_ns: int) -> None:
+        """`sampler` has begun."""
+        self._sampler, self._interval_ns = sampler, interval_ns
+        self._after_gap: list[Sample] = []
+        """In order of time."""
+        self._waiting: deque[Sample | _Gap] = deque()
+        self._until_ns: int | None = None
+        """The end of the last sample before the first gap."""
+        self._reason = ""
+        self._refused = 0
+        self._limits = [
+            _MUCH * one.greatest * one.counter.scale if one.greatest else math.inf for one in sampler.sampled
+        ]
+        self._of_sms = [one.metric.startswith(_OF_SMS) for one in sampler.sampled]
+        self._clock = next(
+            (at for at, one in enumerate(sampler.sampled) if one.counter.name == SM_CLOCK), None
+        )
+        self._clock_before = math.nan
+        """The SMs' clock in the last complete sample."""
+        self.news = ""
+        """A message for the user, shown once."""
+        self._is_over = False
+
+    def read(self, now_ns: int) -> None:
+        """Read what the sampler sent; never waits."""
+        for item in self._sampler.read():
+            if isinstance(item, Overflow):
+                self._reason = "the hardware's buffer was full"
+            elif self._can_be(item, now_ns):
+                bisect.insort(self._after_gap, item)
+                self._accept()
+                if not self._after_gap:
+                    self._reason = ""
+            else:
+                self._refused += 1
+        while self._after_gap and (self._sampler.is_over or self._after_gap[0].end_ns < now_ns - _LATE_NS):
+            self._give_up()
+        if self._sampler.is_over and not self._is_over:
+            self._is_over = True
+            if not self._sampler.is_whole:
+                self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
+
+    def _can_be(self, sample: Sample, now_ns: int) -> bool:
+        """Whether a sample is plausible: it follows those before it, and is not in the future."""
+        before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
+        return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
+
+    def _accept(self) -> None:
+        """Accept the samples before the first gap. One that begins long before the end of another is none."""
+        taken = 0
+        for sample in self._after_gap:
+            ahead_ns = 0 if self._until_ns is None else sample.start_ns - self._until_ns
+            if ahead_ns > self._interval_ns // 2:
+                break
+            taken += 1
+            if ahead_ns < -self._interval_ns // 2:
+                self._refused += 1
+            else:
+                self._waiting.append(sample)
+                self._until_ns = sample.end_ns
+        del self._after_gap[:taken]
+
+    def _give_up(self) -> None:
+        """Make the first gap a loss, and accept the samples up to the next one."""
+        if self._until_ns is not None:
+            reason = self._reason or "the hardware returned no sample"
+            self._waiting.append(_Gap(self._until_ns, self._after_gap[0].start_ns, reason))
+        self._reason, self._until_ns = "", None
+        self._accept()
+
+    def end(self, now_ns: int, stretches: Stretches) -> Iterator[Loss]:
+        """End the stream: what a sampler that failed did not send is a loss."""
+        if not self._sampler.is_whole:
+            why = self._sampler.why or "its sampler did not answer"
+            yield from self._lost(_Gap(self._until_ns or 0, now_ns, why), stretches)
+
+    def recorded(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:
+        """The samples that ended before an instant and began in a stretch; gaps are added to `losses`."""
+        while self._waiting and self._waiting[0].end_ns <= before_ns and self._can_be_judged():
+            item = self._waiting.popleft()
+            if isinstance(item, _Gap):
+                losses += self._lost(item, stretches)
+                continue
+            is_complete = self._is_complete(item)
+            if any(stretches.parts(item.start_ns, item.start_ns + 1)):
+                yield self._measured(item, is_complete, losses)
+        if self._refused:
+            losses.append(Loss(GPU_COUNTERS, self._refused, before_ns, before_ns, MALFORMED))
+            self._refused = 0
+
+    def _can_be_judged(self) -> bool:
+        """Whether the sample that follows the first one is known, or none follows."""
+        return self._clock is None or len(self._waiting) > 1 or self._is_over
+
+    def _is_complete(self, sample: Sample) -> bool:
+        """Whether its SMs were counted for the whole time."""
+        following = self._waiting[0] if self._waiting else None
+        if self._clock is None:
+            return True
+        clock, before = sample.values[self._clock], self._clock_before
+        if isinstance(following, Sample):
+            after = following.values[self._clock]
+            lower = min(before, after)
+            low = _LOW_STEADY if abs(before - after) <= _STEADY * lower else _LOW
+            if clock < low * lower:  # never of the first one, as its `before` is not a number
+                return False
+        self._clock_before = clock
+        return True
+
+    def _measured(self, sample: Sample, is_complete: bool, losses: list[Loss]) -> Sample:
+        """The sample without values that are no measurements."""
+        values, reasons = list(sample.values), list[str]()
+        for at, one in enumerate(self._sampler.sampled):
+            if self._of_sms[at] and not is_complete:
+                values[at] = math.nan
+            elif values[at] > self._limits[at]:
+                values[at] = math.nan
+                reasons.append(f"an impossible value of {one.counter.name}")
+        if not is_complete:
+            reasons.append("its SMs were counted for a part of the sample only")
+        for reason in reasons:
+            text = f"GPU {self._sampler.gpu.index}: {reason}"
+            losses.append(Loss(GPU_COUNTERS, 1, sample.start_ns, sample.end_ns, text))
+        return sample._replace(values=tuple(values)) if reasons else sample
+
+    def _lost(self, gap: _Gap, stretches: Stretches) -> Iterator[Loss]:
+        reason = f"GPU {self._sampler.gpu.index}: {gap.reason}"
+        for start_ns, end_ns in stretches.parts(gap.start_ns, gap.end_ns):
+            count = min(math.ceil((end_ns - start_ns) / self._interval_ns - 0.5), COUNT_LIMIT)
+            if count > 0:
+                yield Loss(GPU_COUNTERS, count, start_ns, end_ns, reason)
+
 
 _EVENT: Final = "hook"
 _SAMPLE: Final = struct.Struct("<QI4xQQ")

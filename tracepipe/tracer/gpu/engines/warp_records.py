@@ -56,45 +56,29 @@ LOST_WHY: Final = {
     10: "its module was loaded while a stream was captured",
     11: "marks were overwritten before they were read, or end a range that did not begin",
 }
-COLUMN_NAMES: Final = {
-    1: "warp",
-    2: "sm",
-    3: "slot",
-    4: "entry_ns",
-    5: "entry_clk",
-    6: "entry_mask",
-    7: "exit_count",
-    8: "exit_ns",
-    9: "exit_clk",
-    10: "exit_mask",
-    11: "first_warp",
-    12: "range_count",
-    13: "range_name",
-    14: "range_clk",
-    15: "range_dur_clk",
-    16: "range_open",
+# Column → its name, and the greatest value in it.
+_COLUMNS: Final = {
+    1: ("warp", COLUMN_LIMIT),
+    2: ("sm", SM_LIMIT),
+    3: ("slot", SLOT_LIMIT),
+    4: ("entry_ns", OFFSET_LIMIT_NS),
+    5: ("entry_clk", COLUMN_LIMIT),
+    6: ("entry_mask", MASK_LIMIT),
+    7: ("exit_count", MASK_LIMIT),
+    8: ("exit_ns", OFFSET_LIMIT_NS),
+    9: ("exit_clk", COLUMN_LIMIT),
+    10: ("exit_mask", MASK_LIMIT),
+    11: ("first_warp", COLUMN_LIMIT - MASK_LIMIT),  # MASK_LIMIT warps may follow it
+    12: ("range_count", MASK_LIMIT),
+    13: ("range_name", (1 << 64) - 1),  # the number of a name in the process
+    14: ("range_clk", COLUMN_LIMIT),
+    15: ("range_dur_clk", COLUMN_LIMIT),
+    16: ("range_open", 1),
 }
+COLUMN_NAMES: Final = {number: name for number, (name, _) in _COLUMNS.items()}
 LAUNCHED_BY: Final = ("", "graph", "kernel")
 _TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
 _NEEDED: Final = {"warp", "entry_ns", "exit_ns"}
-_GREATEST: Final = {
-    "warp": COLUMN_LIMIT,
-    "sm": SM_LIMIT,
-    "slot": SLOT_LIMIT,
-    "entry_ns": OFFSET_LIMIT_NS,
-    "entry_clk": COLUMN_LIMIT,
-    "entry_mask": MASK_LIMIT,
-    "exit_count": MASK_LIMIT,
-    "exit_ns": OFFSET_LIMIT_NS,
-    "exit_clk": COLUMN_LIMIT,
-    "exit_mask": MASK_LIMIT,
-    "first_warp": COLUMN_LIMIT - MASK_LIMIT,  # MASK_LIMIT warps may follow it
-    "range_count": MASK_LIMIT,
-    "range_name": (1 << 64) - 1,  # the number of a name in the process
-    "range_clk": COLUMN_LIMIT,
-    "range_dur_clk": COLUMN_LIMIT,
-    "range_open": 1,
-}
 _OF_EXITS: Final = ("exit_ns", "exit_clk", "exit_mask")
 _OF_RANGES: Final = ("range_name", "range_clk", "range_dur_clk", "range_open")
 MARKS_LOST: Final = 11
@@ -193,12 +177,12 @@ def _columns(payload: memoryview, count: int) -> Iterator[tuple[str, list[int]]]
         raise Malformed
     for number, width, values in COLUMN.iter_unpack(payload[WARPS.size : at]):
         size_bytes = width * values
-        if number not in COLUMN_NAMES or width not in _TYPES or at + size_bytes > len(payload):
+        if number not in _COLUMNS or width not in _TYPES or at + size_bytes > len(payload):
             raise Malformed
         column = array(_TYPES[width])
         column.frombytes(payload[at : at + size_bytes])
-        greatest = _GREATEST[COLUMN_NAMES[number]]
+        name, greatest = _COLUMNS[number]
         if column and greatest >> 8 * width == 0 and max(column) > greatest:
             raise Malformed
-        yield COLUMN_NAMES[number], column.tolist()
+        yield name, column.tolist()
         at += (size_bytes + 7) // 8 * 8
