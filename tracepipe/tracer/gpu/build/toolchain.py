@@ -151,7 +151,16 @@ def find_parts(
     root: Path = Path("/"),
     user: Owner | None = None,
 ) -> Parts:
-    """The parts that this machine has. `packages` are folders of Python packages, by default those of this
+    """The parts that this machine has, of these folders:
+
+    toolkit      bin/nvcc   include/ or targets/*/include/   lib64/, targets/*/lib/
+                 compute-sanitizer/{include/sanitizer.h, libsanitizer-public.so}
+                 extras/CUPTI/{include/cupti.h, lib64/libcupti.so}
+    PyPI, 13.x   site-packages/nvidia/cu13/{bin,include,lib}                  all parts in one
+    PyPI, 12.x   site-packages/nvidia/{cuda_cupti,cuda_sanitizer_api,cuda_runtime}/{include,lib}   no nvcc
+    Debian       /usr/{bin,include}, /usr/lib/x86_64-linux-gnu
+
+    `packages` are folders of Python packages, by default those of this
     Python. Compilers report their versions as `user`, by default the user that the command runs as.
     """
     user = user or owner()
