@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tracepipe import doctor
-from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis
+from tracepipe.doctor.checks import ABSENT, FAILS, LIMITED, WORKS, Diagnosis
 
 # A row of each state. A hint is on a line of its own.
 FOUND = [

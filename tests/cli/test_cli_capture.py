@@ -13,7 +13,7 @@ import typer
 
 from tests.cli.test_cli import run
 from tracepipe.cli import app
-from tracepipe.doctor.diagnosis import FAILS, WORKS, Diagnosis
+from tracepipe.doctor.checks import FAILS, WORKS, Diagnosis
 from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.tracer.find.kernels import Kernel, KernelListing, KernelRow
 from tracepipe.tracer.request import CaptureRequest, Filters, Limits

@@ -275,8 +275,8 @@ def test_paths_of_other_users_are_examined_in_one_module() -> None:
 
 
 def test_native_libraries_are_imported_when_they_are_needed() -> None:
-    # The trace processor's two modules are themselves imported when it is asked.
-    own = {"tracepipe.sql.wasm": {"perfetto"}, "tracepipe.sql.emscripten": {"wasmtime"}}
+    # The trace processor's module is itself imported when it is asked.
+    own = {"tracepipe.sql.wasm": {"perfetto", "wasmtime"}}
     too_early = {}
     for module in SOURCES:
         top = [node for node in tree(module).body if isinstance(node, (ast.Import, ast.ImportFrom))]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.machines import machine
 from tracepipe.doctor import AREAS, Diagnosis, as_json, can_capture, diagnosis_lines, examine
-from tracepipe.doctor.diagnosis import Examination
+from tracepipe.doctor.checks import Examination
 from tracepipe.doctor.trials import Timing
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.machines import machine
 from tests.unit.test_doctor import FakeTrials
-from tracepipe.doctor.diagnosis import Diagnosis, Examination
-from tracepipe.doctor.gpu import gpu
+from tracepipe.doctor.checks import Diagnosis, Examination, gpu
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.driver import Driver
 from tracepipe.tracer.gpu.build.toolchain import Parts, Toolchain

@@ -14,7 +14,7 @@ from tests.golden.cases import FIXTURES
 from tests.support.trace_processor import RealTraceProcessor
 from tracepipe.event.vocabulary import FIRST_SCREEN
 from tracepipe.recording.convert import ConversionOptions
-from tracepipe.ui.first_screen import first_screen
+from tracepipe.ui.serve import first_screen
 
 HEADER = {
     "type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"],

@@ -10,7 +10,7 @@ from perfetto.trace_processor import TraceProcessorException
 
 from tests.support import sample_traces
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.sql.emscripten import EmscriptenModule, WasmAborted
+from tracepipe.sql.wasm import EmscriptenModule, WasmAborted
 from tracepipe.ui.serve import find_ui
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tracepipe.doctor import checks, gpu
-from tracepipe.doctor.convert import convert
-from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination
+from tracepipe.doctor import checks
+from tracepipe.doctor.checks import ABSENT, FAILS, LIMITED, WORKS, Area, Diagnosis, Examination, State
 from tracepipe.doctor.trials import RealTrials, Trials
 from tracepipe.printable import printable
 from tracepipe.tracer.machine.facts import Machine, this_machine
@@ -26,12 +25,12 @@ AREAS: dict[str, Area] = {
     "methods": checks.methods,
     "layers": checks.layers,
     "cuda": checks.cuda,
-    "gpu": gpu.gpu,
-    "convert": convert,
+    "gpu": checks.gpu,
+    "convert": checks.convert,
 }
-_MARKS = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
-_ASCII_MARKS = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}
-_COLOURS = {WORKS: "32", LIMITED: "33", FAILS: "31", ABSENT: "2"}  # SGR
+_MARKS: dict[State, str] = {WORKS: "✓", LIMITED: "!", FAILS: "✗", ABSENT: "–"}
+_ASCII_MARKS: dict[State, str] = {WORKS: "+", LIMITED: "!", FAILS: "x", ABSENT: "-"}
+_COLOURS: dict[State, str] = {WORKS: "32", LIMITED: "33", FAILS: "31", ABSENT: "2"}  # SGR
 
 
 def examine(

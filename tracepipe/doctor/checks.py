@@ -1,13 +1,17 @@
-"""Examines each area: makes diagnoses of facts and trials, and never asks the machine itself."""
+"""Examines each area of a machine: makes diagnoses of facts and trials, and never asks the machine itself."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from tracepipe.doctor.diagnosis import ABSENT, FAILS, LIMITED, WORKS, Diagnosis, Examination
-from tracepipe.doctor.trials import Timing
+from tracepipe.doctor.trials import Timing, Trials
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.find.kernel import HOW_TO_MOUNT
+from tracepipe.tracer.gpu.build.driver import Driver, Version
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Toolchain
+from tracepipe.tracer.gpu.engines.counters import ADMIN_ONLY_HINT
 from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
 from tracepipe.tracer.machine.refusals import (
     SUDO,
@@ -16,6 +20,40 @@ from tracepipe.tracer.machine.refusals import (
     explain,
 )
 from tracepipe.units import counted
+
+State = Literal["works", "limited", "fails", "absent"]
+WORKS: Final = "works"
+LIMITED: Final = "limited"
+FAILS: Final = "fails"
+ABSENT: Final = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """A row of the report. `fix` is what to do, "" for nothing."""
+
+    area: str
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+@dataclass(slots=True)
+class Examination:
+    """The input of an area: the machine, ways to try it, and what was found before."""
+
+    machine: Machine
+    trials: Trials
+    found: list[Diagnosis] = field(default_factory=list)
+
+    def of(self, area: str) -> list[Diagnosis]:
+        """What was found in an area."""
+        return [diagnosis for diagnosis in self.found if diagnosis.area == area]
+
+
+Area = Callable[[Examination], Iterator[Diagnosis]]
+
 
 OLDEST = (5, 15)
 _FILES_NEEDED = 256  # a capture's maps, links and pipes, and Python's files, with some reserve
@@ -37,7 +75,7 @@ def machine(examination: Examination) -> Iterator[Diagnosis]:
         yield Diagnosis("machine", name, *row(facts))
 
 
-Answer = tuple[str, str, str]
+Answer = tuple[State, str, str]
 """State, detail, fix."""
 
 
@@ -188,7 +226,8 @@ def layers(examination: Examination) -> Iterator[Diagnosis]:
     except CaptureUnavailable as unavailable:
         refusal = unavailable.message.rstrip("."), unavailable.hint
     for name, row in _LAYERS.items():
-        state, detail, fix = (FAILS, *refusal) if refusal else row(examination)
+        answer: Answer = (FAILS, *refusal) if refusal else row(examination)
+        state, detail, fix = answer
         if state in (WORKS, LIMITED) and not works:
             state, fix = FAILS, ""
             detail += "; but no method works"
@@ -301,3 +340,87 @@ def _took(timing: Timing) -> str:
 
 def _milliseconds(duration_ns: int) -> str:
     return f"{duration_ns / 1e6:.{0 if duration_ns >= 10**7 else 1}f} ms"
+
+
+_INSTALL_DRIVER = "Install NVIDIA's driver (Debian: apt install nvidia-driver libcuda1)."
+_LET_PROFILE = (
+    "Set the driver's option: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in a file of "
+    "/etc/modprobe.d, and load the driver again."
+)
+_SHOW = "Run nvidia-smi to see whether the driver finds a GPU."
+
+
+def gpu(examination: Examination) -> Iterator[Diagnosis]:
+    """The means of this machine to record on GPUs. Without a GPU they are absent, which is no failure."""
+    if examination.machine.system != "Linux":
+        return
+    trials = examination.trials
+    toolchain = trials.toolchain()
+    yield from _cuda_driver(toolchain.driver)
+    bad: State = FAILS if toolchain.driver.gpus else ABSENT
+    yield _row("g++", bad, lambda: _compiler(toolchain.gxx()))
+    yield _row("nvcc", bad, lambda: _compiler(toolchain.nvcc()))
+    yield _row("sanitizer", bad, lambda: _part(toolchain.part("sanitizer")))
+    yield _row("CUPTI", bad, lambda: _part(toolchain.part("cupti")))
+    if toolchain.driver.gpus:
+        yield _row("kernels", bad, lambda: f"built: {trials.build_kernels(toolchain)}")
+        yield _counters(examination, toolchain)
+        yield _stalls(for_admins=examination.machine.profiles_for_admins, uid=toolchain.owner.uid)
+
+
+def _cuda_driver(driver: Driver) -> Iterator[Diagnosis]:
+    if driver.cuda == (0, 0):
+        yield Diagnosis("gpu", "CUDA", ABSENT, driver.error or "gives no version", _INSTALL_DRIVER)
+        return
+    yield Diagnosis("gpu", "CUDA", WORKS, f"{_dots(driver.cuda)}, by the driver")
+    if not driver.gpus:
+        yield Diagnosis("gpu", "GPUs", FAILS, driver.error or "CUDA sees none", _SHOW)
+        return
+    named = [f"{index}: {gpu.name}, {gpu.architecture}" for index, gpu in enumerate(driver.gpus)]
+    yield Diagnosis("gpu", "GPUs", WORKS, "; ".join(named))
+
+
+def _counters(examination: Examination, toolchain: Toolchain) -> Diagnosis:
+    """A row on sampling the GPUs' hardware, as far as that is known without sampling."""
+    machine = examination.machine
+    row = _row("counters", FAILS, lambda: f"built: {examination.trials.build_sampler(toolchain)}")
+    if row.state != WORKS or not machine.profiles_for_admins:
+        return row
+    row = replace(row, detail="the driver lets only administrators profile")
+    if machine.euid == 0:
+        return replace(row, state=LIMITED)
+    return replace(row, state=FAILS, fix=ADMIN_ONLY_HINT)
+
+
+def _stalls(*, for_admins: bool, uid: int) -> Diagnosis:
+    """A row on --gpu-stalls; `uid` is the user that commands run as, which do the sampling."""
+    if for_admins and uid:
+        detail = f"the driver lets only administrators profile, and commands run as user {uid}"
+        return Diagnosis("gpu", "stalls", FAILS, detail, _LET_PROFILE)
+    return Diagnosis("gpu", "stalls", WORKS, "commands may sample what warps wait for")
+
+
+def _row(name: str, bad: State, detail: Callable[[], str]) -> Diagnosis:
+    try:
+        return Diagnosis("gpu", name, WORKS, detail())
+    except CaptureUnavailable as refusal:
+        fix = refusal.hint if bad == FAILS else ""
+        return Diagnosis("gpu", name, bad, refusal.message.rstrip("."), fix)
+
+
+def _compiler(compiler: Compiler) -> str:
+    return f"{_dots(compiler.version)}, {compiler.path}"
+
+
+def _part(part: Part) -> str:
+    return f"{_dots(part.version)}, {part.library}" if part.version else str(part.library)
+
+
+def _dots(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def convert(examination: Examination) -> Iterator[Diagnosis]:
+    """Whether the native core runs, and how to build it."""
+    detail, fix = examination.trials.core()
+    yield Diagnosis("convert", "core", LIMITED if fix else WORKS, detail, fix)
