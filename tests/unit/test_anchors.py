@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tracepipe.clocks import Clocks
 from tracepipe.clocks.anchors import Source, anchors, is_one_host
-from tracepipe.clocks.common_events import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS, Seen, Sightings
+from tracepipe.clocks.common_events import KEPT_MAX, LAUNCH_SPREAD_NS, NOTED_NS, CommonEvents, EventsByKey
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import new_header
@@ -141,9 +141,9 @@ def test_pairs_of_a_gpus_clock_place_a_file_of_that_clock() -> None:
 # What others saw too ------------------------------------------------------------------------------------
 
 
-def seen(tool: str, kind: str, times: dict[int, int], length_ns: int = 0) -> Seen:
+def seen(tool: str, kind: str, times: dict[int, int], length_ns: int = 0) -> CommonEvents:
     """What a tool saw: time by key."""
-    found = Seen(tool)
+    found = CommonEvents(tool)
     getattr(found, kind).add(*columns(times, length_ns))
     return found
 
@@ -190,8 +190,8 @@ def test_a_call_of_unknown_length_may_be_noted_late() -> None:
 
 
 def test_calls_without_a_number_make_an_anchor_better_that_is_not_exact() -> None:
-    def calls(tool: str, ahead_ns: int) -> Seen:
-        made = Seen(tool)
+    def calls(tool: str, ahead_ns: int) -> CommonEvents:
+        made = CommonEvents(tool)
         ns = np.array([1_000_000 + 90_000 * at * at + ahead_ns for at in range(20)], np.int64)
         for times, length_ns in ((made.calls.begins, 0), (made.calls.ends, 9_000)):
             times.add(np.zeros(20, np.int64), ns + length_ns)
@@ -258,7 +258,7 @@ def test_a_recording_is_placed_by_one_that_is_placed_by_another() -> None:
 
 
 def test_a_key_that_comes_twice_is_not_used_and_few_keys_are_kept() -> None:
-    sightings = Sightings()
+    sightings = EventsByKey()
     sightings.add(np.array([3, 1, 2, 1]), np.array([30, 10, 20, 11]), np.array([5, 4, 3, 2]))
     assert [column.tolist() for column in sightings.once()] == [[2, 3], [20, 30], [3, 5]]
     sightings.add(*columns(dict.fromkeys(range(10, 10 + KEPT_MAX), 0)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.recordings import event, span, write
 from tests.unit.test_anchors import OURS, columns, seen
 from tracepipe.clocks.anchors import Anchor, Source, anchors
-from tracepipe.clocks.common_events import Seen
+from tracepipe.clocks.common_events import CommonEvents
 from tracepipe.clocks.maps import ClockMap
 from tracepipe.errors import ClockError
 from tracepipe.event.columns import NONE
@@ -43,7 +43,7 @@ class Drifting:
 
 def both(
     clock: Drifting, ours_ns: Any, noise: Any, *, is_inside: bool, has_lengths: bool = True
-) -> list[Seen]:
+) -> list[CommonEvents]:
     """Calls as we saw them and as another tool did; `noise` is how much later they began and sooner they
     ended for whom was inside.
     """
@@ -54,14 +54,14 @@ def both(
     for tool, (begins_ns, ends_ns) in zip("ab", (outer, inner) if is_inside else (inner, outer), strict=True):
         if tool == "b":
             begins_ns, ends_ns = clock.shown(begins_ns), clock.shown(ends_ns)
-        one = Seen(tool)
+        one = CommonEvents(tool)
         lengths_ns = ends_ns - begins_ns if has_lengths else np.full(len(keys), NONE)
         one.launches.add(keys * 7919 % (1 << 31), begins_ns, lengths_ns)
         found.append(one)
     return found
 
 
-def placed(clock: Drifting, found: list[Seen], span_ns: int) -> Anchor:
+def placed(clock: Drifting, found: list[CommonEvents], span_ns: int) -> Anchor:
     first_ns, end_ns = (int(clock.shown(BEGIN_NS + at_ns)) for at_ns in (0, span_ns))
     one = Source("other", new_header(start={}), "trace", first_ns, end_ns=end_ns)
     return anchors([OURS, one], {}, found)[1]
@@ -114,7 +114,7 @@ def test_few_calls_in_hours_show_a_drift_of_either_sign(rate_ppm: float, seed: i
     assert off_ns(clock, anchor, span_ns) <= anchor.bound_ns < 5 * 10**6
 
 
-def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[Seen], int]:
+def of_an_hour(rate_ppm: float, count: int = 3_000) -> tuple[Drifting, list[CommonEvents], int]:
     """A clock, and calls of an hour, which the other tool sees from the inside."""
     span_ns = 3_600 * SECOND_NS
     clock, rng = Drifting(5_000, rate_ppm, [], span_ns + SECOND_NS), np.random.default_rng(7)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.clocks.common_events import Agreement, Seen, agreement
+from tracepipe.clocks.common_events import Agreement, CommonEvents, agreement
 from tracepipe.clocks.maps import SNAPSHOT_NS, ClockMap, fit
 from tracepipe.clocks.pairs import CRYSTAL_PPM, WANDER_PPM, Pairs, most
 from tracepipe.clocks.stamp import Clocks
@@ -25,9 +25,7 @@ from tracepipe.event.model import HOST_CLOCKS, MONOTONIC, TIME_LIMIT_NS, Header,
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Puts times on another clock: by adding `offset_ns`, or by `drift`, which moves the first time by that
-    much.
-    """
+    """Puts times on another clock: by adding `offset_ns`, or by `drift`, if the clocks drift apart."""
 
     offset_ns: int
     drift: ClockMap | None = None
@@ -40,11 +38,12 @@ class Way:
         """The way of a clock that is ahead of this one's source clock, and whose first time is `first_ns`."""
         if self.drift is None:
             return Way(self.offset_ns - ahead_ns)
-        return _along(replace(self.drift, source_ns=self.drift.source_ns + ahead_ns), first_ns)
+        return Way.along(replace(self.drift, source_ns=self.drift.source_ns + ahead_ns), first_ns)
 
-
-def _along(drift: ClockMap, first_ns: int) -> Way:
-    return Way(drift.place(SourceNs(first_ns)) - first_ns, drift)
+    @classmethod
+    def along(cls, drift: ClockMap, first_ns: int) -> Way:
+        """The way by a map, of a clock whose first time is `first_ns`."""
+        return cls(drift.place(SourceNs(first_ns)) - first_ns, drift)
 
 
 def way_by(found: Agreement, other: Way, span: tuple[int, int]) -> tuple[Way, int] | None:
@@ -53,34 +52,26 @@ def way_by(found: Agreement, other: Way, span: tuple[int, int]) -> tuple[Way, in
     """
     even = other.of_ahead(found.ahead_ns, span[0])
     pairs = found.pairs
-    drift = None if pairs is None else _fitted(pairs, other)
+    drift = None
+    if pairs is not None:
+        drift = fit("", Pairs(pairs.source_ns, other.place_all(pairs.host_ns), pairs.uncertainty_ns))
+        is_clock = drift.drift_ppm is not None and abs(drift.drift_ppm) <= CRYSTAL_PPM
+        if not is_clock or 10 * drift.dropped > drift.pairs:
+            drift = None  # clocks do not drift like that: these are two runs of one program
     if pairs is None or drift is None:
         return (even, found.bound_ns) if found.is_even else None
     is_seen = (
         np.abs(drift.place_all(pairs.source_ns) - even.place_all(pairs.source_ns)) > pairs.uncertainty_ns
     )
     if is_seen.any() or not found.is_even:
-        return _along(drift, span[0]), _most_ns(drift, span)
+        # The rate may change between two pairs, which has most effect in the middle.
+        wander_ns = np.diff(drift.source_ns) * WANDER_PPM // 4_000_000 + 1
+        inside_ns = np.maximum(drift.from_bound_ns, drift.to_bound_ns)[1:-1] + wander_ns
+        bound_ns = max(most(inside_ns), most(drift.bounds_at(np.array(span, np.int64))))
+        return Way.along(drift, span[0]), bound_ns
     ns = np.concatenate([pairs.source_ns, np.array(span, np.int64)])
     away_ns = most(drift.place_all(ns) - even.place_all(ns))
     return even, max(found.bound_ns, int(pairs.uncertainty_ns.max()) + away_ns)
-
-
-def _fitted(pairs: Pairs, other: Way) -> ClockMap | None:
-    """The map through pairs of a clock and of one that goes the `other` way. None where clocks do not drift
-    like that: these are two runs of one program.
-    """
-    drift = fit("", Pairs(pairs.source_ns, other.place_all(pairs.host_ns), pairs.uncertainty_ns))
-    is_clock = drift.drift_ppm is not None and abs(drift.drift_ppm) <= CRYSTAL_PPM
-    return drift if is_clock and 10 * drift.dropped <= drift.pairs else None
-
-
-def _most_ns(drift: ClockMap, span: tuple[int, int]) -> int:
-    """The largest error of a map in a span, also between its pairs."""
-    # The rate may change between two pairs, which has most effect in the middle.
-    wander_ns = np.diff(drift.source_ns) * WANDER_PPM // 4_000_000 + 1
-    inside_ns = np.maximum(drift.from_bound_ns, drift.to_bound_ns)[1:-1] + wander_ns
-    return max(most(inside_ns), most(drift.bounds_at(np.array(span, np.int64))))
 
 
 REALTIME: Final = "realtime"
@@ -98,7 +89,7 @@ _AS_GOOD_AS_NTP: Final = "as good as NTP keeps CLOCK_REALTIME of both hosts"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is known about a recording before it is merged. Its times are put on `clock`, and are from
+    """A recording before it is merged. Its times are put on `clock`, and are from
     `first_ns` to `end_ns`. `clocks` relates its other clocks to that one.
     """
 
@@ -115,7 +106,7 @@ class Source:
         return shown if isinstance(shown, int) else None
 
     def ahead_ns(self, clock: str, of: str) -> int | None:
-        """How far one host clock is ahead of another in this recording; None where that is not known."""
+        """The lead of one host clock over another in this recording; None where that is not known."""
         if clock == of:
             return 0
         here, there = self.at(clock), self.at(of)
@@ -153,7 +144,7 @@ class Anchor:
             stated["drift_ppm"] = round(self.drift.drift_ppm, 3)
         return stated | ({"bound": self.bound} if self.bound_ns is None else {"bound_ns": self.bound_ns})
 
-    def moved(self, by_ns: int) -> Anchor:
+    def shifted(self, by_ns: int) -> Anchor:
         """The anchor with an offset that a user gave in addition."""
         how = f"{self.how}, and {by_ns:+d} ns by hand"
         return replace(self, offset_ns=self.offset_ns + by_ns, bound_ns=None, how=how, bound="set by hand")
@@ -183,10 +174,10 @@ def reference(sources: Sequence[Source]) -> int:
 
 
 def anchors(
-    sources: Sequence[Source], by_hand: Mapping[int, int], seen: Sequence[Seen] | None = None
+    sources: Sequence[Source], by_hand: Mapping[int, int], common: Sequence[CommonEvents] | None = None
 ) -> list[Anchor]:
     """The anchor of each recording on the clock of the reference. `by_hand` has offsets to add to the times
-    of some, by their places. `seen` is what each recording has that others may have too. Raises ClockError
+    of some, by their places. `common` are the events of each that others may have too. Raises ClockError
     for a recording that nothing relates to the reference.
     """
     first = reference(sources)
@@ -195,8 +186,8 @@ def anchors(
     found = {at: _anchor(source, base) for at, source in enumerate(sources) if at != first}
     for at, by_ns in by_hand.items():
         alone = placed[first] if at == first else Anchor(0, None, "nothing relates its clock")
-        placed[at] = (found.pop(at, None) or alone).moved(by_ns)
-    _refine(sources, seen or [Seen()] * len(sources), found, placed)
+        placed[at] = (found.pop(at, None) or alone).shifted(by_ns)
+    _refine(sources, common or [CommonEvents()] * len(sources), found, placed)
     for at, source in enumerate(sources):
         if at not in placed:
             raise ClockError(
@@ -213,13 +204,11 @@ def anchors(
 
 def _refine(
     sources: Sequence[Source],
-    seen: Sequence[Seen],
+    common: Sequence[CommonEvents],
     found: dict[int, Anchor | None],
     placed: dict[int, Anchor],
 ) -> None:
-    """Place recordings by what recordings that are placed already have too. If there is no such recording,
-    place one by its anchor, and go on.
-    """
+    """Place recordings by what placed recordings have too, and where there is none, one by its anchor."""
     new = dict(placed)
     while found:
         refined = {}
@@ -229,7 +218,7 @@ def _refine(
                 # Only the newly placed recordings are tried: the earlier ones were not enough, and do not
                 # change.
                 for other, its in new.items()
-                if (better := _by_others(sources[at], seen[at], sources[other], seen[other], its, anchor))
+                if (better := _by_others(sources[at], common[at], sources[other], common[other], its, anchor))
             ]
             if by_others:
                 refined[at] = min(by_others, key=lambda one: _limit_ns(one))
@@ -250,7 +239,12 @@ def _limit_ns(anchor: Anchor) -> int:
 
 
 def _by_others(
-    source: Source, seen: Seen, other: Source, its: Seen, placed: Anchor, anchor: Anchor | None
+    source: Source,
+    common: CommonEvents,
+    other: Source,
+    its: CommonEvents,
+    placed: Anchor,
+    anchor: Anchor | None,
 ) -> Anchor | None:
     """The anchor of a recording by what a placed recording has too, if that tells more than its anchor: its
     bound is smaller, or it is outside of the anchor's bound.
@@ -258,7 +252,7 @@ def _by_others(
     may_be_one_host = is_one_host(source, other) is not False
     # An exact anchor needs no calls. Without an anchor it is not known which calls are the same.
     near_ns = None if anchor is None or anchor.bound_ns == 0 else placed.offset_ns - anchor.offset_ns
-    found = agreement(seen, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
+    found = agreement(common, its, may_be_one_host=may_be_one_host, near_ns=near_ns)
     if found is None:
         return None
     by_both = way_by(found, placed.way, (source.first_ns, max(source.first_ns, source.end_ns)))
@@ -317,9 +311,7 @@ def _by_pairs(source: Source, base: Source, clocks: Clocks) -> Anchor | None:
 
 
 def _apart_ns(source: Source, base: Source) -> int:
-    """How far two recordings of one host disagree about its boot time, where they do not state the boot: a
-    tool may name the wrong clock.
-    """
+    """The distance of the boot times of two recordings of one host: a tool may name the wrong clock."""
     booted = source.booted_ns, base.booted_ns
     if "boot" in source.header and "boot" in base.header:
         return 0
@@ -327,7 +319,7 @@ def _apart_ns(source: Source, base: Source) -> int:
 
 
 def _converted_ns(source: Source, base: Source) -> int:
-    """How far two recordings may be off because their tools converted times to CLOCK_REALTIME."""
+    """The error of times that the tools of two recordings converted to CLOCK_REALTIME."""
     return _CONVERTED_NS * ((source.clock == REALTIME) + (base.clock == REALTIME))
 
 

@@ -1,4 +1,4 @@
-"""What several recordings have of the same events: their times relate the clocks better than any anchor.
+"""Events that several recordings have: their times relate the clocks better than any anchor.
 
 A launch call has the number that CUPTI gave it in the files of all tools. A collective has the number that
 its process group gave it in the file of every rank, and ends for all ranks at nearly the same time. Calls
@@ -105,12 +105,12 @@ def between(one: CallTimes, other: CallTimes, near_ns: int) -> tuple[int, int, i
 
 
 def _differs(cells: Int64s) -> Bools:
-    """Whether each is of a different cell than the one before."""
+    """Flags each that is of a different cell than the one before."""
     return np.append(np.ones(min(len(cells), 1), np.bool_), cells[1:] != cells[:-1])
 
 
 def _ahead(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s], near_ns: int) -> Int64s:
-    """How far each time is ahead of the near times of the same cell, minus `near_ns`; in order."""
+    """The lead of each time over the near times of the same cell, minus `near_ns`; in order."""
     (cells, ns), (other_cells, other_ns) = one, other
     found = [np.empty(0, np.int64)]
     for cell in np.intersect1d(cells, other_cells).tolist():
@@ -124,9 +124,7 @@ def _ahead(one: tuple[Int64s, Int64s], other: tuple[Int64s, Int64s], near_ns: in
 
 
 def _commonest(ahead_ns: Int64s) -> Int64s | None:
-    """The differences around the most common one; None where they are few or far off, or where another
-    difference is nearly as common.
-    """
+    """The differences around the most common one; None where they are few or far off, or not clear."""
     if len(ahead_ns) < _CALLS_LEAST:
         return None
     counts = np.searchsorted(ahead_ns, ahead_ns + _WIDTH_NS, "right") - np.arange(len(ahead_ns))
@@ -154,7 +152,7 @@ LAUNCH_SPREAD_NS: Final = 200_000
 COLLECTIVE_SPREAD_NS: Final = 5_000_000
 
 
-class Sightings:
+class EventsByKey:
     """Times and lengths by key. A key that comes twice in a recording is not used."""
 
     def __init__(self) -> None:
@@ -177,15 +175,15 @@ class Sightings:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a recording has that others may have too. `tool` wrote it."""
+class CommonEvents:
+    """The events of a recording that others may have too. `tool` wrote it."""
 
     tool: str = ""
-    launches: Sightings = field(default_factory=Sightings)
+    launches: EventsByKey = field(default_factory=EventsByKey)
     calls: CallTimes = field(default_factory=CallTimes)
     kernels: CallTimes = field(default_factory=CallTimes)
     """Calls that launch kernels, by process and the kernel's name, after which some tools name them."""
-    collectives: Sightings = field(default_factory=Sightings)
+    collectives: EventsByKey = field(default_factory=EventsByKey)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +206,7 @@ class Agreement:
 
 
 def agreement(
-    one: Seen, other: Seen, *, may_be_one_host: bool, near_ns: int | None = None
+    one: CommonEvents, other: CommonEvents, *, may_be_one_host: bool, near_ns: int | None = None
 ) -> Agreement | None:
     """By how much the times of `one` are ahead of those of `other`; None where that cannot be found. Calls
     are compared where `near_ns` is given, the approximate difference.
@@ -226,7 +224,7 @@ def agreement(
 
 
 @dataclass(frozen=True, slots=True)
-class _Common:
+class _Matched:
     """Events that two recordings have: their times in the one, by how much these are ahead of the other, and
     the lengths in both, NONE where they are not known.
     """
@@ -237,7 +235,7 @@ class _Common:
     other_lengths_ns: Int64s
 
     @classmethod
-    def of(cls, one: Sightings, other: Sightings) -> _Common:
+    def of(cls, one: EventsByKey, other: EventsByKey) -> _Matched:
         (keys, ns, lengths_ns), (other_keys, other_ns, other_lengths_ns) = one.once(), other.once()
         _, at, to = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
         at, to = at[order := np.argsort(ns[at], kind="stable")], to[order]
@@ -246,10 +244,12 @@ class _Common:
     def __len__(self) -> int:
         return len(self.ns)
 
-    def part(self, start: int, stop: int) -> _Common:
+    def part(self, start: int, stop: int) -> _Matched:
         """Some that follow each other in time."""
         part = slice(start, stop)
-        return _Common(self.ns[part], self.ahead_ns[part], self.lengths_ns[part], self.other_lengths_ns[part])
+        return _Matched(
+            self.ns[part], self.ahead_ns[part], self.lengths_ns[part], self.other_lengths_ns[part]
+        )
 
     def middle(self) -> tuple[int, int, int]:
         """By how much the one is ahead, the spread of nine of ten begins, and the bound of the result."""
@@ -263,46 +263,42 @@ class _Common:
         return (middle_ns + end_ns) // 2, spread_ns, max(spread_ns, of_ends_ns) + apart_ns
 
 
-def _agreement(one: Sightings, other: Sightings, spread_ns: int, of: str) -> Agreement | None:
-    common = _Common.of(one, other)
-    if len(common) < _LEAST:
+def _agreement(one: EventsByKey, other: EventsByKey, spread_ns: int, of: str) -> Agreement | None:
+    matched = _Matched.of(one, other)
+    if len(matched) < _LEAST:
         return None
-    ahead_ns, apart_ns, bound_ns = common.middle()
-    pairs, is_even = _over_time(common, spread_ns), apart_ns <= spread_ns
-    return Agreement(ahead_ns, bound_ns, len(common), of, pairs, is_even) if is_even or pairs else None
+    ahead_ns, apart_ns, bound_ns = matched.middle()
+    pairs, is_even = _over_time(matched, spread_ns), apart_ns <= spread_ns
+    return Agreement(ahead_ns, bound_ns, len(matched), of, pairs, is_even) if is_even or pairs else None
 
 
-def _over_time(common: _Common, spread_ns: int) -> Pairs | None:
-    """A pair for each part of the events, with the same number in each; None where there are few, or where
-    most parts are inconsistent.
-    """
-    count = len(common) // _OF_PART
+def _over_time(matched: _Matched, spread_ns: int) -> Pairs | None:
+    """A pair for each part of the events; None where there are few, or where most parts are inconsistent."""
+    count = len(matched) // _OF_PART
     if count < _PARTS_LEAST:
         return None
-    limits = [len(common) * at // count for at in range(count + 1)]
-    drifted_ns = _drifted_ns(common, limits)
-    rest = replace(common, ahead_ns=common.ahead_ns - drifted_ns)
+    limits = [len(matched) * at // count for at in range(count + 1)]
+    drifted_ns = _drifted_ns(matched, limits)
+    rest = replace(matched, ahead_ns=matched.ahead_ns - drifted_ns)
     found = []
     for start, stop in pairwise(limits):
         part = rest.part(start, stop)
         ahead_ns, apart_ns, bound_ns = part.middle()
         at = (start + stop) // 2
         if apart_ns <= spread_ns:
-            ns = int(common.ns[at])
+            ns = int(matched.ns[at])
             found.append(ClockPair(ns, ns - ahead_ns - int(drifted_ns[at]), bound_ns))
     return Pairs.of(found) if 2 * len(found) > count else None
 
 
-def _drifted_ns(common: _Common, limits: Sequence[int]) -> Int64s:
-    """How much further the one is ahead at each time because of its rate. This is the median rate between the
-    halves of the parts, as some parts are wrong.
-    """
-    ns = (common.ns - common.ns[0]).astype(np.float64)
+def _drifted_ns(matched: _Matched, limits: Sequence[int]) -> Int64s:
+    """The lead that the one gains by each time, at the median rate between the halves of the parts."""
+    ns = (matched.ns - matched.ns[0]).astype(np.float64)
     # With an even number of events, the median lies between two of them in both columns: one of the two would
     # be the earlier event where the clock gains, and the later one where it loses.
     middles_ns, parts_ns = (
         np.array([np.median(column[start:stop]) for start, stop in pairwise(limits)])
-        for column in (common.ahead_ns - common.ahead_ns[0], ns)
+        for column in (matched.ahead_ns - matched.ahead_ns[0], ns)
     )
     half = len(middles_ns) // 2
     passed_ns = parts_ns[half:] - parts_ns[: len(parts_ns) - half]

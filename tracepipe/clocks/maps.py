@@ -57,7 +57,7 @@ class Segment:
         return max(-TIME_LIMIT_NS, min(placed_ns, TIME_LIMIT_NS))
 
     def bound_at(self, source_ns: int) -> int:
-        """How far the clock may be off the line there, ns, limited to the times that a trace can have."""
+        """The distance of the clock from the line there, ns, limited to the times that a trace can have."""
         away_ns, length_ns = abs(source_ns - self.source_ns), self.length_ns
         if not length_ns:
             return min(self.bound_ns - (-away_ns * self.bound_ppm // _MILLION), TIME_LIMIT_NS)
@@ -135,7 +135,7 @@ class ClockMap:
         return at, to, self.source_ns[to] - self.source_ns[at]
 
     def bound_at(self, source_ns: int) -> int:
-        """How far `place(source_ns)` may be from the true time, ns."""
+        """The bound of the error of `place(source_ns)`, ns."""
         return self.segment(source_ns).bound_at(source_ns)
 
     def bounds_at(self, source_ns: Int64s) -> Int64s:
@@ -160,9 +160,7 @@ class ClockMap:
 
     @property
     def drift_ppm(self) -> float | None:
-        """By how much the source clock runs slower than the trace clock over all pairs, in millionths; None
-        where that is not known.
-        """
+        """The rate by which the source clock is slower than the trace clock, in ppm; None if not known."""
         rate_num, rate_den = self.rate
         if self.bound_ppm[0] >= CRYSTAL_PPM and rate_num == rate_den:
             return None

@@ -261,8 +261,8 @@ def consistent(pairs: Pairs) -> Pairs:
 
 
 def _off_line_ns(pairs: Pairs, a: Ints, b: Ints, c: Ints) -> AnyArray:
-    """How far the pairs at `b` are off the lines through those at `a` and `c`; 0 where that is explained by
-    their uncertainties and, where `b` is not between them, by a change of the rate.
+    """The distances of the pairs at `b` from the lines through those at `a` and `c`; 0 where uncertainties
+    explain them and, where `b` is not between the others, a change of the rate.
     """
     source_ns, host_ns, uncertainty_ns = pairs.source_ns, pairs.host_ns, pairs.uncertainty_ns
     from_ns, span_ns = source_ns[b] - source_ns[a], source_ns[c] - source_ns[a]
@@ -281,7 +281,7 @@ def _off_line_ns(pairs: Pairs, a: Ints, b: Ints, c: Ints) -> AnyArray:
 
 
 def bends_ns(pairs: Pairs, start: int, stop: int) -> AnyArray:
-    """What a bend of the clock may add to the error around each of the pairs `start` to `stop`, in ns.
+    """The error that a bend of the clock may add around each of the pairs `start` to `stop`, in ns.
 
     The two neighbours of a pair show it. The first and the last pair are compared with the two next to them,
     as a pair at the end may be wrong.
@@ -296,8 +296,8 @@ def bends_ns(pairs: Pairs, start: int, stop: int) -> AnyArray:
 
 
 def jumps_ns(a: Pairs, b: Pairs) -> AnyArray:
-    """How far each of `a` and its successor in `b` may be off, where no clock can get from one to the other;
-    0 where a clock can.
+    """The error of each of `a` and its successor in `b` where no clock can get from one to the other, else
+    0.
     """
     length_ns, noise_ns = b.source_ns - a.source_ns, a.uncertainty_ns + b.uncertainty_ns + 1
     gain_ns = np.abs(b.host_ns - a.host_ns - length_ns)
@@ -306,9 +306,7 @@ def jumps_ns(a: Pairs, b: Pairs) -> AnyArray:
 
 
 def bends_ppm(pairs: Pairs) -> tuple[int, int]:
-    """How far the rates before the first pair and after the last may be off the overall rate, as the pairs
-    show.
-    """
+    """The error of the overall rate before the first pair and after the last, as the pairs show it."""
     ends, last = [0, 0], len(pairs) - 1
     for start in range(1, last, PART):
         at = np.arange(start, min(start + PART, last))
@@ -344,14 +342,10 @@ class CollectedPairs:
         growing.append(ClockPair.of(record))
         self._count += 1
         if self._count >= PAIRS_MAX:
-            self._thin()
-
-    def _thin(self) -> None:
-        clock, growing = max(self._growing.items(), key=lambda one: len(one[1]))
-        kept = GrowingPairs(thinned(growing.columns()))
-        self._count -= len(growing) - len(kept)
-        self._growing[clock] = kept
-        self.is_thinned = True
+            clock, growing = max(self._growing.items(), key=lambda one: len(one[1]))
+            fewer = self._growing[clock] = GrowingPairs(thinned(growing.columns()))
+            self._count -= len(growing) - len(fewer)
+            self.is_thinned = True
 
     def take(self) -> Iterator[tuple[str, Pairs]]:
         """Take out each clock with its pairs."""

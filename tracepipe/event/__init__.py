@@ -1,1 +1,1 @@
-"""What an event is: its classes, its JSON Schema and its checks. This package imports no stage."""
+"""Events: their classes, JSON Schema and checks, and how they nest. This package imports no stage."""

@@ -232,13 +232,9 @@ def long_texts(record: Record) -> list[str]:
     ]
 
 
-def _cut(record: Record, field: str) -> None:
-    whole = record[field].encode("utf-8", "replace")
-    record[field] = whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
-
-
 _NO_ARGS: dict[str, Any] = {}
-_SEEN_MAX, _SEEN_CHARACTERS = 1 << 13, 256
+# The most combinations that are remembered, and the longest name in one of them.
+_GOOD_MAX, _GOOD_CHARACTERS = 1 << 13, 256
 _SECOND_HEADER = "is a second header: what follows is read with the first header"
 
 
@@ -250,7 +246,7 @@ class RecordCheck:
     """
 
     def __init__(self) -> None:
-        self._seen: set[tuple[Any, ...]] = set()
+        self._good: set[tuple[Any, ...]] = set()
 
     def fault(self, record: Any) -> Fault | None:
         """The first thing wrong with a parsed line, or None."""
@@ -259,7 +255,7 @@ class RecordCheck:
             pid, tid = record["pid"], record["tid"]
             key = (record["type"], record["name"], record["phase"], pid, tid)
             if (
-                key in self._seen
+                key in self._good
                 and len(record) == 6 + ("args" in record) + ("cpu" in record)
                 and type(ts_ns := record["ts_ns"]) is int
                 # True and 1.0 find the key of 1.
@@ -275,16 +271,14 @@ class RecordCheck:
             key = None  # a field is missing or cannot be hashed: the full check reports it
         fault = first_fault(record)
         # X needs dur_ns, which only the full check sees.
-        if fault is None and key and key[2] != "X" and self._has_room(key[1]):
-            self._seen.add(key)
+        is_short = key and len(self._good) < _GOOD_MAX and len(key[1]) <= _GOOD_CHARACTERS
+        if fault is None and key and is_short and key[2] != "X":
+            self._good.add(key)
         return fault
-
-    def _has_room(self, name: str) -> bool:
-        return len(self._seen) < _SEEN_MAX and len(name) <= _SEEN_CHARACTERS
 
     def keep(self, records: Iterable[Any], first_line: int, problems: list[Problem]) -> list[Record]:
         """The good ones of `records`, which are on consecutive lines from `first_line` on."""
-        kept = []
+        good = []
         for line, record in enumerate(records, first_line):
             if fault := self.fault(record):
                 problems.append(Problem(line, *fault))
@@ -292,8 +286,9 @@ class RecordCheck:
                 problems.append(Problem(line, "type", _SECOND_HEADER, skipped=False))
             else:
                 for field in long_texts(record):
-                    _cut(record, field)
+                    whole = record[field].encode("utf-8", "replace")
+                    record[field] = whole[:NAME_BYTES_MAX].decode("utf-8", "ignore")
                     text = f"is longer than {NAME_BYTES_MAX} bytes and was cut"
                     problems.append(Problem(line, field, text, skipped=False))
-                kept.append(record)
-        return kept
+                good.append(record)
+        return good

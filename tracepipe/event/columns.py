@@ -189,9 +189,7 @@ def unsigned(launch: int) -> int:
 def joined_optional(
     parts: Iterable[tuple[np.ndarray[Any, np.dtype[T]] | None, int]], missing: int
 ) -> np.ndarray[Any, np.dtype[T]] | None:
-    """Join columns and fill those that are None with `missing`, as often as their size; None where all are
-    None.
-    """
+    """Join columns, with `missing` in place of those that are None; None where all are."""
     columns = list(parts)
     known = next((column for column, _ in columns if column is not None), None)
     if known is None:
@@ -222,9 +220,7 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
 
 
 def distinct(values: np.ndarray[Any, np.dtype[T]]) -> np.ndarray[Any, np.dtype[T]]:
-    """Each value once, in order. np.unique would load the module of masked arrays, which takes 2 MB of
-    memory.
-    """
+    """Each value once, in order. np.unique would load the module of masked arrays: 2 MB of memory."""
     values = np.sort(values)
     found: np.ndarray[Any, np.dtype[T]] = values[np.diff(values, prepend=values[:1] - 1) != 0]
     return found

@@ -51,7 +51,7 @@ HOST_CLOCKS: Final = ("monotonic", "boottime", "realtime")
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """What a field means, and the bounds that its type cannot say."""
+    """The meaning of a field, and the bounds that its type cannot say."""
 
     text: str
     minimum: int | None = None
@@ -90,9 +90,9 @@ COLUMN_LIMIT: Final = (1 << 63) - 1
 class HostInstant(TypedDict, total=False):
     """One instant read on the host's clocks, ns each."""
 
-    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC", minimum=0, maximum=TIME_LIMIT_NS)]
-    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME", minimum=0, maximum=TIME_LIMIT_NS)]
-    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch", minimum=0, maximum=TIME_LIMIT_NS)]
+    monotonic_ns: Annotated[int, Doc("CLOCK_MONOTONIC", 0, TIME_LIMIT_NS)]
+    boottime_ns: Annotated[int, Doc("CLOCK_BOOTTIME", 0, TIME_LIMIT_NS)]
+    realtime_ns: Annotated[int, Doc("CLOCK_REALTIME, since the epoch", 0, TIME_LIMIT_NS)]
 
 
 class Layers(TypedDict, total=False):
@@ -119,8 +119,8 @@ class Header(_HeaderRequired, total=False):
     kernel: Annotated[str, Doc("kernel release")]
     machine: Annotated[str, Doc("processor architecture")]
     command: Annotated[list[str], Doc("command that was traced")]
-    rank: Annotated[int, Doc("rank of its process in a job of several", minimum=0, maximum=RANK_MAX)]
-    world_size: Annotated[int, Doc("ranks that the job has", minimum=1, maximum=RANK_MAX + 1)]
+    rank: Annotated[int, Doc("rank of its process in a job of several", 0, RANK_MAX)]
+    world_size: Annotated[int, Doc("ranks that the job has", 1, RANK_MAX + 1)]
     engine: Annotated[str, Doc("capture engine, with version")]
     clock: Annotated[str, Doc("clock of every ts_ns that names none; monotonic if absent")]
     clocks: Annotated[list[str], Doc("every clock that a ts_ns of this file is on")]
@@ -145,21 +145,18 @@ class _EventRequired(TypedDict):
             enum=PHASES,
         ),
     ]
-    ts_ns: Annotated[
-        int, Doc("time of the event on `clock`; the start of an X", minimum=0, maximum=TIME_LIMIT_NS)
-    ]
+    ts_ns: Annotated[int, Doc("time of the event on `clock`; the start of an X", 0, TIME_LIMIT_NS)]
 
 
 class Event(_EventRequired, total=False):
     """One event of one layer."""
 
     dur_ns: Annotated[
-        int,
-        Doc("duration: always with X, and on an E whose B may be missing", minimum=0, maximum=TIME_LIMIT_NS),
+        int, Doc("duration: always with X, and on an E whose B may be missing", 0, TIME_LIMIT_NS)
     ]
-    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
-    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
-    cpu: Annotated[int, Doc("processor it happened on", minimum=0)]
+    pid: Annotated[int, Doc("process id", 0, ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", 0, ID_LIMIT)]
+    cpu: Annotated[int, Doc("processor it happened on", 0)]
     comm: Annotated[str, Doc("thread name at that time")]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
     domain: Annotated[str, Doc("annotation: NVTX domain, absent for the default one")]
@@ -171,57 +168,48 @@ class Event(_EventRequired, total=False):
             maximum=RANGE_LIMIT,
         ),
     ]
-    gpu: Annotated[int, Doc("GPU index", minimum=0)]
-    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
-    launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", minimum=0)]
-    flow: Annotated[
-        int, Doc("s, t and f: the flow, the same number on all its ends", minimum=0, maximum=FLOW_LIMIT)
-    ]
-    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
+    gpu: Annotated[int, Doc("GPU index", 0)]
+    stream: Annotated[int, Doc("CUDA stream id", 0)]
+    launch: Annotated[int, Doc("launch id: the same on the launch call, the kernel and its warps", 0)]
+    flow: Annotated[int, Doc("s, t and f: the flow, the same number on all its ends", 0, FLOW_LIMIT)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", 0, length=3)]
     block: Annotated[
-        list[int],
-        Doc("gpu_kernel: threads a block; gpu_thread: block index", length=3, minimum=0, maximum=INDEX_LIMIT),
+        list[int], Doc("gpu_kernel: threads a block; gpu_thread: block index", 0, INDEX_LIMIT, length=3)
     ]
-    thread: Annotated[
-        list[int], Doc("gpu_thread: thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)
-    ]
+    thread: Annotated[list[int], Doc("gpu_thread: thread index in its block", 0, INDEX_LIMIT, length=3)]
     layer: Annotated[str, Doc("hook: the layer's own name, which the hook states, or that of its file")]
-    stack: Annotated[int, Doc("id of the stack that called it", minimum=0, maximum=COLUMN_LIMIT)]
+    stack: Annotated[int, Doc("id of the stack that called it", 0, COLUMN_LIMIT)]
     args: Annotated[dict[str, Any], Doc("arguments, results and whatever else is known")]
 
 
 class _ThreadExitRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("gpu_thread_exit",))]
-    ts_ns: Annotated[int, Doc("when the thread left, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+    ts_ns: Annotated[int, Doc("when the thread left, on `clock`", 0, TIME_LIMIT_NS)]
 
 
 class ThreadExit(_ThreadExitRequired, total=False):
     """A thread of a GPU that left its kernel: read as a `gpu_thread` with phase I and the event `exit`."""
 
     name: Annotated[str, Doc("kernel, if it is known")]
-    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
-    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
-    cpu: Annotated[int, Doc("processor that wrote it", minimum=0)]
+    pid: Annotated[int, Doc("process id", 0, ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", 0, ID_LIMIT)]
+    cpu: Annotated[int, Doc("processor that wrote it", 0)]
     comm: Annotated[str, Doc("thread name at that time")]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
-    gpu: Annotated[int, Doc("GPU index", minimum=0)]
-    launch: Annotated[int, Doc("launch id", minimum=0)]
-    block: Annotated[list[int], Doc("block index", length=3, minimum=0, maximum=INDEX_LIMIT)]
-    thread: Annotated[list[int], Doc("thread index in its block", length=3, minimum=0, maximum=INDEX_LIMIT)]
+    gpu: Annotated[int, Doc("GPU index", 0)]
+    launch: Annotated[int, Doc("launch id", 0)]
+    block: Annotated[list[int], Doc("block index", 0, INDEX_LIMIT, length=3)]
+    thread: Annotated[list[int], Doc("thread index in its block", 0, INDEX_LIMIT, length=3)]
     args: Annotated[dict[str, Any], Doc("whatever else is known")]
 
 
 class _WarpBatchRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("gpu_warp",))]
     name: Annotated[str, Doc("kernel name")]
-    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
-    warp: Annotated[
-        Column, Doc("linear block index × warps a block + warp in its block", minimum=0, maximum=COLUMN_LIMIT)
-    ]
-    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", minimum=0, maximum=OFFSET_LIMIT_NS)]
-    exit_ns: Annotated[
-        Column, Doc("%globaltimer at each exit, after that warp's entry", minimum=0, maximum=OFFSET_LIMIT_NS)
-    ]
+    ts_ns: Annotated[int, Doc("base of entry_ns, on `clock`", 0, TIME_LIMIT_NS)]
+    warp: Annotated[Column, Doc("linear block index × warps a block + warp in its block", 0, COLUMN_LIMIT)]
+    entry_ns: Annotated[Column, Doc("%globaltimer at entry, after ts_ns", 0, OFFSET_LIMIT_NS)]
+    exit_ns: Annotated[Column, Doc("%globaltimer at each exit, after that warp's entry", 0, OFFSET_LIMIT_NS)]
 
 
 class WarpBatch(_WarpBatchRequired, total=False):
@@ -237,33 +225,29 @@ class WarpBatch(_WarpBatchRequired, total=False):
     """
 
     clock: Annotated[str, Doc("clock of ts_ns, globaltimer:N of GPU N")]
-    gpu: Annotated[int, Doc("GPU index", minimum=0)]
-    stream: Annotated[int, Doc("CUDA stream id", minimum=0)]
-    launch: Annotated[int, Doc("launch id", minimum=0)]
-    pid: Annotated[int, Doc("process that launched it", minimum=0, maximum=ID_LIMIT)]
-    grid: Annotated[list[int], Doc("blocks in x, y, z", length=3, minimum=0)]
-    block: Annotated[list[int], Doc("threads a block in x, y, z", length=3, minimum=0)]
-    sm: Annotated[Column, Doc("%smid", minimum=0, maximum=SM_LIMIT)]
-    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", minimum=0, maximum=SLOT_LIMIT)]
-    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", minimum=0, maximum=COLUMN_LIMIT)]
-    entry_mask: Annotated[
-        Column, Doc("lanes active at entry; all 32 if absent", minimum=0, maximum=MASK_LIMIT)
-    ]
-    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", minimum=0, maximum=MASK_LIMIT)]
-    exit_clk: Annotated[
-        Column, Doc("%clock64 at each exit, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
-    ]
-    exit_mask: Annotated[Column, Doc("lanes that left at each exit", minimum=0, maximum=MASK_LIMIT)]
+    gpu: Annotated[int, Doc("GPU index", 0)]
+    stream: Annotated[int, Doc("CUDA stream id", 0)]
+    launch: Annotated[int, Doc("launch id", 0)]
+    pid: Annotated[int, Doc("process that launched it", 0, ID_LIMIT)]
+    grid: Annotated[list[int], Doc("blocks in x, y, z", 0, length=3)]
+    block: Annotated[list[int], Doc("threads a block in x, y, z", 0, length=3)]
+    sm: Annotated[Column, Doc("%smid", 0, SM_LIMIT)]
+    slot: Annotated[Column, Doc("%warpid, the hardware slot on the SM", 0, SLOT_LIMIT)]
+    entry_clk: Annotated[Column, Doc("%clock64 of the SM at entry, cycles", 0, COLUMN_LIMIT)]
+    entry_mask: Annotated[Column, Doc("lanes active at entry; all 32 if absent", 0, MASK_LIMIT)]
+    exit_count: Annotated[Column, Doc("exits of each warp; 1 each if absent", 0, MASK_LIMIT)]
+    exit_clk: Annotated[Column, Doc("%clock64 at each exit, cycles after that warp's entry", 0, COLUMN_LIMIT)]
+    exit_mask: Annotated[Column, Doc("lanes that left at each exit", 0, MASK_LIMIT)]
     ranges: Annotated[list[str], Doc("names of ranges, which range_name counts from 0")]
-    range_count: Annotated[Column, Doc("ranges of each warp; none if absent", minimum=0, maximum=MASK_LIMIT)]
-    range_name: Annotated[Column, Doc("place of its name in ranges", minimum=0, maximum=INDEX_LIMIT)]
+    range_count: Annotated[Column, Doc("ranges of each warp; none if absent", 0, MASK_LIMIT)]
+    range_name: Annotated[Column, Doc("place of its name in ranges", 0, INDEX_LIMIT)]
     range_clk: Annotated[
-        Column, Doc("%clock64 at its begin, cycles after that warp's entry", minimum=0, maximum=COLUMN_LIMIT)
+        Column, Doc("%clock64 at its begin, cycles after that warp's entry", 0, COLUMN_LIMIT)
     ]
     range_dur_clk: Annotated[
-        Column, Doc("cycles until it ended, or until the last exit if open", minimum=0, maximum=COLUMN_LIMIT)
+        Column, Doc("cycles until it ended, or until the last exit if open", 0, COLUMN_LIMIT)
     ]
-    range_open: Annotated[Column, Doc("1 if its end is not known; 0 each if absent", minimum=0, maximum=1)]
+    range_open: Annotated[Column, Doc("1 if its end is not known; 0 each if absent", 0, 1)]
     args: Annotated[dict[str, Any], Doc("whatever else is known of the launch")]
 
 
@@ -275,34 +259,32 @@ class Frame(_FrameRequired, total=False):
     """One frame of a stack."""
 
     file: Annotated[str, Doc("path of its source")]
-    line: Annotated[int, Doc("line in it that was running", minimum=0, maximum=INDEX_LIMIT)]
+    line: Annotated[int, Doc("line in it that was running", 0, INDEX_LIMIT)]
 
 
 class _StackRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("stack",))]
-    id: Annotated[int, Doc("the `stack` of events; unique in the file", minimum=0, maximum=COLUMN_LIMIT)]
+    id: Annotated[int, Doc("the `stack` of events; unique in the file", 0, COLUMN_LIMIT)]
     frames: Annotated[list[Frame], Doc("innermost first")]
 
 
 class StackRecord(_StackRequired, total=False):
     """A Python stack. It comes before the first event that refers to it."""
 
-    omitted: Annotated[int, Doc("frames left out at the outer end", minimum=0, maximum=COUNT_LIMIT)]
+    omitted: Annotated[int, Doc("frames left out at the outer end", 0, COUNT_LIMIT)]
 
 
 class _NameRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("name",))]
-    pid: Annotated[int, Doc("process id", minimum=0, maximum=ID_LIMIT)]
+    pid: Annotated[int, Doc("process id", 0, ID_LIMIT)]
 
 
 class NameRecord(_NameRequired, total=False):
     """The name of a process, or with `tid` of a thread, and its place among the others."""
 
-    tid: Annotated[int, Doc("thread id", minimum=0, maximum=ID_LIMIT)]
+    tid: Annotated[int, Doc("thread id", 0, ID_LIMIT)]
     name: Annotated[str, Doc("its name")]
-    order: Annotated[
-        int, Doc("its place among the others, the smallest first", minimum=0, maximum=ORDER_LIMIT)
-    ]
+    order: Annotated[int, Doc("its place among the others, the smallest first", 0, ORDER_LIMIT)]
 
 
 class ClockRecord(TypedDict):
@@ -310,14 +292,14 @@ class ClockRecord(TypedDict):
 
     type: Annotated[str, Doc("record type", enum=("clock",))]
     clock: Annotated[str, Doc("the source clock")]
-    source_ns: Annotated[int, Doc("reading of the source clock", minimum=0, maximum=TIME_LIMIT_NS)]
-    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", minimum=0, maximum=TIME_LIMIT_NS)]
-    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", minimum=0, maximum=TIME_LIMIT_NS)]
+    source_ns: Annotated[int, Doc("reading of the source clock", 0, TIME_LIMIT_NS)]
+    host_lo_ns: Annotated[int, Doc("CLOCK_MONOTONIC before the reading", 0, TIME_LIMIT_NS)]
+    host_hi_ns: Annotated[int, Doc("CLOCK_MONOTONIC after the reading", 0, TIME_LIMIT_NS)]
 
 
 class _LossRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("loss",))]
-    count: Annotated[int, Doc("events lost", minimum=0, maximum=COUNT_LIMIT)]
+    count: Annotated[int, Doc("events lost", 0, COUNT_LIMIT)]
 
 
 class LossRecord(_LossRequired, total=False):
@@ -325,41 +307,36 @@ class LossRecord(_LossRequired, total=False):
 
     layer: Annotated[str, Doc("layer of the lost events; absent if unknown")]
     ts_ns: Annotated[
-        int,
-        Doc(
-            "start of the loss; absent: where the record stands in the file", minimum=0, maximum=TIME_LIMIT_NS
-        ),
+        int, Doc("start of the loss; absent: where the record stands in the file", 0, TIME_LIMIT_NS)
     ]
-    dur_ns: Annotated[int, Doc("length of the loss", minimum=0, maximum=TIME_LIMIT_NS)]
+    dur_ns: Annotated[int, Doc("length of the loss", 0, TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
-    cpu: Annotated[int, Doc("processor whose buffer was full", minimum=0)]
+    cpu: Annotated[int, Doc("processor whose buffer was full", 0)]
     reason: Annotated[str, Doc("what was full or failed")]
 
 
 class _WindowRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("window",))]
     phase: Annotated[str, Doc("B: events are recorded from here on; E: no more", enum=("B", "E"))]
-    ts_ns: Annotated[int, Doc("time on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+    ts_ns: Annotated[int, Doc("time on `clock`", 0, TIME_LIMIT_NS)]
 
 
 class WindowRecord(_WindowRequired, total=False):
     """Where a window begins or ends. A recording that has windows has events only in them."""
 
-    window: Annotated[int, Doc("its number, from 1", minimum=1, maximum=COUNT_LIMIT)]
+    window: Annotated[int, Doc("its number, from 1", 1, COUNT_LIMIT)]
     name: Annotated[str, Doc("the name that the program gave it")]
     cause: Annotated[str, Doc("what began it or ended it: profiler, signal, duration, …")]
-    pid: Annotated[int, Doc("process that caused it", minimum=0, maximum=ID_LIMIT)]
-    tid: Annotated[int, Doc("thread that caused it", minimum=0, maximum=ID_LIMIT)]
-    waited_ns: Annotated[int, Doc("how long before ts_ns it was due", minimum=0, maximum=TIME_LIMIT_NS)]
+    pid: Annotated[int, Doc("process that caused it", 0, ID_LIMIT)]
+    tid: Annotated[int, Doc("thread that caused it", 0, ID_LIMIT)]
+    waited_ns: Annotated[int, Doc("how long before ts_ns it was due", 0, TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
 
 
 class _FooterRequired(TypedDict):
     type: Annotated[str, Doc("record type", enum=("footer",))]
-    counts: Annotated[
-        dict[str, int], Doc("layer → events in this file; a warp counts one", minimum=0, maximum=COUNT_LIMIT)
-    ]
-    losses: Annotated[dict[str, int], Doc("layer → events lost", minimum=0, maximum=COUNT_LIMIT)]
+    counts: Annotated[dict[str, int], Doc("layer → events in this file; a warp counts one", 0, COUNT_LIMIT)]
+    losses: Annotated[dict[str, int], Doc("layer → events lost", 0, COUNT_LIMIT)]
 
 
 class Footer(_FooterRequired, total=False):
@@ -375,9 +352,7 @@ class Footer(_FooterRequired, total=False):
         Doc("the processes that sampled counters: gpu, cpu_ns of processor time in elapsed_ns"),
     ]
     cpu_losses: Annotated[dict[str, Any], Doc("layer → processor → events lost, where that is known")]
-    filtered: Annotated[
-        dict[str, int], Doc("layer → events that a filter left out", minimum=0, maximum=COUNT_LIMIT)
-    ]
+    filtered: Annotated[dict[str, int], Doc("layer → events that a filter left out", 0, COUNT_LIMIT)]
     evicted: Annotated[
         dict[str, int],
         Doc(
@@ -419,20 +394,20 @@ def new_header(**fields: object) -> Header:
 
 
 class _SamplesRequired(TypedDict):
-    ts_ns: Annotated[int, Doc("start of the stretch, on `clock`", minimum=0, maximum=TIME_LIMIT_NS)]
+    ts_ns: Annotated[int, Doc("start of the stretch, on `clock`", 0, TIME_LIMIT_NS)]
     functions: Annotated[list[str], Doc("names of functions, which function counts from 0")]
     reasons: Annotated[list[str], Doc("names of stall reasons, which reason counts from 0")]
-    function: Annotated[Column, Doc("place of its name in functions", minimum=0, maximum=INDEX_LIMIT)]
-    reason: Annotated[Column, Doc("place of its name in reasons", minimum=0, maximum=INDEX_LIMIT)]
-    samples: Annotated[Column, Doc("how many samples", minimum=0, maximum=COUNT_LIMIT)]
+    function: Annotated[Column, Doc("place of its name in functions", 0, INDEX_LIMIT)]
+    reason: Annotated[Column, Doc("place of its name in reasons", 0, INDEX_LIMIT)]
+    samples: Annotated[Column, Doc("how many samples", 0, COUNT_LIMIT)]
 
 
 class _Samples(_SamplesRequired, total=False):
-    dur_ns: Annotated[int, Doc("length of the stretch", minimum=0, maximum=TIME_LIMIT_NS)]
+    dur_ns: Annotated[int, Doc("length of the stretch", 0, TIME_LIMIT_NS)]
     clock: Annotated[str, Doc("clock of ts_ns, if not the header's")]
-    gpu: Annotated[int, Doc("GPU index", minimum=0)]
-    pid: Annotated[int, Doc("process whose kernels were sampled", minimum=0, maximum=ID_LIMIT)]
-    period_cycles: Annotated[int, Doc("cycles of an SM between two samples", minimum=1, maximum=COUNT_LIMIT)]
+    gpu: Annotated[int, Doc("GPU index", 0)]
+    pid: Annotated[int, Doc("process whose kernels were sampled", 0, ID_LIMIT)]
+    period_cycles: Annotated[int, Doc("cycles of an SM between two samples", 1, COUNT_LIMIT)]
 
 
 class StallRecord(_Samples):
@@ -447,7 +422,7 @@ class StallRecord(_Samples):
 class _InstructionSamples(_Samples, total=False):
     modules: Annotated[list[str], Doc("of each function, the CRC of its module's machine code")]
     lines: Annotated[list[str], Doc("lines of the source as FILE:LINE, which line counts from 1")]
-    line: Annotated[Column, Doc("place in lines, from 1; 0: it is not known", minimum=0, maximum=INDEX_LIMIT)]
+    line: Annotated[Column, Doc("place in lines, from 1; 0: it is not known", 0, INDEX_LIMIT)]
 
 
 class InstructionStallRecord(_InstructionSamples):
@@ -458,9 +433,7 @@ class InstructionStallRecord(_InstructionSamples):
     """
 
     type: Annotated[str, Doc("record type", enum=("gpu_stall_pc",))]
-    offset: Annotated[
-        Column, Doc("of the instruction in its function, bytes", minimum=0, maximum=COLUMN_LIMIT)
-    ]
+    offset: Annotated[Column, Doc("of the instruction in its function, bytes", 0, COLUMN_LIMIT)]
 
 
 RECORDS: Final[dict[str, type]] = {

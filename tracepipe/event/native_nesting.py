@@ -22,7 +22,7 @@ _SHAPE_KINDS: Final = {
 
 
 class NativeNesting:
-    """As `Nesting`."""
+    """Nests one recording by `nest.c`. Its methods are those of `Nesting`, with the same results."""
 
     def __init__(self, core: ctypes.CDLL, ioctl: int) -> None:
         self._core = core
@@ -39,7 +39,6 @@ class NativeNesting:
 
     @property
     def outcomes(self) -> Outcomes:
-        """As `Nesting` has it."""
         return Outcomes(
             self._count(_UNCLOSED),
             self._count(_NO_BEGIN),
@@ -50,15 +49,12 @@ class NativeNesting:
 
     @property
     def row_count(self) -> int:
-        """As `Nesting` has it."""
         return self._count(_ROWS)
 
     def base(self, row: int) -> int:
-        """As `Nesting` has it."""
         return int(self._core.tp_nest_base(self._nest, row))
 
     def add_row(self, on_stream: bool = False) -> int:
-        """As `Nesting` has it."""
         return self._checked(self._core.tp_nest_row(self._nest, NO_ROW, on_stream))
 
     @staticmethod
@@ -68,24 +64,19 @@ class NativeNesting:
         return result
 
     def forget_rows(self) -> None:
-        """As `Nesting` has it."""
         self._core.tp_nest_forget_rows(self._nest)
 
     def set_above(self, row: int, near: int, far: int, starts_flows: int) -> None:
-        """As `Nesting` has it."""
         self._core.tp_nest_above(self._nest, row, near, far, starts_flows)
 
     def take_ops(self) -> OpColumns:
-        """As `Nesting` has it."""
         ops, self._ops = self._ops, OpColumns()
         return ops
 
     def add(self, *ops: Op) -> None:
-        """As `Nesting` has it."""
         self._ops.add(*ops)
 
     def early(self) -> list[Early]:
-        """As `Nesting` has it."""
         count = self._count(_EARLY)
         if not count:
             return []
@@ -95,7 +86,6 @@ class NativeNesting:
         return [Early(*row) for row in out.tolist()]
 
     def set_shape(self, number: int, shape: ShapeRow) -> None:
-        """As `Nesting` has it."""
         row, name, phase, takes_flow, has_dur, has_launch = shape
         if number >= len(self._shapes["row"]):
             self._shapes = {key: grown(column, number + 1, 0) for key, column in self._shapes.items()}
@@ -104,20 +94,17 @@ class NativeNesting:
             column[number] = value
 
     def forget_shapes(self) -> None:
-        """As `Nesting` has it."""
+        """Do nothing: a new shape replaces the one that had its number."""
 
     def open_names(self, count: int) -> Bools:
-        """As `Nesting` has it."""
         used = np.zeros(count, np.bool_)
         self._core.tp_nest_names(self._nest, used.ctypes.data)
         return used
 
     def rename(self, to: Int32s) -> None:
-        """As `Nesting` has it."""
         self._core.tp_nest_rename(self._nest, to.ctypes.data)
 
     def events(self, events: TraceColumns, start: int, stop: int, warps: WarpStarts | None = None) -> None:
-        """As `Nesting` has it."""
         shapes = Shapes(*(column.ctypes.data for column in self._shapes.values()))
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, stop - start))
         bound = None if events.bound_ns is None else events.bound_ns.ctypes.data
@@ -132,7 +119,6 @@ class NativeNesting:
         self._ops.count = self._checked(count)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
-        """As `Nesting` has it."""
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 1))
         dur_ns = -1 if dur_ns is None else dur_ns
         count = self._core.tp_nest_one(
@@ -141,19 +127,16 @@ class NativeNesting:
         self._ops.count = self._checked(count)
 
     def overlap_row(self, row: int, ts_ns: int, end_ns: int) -> int:
-        """As `Nesting` has it."""
         at = int(self._core.tp_nest_overlap_row(self._nest, row, ts_ns, end_ns))
         if at < NO_ROW:
             raise MemoryError
         return at
 
     def settle(self) -> None:
-        """As `Nesting` has it."""
         # The view of the columns is taken again: operations that were added since may have moved them.
         self._core.tp_nest_settle(self._nest, ctypes.byref(self._ops.reserve(0)), self._ops.count)
 
     def close(self, row: int, ts_ns: int) -> None:
-        """As `Nesting` has it."""
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 0))
         count = self._core.tp_nest_close(self._nest, row, ts_ns, ctypes.byref(ops), self._ops.count)
         self._ops.count = self._checked(count)

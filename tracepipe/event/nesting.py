@@ -84,9 +84,7 @@ class _Launch:
 
 
 class Launches:
-    """Calls and kernels come in the order of their times: a kernel that starts before its call comes
-    first.
-    """
+    """The last launches by id. Calls and kernels come in the order of their times."""
 
     def __init__(self) -> None:
         self.early: list[Early] = []
@@ -135,9 +133,7 @@ class Launches:
         return self._flow_of(one)
 
     def warps(self, launch: int, ts_ns: int, bound_ns: int, done: int) -> int:
-        """Note the first warp of a batch and return its flow: 0 if the flow ends at the launch's kernel, or
-        if the warps are only counted.
-        """
+        """Note the first warp of a batch and return its flow, 0 if no flow ends at it."""
         if done == NO_LAUNCH:
             return 0
         one = self._of(launch)
@@ -194,8 +190,8 @@ FLOWS_OF_IOCTLS: Final = 2
 
 
 class ShapeRow(NamedTuple):
-    """How a shape's events nest: `row` is NO_ROW if they do not. `takes_flow`: an outer call may be their
-    cause.
+    """The nesting of a shape's events: `row` is NO_ROW if they do not nest. An outer call may be the cause of
+    those with `takes_flow`.
     """
 
     row: int
@@ -230,10 +226,10 @@ class Row:
     begun: int = NONE
 
     def unfinished(self, ts_ns: int) -> int:
-        """How many of the X slices end after that time. They are all kept until another slice begins here: a
+        """The number of X slices that end after that time. All are kept until another slice begins here: a
         slice whose start is computed from its end's duration begins before the times that were asked for.
         """
-        return bisect_left(self.ends, -ts_ns, key=_sooner)
+        return bisect_left(self.ends, -ts_ns, key=lambda end: -end[0])
 
     def takes_begin(self, ts_ns: int) -> bool:
         """Whether a B at that time nests here."""
@@ -261,10 +257,6 @@ class Row:
         return self.ends[depth - 1][1] if depth else NONE
 
 
-def _sooner(end: tuple[int, int]) -> int:
-    return -end[0]
-
-
 class Nesting:
     """Nests one recording. Row numbers count from 0; `ioctl` is the number of the name "ioctl"."""
 
@@ -284,7 +276,7 @@ class Nesting:
 
     @property
     def row_count(self) -> int:
-        """How many rows there are, with the overlap rows."""
+        """The number of rows, with the overlap rows."""
         return len(self._rows)
 
     def base(self, row: int) -> int:

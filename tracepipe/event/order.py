@@ -9,9 +9,7 @@ from tracepipe.event.tables import Tables
 
 
 def in_order(events: TraceColumns, tables: Tables) -> TraceColumns:
-    """Events in the order of time, and at the same time in the order of the file; an X before those it
-    encloses.
-    """
+    """Events in the order of time, then of the file; an X before those it encloses."""
     order = order_of(events.ts_ns, events.dur_ns, tables.are_whole()[events.shape])
     return events if order is None else events.take(order)
 

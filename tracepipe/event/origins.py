@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from tracepipe.event.columns import Bytes, Int32s, Int64s, Ints, TraceBatch, TraceColumns, distinct, grown
+from tracepipe.event.columns import Bytes, Int32s, Ints, TraceBatch, distinct, grown
 from tracepipe.event.model import FLOW_LIMIT, FLOW_PHASES, HOST_LAYERS, ID_LIMIT, Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Tables
@@ -77,7 +77,7 @@ _HAS_LAUNCH, _IS_FLOW = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How the numbers of a recording change. `host` decides about ids of processes and threads, of which
+    """The changes of a recording's numbers. `host` decides about ids of processes and threads, of which
     those that were made up become `made_up_apart` lower. `cpus` is added to processors, `launches` to
     launches. `gpus` has the new index by the old one. A flow is multiplied by the first of `flows`, and the
     second is added.
@@ -95,35 +95,29 @@ class Numbers:
 
     def shape(self, shape: Shape) -> Shape:
         """A shape with its new numbers."""
+        pid = None if shape.pid is None else self._id(shape.pid)
+        if pid is None and self.host and shape.type in HOST_LAYERS and not shape.on_stream:
+            pid = id_on(self.host, 0)  # each further host has one for events without a pid
         return replace(
             shape,
-            pid=self._pid(shape),
+            pid=pid,
             tid=None if shape.tid is None else self._id(shape.tid),
             cpu=None if shape.cpu is None else shape.cpu + self.cpus,
             gpu=shape.gpu if shape.gpu is None else self.gpus.get(shape.gpu, shape.gpu),
         )
 
-    def _pid(self, shape: Shape) -> int | None:
-        """The new pid of a shape's events. Where none is recorded, each further host has one for that."""
-        if shape.pid is not None:
-            return self._id(shape.pid)
-        is_of_host = shape.type in HOST_LAYERS and not shape.on_stream
-        return id_on(self.host, 0) if self.host and is_of_host else None
-
     def record(self, record: Record) -> Record:
         """A record that is not an event, with its new numbers."""
-        moved: Record = {key: self._id(record[key]) for key in ("pid", "tid") if key in record}
+        new: Record = {key: self._id(record[key]) for key in ("pid", "tid") if key in record}
         more = {"cpu": self.cpus, "launch": self.launches}
-        moved |= {key: record[key] + by for key, by in more.items() if key in record}
+        new |= {key: record[key] + by for key, by in more.items() if key in record}
         if "gpu" in record:
-            moved["gpu"] = self.gpus.get(record["gpu"], record["gpu"])
-        return record | moved
+            new["gpu"] = self.gpus.get(record["gpu"], record["gpu"])
+        return record | new
 
 
 class Renumbered:
-    """Renumbers the batches of a recording whose tables are `own`. Losses and windows get its `name`, if it
-    has one.
-    """
+    """Renumbers the batches of a recording whose tables are `own`. Its losses and windows get its `name`."""
 
     def __init__(self, name: str, own: Tables, shared: Tables, numbers: Numbers) -> None:
         self._name, self._own, self._shared, self._numbers = name, own, shared, numbers
@@ -152,8 +146,13 @@ class Renumbered:
             launch = np.where(kinds == _HAS_LAUNCH, launch + self._numbers.launches, launch)
             by, more = self._numbers.flows
             launch = np.where(kinds == _IS_FLOW, (launch * by + more) & FLOW_LIMIT, launch)
-        moved = replace(events, shape=shape, args=args, launch=launch, stack=self._stacks_of(events))
-        return TraceBatch(moved, [self._other(one) for one in batch.others], batch.text_bytes)
+        stack = events.stack
+        if stack is not None:
+            has, take, own = stack >= 0, self._shared.stacks.take, self._own.stacks
+            stack = stack.copy()
+            self._stacks, stack[has] = self._found(self._stacks, stack[has], lambda at: take(own, at))
+        events = replace(events, shape=shape, args=args, launch=launch, stack=stack)
+        return TraceBatch(events, [self._other(one) for one in batch.others], batch.text_bytes)
 
     @staticmethod
     def _found(known: Int32s, numbers: Ints, number: Callable[[int], int]) -> tuple[Int32s, Ints]:
@@ -178,18 +177,8 @@ class Renumbered:
             return self._shared.args_number(self._own.args(own))
         return self._shared.text_number(self._own.text(own))
 
-    def _stacks_of(self, events: TraceColumns) -> Int64s | None:
-        if events.stack is None:
-            return None
-        stack, has = events.stack.copy(), events.stack >= 0
-        take = self._shared.stacks.take
-        self._stacks, stack[has] = self._found(
-            self._stacks, events.stack[has], lambda own: take(self._own.stacks, own)
-        )
-        return stack
-
     def _other(self, other: Record | PlacedWarps) -> Record | PlacedWarps:
         if isinstance(other, PlacedWarps):
             return replace(other, launched=self._numbers.record(other.launched))
-        moved = self._numbers.record(other)
-        return moved | {FILE: self._name} if self._name and other["type"] in ("loss", "window") else moved
+        new = self._numbers.record(other)
+        return new | {FILE: self._name} if self._name and other["type"] in ("loss", "window") else new

@@ -1,6 +1,4 @@
-"""A shape is all of a record but its time, duration, launch and arguments: what many records have in
-common.
-"""
+"""Shapes: all of a record but its time, duration, launch and arguments, which many records share."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ class Shape:
 
     @property
     def drawn_layer(self) -> str:
-        """The layer of its thread on which it nests. A function that schedules the GPU's work is one of the
-        driver's, and nests among those.
+        """The layer of its thread on which it nests. Functions that schedule the GPU's work nest with the
+        driver's.
         """
         calls = self.type == "scheduler" and self.phase != "I" and self.name != RUNNING
         return "kernel" if calls else self.type
@@ -59,9 +57,7 @@ class Shape:
 
     @property
     def row(self) -> tuple[object, ...] | None:
-        """A key that is the same for all shapes whose events nest with each other; None for those that do not
-        nest.
-        """
+        """The key of all shapes whose events nest with each other; None for those that do not nest."""
         if self.on_stream:
             return ("gpu", self.gpu or 0, self.stream or 0)
         if self.type == "annotation":

@@ -1,4 +1,4 @@
-"""What an SM of a GPU holds at most: warps, blocks, registers, shared memory.
+"""The limits of an SM: warps, blocks, registers, shared memory.
 
 The figures are those of "Technical Specifications per Compute Capability" and "Occupancy" in NVIDIA's CUDA
 programming guide. What the driver reports of a GPU, and a header has, comes before them.
@@ -70,9 +70,7 @@ _REPORTED: Final = {
 
 
 def sm_limits(gpu: Mapping[str, Any]) -> SmLimits | None:
-    """The limits of a GPU as described in a header; None where its compute capability is not known, neither
-    by number nor by model.
-    """
+    """The limits of a GPU as described in a header; None where its compute capability is not known."""
     words = re.split(r"[\s-]+", str(gpu.get("name", "")))
     by_model = next((_OF_MODEL[word] for word in words if word in _OF_MODEL), None)
     known = _OF_CAPABILITY.get(str(gpu.get("compute_capability", by_model)))

@@ -77,9 +77,7 @@ class Stacks:
         return len(self._ends)
 
     def add(self, record: Record, line: int) -> bool:
-        """Add a good record of a stack, which is on this line. Return False where another stack has its
-        id.
-        """
+        """Add a good record of a stack and its line. Return False where another stack has its id."""
         if record["id"] in self._numbers:
             return False
         frames = [_frame_of(frame) for frame in record["frames"][:DEPTH_MAX]]
@@ -124,8 +122,8 @@ class Stacks:
         return len(self.frames) - 1
 
     def numbers(self, ids: Int64s, lines: Int64s) -> tuple[Int64s, Bools]:
-        """The numbers of the stacks with these ids, NONE for NONE, and which ids no stack has on a line
-        before the one, of `lines`, that refers to it.
+        """The numbers of the stacks with these ids, and which ids no stack has on a line before its own, of
+        `lines`.
         """
         known = distinct(ids)
         of_known = np.array([self._numbers.get(id, NONE) for id in known.tolist()], np.int64)
@@ -138,13 +136,11 @@ class Stacks:
 
     @property
     def places(self) -> int:
-        """How many frames all stacks have together."""
+        """The number of frames of all stacks together."""
         return len(self._places)
 
     def placed(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The frames at some of these places, as number of the stack, place in it, and number of the
-        frame.
-        """
+        """The frames at some of these places: number of the stack, place in it, number of the frame."""
         stack = bisect_right(self._ends, first)
         for place in range(first, last):
             while place >= self._ends[stack]:
@@ -156,12 +152,12 @@ class Stacks:
         return self._places[self._ends[number - 1] if number else 0 : self._ends[number]]
 
     def omitted(self, number: int) -> int:
-        """How many frames are left out at a stack's outer end."""
+        """The number of frames that are left out at a stack's outer end."""
         return self._omitted[number]
 
     def own(self, stacks: Int64s | Int32s) -> Int64s:
-        """For each stack the number of its innermost frame in the user's code, or of its innermost frame
-        where none is; NONE without a stack or a frame.
+        """For each stack the number of its innermost frame in the user's code, else of its innermost frame;
+        NONE without one.
         """
         # The last place is for no stack.
         own: Int64s = np.append(np.frombuffer(self._own, np.int32) if self._own else [], NONE)[stacks]

@@ -84,9 +84,7 @@ class Tables:
         return number
 
     def text_numbers(self, texts: Texts) -> Int32s:
-        """The numbers of arguments given as JSON texts of objects, of the shape `(len(texts),)`; NONE for an
-        empty text.
-        """
+        """The numbers of arguments given as JSON texts of objects; NONE for an empty text."""
         return np.array([self.text_number(text) if text else NONE for text in texts], np.int32)
 
     def text(self, number: int) -> bytes:
@@ -106,13 +104,11 @@ class Tables:
 
     @property
     def args_count(self) -> int:
-        """How many arguments there are."""
+        """The number of arguments."""
         return len(self._texts)
 
     def are_whole(self) -> Bools:
-        """Whether the events of a shape are whole slices (X), by its number. The last two places are for rows
-        without a shape.
-        """
+        """Whether the events of a shape are whole slices (X), by its number, and two places for no shape."""
         known = len(self._whole) - 2
         if known < len(self.shapes):
             new = [shape is not None and shape.phase == "X" for shape in self.shapes[known:]]

@@ -105,8 +105,8 @@ Batch = TypeVar("Batch", bound=WarpColumns)
 
 
 def at_once(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Group batches that are processed together, in their order: several small ones that have warps and no
-    ranges, or a single one.
+    """Group batches that are processed together: several small ones with warps and no ranges, or a single
+    one.
     """
     some: list[Batch] = []
     size = 0
@@ -154,7 +154,7 @@ RANGE_DEPTH_MAX: Final = 64
 
 
 class Nested(NamedTuple):
-    """How the ranges of a batch nest. `inside` has for each range the place of the one around it, OUTER for
+    """The nesting of a batch's ranges. `inside` has for each range the place of the one around it, OUTER for
     none, or CROSSING. `steps` are the begins and ends of all that do not cross, in their order, warp after
     warp: twice the range's place, plus 1 for its end.
     """
@@ -164,7 +164,7 @@ class Nested(NamedTuple):
 
 
 def nested(warps: WarpColumns) -> Nested:
-    """How the ranges of a batch nest."""
+    """Nest the ranges of a batch."""
     assert warps.range_count is not None and warps.range_clk is not None and warps.range_dur_clk is not None
     counts, begin, dur = warps.range_count, warps.range_clk, warps.range_dur_clk
     core = library()

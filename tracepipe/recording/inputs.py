@@ -170,7 +170,7 @@ class _Several:
             names = _names(paths)
             by_hand = _by_hand(paths, names, relation.offsets)
             parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
-            placed = anchors([part.source for part in parts], by_hand, [part.survey.seen for part in parts])
+            placed = anchors([part.source for part in parts], by_hand, [part.survey.common for part in parts])
         _refuse_before_zero(parts, placed)
         return cls(paths, how, members, parts, placed, *numbered(parts), strict, progress)
 

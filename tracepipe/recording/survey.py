@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.clocks.anchors import REALTIME, Source, is_one_host, reference
-from tracepipe.clocks.common_events import CELL_BITS, Seen
+from tracepipe.clocks.common_events import CELL_BITS, CommonEvents
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
 from tracepipe.event.origins import HOSTS_MAX, IDS_APART, MADE_UP, Numbers, Origins, id_on
@@ -47,7 +47,7 @@ class Survey:
     None where that is not known.
     """
 
-    seen: Seen
+    common: CommonEvents
     realtime_ns: int | None = None
     pids: set[int] = field(default_factory=set)
     gpus: set[int] = field(default_factory=set)
@@ -137,7 +137,7 @@ class Survey:
         at = np.flatnonzero(has & (keys > 0))
         of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
         lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
-        self.seen.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
+        self.common.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
     def _see_calls(self, batch: TraceBatch, flags: Bytes) -> None:
         """Note when calls began and ended, by thread, name and approximate time, so that all recordings note
@@ -145,7 +145,7 @@ class Survey:
         """
         if self.realtime_ns is None:
             return
-        events, calls = batch.events, self.seen.calls
+        events, calls = batch.events, self.common.calls
         for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
             at = np.flatnonzero(flags & flag)
             ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
@@ -176,7 +176,7 @@ class Survey:
                 found[0].append((key, ns))
             if shape.phase != "B":
                 found[1].append((key, ns + int(events.dur_ns[at])))
-        for seen, times in zip(found, (self.seen.kernels.begins, self.seen.kernels.ends), strict=True):
+        for seen, times in zip(found, (self.common.kernels.begins, self.common.kernels.ends), strict=True):
             keys = np.array([key for key, _ in seen], np.uint64)
             seen_ns = np.array([ns for _, ns in seen], np.int64)
             times.add(self._cells(keys, seen_ns), seen_ns)
@@ -211,7 +211,7 @@ class Survey:
                 ends_ns.append(int(events.ts_ns[at] + events.dur_ns[at]))
         spread = np.array(keys, np.uint64) * _SPREADING
         # They begin when each rank arrives. Only their ends are the same.
-        self.seen.collectives.add(
+        self.common.collectives.add(
             spread.view(np.int64), np.array(ends_ns, np.int64), np.zeros(len(ends_ns), np.int64)
         )
 
@@ -249,7 +249,7 @@ def surveyed(opened: OpenRecording, path: str) -> Survey:
     """Survey a recording by reading it once."""
     header, clock = opened.recording.header, opened.clocks.trace_clock
     realtime_ns = Source(path, header, clock).ahead_ns(REALTIME, clock)
-    survey, tables = Survey(Seen(opened.source), realtime_ns), opened.recording.tables
+    survey, tables = Survey(CommonEvents(opened.source), realtime_ns), opened.recording.tables
     for batch, _ in Reading(opened, path).placed():
         survey.take(batch, tables)
     survey.add_shapes(tables)
