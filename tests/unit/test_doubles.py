@@ -40,7 +40,7 @@ def decided(tables: Tables, *sources: TraceColumns, captures: tuple[int, ...] = 
     """The times of the events that are left of each recording."""
     both = doubles(tables, *(captures or range(len(sources))))
     for at, events in enumerate(sources):
-        both.take(events, at)
+        both.add(events, at)
     both.decide(END_NS)
     return [both.renamed(events, at).ts_ns.tolist() for at, events in enumerate(sources)]
 
@@ -86,8 +86,8 @@ def test_a_double_has_the_arguments_of_both(tables: Tables) -> None:
     one = columns(tables, span(100, 110, "f", args={"size": 1, "result": 0}))
     other = columns(tables, span(103, 108, "f", launch=7, args={"size": 2, "stream": 3}))
     both = doubles(tables, 0, 1)
-    both.take(one, 0)
-    both.take(other, 1)
+    both.add(one, 0)
+    both.add(other, 1)
     both.decide(END_NS)
     assert other.shape.tolist() == [MERGED]
     assert tables.args(int(one.args[0])) == {
@@ -103,8 +103,8 @@ def test_what_follows_has_the_launch_of_the_one_that_stays(tables: Tables) -> No
     one = columns(tables, span(100, 110, "f", launch=5))
     other = columns(tables, span(103, 108, "f", launch=7), span(200, 210, "k", "gpu_kernel", launch=7))
     both = doubles(tables, 0, 1)
-    both.take(one, 0)
-    both.take(other, 1)
+    both.add(one, 0)
+    both.add(other, 1)
     both.decide(END_NS)
     assert both.renamed(other, 1).launch.tolist() == [5]
     assert both.renamed(one, 0).launch.tolist() == [5]
@@ -141,8 +141,8 @@ def test_launches_of_another_kernel_or_of_two_threads_are_not_joined(tables: Tab
 def test_calls_that_may_still_come_are_waited_for(tables: Tables) -> None:
     one, other = calls(tables, 100, 5_000_000), calls(tables, 104, 5_000_002)
     both = doubles(tables, 0, 1)
-    both.take(one, 0)
-    both.take(other, 1)
+    both.add(one, 0)
+    both.add(other, 1)
     both.decide(100)
     assert np.array_equal(other.shape == MERGED, [True, False])
     both.decide(5_000_001)
@@ -153,8 +153,8 @@ def test_one_collective_matches_one_of_each_other_recording(tables: Tables) -> N
     # The first of the other comes long before both others, which are near each other.
     one, other = calls(tables, 30_000), calls(tables, 20_000, 45_000)
     both = doubles(tables, 0, 1)
-    both.take(one, 0)
-    both.take(other, 1)
+    both.add(one, 0)
+    both.add(other, 1)
     both.decide(25_000)
     both.decide(END_NS)
     assert both.renamed(other, 1).ts_ns.tolist() == [45_000]
@@ -164,8 +164,8 @@ def test_a_stack_comes_along(tables: Tables) -> None:
     one, other = calls(tables, 100, 300), calls(tables, 101)
     other.stack = np.array([4], np.int64)
     both = doubles(tables, 0, 1)
-    both.take(one, 0)
-    both.take(other, 1)
+    both.add(one, 0)
+    both.add(other, 1)
     both.decide(END_NS)
     assert one.stack is not None
     assert one.stack.tolist() == [4, -1]

@@ -19,13 +19,13 @@ def test_items_come_by_track_and_time_with_their_ends() -> None:
     kept.add([Item(BEGIN, TRACK, 20, "g"), Item(INSTANT, TRACK, 20, "\ud800"), Item(END, TRACK, 30, "g")])
     kept.add([Item(COUNTER, OTHER, 5, 2.5), Item(BEGIN, TRACK, 95, "open")])
     kept.sort()
-    assert [*kept.of(1)] == [
+    assert [*kept.items_of(1)] == [
         StoredItem(True, 10, 0, "f", {"x": "1", "y": "[2]", "gone": None}, (-3,), 90),
         StoredItem(True, 20, 1, "g", {}, (), 30),
         StoredItem(False, 20, 2, "\ud800", {}, (), None),
         StoredItem(True, 95, 0, "open", {}, (), None),
     ]
-    assert [*kept.of(2)] == [StoredItem(False, 5, 0, "2.5", {}, (), None)]
+    assert [*kept.items_of(2)] == [StoredItem(False, 5, 0, "2.5", {}, (), None)]
 
 
 def test_a_file_without_room_is_an_error() -> None:

@@ -24,7 +24,7 @@ def fates(slots: Any, base_ns: int, *warps: tuple[int, int, int], rows: int = 2)
     """What becomes of warps given as begin, stay and row."""
     begin, stay, row = zip(*warps, strict=True)
     batch = int64s(len(warps)), int64s(base_ns)
-    return slots.take(rows, *batch, int64s(*begin), int64s(*stay), np.array(row, np.int32)).tolist()
+    return slots.decide(rows, *batch, int64s(*begin), int64s(*stay), np.array(row, np.int32)).tolist()
 
 
 def test_a_slot_has_one_warp_at_a_time() -> None:
@@ -97,7 +97,7 @@ def test_batches_may_be_placed_at_once() -> None:
     begin, stay, row = zip(*(warp for _, warps in batches for warp in warps), strict=True)
     sizes, bases_ns = int64s(*(len(warps) for _, warps in batches)), int64s(*(ns for ns, _ in batches))
     columns = int64s(*begin), int64s(*stay), np.array(row, np.int32)
-    assert new_slots().take(2, sizes, bases_ns, *columns).tolist() == [
+    assert new_slots().decide(2, sizes, bases_ns, *columns).tolist() == [
         one for some in one_by_one for one in some
     ]
     assert one_by_one[-1] == [ON_OVERLAP, ON_TRACK]

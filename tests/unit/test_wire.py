@@ -118,7 +118,7 @@ def written_once(args: dict[str, Any], sequence: Packets) -> Any:
     sequence.set(packets.NAMES, 0, sequence.name("shown"))
     sequence.set(packets.MARK, 0, b"")
     sequence.write(drawn)
-    (packet,) = pb.Trace.FromString(sequence.take()).packet
+    (packet,) = pb.Trace.FromString(sequence.drain()).packet
     return packet
 
 

@@ -347,7 +347,7 @@ class CollectedPairs:
             self._count -= len(growing) - len(fewer)
             self.is_thinned = True
 
-    def take(self) -> Iterator[tuple[str, Pairs]]:
+    def pop_all(self) -> Iterator[tuple[str, Pairs]]:
         """Take out each clock with its pairs."""
         while self._growing:
             clock, growing = self._growing.popitem()

@@ -46,8 +46,8 @@ def _fitted(records: Iterable[Record]) -> dict[str, ClockMap]:
     for record in records:
         collected.add(record)
     if not collected.is_thinned:
-        return {clock: fit(clock, found) for clock, found in collected.take()}
-    fits = {clock: Fit(clock, found) for clock, found in collected.take()}
+        return {clock: fit(clock, found) for clock, found in collected.pop_all()}
+    fits = {clock: Fit(clock, found) for clock, found in collected.pop_all()}
     for clock, found in in_parts(records, fits):
         fits[clock].allow(found)
     return {clock: one.map() for clock, one in fits.items()}

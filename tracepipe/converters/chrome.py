@@ -307,7 +307,7 @@ class _Ids:
 
     ids: array[int] = field(default_factory=lambda: array("i"))
 
-    def of(self, tracks: list[Track]) -> int:
+    def address_of(self, tracks: list[Track]) -> int:
         """The address of the ids of all tracks. `tracks` begin with those of the last call."""
         self.ids.extend(track.id for track in tracks[len(self.ids) :])
         return self.ids.buffer_info()[0]
@@ -322,7 +322,7 @@ class _Gpu:
 
 
 class NativeChromeEvents(ChromeEvents):
-    """As `ChromeEvents`."""
+    """Writes the elements by `chrome.c`, with the same bytes."""
 
     def __init__(self, core: ctypes.CDLL, out: BinaryIO, base_ns: int) -> None:
         self._core = core
@@ -344,34 +344,29 @@ class NativeChromeEvents(ChromeEvents):
         return result
 
     def give(self, which: int, at: int, text: bytes) -> None:
-        """As `ChromeEvents` has it."""
         self._give(which, at, text, 0)
 
     def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
         self._checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
 
     def forget(self) -> None:
-        """As `ChromeEvents` has it."""
         super().forget()
         self._made.clear()
         self._core.tp_chrome_forget(self._events)
 
     def line(self, text: bytes) -> None:
-        """As `ChromeEvents` has it."""
         self._checked(self._core.tp_chrome_line(self._events, text, len(text)))
 
     def flush(self) -> None:
-        """As `ChromeEvents` has it."""
         lines = ctypes.c_void_p()
         size = self._core.tp_chrome_take(self._events, ctypes.byref(lines))
         self.put(ctypes.string_at(lines, size) if size else b"")
 
     def write(self, drawn: Drawn) -> None:
-        """As `ChromeEvents` has it."""
         self.make_ready(drawn.book)
         view = DrawnView(drawn)
         ops, is_odd = ctypes.byref(view.ops), ctypes.c_int()
-        tracks = self._rows.of(drawn.book.tracks)
+        tracks = self._rows.address_of(drawn.book.tracks)
         given = (ctypes.byref(view.given), drawn.book.tables.reader, tracks)
         at, count = 0, len(view.order)
         while at < count:
@@ -401,14 +396,13 @@ class NativeChromeEvents(ChromeEvents):
         return members(drawn.args_of(event, mark))
 
     def warps(self, changes: WarpChanges) -> None:
-        """As `ChromeEvents` has it."""
         gpu = self._gpus.setdefault(changes.id, _Gpu())
         for kernel in changes.kernels[len(gpu.kernels) // 4 :]:
             self.give(KERNELS, self._kernel_count, orjson.dumps(kernel.name)[:-1])
             gpu.kernels.extend((self._kernel_count, kernel.warps, kernel.grid_x, kernel.grid_y))
             self._kernel_count += 1
         view = WarpsView(changes)
-        tracks = gpu.tracks.of(changes.tracks)
+        tracks = gpu.tracks.address_of(changes.tracks)
         counter = changes.counter.id if changes.counter_row >= 0 else 0
         columns = (
             ctypes.byref(view.changes),

@@ -172,7 +172,7 @@ class PacketStream:
             return number(8, max(0, ts_ns)) + number(58, self._clock)
         return number(8, ts_ns - last_ns)
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """The bytes that were written since the last call."""
         out, self._out = self._out, []
         return b"".join(out)
@@ -348,9 +348,9 @@ class Packets:
 
     # Packets -------------------------------------------------------------------------------------------
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """The bytes that were written since the last call."""
-        return self._stream.take()
+        return self._stream.drain()
 
     def _move_pending(self, interned: dict[int, list[bytes]], at: int) -> None:
         """Move the entries that were interned since to the packet at a place."""
@@ -426,7 +426,7 @@ class Packets:
         return body
 
     def _head(self, kind: int, row: int, name: int) -> bytes:
-        """As `_head_of`, from bytes that are made once."""
+        """Type and track of an operation, with category and name, from bytes that are made once."""
         if kind in (BEGIN, INSTANT):
             return _TYPES[kind] + self._ready[TOPS][row] + self._ready[NAMES][name]
         return _TYPES[kind] + self._ready[TRACKS][row]
@@ -619,7 +619,7 @@ class NativeStream:
         ref = ctypes.byref(view)
         return checked(self._core.tp_perfetto_switches(self.packets, ref, reader, ahead_ns, at, stop))
 
-    def take(self) -> bytes:
+    def drain(self) -> bytes:
         """The bytes that were written since the last call."""
         out = ctypes.c_void_p()
         size = self._core.tp_perfetto_take(self.packets, ctypes.byref(out))
@@ -627,7 +627,7 @@ class NativeStream:
 
 
 class NativePackets(Packets):
-    """As `Packets`. The base class writes what the core cannot write, with the core's tables."""
+    """Packets by `perfetto.c`, with the same bytes. The base class writes what the core cannot write."""
 
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         super().__init__(id, clock, base_ns)
@@ -637,14 +637,12 @@ class NativePackets(Packets):
         self._kernels = np.empty(0, _Kernels)
 
     def intern(self, table: int, name: bytes) -> int:
-        """As `Packets` has it."""
         return checked(self._core.tp_perfetto_intern(self._packets, table, name, len(name)))
 
     def _keep_ready(self, which: int, at: int, made: bytes) -> None:
         checked(self._core.tp_perfetto_set(self._packets, which, at, made, len(made)))
 
     def forget(self) -> None:
-        """As `Packets` has it."""
         super().forget()
         for which in FORGOTTEN:
             self._core.tp_perfetto_forget(self._packets, which)
@@ -653,12 +651,10 @@ class NativePackets(Packets):
     def _packet(self, ts_ns: int, body: bytes) -> None:
         self._made.packet(ts_ns, TRACK_EVENT, body)
 
-    def take(self) -> bytes:
-        """As `Packets` has it."""
-        return self._made.take()
+    def drain(self) -> bytes:
+        return self._made.drain()
 
     def write(self, drawn: Drawn) -> None:
-        """As `Packets` has it."""
         view, events = DrawnView(drawn), drawn.events
         order = view.order
         at, refs = 0, (ctypes.byref(view.ops), ctypes.byref(view.given), drawn.book.tables.reader)
@@ -690,7 +686,6 @@ class NativePackets(Packets):
         return checked(self._core.tp_perfetto_args(self._packets, args, text, len(text))) == 0
 
     def warps(self, changes: WarpChanges) -> None:
-        """As `Packets` has it."""
         kernels = changes.kernels
         for number in range(len(self._kernels), len(kernels)):
             name = kernels[number].name.encode("utf-8", "replace")

@@ -134,7 +134,7 @@ class Switches:
         """The packets of events, which are in the order of time."""
         self._add_shapes(events, tables)
         self._write(events, tables)
-        made: bytes = self._stream.take()
+        made: bytes = self._stream.drain()
         return made
 
     def _write(self, events: TraceColumns, tables: Tables) -> None:
@@ -163,7 +163,7 @@ class Switches:
 
 
 class NativeSwitches(Switches):
-    """As `Switches`, by the native core."""
+    """The packets of context switches by `perfetto.c`, with the same bytes."""
 
     def __init__(self, core: ctypes.CDLL, id: int, clock: SwitchClock) -> None:
         super().__init__(id, clock)
@@ -475,7 +475,7 @@ class PerfettoWriter:
         if len(drawn.order):
             self._make_ready(drawn)
             self._host.write(drawn)
-            self._emit(self._host.take())
+            self._emit(self._host.drain())
         if drawn.switches is not None:
             self._emit(self._switching().write(drawn.switches, drawn.book.tables))
         for warps in drawn.warps:
@@ -485,7 +485,7 @@ class PerfettoWriter:
             self._gpu_rows[warps.id] = len(warps.tracks)
             packets.warps(warps)
             self._first_screen.see_warps(warps)
-            self._emit(packets.take())
+            self._emit(packets.drain())
 
     def _make_ready(self, drawn: Drawn) -> None:
         """Make the bytes that operations share, each before its first use."""

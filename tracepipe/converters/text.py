@@ -69,11 +69,11 @@ class StoredItems:
             )
 
     def sort(self) -> None:
-        """Sort the items, after the last `add` and before the first `of`."""
+        """Sort the items, after the last `add` and before the first `items_of`."""
         with _room():
             self._database.execute("CREATE INDEX by_time ON item (track, ts_ns, place)")
 
-    def of(self, track: int) -> Iterator[StoredItem]:
+    def items_of(self, track: int) -> Iterator[StoredItem]:
         """The items of a track in the order of time, slices at their begins."""
         with _room():
             self._find_ends(track)
@@ -187,7 +187,7 @@ class TextWriter:
         unit = f" [{track.unit}]" if track.unit else ""
         self._put(printable("  " * indent + kind + track.label() + unit))
         pad, is_counter, is_empty = "  " * (indent + 1), track.kind == "counter", True
-        for item in self._items.of(track.id):
+        for item in self._items.items_of(track.id):
             is_empty = False
             if is_counter:
                 self._counts["counts"] += 1

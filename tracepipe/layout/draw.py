@@ -25,7 +25,7 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.counters import Counters
 from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
-from tracepipe.layout.rows import Rows
+from tracepipe.layout.rows import Rows, flagged
 from tracepipe.layout.summaries import Loads, Summaries, ThreadWork
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, WarpChanges
@@ -81,6 +81,7 @@ class Layout:
         self._window_rows: dict[int, None] = {}
         self._lost: set[str] = set()
         self._later = OpColumns()
+        """Ends of slices that last longer than the events so far."""
         self._tree = Tree(header, origins)
         self._rows = Rows(header, tables, self._tree, origins, switches_apart=switches_apart)
         groups = KernelGroups(self._rows)
@@ -109,7 +110,7 @@ class Layout:
 
     @property
     def doubled(self) -> int:
-        """How many events were merged into those of another recording so far."""
+        """The number of events that were merged into those of another recording so far."""
         return 0 if self._queue.doubles is None else self._queue.doubles.count
 
     # Events --------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class Layout:
             events, weight = self._take_others(batch)
         if len(events):
             weight += max(len(events), batch.text_bytes // _BYTES_AN_EVENT)
-        self._queue.put(events, weight, source)
+        self._queue.push(events, weight, source)
         return self._deal_ready()
 
     def end(self, source: int) -> Drawn:
@@ -134,11 +135,11 @@ class Layout:
         return self._drawn(None, []) if self.turn() is None else self._deal_ready()
 
     def _deal_ready(self) -> Drawn:
-        events = self._queue.take()
+        events = self._queue.pop()
         return self._drawn(None, []) if events is None else self._deal(events)
 
     def _heavy(self, at: int) -> int:
-        """How many further events would take as much memory as a record."""
+        """The number of further events that would take as much memory as a record."""
         other = self._others[at]
         return len(other) // 2 if isinstance(other, PlacedWarps) else 0
 
@@ -190,10 +191,15 @@ class Layout:
             self.end_ns = max(self.end_ns, self._dealt_ns)
             if len(self._tables.shapes):
                 self._add_shapes(events.shape)
-                events = self._within(events)
-                self._thread_work.take(events)
+                beyond = flagged(self._rows.beyond, events)
+                if len(beyond):
+                    self._beyond += len(beyond)
+                    events = events.take(np.delete(np.arange(len(events)), beyond))
+                self._thread_work.measure(events)
             self._rows.name_threads(events)
-            events, switches = self._without_switches(events)
+            apart = flagged(self._rows.switches, events)
+            if len(apart):
+                switches, events = events.take(apart), events.take(np.delete(np.arange(len(events)), apart))
             drawn, on_stream = self._rows.drawn, self._rows.on_stream
             single = events.shape == SPECIAL
             if len(drawn):
@@ -203,44 +209,25 @@ class Layout:
                 self.end_ns = max(self.end_ns, int(ends_ns.max(initial=0)))
             done = 0
             for at in np.flatnonzero(single).tolist():
-                if self._take_warps(events, at):
+                if events.shape[at] != SPECIAL:
+                    changes += self._nest(events, done, at)
+                    self._draw_single(events, at)
+                elif isinstance(other := self._others.pop(int(events.args[at])), PlacedWarps):
+                    self._warps.add_batch(at, other)  # drawn with the events around it
                     continue
-                changes += self._nest(events, done, at)
-                self._draw_one(events, at)
+                else:
+                    changes += self._nest(events, done, at)
+                    draw = {"window": self._window_turn, "gpu_stall": self._counters.count_stalls}
+                    draw.get(other["type"], self._loss)(int(events.ts_ns[at]), other)
                 done = at + 1
             changes += self._nest(events, done, len(events))
             self._counters.count_memory(events)
-            self._ranges.take(events)
+            self._ranges.draw(events)
             if not last:
                 self._rows.nesting.settle()
         made = self._drawn(events, changes, last=last)
         made.switches = switches
         return made
-
-    def _without_switches(self, events: TraceColumns) -> tuple[TraceColumns, TraceColumns | None]:
-        """The events to draw, and the context switches for which the format has its own form."""
-        if not self._rows.switches.any():
-            return events, None
-        apart = (events.shape >= 0) & self._rows.switches[np.maximum(events.shape, 0)]
-        return (events.take(~apart), events.take(apart)) if apart.any() else (events, None)
-
-    def _within(self, events: TraceColumns) -> TraceColumns:
-        """The events without those for which there are too many tracks."""
-        if not self._rows.beyond.any():
-            return events
-        beyond = (events.shape >= 0) & self._rows.beyond[np.maximum(events.shape, 0)]
-        self._beyond += int(beyond.sum())
-        return events.take(~beyond)
-
-    def _take_warps(self, events: TraceColumns, at: int) -> bool:
-        """Take the row at that place if it is a batch of warps, which is drawn with the events around it."""
-        number = int(events.args[at])
-        other = self._others[number] if events.shape[at] == SPECIAL else None
-        if not isinstance(other, PlacedWarps):
-            return False
-        del self._others[number]
-        self._warps.take(at, other)
-        return True
 
     def _nest(self, events: TraceColumns, start: int, stop: int) -> list[WarpChanges]:
         """Draw events, and the warps that were taken among them."""
@@ -254,30 +241,22 @@ class Layout:
         self.end_ns = max(self.end_ns, end_ns)
         return changes
 
-    def _draw_one(self, events: TraceColumns, at: int) -> None:
-        """Draw a row that does not nest on the row of its shape."""
-        ts_ns, number = int(events.ts_ns[at]), int(events.shape[at])
-        if number != SPECIAL:
-            shape = self._tables.shapes[number]
-            assert shape is not None
-            launch = unsigned(int(events.launch[at])) if shape.has_launch else None
-            if shape.type == "gpu_thread" and self._warps.has_drawn(launch):
-                return
-            args = self._tables.args(int(events.args[at]))
-            if shape.phase == COUNTS:
-                self._counters.count_values(ts_ns, shape, args, self._extra)
-            if shape.phase in NO_SLICES:
-                return
-            if events.source_ns is not None and events.source_ns[at] != NONE:
-                args["source_ns"] = int(events.source_ns[at])
-            of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
-            end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
-            self.end_ns = max(self.end_ns, end_ns)
+    def _draw_single(self, events: TraceColumns, at: int) -> None:
+        """Draw an event that does not nest on the row of its shape."""
+        ts_ns, shape = int(events.ts_ns[at]), self._rows.shape(int(events.shape[at]))
+        launch = unsigned(int(events.launch[at])) if shape.has_launch else None
+        if shape.type == "gpu_thread" and self._warps.has_drawn(launch):
             return
-        other = self._others.pop(int(events.args[at]))
-        assert isinstance(other, dict)  # `_take_warps` has the rest
-        takes = {"window": self._window_turn, "gpu_stall": self._counters.count_stalls, "loss": self._loss}
-        takes[other["type"]](ts_ns, other)
+        args = self._tables.args(int(events.args[at]))
+        if shape.phase == COUNTS:
+            self._counters.count_values(ts_ns, shape, args, self._extra)
+        if shape.phase in NO_SLICES:
+            return
+        if events.source_ns is not None and events.source_ns[at] != NONE:
+            args["source_ns"] = int(events.source_ns[at])
+        of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
+        end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
+        self.end_ns = max(self.end_ns, end_ns)
 
     def _extra(self, args: Args) -> int:
         """Keep the arguments of an operation and return its `event`."""
@@ -313,10 +292,14 @@ class Layout:
     # What is drawn -------------------------------------------------------------------------------------
 
     def _drawn(self, events: TraceColumns | None, changes: list[WarpChanges], *, last: bool = False) -> Drawn:
-        """The operations since the last call, in the order of time. Slices that last longer than the events
-        so far have their ends in a later call.
-        """
-        self._say_early()
+        """The operations since the last call, in the order of time. The ends of long slices come later."""
+        for early in self._rows.nesting.early():
+            args = {
+                "launch": unsigned(early.launch),
+                "before_launch_ns": early.call_ns - early.start_ns,
+                "bound_ns": early.bound_ns,
+            }
+            self._instant("starts before its launch", early.start_ns, args, "problems")
         self._rows.add_overlap_tracks()
         ops = self._rows.nesting.take_ops()
         if self._summaries is not None:
@@ -331,7 +314,7 @@ class Layout:
             held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
         if self._loads is not None:
-            self._loads.take(ops, order)
+            self._loads.measure(ops, order)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
     def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Int64s:
@@ -352,15 +335,6 @@ class Layout:
         self._later = ops.take(order[waits])
         found: Int64s = order[~waits]
         return found
-
-    def _say_early(self) -> None:
-        for early in self._rows.nesting.early():
-            args = {
-                "launch": unsigned(early.launch),
-                "before_launch_ns": early.call_ns - early.start_ns,
-                "bound_ns": early.bound_ns,
-            }
-            self._instant("starts before its launch", early.start_ns, args, "problems")
 
     def _instant(self, name: str, ts_ns: int, args: Args, track: str) -> None:
         row = self._rows.row_of(self._tree.child(self._tree.recording(), "slices", track, 0, "tracepipe"))
@@ -396,7 +370,7 @@ class Layout:
     def finish(self) -> list[Drawn]:
         """Draw all that is left, with the ends of what is still open."""
         drawn = []
-        if (events := self._queue.take_all()) is not None:
+        if (events := self._queue.pop_all()) is not None:
             drawn.append(self._deal(events, last=True))
         changes = self._warps.finish(self.end_ns)
         for gpu in self._rows.gpu_indices():

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceColumns, distinct, joined
+from tracepipe.event.columns import NONE, SPECIAL, TraceColumns, distinct, joined
 from tracepipe.event.order import in_order
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
@@ -36,9 +36,7 @@ _LAUNCHES_MAX: Final = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class _One:
-    """An event that other recordings may have too, by its place in `events`. It has been merged with an event
-    of each recording in `stands_for`.
-    """
+    """An event that other recordings may have too, merged with an event of each of those in `stands_for`."""
 
     ts_ns: int
     source: int
@@ -58,9 +56,7 @@ class _One:
 
 
 class Doubles:
-    """Finds events that several recordings have. It takes those of each recording in order, and decides when
-    those of all are there.
-    """
+    """Finds events that several recordings have, and decides about them when those of all are there."""
 
     def __init__(self, tables: Tables, origins: Origins) -> None:
         self.count = 0
@@ -83,7 +79,7 @@ class Doubles:
             self._keys[number] = None if shape is None else _key_of(shape)
         return self._keys[number]
 
-    def take(self, events: TraceColumns, source: int) -> None:
+    def add(self, events: TraceColumns, source: int) -> None:
         """Take events of a recording. They may be changed until `renamed` gives them out."""
         if all(source not in both for both in self._two):
             return
@@ -113,9 +109,7 @@ class Doubles:
         self._waiting.setdefault(key, {}).setdefault(one.source, []).append(one)
 
     def decide(self, until_ns: int) -> None:
-        """Decide about the events up to a time. All events that begin up to `SLACK_NS` later must be
-        there.
-        """
+        """Decide about the events up to a time. All that begin up to `SLACK_NS` later must be there."""
         for key in list(self._waiting):
             of_key = self._waiting[key]
             if all(ones[0].ts_ns > until_ns for ones in of_key.values()):
@@ -151,11 +145,20 @@ class Doubles:
         events, place, tables = kept.events, kept.place, self._tables
         launch = int(gone.events.launch[gone.place])
         if gone.shape.has_launch and kept.shape.has_launch:
-            self._rename(gone.source, launch, int(events.launch[place]))
+            known = self._launches[gone.source]
+            if len(known) >= _LAUNCHES_MAX:
+                del known[next(iter(known))]
+            known[launch] = int(events.launch[place])
         elif gone.shape.has_launch:
             events.launch[place] = launch
             events.shape[place] = tables.number_of(replace(kept.shape, has_launch=True))
-        events.args[place] = tables.args_number(self._both(kept, gone))
+        file, args = self._files[gone.source], kept.args(tables)
+        for key, value in gone.args(tables).items():
+            if args.setdefault(key, value) != value:
+                args[f"{key} ({file})"] = value
+        args[f"after_ns ({file})"] = gone.ts_ns - kept.ts_ns
+        args[f"dur_ns ({file})"] = int(gone.events.dur_ns[gone.place])
+        events.args[place] = tables.args_number(args)
         if events.stack is None and gone.events.stack is not None:
             events.stack = np.full(len(events), NONE, np.int64)
         if gone.events.stack is not None and events.stack is not None and events.stack[place] == NONE:
@@ -164,26 +167,8 @@ class Doubles:
         kept.stands_for += (gone.source,)
         self.count += 1
 
-    def _both(self, kept: _One, gone: _One) -> dict[str, Any]:
-        """The arguments of both, with the time in the other recording."""
-        file, args = self._files[gone.source], kept.args(self._tables)
-        for key, value in gone.args(self._tables).items():
-            if args.setdefault(key, value) != value:
-                args[f"{key} ({file})"] = value
-        args[f"after_ns ({file})"] = gone.ts_ns - kept.ts_ns
-        args[f"dur_ns ({file})"] = int(gone.events.dur_ns[gone.place])
-        return args
-
-    def _rename(self, source: int, launch: int, to: int) -> None:
-        known = self._launches[source]
-        if len(known) >= _LAUNCHES_MAX:
-            del known[next(iter(known))]
-        known[launch] = to
-
     def renamed(self, events: TraceColumns, source: int) -> TraceColumns:
-        """Events after the decision, with the launch numbers that they share with other recordings, and
-        without those that were merged into others.
-        """
+        """Events after the decision, with the launch numbers of all recordings, without merged ones."""
         known = self._launches[source]
         for place in np.flatnonzero((events.launch != 0) & (events.shape >= 0)).tolist() if known else ():
             shape = self._tables.shapes[int(events.shape[place])]
@@ -263,7 +248,7 @@ class _Source:
         yield from self.window
         yield from (one.events for one in self.ready)
 
-    def take_until(self, ts_ns: int) -> list[TraceColumns]:
+    def pop_until(self, ts_ns: int) -> list[TraceColumns]:
         """Take the ready events up to a time."""
         taken = []
         for one in self.ready:
@@ -291,7 +276,7 @@ class EventQueue:
         front_ns, at = min((source.front_ns, at) for at, source in enumerate(self._sources))
         return None if front_ns == _EVER_NS else at
 
-    def put(self, events: TraceColumns, weight: int, at: int) -> None:
+    def push(self, events: TraceColumns, weight: int, at: int) -> None:
         """Add events of a source, which take as much memory as `weight` events."""
         source = self._sources[at]
         source.weight += weight
@@ -316,7 +301,7 @@ class EventQueue:
 
     def _make_ready(self, events: TraceColumns, at: int) -> None:
         if self.doubles is not None:
-            self.doubles.take(events, at)
+            self.doubles.add(events, at)
         self._sources[at].ready.append(_Ready(events))
 
     def end(self, at: int) -> None:
@@ -326,32 +311,36 @@ class EventQueue:
             self._make_ready(in_order(joined(source.window), self._tables), at)
         source.window, source.weight, source.front_ns = [], 0, _EVER_NS
 
-    def take(self) -> TraceColumns | None:
-        """Take the events that are in order now; None where there are none."""
+    def pop(self) -> TraceColumns | None:
+        """Take out the events that are in order now; None where there are none."""
         first_ns = min(source.front_ns for source in self._sources)
         slack_ns = 0 if self.doubles is None else SLACK_NS
-        return self._taken(max(-_EVER_NS, first_ns - slack_ns))
+        return self._pop_until(max(-_EVER_NS, first_ns - slack_ns))
 
-    def take_all(self) -> TraceColumns | None:
-        """Take all that is left, in order; None where nothing is."""
+    def pop_all(self) -> TraceColumns | None:
+        """Take out all that is left, in order; None where nothing is."""
         for at, source in enumerate(self._sources):
             if source.front_ns != _EVER_NS:
                 self.end(at)
-        return self._taken(_EVER_NS)
+        return self._pop_until(_EVER_NS)
 
-    def _taken(self, until_ns: int) -> TraceColumns | None:
+    def _pop_until(self, until_ns: int) -> TraceColumns | None:
         if self.doubles is not None:
             self.doubles.decide(until_ns)
         parts = []
         for at, source in enumerate(self._sources):
-            for part in source.take_until(until_ns):
+            for part in source.pop_until(until_ns):
                 parts.append(part if self.doubles is None else self.doubles.renamed(part, at))
         return in_order(joined(parts), self._tables) if parts else None
 
     def forget(self) -> None:
         """Make the tables forget what no waiting event has."""
         parts = [part for source in self._sources for part in source.parts()]
-        args = [_args_of(part) for part in parts]
+        # A column of arguments has places of `others` too.
+        args = [
+            np.where((part.shape == SPECIAL) | (part.shape == MERGED), NONE, part.args).astype(np.int32)
+            for part in parts
+        ]
         empty = np.empty(0, np.int32)
         to_shapes, to_args = self._tables.keep(
             np.concatenate([empty, *(part.shape for part in parts)]), np.concatenate([empty, *args])
@@ -361,8 +350,3 @@ class EventQueue:
             part.shape = to_shapes[part.shape]
         if self.doubles is not None:
             self.doubles.forget_shapes()
-
-
-def _args_of(part: TraceColumns) -> Int32s:
-    """The numbers of arguments in a column that has places of `others` too."""
-    return np.where((part.shape == SPECIAL) | (part.shape == MERGED), NONE, part.args).astype(np.int32)

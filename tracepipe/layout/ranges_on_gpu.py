@@ -33,9 +33,7 @@ _Thread = tuple[int | None, int | None]
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """A range of a thread and a domain, inside another range. `end_ns` is known of a range that is a single
-    event.
-    """
+    """A range of a thread and a domain, inside another. `end_ns` is known of one that is a single event."""
 
     name: str
     domain: str | None
@@ -82,9 +80,7 @@ class _Track:
 
 
 class RangesOnGpu:
-    """Takes annotations, launch calls and work in the order of time, and ignores everything before the first
-    range.
-    """
+    """Takes annotations, calls and work in the order of time, and ignores all before the first range."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -103,7 +99,7 @@ class RangesOnGpu:
         self._parts: Bytes = np.zeros(0, np.uint8)
         """By the number of a shape: which of these its events are."""
 
-    def take(self, events: TraceColumns) -> None:
+    def draw(self, events: TraceColumns) -> None:
         """Draw the ranges of the work of a batch."""
         parts = self._parts_of()
         if not len(parts):
@@ -215,9 +211,7 @@ class RangesOnGpu:
             drawn.end_ns = max(drawn.end_ns, end_ns)
 
     def _close(self, track: _Track, depth: int, before_ns: int) -> None:
-        """End the ranges that are open on a track from a depth on, at the end of their last work, but before
-        a time.
-        """
+        """End the ranges that are open from a depth on, at the end of their last work, but before a time."""
         while len(track.open) > depth:
             drawn = track.open.pop()
             end_ns = max(track.last_ns, min(drawn.end_ns, before_ns))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,13 +19,6 @@ from tracepipe.event.sm_limits import sm_limits
 from tracepipe.event.tables import Tables
 from tracepipe.layout.timeline import Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, RANK_GPU, RANK_PROCESS, Tree
-
-
-def warps_at_most(gpu: Mapping[str, Any]) -> int | None:
-    """The limit of a GPU as described in a header; None where its model or its number of SMs is not known."""
-    count, limits = gpu.get("sm_count", gpu.get("sms")), sm_limits(gpu)
-    return count * limits.warps if limits is not None and type(count) is int and count > 0 else None
-
 
 # The order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
 RANK_STREAM: Final = RANK_OF_GPU + 1
@@ -101,8 +93,15 @@ class Rows:
             self.switches = grown(self.switches, number + 1, 0)
             self._names_thread = grown(self._names_thread, number + 1, 0)
         self._names_thread[number] = bool(shape.comm) and shape.type in LAYER_TITLES
-        self.switches[number] = self._switches_apart and self._has_switches(shape)
+        is_known = (shape.pid, shape.tid) in self.threads
+        self.switches[number] = (
+            self._switches_apart
+            and shape.is_switch
+            and (shape.cpu or 0) < CPUS_MAX
+            and (is_known or not self.tree.is_full)
+        )
         if self.switches[number]:
+            self.thread(shape.pid, shape.tid, shape.comm or "")
             self.beyond[number] = False
             return
         row = self._shape_row(shape)
@@ -130,23 +129,12 @@ class Rows:
             if shape.type == "annotation" or thread not in self._named:
                 self.tree.rename_thread(*thread, name)
 
-    def _has_switches(self, shape: Shape) -> bool:
-        """Whether the events of a shape are context switches. If so, their thread is made."""
-        if not shape.is_switch or (shape.cpu or 0) >= CPUS_MAX:
-            return False
-        if self.tree.is_full and (shape.pid, shape.tid) not in self.threads:
-            return False
-        self.thread(shape.pid, shape.tid, shape.comm or "")
-        return True
-
     def forget_shapes(self) -> None:
         """Forget all shapes: they have new numbers now."""
         self.nesting.forget_shapes()
 
     def forget_names(self, waiting: OpColumns) -> None:
-        """Forget the names that no open slice and no operation in `waiting` has, and number the rest
-        again.
-        """
+        """Forget the names that no open slice and no operation in `waiting` has. The rest is renumbered."""
         names = self.book.names
         used = self.nesting.open_names(len(names))
         of_waiting = waiting.used()["name"]
@@ -214,7 +202,16 @@ class Rows:
             return NO_ROW
         if row is None:
             row = thread.rows[layer] = self.new_row(self.tree.layer(thread.track, *layer))
-            self._relate(thread)
+            # Some layers of a thread may cause what happens in others.
+            calls, system_calls, driver = (
+                thread.rows.get((name, None), NO_ROW) for name in ("userspace", "syscall", "kernel")
+            )
+            if calls != NO_ROW:
+                self.nesting.set_above(calls, NO_ROW, NO_ROW, FLOWS_OF_ALL)
+            if system_calls != NO_ROW:
+                self.nesting.set_above(system_calls, calls, NO_ROW, FLOWS_OF_IOCTLS)
+            if driver != NO_ROW:
+                self.nesting.set_above(driver, system_calls, calls, 0)
         return row
 
     def _range(self, shape: Shape, number: int) -> int:
@@ -227,18 +224,6 @@ class Rows:
             track = self.tree.ranges(self.tree.process(shape.pid), shape.domain, number)
             row = self._ranges[key] = self.new_row(track)
         return row
-
-    def _relate(self, thread: HostThread) -> None:
-        """Set which layers of a thread may cause what happens in others."""
-        calls, system_calls, driver = (
-            thread.rows.get((layer, None), NO_ROW) for layer in ("userspace", "syscall", "kernel")
-        )
-        if calls != NO_ROW:
-            self.nesting.set_above(calls, NO_ROW, NO_ROW, FLOWS_OF_ALL)
-        if system_calls != NO_ROW:
-            self.nesting.set_above(system_calls, calls, NO_ROW, FLOWS_OF_IOCTLS)
-        if driver != NO_ROW:
-            self.nesting.set_above(driver, system_calls, calls, 0)
 
     def gpu(self, index: int) -> Track:
         """The group of a GPU."""
@@ -253,7 +238,9 @@ class Rows:
 
     def unit_of_warps(self, gpu: int) -> str:
         """The unit of the count of a GPU's warps, with the most that it can have where that is known."""
-        limit = warps_at_most(self._about_gpus.get(gpu, {}))
+        about = self._about_gpus.get(gpu, {})
+        limits, count = sm_limits(about), about.get("sm_count", about.get("sms"))
+        limit = count * limits.warps if limits is not None and type(count) is int and count > 0 else None
         return ACTIVE_WARPS.unit if limit is None else f"{ACTIVE_WARPS.unit} of {limit}"
 
     def unit_of_series(self, gpu: int | None, name: str) -> str:

@@ -37,7 +37,7 @@ class Stretches:
         self._most: Int64s = np.zeros(0, np.int64)
         """The stretch that has not ended, by track: how many run, since when, and how many ran at most."""
 
-    def take(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
+    def ended_by(self, ts_ns: Int64s, on: Int32s, delta: Int64s) -> tuple[Int32s, Int64s, Int64s, Int64s]:
         """Take changes in the order of time. Return the stretches that have ended: track, how many ran at
         most, begin and end, of the shape `(stretches,)` each.
         """
@@ -186,7 +186,7 @@ class BusyGpus:
         self._counters = _Counters(rows, GPU_BUSY)
         self._stretches = Stretches()
 
-    def take(self, ops: OpColumns, order: Int64s) -> None:
+    def measure(self, ops: OpColumns, order: Int64s) -> None:
         """Take operations, of which `order` has the places in the order of time."""
         self._add_rows()
         row, kind = ops.columns["row"][order], ops.columns["kind"][order]
@@ -194,7 +194,7 @@ class BusyGpus:
         if len(places):
             delta = np.where(kind[places] == BEGIN, 1, -1)
             ts_ns = ops.columns["ts"][order[places]]
-            gpu, _, begin_ns, end_ns = self._stretches.take(ts_ns, self._gpu[row[places]], delta)
+            gpu, _, begin_ns, end_ns = self._stretches.ended_by(ts_ns, self._gpu[row[places]], delta)
             self._counters.add(gpu, begin_ns, end_ns)
 
     def _add_rows(self) -> None:
@@ -262,10 +262,10 @@ class Loads:
     def __init__(self, rows: Rows) -> None:
         self._busy, self.cpu_use = BusyGpus(rows), CpuUse(rows)
 
-    def take(self, ops: OpColumns, order: Int64s) -> None:
+    def measure(self, ops: OpColumns, order: Int64s) -> None:
         """Take operations, of which `order` has the places in the order of time."""
         if len(order):
-            self._busy.take(ops, order)
+            self._busy.measure(ops, order)
 
     def draw(self) -> None:
         """Draw the counters at the end, when all else is drawn."""
@@ -313,7 +313,7 @@ class ThreadWork:
         self._launches, self._ran_ns = grown(self._launches, size, 0), grown(self._ran_ns, size, 0)
         self._since_ns = grown(self._since_ns, size, _NEVER)
 
-    def take(self, events: TraceColumns) -> None:
+    def measure(self, events: TraceColumns) -> None:
         """Take events, which are in the order of time."""
         if not len(self._thread):
             return
@@ -424,11 +424,11 @@ class WarpsOfSms:
         self._ops = OpColumns()
         self._stretches = Stretches()
 
-    def take(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
-        """Take changes in the order of time. Those with NO_ROW belong to no SM."""
+    def count(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
+        """Count changes in the order of time. Those with NO_ROW belong to no SM."""
         of_sms = np.flatnonzero((row != NO_ROW) & (delta != 0))
         if len(of_sms):
-            self._show(*self._stretches.take(ts_ns[of_sms], row[of_sms], delta[of_sms]))
+            self._show(*self._stretches.ended_by(ts_ns[of_sms], row[of_sms], delta[of_sms]))
 
     def _show(self, row: Int32s, most: Int64s, begin_ns: Int64s, end_ns: Int64s) -> None:
         counts, places = np.unique(most, return_inverse=True)

@@ -71,8 +71,8 @@ class WaitingChanges:
         self.slices.append(slices)
         self.slice_count += len(slices)
 
-    def take(self) -> list[Any]:
-        """Take the values of all columns out."""
+    def pop(self) -> list[Any]:
+        """Take out the values of all columns."""
         whole = [
             np.concatenate(parts) if parts else np.empty(0, kind)
             for parts, kind in zip(self.columns, CHANGES.values(), strict=True)
@@ -97,7 +97,7 @@ class _Row:
     stays: list[tuple[int, int]] = field(default_factory=list)
     forgotten_ns: int = -(1 << 63)
 
-    def take(self, begin_ns: int, end_ns: int) -> bool:
+    def occupy(self, begin_ns: int, end_ns: int) -> bool:
         """Take the slot for a time that begins before the last stay ends. Return whether it was free."""
         stays = self.stays
         at = bisect_left(stays, (begin_ns, end_ns))
@@ -117,7 +117,7 @@ class Slots:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def take(
+    def decide(
         self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
     ) -> Bytes:
         """Decide what is done with each warp of some batches, in the order of entries, of the shape
@@ -140,7 +140,7 @@ class Slots:
                 stays.append((begin, begin + stay))
                 fates.append(ON_TRACK)
             else:
-                fates.append(ON_TRACK if slot.take(begin, begin + stay) else ON_OVERLAP)
+                fates.append(ON_TRACK if slot.occupy(begin, begin + stay) else ON_OVERLAP)
         return np.frombuffer(fates, np.uint8)
 
     @staticmethod
@@ -163,7 +163,7 @@ class Slots:
 
 
 class NativeSlots:
-    """As `Slots`, by the native core."""
+    """Warps on the slots of one GPU by `warps.c`, with the methods and results of `Slots`."""
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
@@ -172,10 +172,9 @@ class NativeSlots:
             raise MemoryError
         weakref.finalize(self, core.tp_warps_free, self._warps)
 
-    def take(
+    def decide(
         self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
     ) -> Bytes:
-        """As `Slots` has it."""
         fate = np.empty(len(begin_ns), np.uint8)
         columns = (column.ctypes.data for column in (sizes, bases_ns, begin_ns, stay_ns, row, fate))
         if self._core.tp_warps_take(self._warps, rows, len(sizes), *columns):
@@ -183,7 +182,6 @@ class NativeSlots:
         return fate
 
     def running(self, ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
-        """As `Slots` has it."""
         order, value = np.empty(len(ts_ns), np.int64), np.empty(len(ts_ns), np.int64)
         now = ctypes.c_int64(running)
         columns = (column.ctypes.data for column in (order, value))
@@ -511,8 +509,8 @@ class WarpLayout:
         """
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
-    def take(self, place: int, batch: PlacedWarps) -> None:
-        """Take a batch of the current events, in the order of time, for `starts` and `draw`."""
+    def add_batch(self, place: int, batch: PlacedWarps) -> None:
+        """Add a batch of the current events, in the order of time, for `starts` and `draw`."""
         if (launch := batch.launched.get("launch")) is not None:
             self._launches[launch % LAUNCHES_MAX] = launch
         index, mode = batch.launched.get("gpu", 0), self._mode(batch)
@@ -565,7 +563,7 @@ class WarpLayout:
         begin_ns, stay_ns = (warps.ts_ns + warps.entry_ns)[order], run.stay_ns[order]
         row = self._rows_of(gpu, run)
         slices = self._slices(gpu, run, row, flow)
-        fate = gpu.slots.take(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
+        fate = gpu.slots.decide(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
         end_ns = begin_ns + stay_ns
         if not (fate == ON_TRACK).all():
             self._place_others(gpu, slices, fate, begin_ns, end_ns)
@@ -755,7 +753,7 @@ class WarpLayout:
                 self._rows.nesting.add(op_of(COUNTER, row, int(ts_ns[now[at]]), 0, NONE, int(value[at])))
             gpu.sms[sm] = row, [ts_ns[rest]], [delta[rest]], running
         waiting = gpu.waiting
-        ts_ns, kind, of, delta, mask = waiting.take()
+        ts_ns, kind, of, delta, mask = waiting.pop()
         if not len(ts_ns):
             return []
         order, value, gpu.running = gpu.slots.running(ts_ns, delta, before_ns, gpu.running)
@@ -772,7 +770,7 @@ class WarpLayout:
         if self._on_sms is not None:
             row = slices.row[of[now]]
             sm_row = np.where(row == NO_ROW, NO_ROW, gpu.sm_rows[row])
-            self._on_sms.take(ts_ns[now], sm_row, delta[now])
+            self._on_sms.count(ts_ns[now], sm_row, delta[now])
         changes = (ts_ns[now], kind[now], of[now], value, mask[now])
         return [
             WarpChanges(gpu.index, gpu.tracks, gpu.kernels, gpu.counter_row, gpu.offset_ns, *changes, slices)
@@ -783,7 +781,7 @@ class WarpLayout:
         for gpu, slices, begin_ns in self._open:
             last_ns = max(begin_ns, end_ns)
             times = (np.array([ns], np.int64) for ns in (1, begin_ns, begin_ns, min(last_ns - begin_ns, ALL)))
-            fate = gpu.slots.take(len(gpu.tracks), *times, slices.row)
+            fate = gpu.slots.decide(len(gpu.tracks), *times, slices.row)
             if fate[0] != ON_TRACK:
                 slices.row[0] = self._overlap_row(gpu, int(slices.row[0]), begin_ns, last_ns)
             if slices.row[0] == NO_ROW:

@@ -183,7 +183,9 @@ class GpuThreads:
         self._warps: dict[Hashable, _Warp] = {}
         self._held = 0
 
-    def take(self, of: Hashable, thread: Three | None, *, enters: bool, ts_ns: int, row: int) -> list[int]:
+    def enter_or_exit(
+        self, of: Hashable, thread: Three | None, *, enters: bool, ts_ns: int, row: int
+    ) -> list[int]:
         """Take a row of a thread of the block `of`. Once all threads of a warp have exited, return the warp's
         rows if the part has them.
         """
@@ -274,7 +276,7 @@ class Marks:
         self._bits = grown(self._bits, (self.last >> 3) + 1, 0)
         np.bitwise_or.at(self._bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
 
-    def of(self, first: int, count: int) -> Bools:
+    def are_marked(self, first: int, count: int) -> Bools:
         """Flags the marked rows among `count` rows from `first` on. Shape `(count,)`."""
         held = self._bits[first >> 3 : (first + count + 7) >> 3]
         bits = np.unpackbits(held, bitorder="little")[first & 7 :][:count]
@@ -432,7 +434,7 @@ class Choice:
         self._work: Any = np.zeros(2, np.int8)
         """By the number of a shape; the last two places are for SPECIAL and NONE."""
 
-    def take(self, batch: TraceBatch, first: int) -> None:
+    def add_batch(self, batch: TraceBatch, first: int) -> None:
         """Take the next batch; `first` is the number of the first row of its source batch."""
         events = batch.events
         rows = first + (np.arange(len(events)) if batch.places is None else batch.places)
@@ -618,7 +620,7 @@ class Choice:
         shape, ts_ns = self._shape(int(events.shape[at])), int(events.ts_ns[at])
         block, thread = events.thread_of(at)
         of = (shape.gpu, shape.name, int(events.launch[at]), block)
-        return self._threads.take(of, thread, enters=shape.phase == "B", ts_ns=ts_ns, row=row)
+        return self._threads.enter_or_exit(of, thread, enters=shape.phase == "B", ts_ns=ts_ns, row=row)
 
     # Shapes --------------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _chosen(opened: OpenRecording, reading: Reading, stretch: Stretch) -> Chosen
     first = 0
     for batch, placed in reading.both():
         count = len(batch.events)
-        choice.take(placed, first)
+        choice.add_batch(placed, first)
         first += count
     return choice.finish()
 
@@ -184,7 +184,7 @@ class _Writing:
         first = 0
         for batch in reading.source():
             count = len(batch.events)
-            at = np.flatnonzero(self._chosen.marks.of(first, count))
+            at = np.flatnonzero(self._chosen.marks.are_marked(first, count))
             if len(at):
                 self._write_rows(batch, at, first)
             first += count

@@ -99,7 +99,7 @@ class Survey:
         if shape.cpu is not None:
             self.cpus = max(self.cpus, shape.cpu + 1)
 
-    def take(self, batch: TraceBatch, tables: Tables) -> None:
+    def note(self, batch: TraceBatch, tables: Tables) -> None:
         """Note the events of a batch."""
         self.add_shapes(tables)
         events = batch.events
@@ -251,7 +251,7 @@ def surveyed(opened: OpenRecording, path: str) -> Survey:
     realtime_ns = Source(path, header, clock).ahead_ns(REALTIME, clock)
     survey, tables = Survey(CommonEvents(opened.source), realtime_ns), opened.recording.tables
     for batch, _ in Reading(opened, path).placed():
-        survey.take(batch, tables)
+        survey.note(batch, tables)
     survey.add_shapes(tables)
     return survey
 
@@ -341,7 +341,7 @@ class Gpus:
         self._of: dict[tuple[int, int], list[_Gpu]] = {}
         self._numbers: set[int] = set()
 
-    def take(self, part: Part, host: int) -> dict[int, int]:
+    def numbers_of(self, part: Part, host: int) -> dict[int, int]:
         """The numbers of a recording's GPUs, by their indices in it."""
         stated: dict[int, dict[str, Any]] = {}
         for gpu in part.source.header.get("gpus", []):
@@ -410,7 +410,7 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     for part, host in zip(parts, of_host, strict=True):
         at, launches = captures[part.capture]
         flows, made_up_apart = (len(captures), at), at * (IDS_APART // len(captures))
-        numbers.append(Numbers(host, cpus[host], launches, gpus.take(part, host), flows, made_up_apart))
+        numbers.append(Numbers(host, cpus[host], launches, gpus.numbers_of(part, host), flows, made_up_apart))
         if command := part.source.header.get("command"):
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)
