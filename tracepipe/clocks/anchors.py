@@ -274,7 +274,15 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     one_host = is_one_host(source, base)
     is_of_gpu = source.clock not in (*HOST_CLOCKS, base.clock)
     if is_of_gpu and base.clocks is not None and one_host is not False:
-        return _by_pairs(source, base, base.clocks)
+        pairs = base.clocks.get(source.clock)
+        if pairs is None or pairs.method != "fit":
+            return None
+        away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
+        if away_ns > _NEAR_NS:
+            return None
+        first_ns = SourceNs(source.first_ns)
+        how = f"{source.clock}, of which {base.name} has clock pairs"
+        return Anchor(pairs.place(first_ns) - first_ns, pairs.bound_at(first_ns), how)
     if one_host:
         return _of_one_host(source, base) or _by_realtime(source, base, one_host=True)
     return _by_realtime(source, base, one_host=one_host)
@@ -295,19 +303,6 @@ def _of_one_host(source: Source, base: Source) -> Anchor | None:
                 ahead_ns, bound_ns, f"{source.clock} of the same host, by the instant that {of.name} began"
             )
     return None
-
-
-def _by_pairs(source: Source, base: Source, clocks: Clocks) -> Anchor | None:
-    """The anchor of a recording on a GPU's clock by the other recording's clock pairs near its begin."""
-    pairs = clocks.get(source.clock)
-    if pairs is None or pairs.method != "fit":
-        return None
-    away_ns = max(int(pairs.source_ns[0]) - source.first_ns, source.first_ns - int(pairs.source_ns[-1]))
-    if away_ns > _NEAR_NS:
-        return None
-    first_ns = SourceNs(source.first_ns)
-    how = f"{source.clock}, of which {base.name} has clock pairs"
-    return Anchor(pairs.place(first_ns) - first_ns, pairs.bound_at(first_ns), how)
 
 
 def _apart_ns(source: Source, base: Source) -> int:

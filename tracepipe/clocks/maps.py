@@ -109,9 +109,7 @@ class ClockMap:
         return TraceNs(self.segment(source_ns).place(source_ns))
 
     def place_all(self, source_ns: Int64s) -> Int64s:
-        """The trace times of a column of source times, of the same shape: the results of `Segment.place`. The
-        rate is split into 1 and a small rest.
-        """
+        """The trace times of a column of source times: the results of `Segment.place`."""
         if not len(source_ns):
             return source_ns
         at, to, length_ns = self._points(source_ns)

@@ -33,9 +33,7 @@ Columns = tuple[Int64s | None, ...]
 
 
 class WarpReadings(NamedTuple):
-    """What the warps of a batch read: columns as in a `gpu_warp` record, `(warps,)` or, of the exits,
-    `(exits,)`.
-    """
+    """The readings of the warps of a batch: columns `(warps,)` or, of the exits, `(exits,)`."""
 
     entry_ns: Int64s
     exit_ns: Int64s
@@ -135,9 +133,7 @@ class Readings:
         return Readings(self.ns[at], self.clk[at], by_sm)
 
     def off_line(self, rate: int, from_clk: int) -> Int64s:
-        """How far each reading is above a line of that rate that is at 0 ns when the clock is at
-        `from_clk`.
-        """
+        """The height of each reading above a line of that rate that is at 0 ns at `from_clk`."""
         clk = self.clk - from_clk
         if rate >> (63 - _RATE_BITS):  # slower than 8 MHz, as from stray readings
             return self.ns - (clk.astype(object) * rate >> _RATE_BITS).astype(np.int64)
@@ -146,9 +142,7 @@ class Readings:
         return self.ns - (high * rate + (low * rate >> _RATE_BITS))
 
     def tightest(self, rate: int) -> tuple[Int64s, Int64s]:
-        """Cycles and ns between the two readings of each SM that are furthest from a line of that rate; 0
-        cycles where they are too near to each other.
-        """
+        """Cycles and ns between the two readings of each SM that are furthest from a line; 0 if too near."""
         start, count = self.by_sm.start, self.by_sm.count
         if not len(start):
             return start, start
@@ -189,9 +183,7 @@ class Spans:
         return Spans(np.concatenate((self.low, other.low)), np.concatenate((self.high, other.high)))
 
     def agreed(self) -> tuple[int, int, int]:
-        """The lowest, best and highest rate that all limits allow, or that are between limits which
-        contradict each other.
-        """
+        """The lowest, best and highest rate that all limits allow, or between which they contradict."""
         low, high = int(self.low.max()), int(self.high.min())
         if low <= high:
             return low, (low + high) // 2, high
@@ -205,9 +197,7 @@ def _median_low(values: Int64s) -> int:
 
 
 class SmClocks:
-    """The clocks of one GPU's SMs. Batches come one after the other, and each uses what earlier ones
-    showed.
-    """
+    """The clocks of one GPU's SMs. Each batch uses what earlier ones showed."""
 
     def __init__(self) -> None:
         self._step_ns = self._readings = 0
@@ -293,9 +283,7 @@ class SmClocks:
         return rate if rate < limit else None
 
     def _since(self, base_ns: int, entries: Readings, step_ns: int, heads: Int64s, own: Spans) -> Spans:
-        """The limits from readings of earlier batches, where `own` allows them. Keeps first readings for
-        later batches.
-        """
+        """The limits from readings of earlier batches, where `own` allows them. Keeps first readings."""
         sms, start = entries.by_sm.sms[heads], entries.by_sm.start[heads]
         clk, ns = entries.clk[start], entries.ns[start] + base_ns
         met = self._has_first[sms]
@@ -322,9 +310,7 @@ class SmClocks:
         return np.array(rows, np.int64)
 
     def _take_turns(self, rows: Int64s, read_ns: Int64s, entered: Int64s, base_ns: int) -> None:
-        """Move the entry of a warp to after the exit of the warp that an earlier batch has in its slot, where
-        both are in the same step.
-        """
+        """Move an entry after the exit of the slot's warp in an earlier batch, within the same step."""
         read, free = self._left_ns[:, rows]
         np.maximum(entered, free - base_ns, out=entered, where=read == read_ns)
 
@@ -368,9 +354,7 @@ def _own_spans(entries: Readings, exits: Readings, step_ns: int, heads: Int64s) 
 
 
 def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tuple[Int64s, Int64s]:
-    """Times of entries and exits on the lines of their SMs, each within its step, or as read where no line
-    fits.
-    """
+    """Times of entries and exits on the lines of their SMs, in their steps; as read where no line fits."""
     from_clk = int(entries.clk.min())
     entered, left = entries.off_line(rate, from_clk), exits.off_line(rate, from_clk)
     rows = np.searchsorted(entries.by_sm.sms, exits.by_sm.sms)
@@ -405,9 +389,7 @@ def _least_lag(lows: Int64s, highs: Int64s, step_ns: int) -> int | None:
 
 
 def _median_lines(off: Int64s, row: Int64s, low: Int64s, step_ns: int) -> Int64s:
-    """Where lines pass through the steps of most of their SM's readings, or below all of them where they pass
-    through too few.
-    """
+    """Lines through the steps of most of their SM's readings, or below all of them."""
     by_row = BySm.of(row)
     off = off[by_row.order]
     lines = by_row.medians(off) + step_ns // 2

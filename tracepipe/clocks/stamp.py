@@ -99,18 +99,14 @@ class Clocks:
         self.last_ns = TraceNs(0)
 
     def anchor(self, offset_ns: int, drift: ClockMap | None = None) -> None:
-        """Put all times on the common clock of several recordings: by adding `offset_ns`, or by `drift`,
-        which moves the first time by that much.
-        """
+        """Put all times on the common clock of several recordings: by an offset, or by `drift`."""
         self._anchor_ns, self._drift = offset_ns, drift
 
     def _host_offset_ns(self, clock: str) -> int | None:
         return _offset_ns(self.start, clock, self.trace_clock)
 
     def _note_end(self, end: Mapping[str, Any]) -> None:
-        """Note the host's clocks at the end: CLOCK_REALTIME may have been set, and CLOCK_BOOTTIME counts in
-        sleep.
-        """
+        """Note the host's clocks at the end: one may have been set, and one counts in sleep."""
         for clock, clock_map in self._maps.items():
             now_ns = _offset_ns(end, clock, self.trace_clock)
             if clock_map.method == "offset" and now_ns is not None:
@@ -175,29 +171,23 @@ class Clocks:
         if places is not None:
             events = events.take(places)
         if self._anchor_ns or self._drift is not None:
-            self._go_to_anchor(events, others)
+            if self._drift is None:
+                events.ts_ns = events.ts_ns + self._anchor_ns
+            else:
+                ends_ns = self._drift.place_all(events.ts_ns + events.dur_ns)
+                events.ts_ns = self._drift.place_all(events.ts_ns)
+                events.dur_ns = np.maximum(0, ends_ns - events.ts_ns)
+            for other in others:
+                if isinstance(other, PlacedWarps):
+                    start_ns = TraceNs(other.ts_ns + self._anchor_ns)
+                    other.ts_ns = (
+                        start_ns if self._drift is None else self._drift.place(SourceNs(other.ts_ns))
+                    )
+                    other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
         return TraceBatch(events, others, batch.text_bytes, places)
 
-    def _go_to_anchor(self, events: TraceColumns, others: list[Record | PlacedWarps]) -> None:
-        """Put times on the common clock of several recordings. The lengths of warps and losses stay, as drift
-        changes them only by some millionths.
-        """
-        if self._drift is None:
-            events.ts_ns = events.ts_ns + self._anchor_ns
-        else:
-            ends_ns = self._drift.place_all(events.ts_ns + events.dur_ns)
-            events.ts_ns = self._drift.place_all(events.ts_ns)
-            events.dur_ns = np.maximum(0, ends_ns - events.ts_ns)
-        for other in others:
-            if isinstance(other, PlacedWarps):
-                start_ns = TraceNs(other.ts_ns + self._anchor_ns)
-                other.ts_ns = start_ns if self._drift is None else self._drift.place(SourceNs(other.ts_ns))
-                other.offset_ns -= self._anchor_ns if other.source_ns is not None else 0
-
     def _codes_of(self, tables: Tables) -> Ints:
-        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own. The last two places
-        are for rows without a shape.
-        """
+        """The number of each shape's clock in `_clocks`, from 1; 0 for the trace's own and no shape."""
         if self._rounds != tables.rounds:
             self._rounds, self._codes = tables.rounds, np.zeros(2, np.int16)
         known = len(self._codes) - 2
@@ -249,9 +239,7 @@ class Clocks:
     def _stamp_other(
         self, other: Record | Warps, events: TraceColumns, at: int, unplaced: dict[str, int]
     ) -> Record | None:
-        """Place a record that is not an event, and set the time in its row. None where it cannot be placed,
-        or for warps without a related clock.
-        """
+        """Place a record that is not an event, and its row. None where it cannot be placed."""
         if isinstance(other, dict):
             if other["type"] == "footer":
                 self._note_end(other.get("end", {}))

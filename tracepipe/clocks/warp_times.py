@@ -164,9 +164,7 @@ class WarpTimes:
 
 
 class _Run:
-    """Batches as columns, one after the other. All have warps. By batch: its time, how many warps and exits
-    it has, and where its warps begin.
-    """
+    """Batches as columns, one after the other; by batch, its time, its warps and exits, its first warp."""
 
     def __init__(self, batches: Sequence[Warps]) -> None:
         self.batches = batches

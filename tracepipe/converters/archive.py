@@ -28,9 +28,7 @@ _LEVEL: Final = 1
 
 
 class ArchiveWriter:
-    """Writes an archive as its traces come, to a stream that it does not close. As a context manager, it
-    completes the archive if nothing was raised.
-    """
+    """Writes an archive to a stream. As a context manager, it completes it if nothing was raised."""
 
     def __init__(self, out: BinaryIO, info: TraceInfo) -> None:
         self._zip = ZipFile(out, "w", ZIP_DEFLATED, allowZip64=False, compresslevel=_LEVEL)
@@ -45,9 +43,7 @@ class ArchiveWriter:
             yield cast(BinaryIO, _Bounded(stream))
 
     def say(self, name: str, machine: str, placed: Mapping[str, Any] | None) -> None:
-        """Note the machine of a trace, where there are several, and how it was placed in time, for the
-        manifest.
-        """
+        """Note the machine of a trace, where there are several, and how it was placed, for the manifest."""
         file: dict[str, Any] = {"path": name}
         if machine:
             file["machine"] = {"name": machine}

@@ -29,7 +29,6 @@ from tracepipe.layout.timeline import (
     WARP_COUNT,
     WARP_END,
     Book,
-    Change,
     Drawn,
     Track,
     WarpChanges,
@@ -98,9 +97,7 @@ def members(args: Args) -> bytes:
 
 @dataclass(slots=True)
 class _Turns:
-    """Begins and ends of a track at one nanosecond: how often they alternated, and whether the last one is an
-    end.
-    """
+    """How often begins and ends alternated on a track at a nanosecond, and if the last is an end."""
 
     at_ns: int = -1
     step: int = 0
@@ -175,17 +172,13 @@ class ChromeEvents:
         self.put(b"".join(lines))
 
     def put(self, lines: bytes) -> None:
-        """Write out lines that each have a comma and a newline before them, without those of the first line
-        of all.
-        """
+        """Write out lines that each begin with a comma and a newline, but for the first line of all."""
         if lines:
             self._stream.write(lines[2:] if self._is_empty else lines)
             self._is_empty = False
 
     def _when(self, track: int, kind: int, ts_ns: int) -> bytes:
-        """A time as µs since the base, with the nanoseconds as three decimals. Earlier times are written as
-        the base.
-        """
+        """A time as µs since the base, with the nanoseconds as decimals; at least the base."""
         ns = max(0, ts_ns - self._base_ns)
         when = b"%d.%03d" % (ns // 1000, ns % 1000)
         step = 0 if kind == COUNTER else min(self._step(track, kind, ts_ns), _APART_MAX)
@@ -274,27 +267,22 @@ class ChromeEvents:
         """Write the changes of a GPU. The count of running warps comes after the change that it is for."""
         for change in changes.rows():
             if change.kind != WARP_COUNT:
-                self._change(changes, change)
+                ts_ns, kind, at, _, mask = change
+                track = changes.track(at).id
+                if kind == WARP_BEGIN:
+                    shown = members(changes.args(at))
+                    self._event(BEGIN, track, ts_ns, json_text(changes.name(at)), shown, changes.flow(at))
+                elif kind == WARP_END:
+                    self._event(END, track, ts_ns, json_text(changes.name(at)), b"")
+                else:
+                    left = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
+                    self._event(INSTANT, track, ts_ns, b'"exit"', members(left))
             if change.value >= 0:
                 self._count(changes.counter.id, change.ts_ns, change.value)
 
-    def _change(self, changes: WarpChanges, change: Change) -> None:
-        ts_ns, kind, at, _, mask = change
-        track = changes.track(at).id
-        if kind == WARP_BEGIN:
-            shown = members(changes.args(at))
-            self._event(BEGIN, track, ts_ns, json_text(changes.name(at)), shown, changes.flow(at))
-        elif kind == WARP_END:
-            self._event(END, track, ts_ns, json_text(changes.name(at)), b"")
-        else:
-            left = {"mask": f"0x{mask:08x}", "lanes": mask.bit_count()}
-            self._event(INSTANT, track, ts_ns, b'"exit"', members(left))
-
 
 def _counter_name(track: Track) -> str:
-    """The name of a counter with those of its groups. In this format all counters are directly in a
-    process.
-    """
+    """The name of a counter with those of its groups: all counters are directly in a process."""
     group, name = track.parent, track.name
     while group is not None and group.parent is not None:
         group, name = group.parent, f"{group.name} / {name}"
@@ -488,9 +476,7 @@ class ChromeWriter:
         return self._metadata("thread_name", pid, track.id, name=" / ".join(names))
 
     def _order(self, track: Track) -> int:
-        """The place of a track under its top: the rank of its group, then its own. Groups in groups do not
-        count.
-        """
+        """The place of a track under its top: the rank of its group, then its own."""
         ranks = []
         at: Track | None = track
         while at is not None and at.parent is not None:

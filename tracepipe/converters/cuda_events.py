@@ -51,19 +51,15 @@ class TableWriter(LineWriter):
         """Write the events of a batch, on the trace's clock."""
         for _, ts_ns, dur_ns, shape, args in self._rows(batch, tables):
             if shape.comm and not shape.on_stream:
-                self._name(shape, shape.comm)
+                if len(self._names) >= _NAMES_MAX:
+                    del self._names[next(iter(self._names))]
+                self._names[shape.pid, shape.tid] = printable(shape.comm).strip() or _UNKNOWN
             if shape.type == "userspace":
                 self._call(ts_ns, dur_ns, shape, tables, args)
         self._flush()
 
     def _left_out(self, shape: Shape) -> str:
         return "" if shape.type == "userspace" else f"{shape.type} event|events"
-
-    def _name(self, shape: Shape, comm: str) -> None:
-        """Keep the name of a thread, which one of its events has."""
-        if len(self._names) >= _NAMES_MAX:
-            del self._names[next(iter(self._names))]
-        self._names[shape.pid, shape.tid] = printable(comm).strip() or _UNKNOWN
 
     def _call(self, ts_ns: int, dur_ns: int, shape: Shape, tables: Tables, args: int) -> None:
         """Write the part of a call that an event is: its entry, its exit, or both."""
@@ -80,7 +76,10 @@ class TableWriter(LineWriter):
             if shape.phase != "E":
                 self._row(ts_ns, shape, _entry(details))
             if shape.phase != "B":
-                self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, _exit(details))
+                result = details.get("result")
+                is_known = isinstance(result, int)
+                returned = f"{result} ({'error' if result else 'success'})" if is_known else "?"
+                self._row(ts_ns + (dur_ns if shape.phase == "X" else 0), shape, f"returned={returned}")
 
     def _is_inside(self, ts_ns: int, shape: Shape, thread: tuple[int | None, int | None]) -> bool:
         """Whether a call is inside another one of its thread. Calls of unknown threads are not."""
@@ -119,11 +118,3 @@ def _entry(args: Args) -> str:
             text = value if isinstance(value, str) else json_text(value)
             parts.append(f"{key}={printable(text).replace(', ', ',')}")
     return ", ".join(parts)
-
-
-def _exit(args: Args) -> str:
-    """The details of an exit: `returned=0 (success)`."""
-    result = args.get("result")
-    if not isinstance(result, int):
-        return "returned=?"
-    return f"returned={result} ({'error' if result else 'success'})"

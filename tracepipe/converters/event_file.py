@@ -11,13 +11,12 @@ that the rest of a line repeats and is parsed once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import orjson
 
 from tracepipe.converters.writer import TraceInfo, without_form
-from tracepipe.event.columns import NONE, SPECIAL, EventColumns, SourceBatch, unsigned
+from tracepipe.event.columns import NONE, SPECIAL, SourceBatch, unsigned
 from tracepipe.event.model import FLOW_PHASES, TIME_LIMIT_NS, Record, new_header
 from tracepipe.event.nesting import count_loss
 from tracepipe.event.shape import Shape
@@ -58,7 +57,11 @@ class EventFileWriter:
         if self._rounds != tables.rounds:
             self._rounds, self._heads = tables.rounds, []
         self._heads += [_head(shape) for shape in tables.shapes[len(self._heads) :]]
-        for at, ts_ns, dur_ns, number, args, launch, stack in _rows(batch.events):
+        events = batch.events
+        stacks = [NONE] * len(events) if events.stack is None else events.stack.tolist()
+        columns = (events.ts_ns, events.dur_ns, events.shape, events.args, events.launch)
+        rows = zip(*(column.tolist() for column in columns), stacks, strict=True)
+        for at, (ts_ns, dur_ns, number, args, launch, stack) in enumerate(rows):
             if number == SPECIAL:
                 self._other(batch.others[args])
                 continue
@@ -76,7 +79,8 @@ class EventFileWriter:
             elif shape.phase in FLOW_PHASES:
                 line += b',"flow":%d' % launch
             if shape.type == "gpu_thread":
-                line += _index(batch.events, at)
+                for name, index in zip((b"block", b"thread"), events.thread_of(at), strict=True):
+                    line += b"" if index is None else b',"%s":[%d,%d,%d]' % (name, *index)
             if stack_id != NONE:
                 line += b',"stack":%d' % stack_id
             self.counts[shape.type] += 1
@@ -86,7 +90,12 @@ class EventFileWriter:
         """Write a record that is not an event."""
         if isinstance(other, Warps):
             self.counts["gpu_warp"] += len(other)
-            self.record(_warps(other))
+            columns = {
+                name: column.tolist() for name in WARP_COLUMNS if (column := getattr(other, name)) is not None
+            }
+            ranges = {"ranges": other.ranges} if other.ranges else {}
+            # The type comes first: readers need it to accept a line of this length.
+            self.record({"type": "gpu_warp", "ts_ns": other.ts_ns, **other.launched, **ranges, **columns})
             return
         kind = other["type"]
         if kind == "footer":
@@ -131,13 +140,6 @@ class EventFileWriter:
         return without_form(self._unwritten)
 
 
-def _rows(events: EventColumns) -> Iterator[tuple[int, ...]]:
-    """Place, time, length, shape, arguments, launch and stack of each event."""
-    columns = (events.ts_ns, events.dur_ns, events.shape, events.args, events.launch)
-    stacks = [NONE] * len(events) if events.stack is None else events.stack.tolist()
-    return zip(range(len(events)), *(column.tolist() for column in columns), stacks, strict=True)
-
-
 def _head(shape: Shape | None) -> bytes | None:
     """The fields that all events of a shape share, as a part of their lines."""
     if shape is None:
@@ -147,17 +149,3 @@ def _head(shape: Shape | None) -> bytes | None:
         stated["layer"] = shape.layer
     stated |= {name: value for name in _FIELDS if (value := getattr(shape, name)) is not None}
     return b"," + orjson.dumps(stated)[1:-1]
-
-
-def _index(events: EventColumns, at: int) -> bytes:
-    """The fields for the block and the thread of an event, where these are recorded."""
-    of = zip((b"block", b"thread"), events.thread_of(at), strict=True)
-    return b"".join(b',"%s":[%d,%d,%d]' % (name, *index) for name, index in of if index is not None)
-
-
-def _warps(warps: Warps) -> Record:
-    """A batch of warps as its record."""
-    columns = {name: column.tolist() for name in WARP_COLUMNS if (column := getattr(warps, name)) is not None}
-    ranges = {"ranges": warps.ranges} if warps.ranges else {}
-    # The type comes first: readers need it to accept a line of this length.
-    return {"type": "gpu_warp", "ts_ns": warps.ts_ns, **warps.launched, **ranges, **columns}

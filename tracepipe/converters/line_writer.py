@@ -29,9 +29,7 @@ _THREADS_MAX = 1 << 14
 
 @dataclass(slots=True)
 class OpenCall:
-    """An open call. `depth` is how many calls of its thread are around it. `pending` is what its writer has
-    still to write for it.
-    """
+    """An open call, with `depth` calls around it. `pending` is still to be written for it."""
 
     name: str
     ts_ns: int
@@ -58,9 +56,7 @@ class OpenCalls:
         return call
 
     def end(self, thread: Hashable, name: str) -> OpenCall | None:
-        """End a call of a thread, and the calls inside it. Return it, or None where its begin is not
-        known.
-        """
+        """End a call of a thread, and the calls inside it. Return None where its begin is not known."""
         stack = self._stacks.get(thread, [])
         for place in range(len(stack) - 1, -1, -1):
             if stack[place].name == name:
@@ -112,15 +108,19 @@ class LineWriter(ABC):
     def remarks(self) -> list[str]:
         """Remarks on events for which the format has no form, and on those before the start of the trace."""
         words = f"{self.what} before the start of the trace is|are written at 0"
-        moved = counted(self._before_start, words)
-        return without_form(self._unwritten) + [moved] * bool(self._before_start)
+        early = counted(self._before_start, words)
+        return without_form(self._unwritten) + [early] * bool(self._before_start)
 
     def _rows(self, batch: TraceBatch, tables: Tables) -> Iterator[tuple[int, int, int, Shape, int]]:
-        """Place in the batch, time, length, shape and arguments of each event. Records that are not events
-        are handled before the event that follows them.
-        """
+        """Place, time, length, shape and arguments of each event. Other records are handled on the way."""
         events = batch.events
-        self._count_unwritten(batch, tables)
+        numbers, counts = np.unique(events.shape, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            shape = tables.shapes[number] if number >= 0 else None
+            if shape is not None:
+                is_slice = shape.phase not in NO_SLICES
+                what = self._left_out(shape) if is_slice else "value|values of counters or end|ends of flows"
+                self._unwritten[what] += count * bool(what)
         columns = (events.ts_ns, events.dur_ns, events.shape, events.args)
         rows = zip(*(one.tolist() for one in columns), strict=True)
         for at, (ts_ns, dur_ns, number, args) in enumerate(rows):
@@ -132,17 +132,6 @@ class LineWriter(ABC):
             if shape.phase in NO_SLICES:
                 continue
             yield at, ts_ns, dur_ns, shape, args
-
-    def _count_unwritten(self, batch: TraceBatch, tables: Tables) -> None:
-        numbers, counts = np.unique(batch.events.shape, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            shape = tables.shapes[number] if number >= 0 else None
-            if shape is not None and (what := self._no_span(shape) or self._left_out(shape)):
-                self._unwritten[what] += count
-
-    @staticmethod
-    def _no_span(shape: Shape) -> str:
-        return "value|values of counters or end|ends of flows" if shape.phase in NO_SLICES else ""
 
     def _other(self, other: Record | PlacedWarps) -> None:
         """Write a loss, after which no call is known to be open, or count warps."""

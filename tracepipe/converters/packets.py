@@ -165,9 +165,7 @@ class PacketStream:
         return stamps, sizes
 
     def _far(self, ts_ns: int, last_ns: int) -> bytes:
-        """A timestamp that is not in the table: a long step, or the full time where it is earlier than the
-        last.
-        """
+        """A timestamp that is not in the table: a long step, or the full time of an earlier one."""
         if ts_ns < last_ns:
             return number(8, max(0, ts_ns)) + number(58, self._clock)
         return number(8, ts_ns - last_ns)

@@ -97,9 +97,7 @@ def _id(value: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SwitchClock:
-    """The clock of a sequence, the base that its first packet states, and how far CLOCK_BOOTTIME is ahead of
-    it.
-    """
+    """The clock of a sequence, its base, and how far CLOCK_BOOTTIME is ahead of it."""
 
     clock: int
     base_ns: int
@@ -117,7 +115,12 @@ class Switches:
         self._tid: Int32s = np.zeros(0, np.int32)
         """By the number of a shape: what its events are, its processor and its thread."""
 
-    def _add_shapes(self, events: TraceColumns, tables: Tables) -> None:
+    def forget(self) -> None:
+        """Forget all shapes: they have new numbers now."""
+        self._kind[:] = UNKNOWN
+
+    def write(self, events: TraceColumns, tables: Tables) -> bytes:
+        """The packets of events, which are in the order of time."""
         size = int(events.shape.max()) + 1
         self._kind = grown(self._kind, size, 0)
         self._cpu, self._tid = grown(self._cpu, size, 0), grown(self._tid, size, 0)
@@ -125,14 +128,6 @@ class Switches:
             shape = tables.shapes[at]
             assert shape is not None
             self._kind[at], self._cpu[at], self._tid[at] = _kind(shape), shape.cpu, shape.tid
-
-    def forget(self) -> None:
-        """Forget all shapes: they have new numbers now."""
-        self._kind[:] = UNKNOWN
-
-    def write(self, events: TraceColumns, tables: Tables) -> bytes:
-        """The packets of events, which are in the order of time."""
-        self._add_shapes(events, tables)
         self._write(events, tables)
         made: bytes = self._stream.drain()
         return made
@@ -258,9 +253,7 @@ class FirstScreen:
         return delimited(1, delimited(126, delimited(1, attribute)) + number(10, sequence))
 
     def _pins(self) -> list[str]:
-        """The UI's names of the tracks to pin: calls of threads that launch, GPUs' counters, busy streams,
-        the processor time of processes.
-        """
+        """The UI's names of the tracks to pin: calls of threads that launch, counters, busy streams."""
         callers = self._busiest(_CALLS)
         callers = callers[self._first_ns[callers] < self._end_ns]
         least = max(1, int(self._begins[callers[0]]) // _CALLERS_APART) if len(callers) else 1
@@ -268,7 +261,7 @@ class FirstScreen:
         at_most = min(_CALLERS_MAX, max(1, _PINS_MAX - len(self._gpus)))
         threads = [self._tracks[row] for row in callers[:at_most].tolist()]
         threads.sort(key=lambda track: (track.pid, track.tid))
-        pins = [self._called(track) for track in threads]
+        pins = [f"{track.name} ({track.tid})" if track.tid else track.name for track in threads]
         if len(self._gpus) > 1:
             # The streams and counters of several GPUs have the same names.
             gpus = sorted((gpu.rank, gpu.name) for gpu in self._gpus if len(gpu.name) <= _NAME_MAX)
@@ -289,11 +282,6 @@ class FirstScreen:
         """The rows of a kind, those with the most slices first."""
         rows = np.flatnonzero(self._kind == kind)
         return rows[np.argsort(-self._begins[rows], kind="stable")]
-
-    @staticmethod
-    def _called(track: Track) -> str:
-        """The UI's name of a thread's track."""
-        return f"{track.name} ({track.tid})" if track.tid else track.name
 
 
 # builtin_clock.proto
@@ -334,15 +322,6 @@ def _named(name: str, parent_uuid: int) -> bytes:
     return text(2, name) + number(5, parent_uuid) + _NEVER_MERGED
 
 
-def _root(track: Track) -> bytes:
-    """The packet that declares a process or a thread."""
-    if _is_thread(track):
-        named = number(1, track.pid) + number(2, track.tid) + text(5, track.name)
-        return _declaration(track, track.id * 2, delimited(4, named))
-    named = number(1, track.pid) + text(6, track.name)
-    return _declaration(track, track.id * 2, delimited(3, named))
-
-
 def _is_thread(track: Track) -> bool:
     return track.kind == "thread" and bool(track.tid and track.pid)
 
@@ -367,9 +346,7 @@ class PerfettoWriter:
         self._host = self._sequence(_HOST, ("source_ns",))
 
     def _preamble(self) -> bytes:
-        """The packets before all events, with one clock snapshot for the whole trace: the same instant on
-        every known clock.
-        """
+        """The packets before all events: one instant on every known clock."""
         ids = {
             "monotonic_ns": _CLOCK_MONOTONIC,
             "boottime_ns": _CLOCK_BOOTTIME,
@@ -401,17 +378,14 @@ class PerfettoWriter:
             # Tracks directly under a thread's descriptor would become its siblings, so they are in a plain
             # group.
             return _declaration(track, uuid + 1, _named(track.name, uuid), _ORDERED)
-        fields = _named(track.label(), self._parent_uuid(track))
+        parent = track.parent
+        parent_uuid = 0 if parent is None else parent.id * 2 + _is_thread(parent)
+        fields = _named(track.label(), parent_uuid)
         if track.kind == "counter":
             fields += delimited(8, text(6, track.unit))
         elif track.kind != "slices":
             fields += _ORDERED
         return _declaration(track, uuid, fields)
-
-    @staticmethod
-    def _parent_uuid(track: Track) -> int:
-        parent = track.parent
-        return 0 if parent is None else parent.id * 2 + _is_thread(parent)
 
     # Sequences -----------------------------------------------------------------------------------------
 
@@ -553,6 +527,8 @@ class PerfettoWriter:
         if self._roots:
             self._emit(_packet(number(10, _HOST), delimited(60, number(1, _TOP) + _ORDERED_AT_THE_TOP)))
         for track in self._roots.values():
-            self._emit(_root(track))
+            own = number(2, track.tid) + text(5, track.name) if _is_thread(track) else text(6, track.name)
+            field = 4 if _is_thread(track) else 3
+            self._emit(_declaration(track, track.id * 2, delimited(field, number(1, track.pid) + own)))
         self._emit_compressed()
         self._out.write(self._first_screen.packet(_HOST))

@@ -34,9 +34,7 @@ Texts = dict[str, str | None]
 
 
 class StoredItem(NamedTuple):
-    """A slice, an instant or a value of a counter. `depth` is the number of slices around it on its track.
-    `end_ns` is None where there is no end.
-    """
+    """A slice with `depth` others around it, an instant or a value. `end_ns` is None without an end."""
 
     is_slice: bool
     ts_ns: int
@@ -62,7 +60,10 @@ class StoredItems:
 
     def add(self, items: Iterable[Item]) -> None:
         """Keep more items. Those of a track come after the ones that it has already."""
-        rows = ((item.track.id, item.ts_ns, item.kind, _stated(item)) for item in items)
+        rows = (
+            (item.track.id, item.ts_ns, item.kind, marshal.dumps((str(item.name), _texts(item), item.flows)))
+            for item in items
+        )
         with _room():
             self._database.executemany(
                 "INSERT INTO item (track, ts_ns, kind, stated) VALUES (?, ?, ?, ?)", rows
@@ -110,12 +111,11 @@ class StoredItems:
         self._database.executemany("INSERT INTO ended SELECT ?, ?, stated FROM item WHERE place = ?", ends())
 
 
-def _stated(item: Item) -> bytes:
-    args = {
+def _texts(item: Item) -> Texts:
+    return {
         key: value if value is None or isinstance(value, str) else json_text(value)
         for key, value in (item.args or {}).items()
     }
-    return marshal.dumps((str(item.name), args, tuple(item.flows)))
 
 
 @contextmanager
@@ -137,17 +137,10 @@ _TOTALS = {
 }
 
 
-def _args_text(args: Texts) -> str:
-    return "".join(f" {key}={text}" for key, text in args.items() if text is not None)
-
-
-def _flows_text(flows: tuple[int, ...]) -> str:
-    return "".join(f" {'→' if flow < 0 else '←'}{_flow_text(abs(flow))}" for flow in flows)
-
-
 def _flow_text(flow: int) -> str:
     """The number of a flow, with an `e` where events have it."""
-    return f"e{flow & FLOW_LIMIT}" if flow > FLOW_LIMIT else str(flow)
+    arrow, flow = "→" if flow < 0 else "←", abs(flow)
+    return f" {arrow}e{flow & FLOW_LIMIT}" if flow > FLOW_LIMIT else f" {arrow}{flow}"
 
 
 class TextWriter:
@@ -194,7 +187,10 @@ class TextWriter:
                 self._put(f"{pad}{item.ts_ns - self._base_ns:>12}  {item.name}")
             else:
                 self._counts["slices" if item.is_slice else "instants"] += 1
-                self._put(pad + self._line(item))
+                dur = "" if item.end_ns is None else f"+{item.end_ns - item.ts_ns:>9}"
+                args = (f" {key}={text}" for key, text in item.args.items() if text is not None)
+                line = f"{item.ts_ns - self._base_ns:>12} {dur:<10}  {'  ' * item.depth}{item.name}"
+                self._put(pad + printable("".join((line, *args, *map(_flow_text, item.flows)))))
         self._counts["tracks"] += is_counter or not is_empty
         for child in self._ordered(track):
             self._render(child, indent + 1)
@@ -202,10 +198,3 @@ class TextWriter:
     def _ordered(self, parent: Track | None) -> list[Track]:
         children = self._children.get(parent.id if parent else None, [])
         return sorted(children, key=lambda track: track.order)
-
-    def _line(self, item: StoredItem) -> str:
-        dur = "" if item.end_ns is None else f"+{item.end_ns - item.ts_ns:>9}"
-        when = item.ts_ns - self._base_ns
-        name = "  " * item.depth + item.name
-        line = f"{when:>12} {dur:<10}  {name}{_args_text(item.args)}{_flows_text(item.flows)}"
-        return printable(line)

@@ -33,9 +33,7 @@ class TraceInfo:
 
 
 class Writer(Protocol):
-    """Writes one timeline to a stream that it does not close. It is made with the stream and a
-    `TraceInfo`.
-    """
+    """Writes one timeline to a stream, which stays open. Made with the stream and a `TraceInfo`."""
 
     def write(self, drawn: Drawn) -> None:
         """Write what a batch draws, in the order given."""
@@ -57,7 +55,7 @@ class EventWriter(Protocol):
         """Write the end of the file."""
 
     def remarks(self) -> list[str]:
-        """What the file does not contain, or not as it was recorded."""
+        """Remarks on what the file lacks, or has in another form."""
 
 
 def without_form(unwritten: Counter[str]) -> list[str]:

@@ -113,19 +113,6 @@ def _beyond(number: int, count: int, names: str) -> str:
     return f"has {number}, but there {agree(count, 'is|are')} {counted(count, 'name|names')} in {names}"
 
 
-def _columns_fault(batch: Record) -> Fault | None:
-    """The fault of a warp batch whose columns differ in length, or None."""
-    warps = len(batch["warp"])
-    for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
-        if name in batch and len(batch[name]) != warps:
-            return name, _of_wrong_length(len(batch[name]), warps, "warp|warps")
-    exits = sum(batch["exit_count"]) if "exit_count" in batch else warps
-    for name in ("exit_ns", "exit_clk", "exit_mask"):
-        if name in batch and len(batch[name]) != exits:
-            return name, _of_wrong_length(len(batch[name]), exits, "exit|exits")
-    return _ranges_fault(batch)
-
-
 def _ranges_fault(batch: Record) -> Fault | None:
     """The fault of columns of ranges that disagree or have an impossible range, or None."""
     ranges = sum(batch.get("range_count", ()))
@@ -203,7 +190,15 @@ def first_fault(record: Any) -> Fault | None:
     if fault := _CHECKS[kind](record):
         return fault
     if kind == "gpu_warp":
-        return _columns_fault(record)
+        warps = len(record["warp"])
+        for name in ("sm", "slot", "entry_ns", "entry_clk", "entry_mask", "exit_count", "range_count"):
+            if name in record and len(record[name]) != warps:
+                return name, _of_wrong_length(len(record[name]), warps, "warp|warps")
+        exits = sum(record["exit_count"]) if "exit_count" in record else warps
+        for name in ("exit_ns", "exit_clk", "exit_mask"):
+            if name in record and len(record[name]) != exits:
+                return name, _of_wrong_length(len(record[name]), exits, "exit|exits")
+        return _ranges_fault(record)
     if kind in STALLS:
         return _stalls_fault(record)
     if kind == "clock" and record["host_hi_ns"] < record["host_lo_ns"]:

@@ -26,7 +26,7 @@ from tracepipe.layout.counters import Counters
 from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows, flagged
-from tracepipe.layout.summaries import Loads, Summaries, ThreadWork
+from tracepipe.layout.summaries import BusyGpus, CpuUse, Summaries, ThreadWork
 from tracepipe.layout.threads import KernelGroups, ThreadLayout
 from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, WarpChanges
 from tracepipe.layout.tree import Tree
@@ -87,12 +87,13 @@ class Layout:
         groups = KernelGroups(self._rows)
         self._counters = Counters(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)
-        self._loads = Loads(self._rows) if loads else None
+        self._busy_gpus = BusyGpus(self._rows) if loads else None
+        self._cpu_use = CpuUse(self._rows) if loads else None
         self._summaries = Summaries(self._rows) if summaries else None
         on_sms = None if self._summaries is None else self._summaries.on_sms
         self._warps = WarpLayout(self._rows, groups, options, on_sms)
         self._ranges = RangesOnGpu(self._rows)
-        self._thread_work = ThreadWork(self._rows, None if self._loads is None else self._loads.cpu_use)
+        self._thread_work = ThreadWork(self._rows, self._cpu_use)
         self._met = np.empty(0, np.bool_)
 
     @property
@@ -313,8 +314,8 @@ class Layout:
         if events is not None and not last:
             held_ns = self._dealt_ns
         order = self._order(ops, later, held_ns)
-        if self._loads is not None:
-            self._loads.measure(ops, order)
+        if self._busy_gpus is not None:
+            self._busy_gpus.measure(ops, order)
         return Drawn(self._rows.book, self._tree.take_declared(), events, ops, order, extras, changes)
 
     def _order(self, ops: OpColumns, later: OpColumns, held_ns: int) -> Int64s:
@@ -383,7 +384,8 @@ class Layout:
         self._say_undrawn()
         self._tree.put_in_order(self._thread_work.finish(self.end_ns))
         drawn.append(self._drawn(None, changes, last=True))
-        if self._loads is not None:
-            self._loads.draw()
+        if self._busy_gpus is not None and self._cpu_use is not None:
+            self._busy_gpus.draw()
+            self._cpu_use.draw()
             drawn.append(self._drawn(None, [], last=True))
         return drawn

@@ -283,21 +283,17 @@ class EventQueue:
         if len(events):
             source.window.append(events)
         if source.weight >= 2 * WINDOW_EVENTS:
-            self._advance(source, at)
-
-    def _advance(self, source: _Source, at: int) -> None:
-        """Make all but the newest events of a window ready."""
-        whole = in_order(joined(source.window), self._tables)
-        end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
-        # Events of one time stay together, unless that is all of them: an end of a flow belongs to a slice
-        # that begins then.
-        end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
-        ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
-        source.window = [kept]
-        source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
-        if len(ready):
-            self._make_ready(ready, at)
-            source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))
+            whole = in_order(joined(source.window), self._tables)
+            end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
+            # Events of one time stay together, unless that is all of them: an end of a flow belongs to a
+            # slice that begins then.
+            end = int(whole.ts_ns.searchsorted(whole.ts_ns[end])) or end
+            ready, kept = whole.take(slice(None, end)), whole.take(slice(end, None))
+            source.window = [kept]
+            source.weight = len(kept) + sum(map(self._heavy, kept.args[kept.shape == SPECIAL].tolist()))
+            if len(ready):
+                self._make_ready(ready, at)
+                source.front_ns = max(source.front_ns, int(ready.ts_ns[-1]))
 
     def _make_ready(self, events: TraceColumns, at: int) -> None:
         if self.doubles is not None:

@@ -85,7 +85,17 @@ class Share:
             return
         self._begin_ns = min(self._begin_ns, int(begin_ns.min()))
         self._end_ns = max(self._end_ns, int(end_ns.max()))
-        self._make_room()
+        had, at = self._busy_ns, self._first
+        while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
+            pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)
+            pairs[at & 1 : (at & 1) + len(had)] = had
+            had, at = pairs.reshape(-1, 2).sum(axis=1), at >> 1
+            self._bits += 1
+        self._first = self._begin_ns >> self._bits
+        size = (self._end_ns - 1 >> self._bits) - self._first + 1
+        self._busy_ns = np.zeros(size, np.int64)
+        kept = had[: max(0, self._first + size - at)]
+        self._busy_ns[at - self._first : at - self._first + len(kept)] = kept
         first, last = (begin_ns >> self._bits) - self._first, (end_ns - 1 >> self._bits) - self._first
         width_ns = 1 << self._bits
         over = last > first
@@ -99,24 +109,8 @@ class Share:
             np.add.at(whole, last, -width_ns)
             self._busy_ns += np.cumsum(whole[:-1])
 
-    def _make_room(self) -> None:
-        """Make bins for all of the time, wider ones if there are too many."""
-        had, at = self._busy_ns, self._first
-        while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
-            pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)
-            pairs[at & 1 : (at & 1) + len(had)] = had
-            had, at = pairs.reshape(-1, 2).sum(axis=1), at >> 1
-            self._bits += 1
-        self._first = self._begin_ns >> self._bits
-        size = (self._end_ns - 1 >> self._bits) - self._first + 1
-        self._busy_ns = np.zeros(size, np.int64)
-        kept = had[: max(0, self._first + size - at)]
-        self._busy_ns[at - self._first : at - self._first + len(kept)] = kept
-
     def percent(self) -> list[tuple[int, int]]:
-        """The times at which the share changes, with the share in percent: from the first stretch on, 0 at
-        the end. A bin in which it is busy at all has at least 1%.
-        """
+        """The times at which the share changes, with the share in percent, at least 1% where it is busy."""
         if not len(self._busy_ns):
             return []
         starts_ns = (np.arange(len(self._busy_ns) + 1) + self._first) << self._bits
@@ -175,9 +169,7 @@ class _Counters:
 
 
 class BusyGpus:
-    """Measures the share of time in which anything is on a stream of a GPU. GPUs have the numbers of their
-    tracks.
-    """
+    """Measures the share of time in which anything is on a stream of a GPU, by the GPU's track."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -188,7 +180,10 @@ class BusyGpus:
 
     def measure(self, ops: OpColumns, order: Int64s) -> None:
         """Take operations, of which `order` has the places in the order of time."""
-        self._add_rows()
+        if not len(order):
+            return
+        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
+            self._gpu = np.append(self._gpu, np.array(new, np.int32))
         row, kind = ops.columns["row"][order], ops.columns["kind"][order]
         places = np.flatnonzero((self._gpu[row] != NONE) & ((kind == BEGIN) | (kind == END)))
         if len(places):
@@ -196,11 +191,6 @@ class BusyGpus:
             ts_ns = ops.columns["ts"][order[places]]
             gpu, _, begin_ns, end_ns = self._stretches.ended_by(ts_ns, self._gpu[row[places]], delta)
             self._counters.add(gpu, begin_ns, end_ns)
-
-    def _add_rows(self) -> None:
-        """Note the new rows."""
-        if new := [self._gpu_of(track) for track in self._rows.book.tracks[len(self._gpu) :]]:
-            self._gpu = np.append(self._gpu, np.array(new, np.int32))
 
     def _gpu_of(self, track: Track) -> int:
         """The GPU of a stream's track, NONE where it is not a stream's or there are too many GPUs."""
@@ -254,23 +244,6 @@ class CpuUse:
         tree = self._rows.tree
         processes = sorted(self._counters.tracks(), key=lambda track: tree.process(track.pid).rank)
         self._counters.draw(processes[:SHOWN_MAX])
-
-
-class Loads:
-    """Both kinds of counters. `cpu_use` takes the stretches in which threads have processors."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._busy, self.cpu_use = BusyGpus(rows), CpuUse(rows)
-
-    def measure(self, ops: OpColumns, order: Int64s) -> None:
-        """Take operations, of which `order` has the places in the order of time."""
-        if len(order):
-            self._busy.measure(ops, order)
-
-    def draw(self) -> None:
-        """Draw the counters at the end, when all else is drawn."""
-        self._busy.draw()
-        self.cpu_use.draw()
 
 
 _OTHER, _RUNS, _LEAVES = range(3)
@@ -344,9 +317,7 @@ class ThreadWork:
             self._cpu_use.add(thread, begin_ns, end_ns)
 
     def finish(self, end_ns: int) -> Callable[[int], Work]:
-        """Return the function that gives a thread's work by its number. Threads that have a processor keep it
-        until the end.
-        """
+        """Return the function that gives a thread's work. Threads on a processor keep it until the end."""
         thread = np.flatnonzero(self._since_ns != _NEVER).astype(np.int32)
         since_ns = self._since_ns[thread]
         self._add(thread, since_ns, np.maximum(since_ns, end_ns))
@@ -415,9 +386,7 @@ class KernelsOfGpus:
 
 
 class WarpsOfSms:
-    """Shows each stretch of time in which an SM has warps as a slice on its row, named by how many there are
-    at most. SMs have the numbers of their rows.
-    """
+    """Shows each stretch in which an SM has warps as a slice on its row, named by the most warps."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

@@ -55,14 +55,8 @@ def _sum(works: Iterable[Work]) -> Work:
     return Work(*map(sum, zip(Work(), *works, strict=True)))
 
 
-def _most(works: Iterable[Work]) -> Work:
-    return Work(*map(max, zip(Work(), *works, strict=True)))
-
-
 class Tree:
-    """Makes each track once, and declares it before its first use. When it `is_full`, no more tracks are made
-    for events, which are counted and not drawn.
-    """
+    """Makes each track once, before its first use. No more are made for events when it `is_full`."""
 
     def __init__(self, header: Header, origins: Origins | None = None) -> None:
         self._declared: list[Track] = []
@@ -237,7 +231,7 @@ class Tree:
         """Give tracks ranks from `first` on. Threads with the same level of work keep the order of their ids,
         after the main thread. Such processes keep the order of their first events.
         """
-        most = _most(works.values())
+        most = Work(*map(max, zip(Work(), *works.values(), strict=True)))
 
         def place(key: _Key) -> tuple[int, ...]:
             _, given = self._given.get(key, ("", None))

@@ -504,9 +504,7 @@ class WarpLayout:
         return "logical" if mode == "sm" and batch.sm is None else mode
 
     def has_drawn(self, launch: int | None) -> bool:
-        """Whether warps of a launch were laid out. If so, exits of its threads would draw them a second
-        time.
-        """
+        """Whether warps of a launch were laid out, so that exits of its threads are not drawn again."""
         return launch is not None and int(self._launches[launch % LAUNCHES_MAX]) == launch
 
     def add_batch(self, place: int, batch: PlacedWarps) -> None:
@@ -538,9 +536,7 @@ class WarpLayout:
         return joined_starts(runs)
 
     def draw(self, starts: WarpStarts) -> tuple[int, list[WarpChanges]]:
-        """Draw the batches that were taken. Return the end of their last warp, trace ns, and the changes that
-        are in order now.
-        """
+        """Draw the batches that were added. Return the end of their last warp, and the changes in order."""
         changes: list[WarpChanges] = []
         runs, self._runs = self._runs, []
         for run in runs:
@@ -548,7 +544,21 @@ class WarpLayout:
             changes += self._ready(gpu, warps.ts_ns)
             gpu.offset_ns = warps.offset_ns or gpu.offset_ns
             if run.mode == "sm":
-                self._count_by_sm(gpu, warps, run.stay_ns)
+                assert warps.sm is not None
+                begin_ns = warps.ts_ns + warps.entry_ns
+                for sm in distinct(warps.sm).tolist():
+                    mine = warps.sm == sm
+                    left = mine & (run.stay_ns >= 0)
+                    ends_ns = (begin_ns + run.stay_ns)[left]
+                    if sm not in gpu.sms:
+                        name = SM_ACTIVE_WARPS.name.format(sm)
+                        track = self._rows.tree.counter(
+                            gpu.track, SM_ACTIVE_WARPS, name=name, rank=SM_ACTIVE_WARPS.rank + sm
+                        )
+                        gpu.sms[sm] = self._rows.new_row(track), [], [], 0
+                    _, times, deltas, _ = gpu.sms[sm]
+                    times += [begin_ns[mine], ends_ns]
+                    deltas += [np.ones(int(mine.sum()), np.int8), np.full(len(ends_ns), -1, np.int8)]
             else:
                 flow = starts.flow[np.searchsorted(starts.place, run.starts.place)]
                 self._draw(gpu, run, flow)
@@ -566,19 +576,17 @@ class WarpLayout:
         fate = gpu.slots.decide(len(gpu.tracks), run.sizes, run.bases_ns, begin_ns, stay_ns, row)
         end_ns = begin_ns + stay_ns
         if not (fate == ON_TRACK).all():
-            self._place_others(gpu, slices, fate, begin_ns, end_ns)
+            for at in np.flatnonzero(fate == ON_OVERLAP).tolist():
+                # A slot has one warp at a time: two there mean that clocks disagree.
+                slices.row[at] = self._overlap_row(
+                    gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at])
+                )
+            for at in np.flatnonzero(fate == NO_END).tolist():
+                # Drawn when the end of the trace is known.
+                self.unclosed += 1
+                self._open.append((gpu, slices.take([at]), int(begin_ns[at])))
         drawn = (fate != NO_END) & (slices.row != NO_ROW)
         self._add(gpu, run, slices, drawn, begin_ns, end_ns)
-
-    def _place_others(self, gpu: _Gpu, slices: Slices, fate: Ints, begin_ns: Int64s, end_ns: Int64s) -> None:
-        """Find the overlap tracks of warps that overlap others, and keep those that are still running."""
-        for at in np.flatnonzero(fate == ON_OVERLAP).tolist():
-            # A slot has one warp at a time: two there mean that clocks disagree.
-            slices.row[at] = self._overlap_row(gpu, int(slices.row[at]), int(begin_ns[at]), int(end_ns[at]))
-        for at in np.flatnonzero(fate == NO_END).tolist():
-            # Drawn when the end of the trace is known.
-            self.unclosed += 1
-            self._open.append((gpu, slices.take([at]), int(begin_ns[at])))
 
     def _overlap_row(self, gpu: _Gpu, row: int, begin_ns: int, end_ns: int) -> int:
         """The overlap row of a row that takes a slice, NO_ROW where none does."""
@@ -709,9 +717,7 @@ class WarpLayout:
         return np.array(rows, np.int32)
 
     def _slot_row(self, gpu: _Gpu, sm: int, slot: int) -> int:
-        """The row of a slot that is not in the table: a new one, unless the slot is in the dictionary, as the
-        table was too large to grow.
-        """
+        """The row of a slot that is not in the table: from the dictionary, or a new one."""
         if (known := gpu.sparse.get((sm, slot))) is not None:
             return known
         if self._rows.tree.is_full:
@@ -725,23 +731,6 @@ class WarpLayout:
             track = self._rows.tree.child(gpu.track, "slices", "more warps", RANK_LOGICAL, "warp")
             gpu.shared_row = gpu.new_row(track)
         return gpu.shared_row
-
-    def _count_by_sm(self, gpu: _Gpu, batch: PlacedWarps, stay_ns: Int64s) -> None:
-        assert batch.sm is not None
-        begin_ns = batch.ts_ns + batch.entry_ns
-        for sm in distinct(batch.sm).tolist():
-            mine = batch.sm == sm
-            left = mine & (stay_ns >= 0)
-            ends_ns = (begin_ns + stay_ns)[left]
-            if sm not in gpu.sms:
-                name = SM_ACTIVE_WARPS.name.format(sm)
-                track = self._rows.tree.counter(
-                    gpu.track, SM_ACTIVE_WARPS, name=name, rank=SM_ACTIVE_WARPS.rank + sm
-                )
-                gpu.sms[sm] = self._rows.new_row(track), [], [], 0
-            _, times, deltas, _ = gpu.sms[sm]
-            times += [begin_ns[mine], ends_ns]
-            deltas += [np.ones(int(mine.sum()), np.int8), np.full(len(ends_ns), -1, np.int8)]
 
     def _ready(self, gpu: _Gpu, before_ns: int) -> list[WarpChanges]:
         """Take the changes of a GPU before that time. Nothing earlier can come any more."""

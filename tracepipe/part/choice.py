@@ -123,9 +123,7 @@ class Calls:
         }
 
     def _end(self, ops: dict[str, Any], rows: Int64s, begun: Spans, first: int) -> Spans:
-        """Apply ends: to the slices in `begun`, whose numbers start with `first`, and to earlier ones, which
-        are returned.
-        """
+        """Apply ends: to slices in `begun`, numbered from `first`, and to earlier ones, which it returns."""
         at = np.flatnonzero(ops["kind"] == END)
         span, end_ns, event = ops["slice_id"][at], ops["ts"][at], ops["event"][at]
         end = np.where(event == NONE, NONE, rows[event])
@@ -174,9 +172,7 @@ class _Warp:
 
 
 class GpuThreads:
-    """Takes entries and exits, sorted by time. When the rows of too many warps wait, each further row is
-    chosen by its own time.
-    """
+    """Takes entries and exits by time. If too many rows wait, each is chosen by its own time."""
 
     def __init__(self, stretch: Stretch) -> None:
         self._stretch = stretch
@@ -186,9 +182,7 @@ class GpuThreads:
     def enter_or_exit(
         self, of: Hashable, thread: Three | None, *, enters: bool, ts_ns: int, row: int
     ) -> list[int]:
-        """Take a row of a thread of the block `of`. Once all threads of a warp have exited, return the warp's
-        rows if the part has them.
-        """
+        """Take a row of a thread of the block `of`. Return rows of a warp that has exited, if in the part."""
         x, y, z = thread or (0, 0, 0)
         key = (of, x // _LANES, y, z)
         warp = self._warps.get(key)
@@ -258,9 +252,7 @@ class EventsById:
 
 
 class Marks:
-    """A bit for each row. Rows are numbered over the whole recording, in the order in which its reader yields
-    them.
-    """
+    """A bit for each row, numbered over the whole recording in the order of its reader."""
 
     def __init__(self) -> None:
         self._bits: Bytes = np.zeros(0, np.uint8)
@@ -313,9 +305,7 @@ class Names:
             self._others.add(thread)
 
     def records(self, threads: set[Thread]) -> Iterator[Record]:
-        """Yield records for the names of these threads and of their processes, which are those of their main
-        threads.
-        """
+        """Records for the names of these threads and of their processes."""
         for pid in sorted({pid for pid, _ in threads if pid is not None}):
             name = self._names.get((pid, pid)) or self._names.get((pid, None))
             if name is not None and (pid, None) not in self._others:
@@ -512,8 +502,32 @@ class Choice:
         self._take_calls(events, rows, kinds)
         self._take_flows(events, rows, kinds)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist():
-            self._take_special(int(events.ts_ns[at]), int(rows[at]))
-        self._take_state(events, rows, kinds)
+            ts_ns = int(events.ts_ns[at])
+            row = int(rows[at])
+            other = self._others.pop(row)
+            if isinstance(other, PlacedWarps):
+                kept = self._take_warps(other)
+            elif other["type"] == "window":
+                kept = self._take_window(other, ts_ns, row)
+            else:
+                kept = bool(self._stretch.touches(ts_ns, ts_ns + other.get("dur_ns", 0)))
+                if kept and "ts_ns" not in other and len(self.chosen.undated_ns) < _UNDATED_MAX:
+                    self.chosen.undated_ns[row] = ts_ns
+            if kept:
+                self._marks.add(np.array([row]))
+        of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
+        ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
+        self._marks.add(np.array(ended, np.int64))
+        for number in _last_of_each(events.shape, (kinds & NAMED) != 0)[0]:
+            self.chosen.names.add_shape(self._shape(number))
+        before = events.ts_ns < self._stretch.start_ns
+        for number, at in zip(*_last_of_each(events.shape, before & ((kinds & SWITCH) != 0)), strict=True):
+            args = self._tables.args(int(events.args[at]))
+            self._state.switch(self._shape(number), args, int(rows[at]))
+        for at in np.flatnonzero(before & ((kinds & (COUNTER | MEMORY)) != 0)).tolist():
+            shape, args = self._shape(int(events.shape[at])), self._tables.args(int(events.args[at]))
+            take = self._state.value if kinds[at] & COUNTER else self._state.memory
+            take(shape, args, int(rows[at]))
 
     def _take_calls(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
         """Take slices."""
@@ -554,20 +568,6 @@ class Choice:
             self._marks.add(self._flows.keep(events.launch[at[inside]]))
         self._marks.add(rows[later[self._flows.are_kept(events.launch[later])]])
 
-    def _take_special(self, ts_ns: int, row: int) -> None:
-        """Take a record that is not an event: a batch of warps, a loss, the begin or the end of a window."""
-        other = self._others.pop(row)
-        if isinstance(other, PlacedWarps):
-            kept = self._take_warps(other)
-        elif other["type"] == "window":
-            kept = self._take_window(other, ts_ns, row)
-        else:
-            kept = bool(self._stretch.touches(ts_ns, ts_ns + other.get("dur_ns", 0)))
-            if kept and "ts_ns" not in other and len(self.chosen.undated_ns) < _UNDATED_MAX:
-                self.chosen.undated_ns[row] = ts_ns
-        if kept:
-            self._marks.add(np.array([row]))
-
     def _take_warps(self, warps: PlacedWarps) -> bool:
         """Take a batch of warps. Return whether the part has it."""
         entry_ns, last_ns = warps.ts_ns + warps.entry_ns, warps.last_of_exits(warps.exit_ns)
@@ -583,9 +583,7 @@ class Choice:
         return kept or bool(self._launches.are_kept(ids)[0])
 
     def _take_window(self, window: Record, ts_ns: int, row: int) -> bool:
-        """Take the begin or the end of a recording's window. Return whether the part has it; a begin is
-        chosen when its window ends.
-        """
+        """Take the begin or the end of a recording's window. Return whether the part has it."""
         self.chosen.has_windows = True
         if window["phase"] == "B":
             if len(self._open_windows) >= _OPEN_WINDOWS_MAX:
@@ -598,22 +596,6 @@ class Choice:
         if kept := bool(self._stretch.touches(begin_ns, ts_ns)):
             self._marks.add(np.array([begin]))
         return kept
-
-    def _take_state(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
-        """Take the events that describe the state at the start of the window."""
-        of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
-        ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
-        self._marks.add(np.array(ended, np.int64))
-        for number in _last_of_each(events.shape, (kinds & NAMED) != 0)[0]:
-            self.chosen.names.add_shape(self._shape(number))
-        before = events.ts_ns < self._stretch.start_ns
-        for number, at in zip(*_last_of_each(events.shape, before & ((kinds & SWITCH) != 0)), strict=True):
-            args = self._tables.args(int(events.args[at]))
-            self._state.switch(self._shape(number), args, int(rows[at]))
-        for at in np.flatnonzero(before & ((kinds & (COUNTER | MEMORY)) != 0)).tolist():
-            shape, args = self._shape(int(events.shape[at])), self._tables.args(int(events.args[at]))
-            take = self._state.value if kinds[at] & COUNTER else self._state.memory
-            take(shape, args, int(rows[at]))
 
     def _take_thread(self, events: TraceColumns, at: int, row: int) -> list[int]:
         """Take the entry or the exit of a thread of a GPU. Return rows that the part has."""

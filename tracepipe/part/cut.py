@@ -17,7 +17,7 @@ import numpy as np
 from tracepipe.converters.event_file import EventFileWriter
 from tracepipe.converters.writer import TraceInfo
 from tracepipe.errors import TracepipeError
-from tracepipe.event.columns import SPECIAL, Ints, SourceBatch, TraceBatch
+from tracepipe.event.columns import SPECIAL, SourceBatch, TraceBatch
 from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
 from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
@@ -34,9 +34,7 @@ _OF_FOOTER = ("end", "gpus")
 
 @dataclass(slots=True)
 class CutOptions:
-    """The window from `start` to before `end`, where None means the recording's own; the other fields are as
-    in `ConversionOptions`.
-    """
+    """The window from `start` to before `end`, by default the recording's; else as `ConversionOptions`."""
 
     start: Moment | None = None
     end: Moment | None = None
@@ -81,24 +79,19 @@ class Cut:
     def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Record]:
         """Choose the rows of the part, and make its header and footer."""
         with self._open() as opened:
-            stretch = self._stretch(opened)
+            start, end = self._options.start, self._options.end
+            is_absolute = start is not None and start.is_absolute and (end is None or end.is_absolute)
+            base_ns = 0 if is_absolute else self._start_ns(opened)
+            stretch = Stretch(
+                base_ns if start is None else start.on_trace(base_ns),
+                TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
+            )
+            if stretch.start_ns >= stretch.end_ns:
+                raise TracepipeError("The window is empty.", "Give an end after its start.")
             reading = Reading(opened, self._path, strict=self._options.strict, progress=progress)
             chosen = _chosen(opened, reading, stretch)
             info = TraceInfo(opened.clocks.trace_clock, header=_header(opened, stretch))
             return chosen, stretch, info, reading.finish(), reading.footer or {}
-
-    def _stretch(self, opened: OpenRecording) -> Stretch:
-        """The window on the trace's clock; it begins with the recording where no start is given."""
-        start, end = self._options.start, self._options.end
-        is_absolute = start is not None and start.is_absolute and (end is None or end.is_absolute)
-        base_ns = 0 if is_absolute else self._start_ns(opened)
-        stretch = Stretch(
-            base_ns if start is None else start.on_trace(base_ns),
-            TIME_LIMIT_NS if end is None else end.on_trace(base_ns),
-        )
-        if stretch.start_ns >= stretch.end_ns:
-            raise TracepipeError("The window is empty.", "Give an end after its start.")
-        return stretch
 
     def _start_ns(self, opened: OpenRecording) -> int:
         """The start of the recording, as in reports: that of its header, else its first event."""
@@ -166,7 +159,24 @@ class _Writing:
         is_instant = self._chosen.has_windows
         if not is_instant:
             self._write_edge("B", stretch.start_ns)
-        self._write_rows_of(reading)
+        first = 0
+        for batch in reading.source():
+            count = len(batch.events)
+            at = np.flatnonzero(self._chosen.marks.are_marked(first, count))
+            if len(at):
+                events = batch.events.take(at)
+                others: list[Record | Warps] = list(batch.others)
+                for place in np.flatnonzero(events.shape == SPECIAL).tolist():
+                    number = int(events.args[place])
+                    others[number] = self._dated(others[number], first + int(at[place]))
+                for number in set(events.shape[events.shape >= 0].tolist()):
+                    shape = self._tables.shapes[number]
+                    if shape is not None and len(self._threads) < THREADS_MAX:
+                        self._threads.add((shape.pid, shape.tid))
+                self._writer.write_events(SourceBatch(events, others), self._tables)
+            first += count
+            if first > self._chosen.marks.last:
+                break
         if is_instant:
             self._write_edge("B", end_ns)
         # Calls that are open at the end are drawn up to it.
@@ -179,30 +189,6 @@ class _Writing:
         ts_ns = max(0, min(ts_ns, TIME_LIMIT_NS))
         edge = {"ts_ns": ts_ns, "type": "window", "phase": phase, **self._clock, "cause": "cut"}
         self._writer.record(edge)
-
-    def _write_rows_of(self, reading: Reading) -> None:
-        first = 0
-        for batch in reading.source():
-            count = len(batch.events)
-            at = np.flatnonzero(self._chosen.marks.are_marked(first, count))
-            if len(at):
-                self._write_rows(batch, at, first)
-            first += count
-            if first > self._chosen.marks.last:
-                break
-
-    def _write_rows(self, batch: SourceBatch, at: Ints, first: int) -> None:
-        """Write the rows at some places of a batch, whose first row has the number `first`."""
-        events = batch.events.take(at)
-        others: list[Record | Warps] = list(batch.others)
-        for place in np.flatnonzero(events.shape == SPECIAL).tolist():
-            number = int(events.args[place])
-            others[number] = self._dated(others[number], first + int(at[place]))
-        for number in set(events.shape[events.shape >= 0].tolist()):
-            shape = self._tables.shapes[number]
-            if shape is not None and len(self._threads) < THREADS_MAX:
-                self._threads.add((shape.pid, shape.tid))
-        self._writer.write_events(SourceBatch(events, others), self._tables)
 
     def _dated(self, other: Record | Warps, row: int) -> Record | Warps:
         """Add the time of its place to a loss that has none: in the part, other lines are around it."""

@@ -65,7 +65,5 @@ class Stretch:
     def touches(self, begin_ns: Int64s | int, end_ns: Int64s) -> Bools: ...
 
     def touches(self, begin_ns: Int64s | int, end_ns: Int64s | int) -> Bools | bool:
-        """Whether slices overlap the window; one without a length counts as an instant. Times, or columns of
-        shape `(n,)`.
-        """
+        """Whether slices overlap the window. Times, or columns of shape `(n,)`."""
         return (begin_ns < self.end_ns) & ((end_ns > self.start_ns) | (begin_ns >= self.start_ns))

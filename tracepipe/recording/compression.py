@@ -176,9 +176,7 @@ class PartWriter:
 
 
 def compressing(file: BinaryIO | io.RawIOBase, path: str, *, is_ours: bool = True) -> BinaryIO:
-    """A writer of parts to `file`, which is unbuffered. Parts are compressed where `path`, its name, ends
-    with .gz or .zst.
-    """
+    """A writer of parts to an unbuffered file, compressed where `path` ends with .gz or .zst."""
     suffix = Path(path).suffix
     compress: Callable[[bytearray], bytes | bytearray] = _plain
     if suffix == ".gz":

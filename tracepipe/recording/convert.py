@@ -70,7 +70,12 @@ class Conversion:
                 return _Drawing(inputs, self._output, options).write(out)
             if self._output.of == "events":
                 return self._copy_events(out, inputs.parts[0].opened, inputs.parts[0].reading)
-            return self._copy_placed(out, inputs)
+            reading = inputs.parts[0].reading
+            writer: EventWriter | None = None
+            for batch, _ in reading.placed():
+                writer = writer or self._event_writer(out, inputs, [batch])
+                writer.write_events(batch, inputs.tables)
+            return self._finished(writer or self._event_writer(out, inputs, []), reading)
 
     def _archive(self, out: BinaryIO, apart: Iterator[Inputs]) -> Account:
         """Write a trace of each recording, one after the other."""
@@ -94,15 +99,6 @@ class Conversion:
         account = self._finished(writer, reading)
         account.clocks, account.notes = [], writer.remarks()
         return account
-
-    def _copy_placed(self, out: BinaryIO, inputs: Inputs) -> Account:
-        """Write events one after the other, on the trace's clock."""
-        reading = inputs.parts[0].reading
-        writer: EventWriter | None = None
-        for batch, _ in reading.placed():
-            writer = writer or self._event_writer(out, inputs, [batch])
-            writer.write_events(batch, inputs.tables)
-        return self._finished(writer or self._event_writer(out, inputs, []), reading)
 
     def _event_writer(self, out: BinaryIO, inputs: Inputs, firsts: Sequence[TraceBatch]) -> EventWriter:
         info = _trace_info(inputs, firsts, self._options.compress)
@@ -162,7 +158,17 @@ class _Drawing:
                     "call|calls, kernel|kernels or copy|copies is|are in two recordings and drawn once",
                 )
             )
-        self._say_all(writer, account)
+        for part, of in zip(self._inputs.parts, account.parts or [account], strict=True):
+            file = {FILE: part.name} if part.name else {}
+            footer = part.reading.footer
+            if footer is not None and "ended_by" in footer:
+                ended = {"ended_by": footer["ended_by"]} | file
+                writer.write(self._layout.say("capture ended", self._layout.end_ns, ended))
+            for stated in of.clocks:
+                writer.write(self._layout.say(f"clock {stated['clock']}", self._start_ns, stated | file))
+            for clock, count in of.unplaced.items():
+                args = {"clock": clock, "events": count, "reason": "no clock pairs"} | file
+                writer.write(self._layout.say("not placed in time", self._start_ns, args, "problems"))
         writer.finish()
         return account
 
@@ -189,27 +195,11 @@ class _Drawing:
             writer.write(self._layout.say("capture", self._start_ns, about))
         return writer
 
-    def _say_all(self, writer: Writer, account: Account) -> None:
-        """Draw what is known about the recordings at their end."""
-        for part, of in zip(self._inputs.parts, account.parts or [account], strict=True):
-            file = {FILE: part.name} if part.name else {}
-            footer = part.reading.footer
-            if footer is not None and "ended_by" in footer:
-                ended = {"ended_by": footer["ended_by"]} | file
-                writer.write(self._layout.say("capture ended", self._layout.end_ns, ended))
-            for stated in of.clocks:
-                writer.write(self._layout.say(f"clock {stated['clock']}", self._start_ns, stated | file))
-            for clock, count in of.unplaced.items():
-                args = {"clock": clock, "events": count, "reason": "no clock pairs"} | file
-                writer.write(self._layout.say("not placed in time", self._start_ns, args, "problems"))
-
 
 def check(
     path: str, source_format: str, say: Callable[[str], None], progress: Progress | None = None
 ) -> Account:
-    """Read a recording without drawing it, and call `say` with each problem as `path:line: field:
-    message`.
-    """
+    """Read a recording without drawing it, and `say` each problem as `path:line: field: message`."""
     with open_recording(path, source_format) as opened, no_collector():
         reading = Reading(opened, path, progress=progress)
         for batch in reading.source():

@@ -64,14 +64,12 @@ class InputStream:
         return self._pull(size)
 
     def position_bytes(self) -> int:
-        """How far into the file on disk the reading is."""
+        """The position of the reading in the file on disk."""
         return self._raw.tell() if self._raw.seekable() else 0
 
     @contextmanager
     def as_file(self) -> Iterator[BinaryIO]:
-        """The input as a file with a name, for readers that cannot use a stream: the file itself, or a
-        copy.
-        """
+        """The input as a file with a name, for readers that need one: itself, or a copy."""
         is_plain = self._from is self._raw and self._raw.seekable()
         if is_plain and paths.is_there(f"/proc/self/fd/{self._raw.fileno()}"):
             yield self._raw

@@ -80,7 +80,7 @@ class Relation:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is."""
+        """Whether anything is known."""
         return bool(self.offsets or self.members)
 
 
@@ -144,9 +144,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Several:
-    """Several recordings after their first reading: the place of each on the common clock, and its numbers.
-    `how` is as in `open_recording`.
-    """
+    """Several recordings after their first reading, with the anchor and the numbers of each."""
 
     paths: Sequence[str]
     how: How
@@ -168,7 +166,15 @@ class _Several:
             placed = [one.anchor(part.survey) for part, one in zip(parts, members, strict=True)]
         else:
             names = _names(paths)
-            by_hand = _by_hand(paths, names, relation.offsets)
+            by_hand = {}
+            for file, offset_ns in relation.offsets.items():
+                called = enumerate(zip(map(_text, paths), names, strict=True))
+                at = next((at for at, both in called if _text(file) in both), None)
+                if at is None:
+                    raise ClockError(
+                        f"--offset names {file}, which is not an input", f"Name one of: {', '.join(names)}."
+                    )
+                by_hand[at] = offset_ns
             parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
             placed = anchors([part.source for part in parts], by_hand, [part.survey.common for part in parts])
         _refuse_before_zero(parts, placed)
@@ -176,7 +182,7 @@ class _Several:
 
     @property
     def sources(self) -> list[Source]:
-        """What is known about each recording before it is placed."""
+        """Each recording before it is placed."""
         return [part.source for part in self.parts]
 
     @property
@@ -204,7 +210,12 @@ class _Several:
         header = _header(self.sources)
         if self.members:
             clock = self.members[0].clock
-            start = _first_begin(self.sources, self.placed, clock)
+            begins = [
+                int(anchor.way.place_all(np.array([begin_ns], np.int64))[0])
+                for source, anchor in zip(self.sources, self.placed, strict=True)
+                if (begin_ns := source.at(source.clock)) is not None
+            ]
+            start = {f"{clock}_ns": max(0, min(begins))} if begins else {}
         else:
             base = self.sources[reference(self.sources)]
             clock, start = base.clock, _start(self.sources, self.placed, base)
@@ -344,20 +355,6 @@ def _text(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "replace")
 
 
-def _by_hand(paths: Sequence[str], names: Sequence[str], offsets: Mapping[str, int]) -> dict[int, int]:
-    """Offsets by the places of the files that they are for."""
-    found = {}
-    for file, offset_ns in offsets.items():
-        called = enumerate(zip(map(_text, paths), names, strict=True))
-        at = next((at for at, both in called if _text(file) in both), None)
-        if at is None:
-            raise ClockError(
-                f"--offset names {file}, which is not an input", f"Name one of: {', '.join(names)}."
-            )
-        found[at] = offset_ns
-    return found
-
-
 def _header(sources: Sequence[Source]) -> Header:
     """The header for the layout of all of them."""
     headers = [source.header for source in sources]
@@ -381,13 +378,3 @@ def _start(sources: Sequence[Source], placed: Sequence[Anchor], base: Source) ->
     ]
     before_ns = here_ns - min(begins)
     return {clock: max(0, ns - before_ns) for clock, ns in start.items()}
-
-
-def _first_begin(sources: Sequence[Source], placed: Sequence[Anchor], clock: str) -> dict[str, int]:
-    """The earliest begin of a recording on the common clock, which is not that of one of them."""
-    begins = [
-        int(anchor.way.place_all(np.array([begin_ns], np.int64))[0])
-        for source, anchor in zip(sources, placed, strict=True)
-        if (begin_ns := source.at(source.clock)) is not None
-    ]
-    return {f"{clock}_ns": max(0, min(begins))} if begins else {}

@@ -40,9 +40,7 @@ _USE = "use it under that name, or rename it"
 
 
 def kind_of(path: Path, option: str = "-o") -> int:
-    """The kind of what is there, as `stat.S_IFMT` has it; 0 for nothing. Raises OutputError if that cannot be
-    read.
-    """
+    """The kind of a path by `stat.S_IFMT`; 0 for nothing. Raises OutputError if it cannot be read."""
     try:
         return stat.S_IFMT(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -52,9 +50,7 @@ def kind_of(path: Path, option: str = "-o") -> int:
 
 
 def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
-    """As `kind_of`, for an output that is given with `option`. Raises OutputError if it must not be
-    written.
-    """
+    """The kind of an output that is given with `option`. Raises OutputError if it must not be written."""
     kind = kind_of(Path(path), option)
     if kind == stat.S_IFDIR:
         raise OutputError(f"{path} is a directory", f"Name a file in it with {option}.")
@@ -205,9 +201,7 @@ def _kept_elsewhere(fd: int, made: Path, target: Path) -> Path:
 
 
 def _copy(fd: int, target: Path) -> Path:
-    """Write the content of an open file, which may be deleted, to a new file with a name similar to
-    `target`.
-    """
+    """Write the content of an open file to a new file with a name similar to `target`."""
     for name in free_of(target):
         with suppress(FileExistsError):
             copy = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666)
@@ -229,9 +223,7 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def default_output(path: str, suffix: str) -> str:
-    """The path for the output of `path`: next to it, or in this folder for a URL, with `suffix` in place of
-    its own.
-    """
+    """The path for the output of `path`: next to it, or in this folder for a URL, with `suffix`."""
     if path == STANDARD:
         return STANDARD
     out = Path(remote.name_of(path) if remote.is_url(path) else path)
@@ -379,9 +371,7 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
 
 
 def _refuse_url(path: str, option: str) -> None:
-    """Raise OutputError for a URL, where others write and read the output while it is made, or it is several
-    files.
-    """
+    """Raise OutputError for a URL: the output is used while it is made, or is several files."""
     if remote.is_url(path):
         raise OutputError(
             f"{path} is a URL, to which this output cannot go",
@@ -390,9 +380,7 @@ def _refuse_url(path: str, option: str) -> None:
 
 
 def _give_name(made: Path, target: Path, *, force: bool) -> None:
-    """Rename a complete folder to its name. With `force`, it replaces an older folder, which is removed
-    afterwards.
-    """
+    """Rename a complete folder to its name. With `force`, it replaces an older one."""
     if not force or not paths.is_there(target):
         try:
             rename_new(made, target)
@@ -522,9 +510,7 @@ def _begun(part: Path, target: Path, *, force: bool, notify: Notify) -> int:
 
 
 def _is_locked_by_us(fd: int) -> bool:
-    """Lock an open file. Return False where another process has locked it. Without locks in the file system,
-    none has.
-    """
+    """Lock an open file. Return False where another process has. Without locks, none has."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

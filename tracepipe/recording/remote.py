@@ -97,9 +97,7 @@ def listed(url: str) -> list[Found]:
 
 @contextmanager
 def fetched(url: str) -> Iterator[BinaryIO]:
-    """A copy of an object, in a temporary file without a name. Raises InputError, TracepipeError,
-    LibraryMissing.
-    """
+    """A copy of an object in a nameless file. Raises InputError, TracepipeError, LibraryMissing."""
     fs, path = _opened(url)
     with tempfile.TemporaryFile(prefix="tracepipe-") as copy:
         with _translated(url, _unreadable):
@@ -150,9 +148,7 @@ def _check_bucket(fs: Any, bucket: str, url: str) -> None:
 
 @contextmanager
 def sending(url: str, *, force: bool) -> Iterator[BinaryIO]:
-    """A temporary file that is copied to a URL when it is complete. Raises OutputError, TracepipeError,
-    LibraryMissing.
-    """
+    """A temporary file that is copied to a URL when it is complete. Raises as `send` does."""
     if is_taken(url) and not force:
         raise taken(url)
     with tempfile.TemporaryFile(prefix="tracepipe-") as made:
@@ -213,9 +209,7 @@ def _opened(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _translated(url: str, failed: Callable[[str, Exception], TracepipeError]) -> Iterator[None]:
-    """Turn what a protocol's package raises into one of our errors. Each has a tree of its own, and most of
-    them are no OSError.
-    """
+    """Turn what a protocol's package raises, most of it no OSError, into one of our errors."""
     try:
         yield
     except (TracepipeError, ImportError):

@@ -82,7 +82,12 @@ class Survey:
         new = tables.shapes[len(self._flags) :]
         for shape in new:
             if shape is not None:
-                self._add_shape(shape)
+                if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
+                    self.pids.add(shape.pid)
+                if shape.gpu is not None or shape.on_stream:
+                    self.gpus.add(shape.gpu or 0)
+                if shape.cpu is not None:
+                    self.cpus = max(self.cpus, shape.cpu + 1)
         if new:
             calls = [_key_of_name(shape) for shape in new]
             flags = [_flags_of(shape, is_call=call > 0) for shape, call in zip(new, calls, strict=True)]
@@ -90,14 +95,6 @@ class Survey:
             self._flags = np.concatenate([self._flags, np.array(flags, np.uint8)])
             self._keys = np.concatenate([self._keys, np.array(keys, np.uint64)])
             self._calls = np.concatenate([self._calls, np.array(calls, np.uint64)])
-
-    def _add_shape(self, shape: Shape) -> None:
-        if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
-            self.pids.add(shape.pid)
-        if shape.gpu is not None or shape.on_stream:
-            self.gpus.add(shape.gpu or 0)
-        if shape.cpu is not None:
-            self.cpus = max(self.cpus, shape.cpu + 1)
 
     def note(self, batch: TraceBatch, tables: Tables) -> None:
         """Note the events of a batch."""
@@ -140,9 +137,7 @@ class Survey:
         self.common.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
     def _see_calls(self, batch: TraceBatch, flags: Bytes) -> None:
-        """Note when calls began and ended, by thread, name and approximate time, so that all recordings note
-        the same ones.
-        """
+        """Note when calls began and ended, by thread, name and approximate time."""
         if self.realtime_ns is None:
             return
         events, calls = batch.events, self.common.calls
@@ -152,9 +147,7 @@ class Survey:
             times.add(self._cells(self._calls[events.shape[at]], ns), ns)
 
     def _see_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
-        """Note when launches of kernels began and ended, by kernel. Some tools name launches after their
-        kernels.
-        """
+        """Note when launches began and ended, by kernel: some tools name launches after their kernels."""
         if self.realtime_ns is None or self._launches_seen >= _KERNELS_MAX:
             return
         events = batch.events
@@ -308,9 +301,7 @@ def _is_of(part: Part, members: Sequence[Part]) -> bool:
 
 
 def _is_elsewhere(part: Part, one: Part) -> bool:
-    """Whether one tool recorded the same pids at the same time, but not as parts of one capture. Then they
-    are pids of two hosts.
-    """
+    """Whether one tool recorded the same pids at the same time, but not in one capture: on two hosts."""
     if one.format != part.format or one.capture == part.capture or not one.survey.pids & part.survey.pids:
         return False
     is_after = part.survey.first_ns > one.survey.last_ns or one.survey.first_ns > part.survey.last_ns
@@ -440,9 +431,7 @@ def _ranks(parts: Sequence[Part], of_host: Sequence[int]) -> dict[int, int]:
 
 
 def _doubles(parts: Sequence[Part], of_host: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """The pairs of recordings, by their places, that have the same processes and are of different
-    captures, but not of different ranks.
-    """
+    """The pairs of recordings, by place, with the same processes, of different captures but not ranks."""
     return frozenset(
         (at, to)
         for at, to in combinations(range(len(parts)), 2)

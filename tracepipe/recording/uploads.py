@@ -111,12 +111,12 @@ class _Upload:
 
     @property
     def by_hand(self) -> str:
-        """How to copy it later."""
+        """The hint for copying it later."""
         return f"Copy it: {self._command(self.url)}"
 
     @property
     def elsewhere(self) -> str:
-        """How to copy it where something is at the URL, which may be the recording of another rank."""
+        """The hint for copying it where something is at the URL, which may be of another rank."""
         return f"Copy it under another name: {self._command(self.url.rpartition('/')[0] + '/NAME')}"
 
     def _command(self, url: str) -> str:
@@ -163,9 +163,7 @@ class Uploads:
         return next(other for other in others if not is_url_taken(other))
 
     def wait(self) -> list[OutputError]:
-        """Wait until all is copied. Returns the errors of what is not, and stays. The first signal does not
-        end it, the second one does.
-        """
+        """Wait until all is copied, and return the errors of what is not. A second signal ends it."""
         failures: list[OutputError] = []
         is_asked_to_end = False
         for upload in self._running:
