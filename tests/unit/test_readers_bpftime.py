@@ -275,7 +275,7 @@ def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
 
 def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "LINE_LIMIT_BYTES", 1000)
-    monkeypatch.setattr(bpftime, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(bpftime.ToolLines, "chunk_bytes", 100)
     data = GOOD + b"\n[kernel_trace] ts=" + b"1" * 50_000 + b"\n" + GOOD_AFTER + b"\n"
     _, records, problems = read(data)
     assert len(records) == 2

@@ -242,14 +242,14 @@ def test_short_calls_whose_exits_a_script_leaves_out_stay_instants() -> None:
 
 
 def test_a_begin_whose_exit_comes_batches_later_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layered, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(layered.LayeredLines, "chunk_bytes", 400)
     others = [call(3.0 + at / 1000, tid=9, name="g") for at in range(40)]
     lines = [call(1.0), call(1.1, duration_us=100), call(2.0), *others, call(4.0, duration_us=2000)]
     assert "".join(phase for phase, _ in phases(*lines)) == "BEB" + "I" * 40 + "E"
 
 
 def test_an_entry_far_before_its_exit_stays_an_instant_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layered, "CHUNK_BYTES", 80)
+    monkeypatch.setattr(layered.LayeredLines, "chunk_bytes", 80)
     lines = [call(1.0), call(1.1, duration_us=100), call(2.0), call(2.1, duration_us=100)]
     records, problems = read("\n".join(lines).encode() + b"\n")
     assert [record["phase"] for record in records] == ["I", "X", "B", "E"]
@@ -653,7 +653,7 @@ def test_a_mark_and_line_ends_of_other_systems_are_read() -> None:
 
 def test_a_line_over_the_limit_is_one_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "LINE_LIMIT_BYTES", 1000)
-    monkeypatch.setattr(layered, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(layered.LayeredLines, "chunk_bytes", 100)
     long = b'{"ts":1.5,"type":"kernel","name":"' + b"x" * 50_000 + b'"}'
     records, problems = read(GOOD + b"\n" + long + b"\n" + GOOD_AFTER + b"\n")
     assert [record["ts_ns"] for record in records] == [1_000_000, 2_000_000]

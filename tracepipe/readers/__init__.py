@@ -184,4 +184,4 @@ def naming_others(batches: Iterable[SourceBatch], source: InputFormat) -> Iterat
         if problems:
             batch.problems = sorted(batch.problems + problems, key=lambda problem: problem.line)
         yield batch
-    yield from printed.stated()
+    yield from printed.batches()

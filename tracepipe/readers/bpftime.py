@@ -16,17 +16,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant, Problem, Record, new_header
-from tracepipe.readers.recording import BOM, Batch, Recording, Rejoined, recording_of
+from tracepipe.event.checks import shown
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, HostInstant
+from tracepipe.readers.recording import BOM, LineReader, Recording, Unusable
 from tracepipe.units import counted
 
 CLOCK = "globaltimer:0"
-# About 4000 lines.
-CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 
 # CUDA's largest block and thread indices (CUDA C++ Programming Guide, technical specifications).
@@ -99,28 +98,29 @@ def _value(text: str) -> int | float | str:
     return number if is_number and math.isfinite(number := float(text)) else text
 
 
-def _beyond(index: list[int], limits: tuple[int, int, int]) -> str:
-    """The message for a coordinate of `index` that is over CUDA's limit, or ""."""
+def _check_index(field: str, index: list[int], limits: tuple[int, int, int]) -> None:
+    """Check an index against CUDA's limits. Raises Unusable."""
     for axis, value, limit in zip("xyz", index, limits, strict=True):
         if value >= limit:
-            return f"has {axis}={value}, and CUDA's largest is {limit - 1}"
-    return ""
+            raise Unusable(field, f"has {axis}={value}, and CUDA's largest is {limit - 1}")
 
 
-class _Text:
-    """The state of reading one input, which decides how its next lines are understood."""
+class ToolLines(LineReader):
+    """Reads the lines of one input. `calibrated`: the header has the start that launchlate prints."""
 
-    def __init__(self, calibrated: bool) -> None:
+    # About 4000 lines.
+    chunk_bytes = 1 << 18
+    no_line = "has no line of a bpftime tool"
+
+    def __init__(self, *, calibrated: bool) -> None:
+        super().__init__()
         self._calibrated = calibrated
-        self._stated: set[str] = set()
         self._occurrences: dict[int, int] = {}
         """By the index of a thread, as one number: how often it came."""
         # The events of each tool in the text, also on broken lines, and how many of its total are missing.
-        self._held: dict[str, int] = {}
-        self._missing: dict[str, int] = {}
-        self._any = False
-        self._number, self._batch = 0, Batch()
-        self._lines: tuple[tuple[re.Pattern[bytes], Callable[[re.Match[bytes]], Fault | None]], ...] = (
+        self._counted: Counter[str] = Counter()
+        self._missing: Counter[str] = Counter()
+        self._patterns: tuple[tuple[re.Pattern[bytes], Callable[[re.Match[bytes]], None]], ...] = (
             (_KERNEL_TRACE, self._entry),
             (_KERNELRETSNOOP, self._exit),
             (_WARP, self._warp),
@@ -130,93 +130,62 @@ class _Text:
             (_KERNEL_TRACE_TOTAL, lambda found: self._total("kernel_trace", int(found[1]))),
             (_KERNELRETSNOOP_TOTAL, lambda found: self._total("kernelretsnoop", int(found[1]))),
             (_DROPS, self._drops),
-            (_HISTOGRAM_TITLE, lambda found: self._known()),
+            (_HISTOGRAM_TITLE, lambda found: None),
             (_HISTOGRAM_ROW, self._histogram),
             (_CALIBRATION, self._calibration),
         )
 
-    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
-        self._number, self._batch = number, batch
+    def read_line(self, text: bytes, is_cut: bool) -> None:
+        """Read a line. Raises Unusable."""
         text = text.strip()
-        for pattern, take in self._lines:
-            if found := pattern.fullmatch(text):
-                if fault := take(found):
-                    self._skip(text, *fault)
-                elif cut and pattern in _ENDS_IN_DIGITS:
-                    self._problem("ts", "ends with the input: digits of its time may be missing", False)
-                return
-        if _MARK.search(text):
-            self._skip(text, "", f"is not a whole line of a bpftime tool: {shown(text)}")
-        elif text:
-            batch.foreign_lines.append((number, text))
+        found = None
+        try:
+            for pattern, read in self._patterns:
+                if found := pattern.fullmatch(text):
+                    self.has_lines = True
+                    read(found)
+                    if is_cut and pattern in _ENDS_IN_DIGITS:
+                        self.say(
+                            "ts", "ends with the input: digits of its time may be missing", skipped=False
+                        )
+                    return
+            if _MARK.search(text):
+                self.has_lines = True
+                raise Unusable("", f"is not a whole line of a bpftime tool: {shown(text)}")
+        except Unusable:
+            # The line gives no event, but its event counts as read: it is not missing from the tool's total.
+            for tool, start in _STARTS.items():
+                self._counted[tool] += len(start.findall(text))
+            raise
+        if text:
+            self.batch.foreign_lines.append((self.number, text))
 
-    def at_end(self, batch: Batch) -> None:
-        """Add a problem if no line was from a bpftime tool."""
-        if not self._any:
-            batch.problems.append(Problem(0, "", "has no line of a bpftime tool", skipped=False))
+    def _add(self, tool: str, ts_ns: int, args: dict[str, Any], **fields: object) -> None:
+        if ts_ns > TIME_LIMIT_NS:
+            raise Unusable("ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}")
+        self._counted[tool] += 1
+        event = {"type": "gpu_thread", "name": "kernel", "phase": "I", "ts_ns": ts_ns, "gpu": 0}
+        self.batch.records.append({**event, **fields, "args": args})
 
-    def _problem(self, field: str, message: str, skipped: bool = True) -> None:
-        self._any = True
-        self._batch.problems.append(Problem(self._number, field, message, skipped))
-
-    def _skip(self, text: bytes, field: str, message: str) -> None:
-        """Add the problem of a line that gives no event. The event counts as read: it is not missing from the
-        tool's total.
-        """
-        self._problem(field, message)
-        for tool, start in _STARTS.items():
-            self._held[tool] = self._held.get(tool, 0) + len(start.findall(text))
-
-    def _say_once(self, field: str, message: str) -> None:
-        if message not in self._stated:
-            self._stated.add(message)
-            self._problem(field, message, skipped=False)
-
-    def _known(self) -> None:
-        self._any = True
-
-    def _add(self, tool: str, record: Record) -> Fault | None:
-        if record["ts_ns"] > TIME_LIMIT_NS:
-            return "ts", f"must be at most {TIME_LIMIT_NS}, not {record['ts_ns']}"
-        self._any = True
-        self._held[tool] = self._held.get(tool, 0) + 1
-        self._batch.records.append(record)
-        return None
-
-    def _entry(self, found: re.Match[bytes]) -> Fault | None:
+    def _entry(self, found: re.Match[bytes]) -> None:
         ts_ns, *index = map(int, found.groups()[:7])
         block, thread = index[:3], index[3:]
-        if wrong := _beyond(block, BLOCK_LIMIT):
-            return "block", wrong
-        if wrong := _beyond(thread, THREAD_LIMIT):
-            return "thread", wrong
-        return self._add(
-            "kernel_trace",
-            {
-                "type": "gpu_thread",
-                "name": "kernel",
-                "phase": "I",
-                "ts_ns": ts_ns,
-                "gpu": 0,
-                "block": block,
-                "thread": thread,
-                "args": {**_added(found[8]), "event": "entry"},
-            },
-        )
+        _check_index("block", block, BLOCK_LIMIT)
+        _check_index("thread", thread, THREAD_LIMIT)
+        args = {**_added(found[8]), "event": "entry"}
+        self._add("kernel_trace", ts_ns, args, block=block, thread=thread)
 
-    def _exit(self, found: re.Match[bytes]) -> Fault | None:
+    def _exit(self, found: re.Match[bytes]) -> None:
         *thread, ts_ns = map(int, found.groups()[:4])
-        return self._exit_of(thread, ts_ns, _added(found[5]))
+        self._exit_of(thread, ts_ns, _added(found[5]))
 
-    def _warp(self, found: re.Match[bytes]) -> Fault | None:
+    def _warp(self, found: re.Match[bytes]) -> None:
         warp, first, last, ts_ns = map(int, found.groups())
-        return self._exit_of([first, 0, 0], ts_ns, {"warp": warp, "threads": [first, last]})
+        self._exit_of([first, 0, 0], ts_ns, {"warp": warp, "threads": [first, last]})
 
-    def _exit_of(self, thread: list[int], ts_ns: int, args: dict[str, Any]) -> Fault | None:
+    def _exit_of(self, thread: list[int], ts_ns: int, args: dict[str, Any]) -> None:
         """The exit of a thread in some block, or of the threads of a warp by its first."""
-        if wrong := _beyond(thread, THREAD_LIMIT):
-            return "thread", wrong
+        _check_index("thread", thread, THREAD_LIMIT)
         args["event"] = "exit"
         x, y, z = thread
         key = x + THREAD_LIMIT[0] * (y + THREAD_LIMIT[1] * z)
@@ -225,75 +194,58 @@ class _Text:
             args["occurrence"] = occurrence
             self._occurrences[key] = occurrence + 1
         else:
-            self._say_once("thread", "is one index too many to count: it has no args.occurrence")
+            self.say_once("thread", "is one index too many to count: it has no args.occurrence")
         if occurrence:
-            self._say_once("thread", _NO_BLOCK)
-        return self._add(
-            "kernelretsnoop",
-            {
-                "type": "gpu_thread",
-                "name": "kernel",
-                "phase": "I",
-                "ts_ns": ts_ns,
-                "gpu": 0,
-                "thread": thread,
-                "args": args,
-            },
-        )
+            self.say_once("thread", _NO_BLOCK)
+        self._add("kernelretsnoop", ts_ns, args, thread=thread)
 
-    def _of_block_x(self, found: re.Match[bytes], ts_ns: int, event: str) -> Record | Fault:
+    def _of_block_x(self, found: re.Match[bytes], ts_ns: int, event: str, **fields: int) -> None:
         """An event of cuda-counter, whose x is the block's."""
         block_x = int(found[2])
         if block_x >= BLOCK_LIMIT[0]:
-            return "x", f"is {block_x}, and CUDA's largest block index is {BLOCK_LIMIT[0] - 1}"
-        self._say_once("x", _NO_THREAD)
-        record: Record = {"type": "gpu_thread", "name": found[1].decode(errors="backslashreplace")}
+            raise Unusable("x", f"is {block_x}, and CUDA's largest block index is {BLOCK_LIMIT[0] - 1}")
+        self.say_once("x", _NO_THREAD)
         args = {"event": event, "block_x": block_x}
-        return record | {"phase": "I", "ts_ns": ts_ns, "gpu": 0, "args": args}
+        self._add("cuda-counter", ts_ns, args, name=found[1].decode(errors="backslashreplace"), **fields)
 
-    def _entered(self, found: re.Match[bytes]) -> Fault | None:
-        record = self._of_block_x(found, int(found[3]), "entry")
-        return record if isinstance(record, tuple) else self._add("cuda-counter", record)
+    def _entered(self, found: re.Match[bytes]) -> None:
+        self._of_block_x(found, int(found[3]), "entry")
 
-    def _exited(self, found: re.Match[bytes]) -> Fault | None:
+    def _exited(self, found: re.Match[bytes]) -> None:
         # tsp is the time of the entry from which the duration is measured.
         dur_ns, entry_ns = int(found[3]), int(found[4])
         if dur_ns > TIME_LIMIT_NS:
             # A thread that leaves "before" the newest entry wraps around the unsigned subtraction.
-            return "duration", f"must be at most {TIME_LIMIT_NS}, not {dur_ns}"
-        record = self._of_block_x(found, entry_ns + dur_ns, "exit")
-        return record if isinstance(record, tuple) else self._add("cuda-counter", record | {"dur_ns": dur_ns})
+            raise Unusable("duration", f"must be at most {TIME_LIMIT_NS}, not {dur_ns}")
+        self._of_block_x(found, entry_ns + dur_ns, "exit", dur_ns=dur_ns)
 
-    def _untimed_exit(self, found: re.Match[bytes]) -> Fault:
-        return "tsp", "is missing: the exit has no place in time"
+    def _untimed_exit(self, found: re.Match[bytes]) -> None:
+        raise Unusable("tsp", "is missing: the exit has no place in time")
 
     def _total(self, tool: str, total: int) -> None:
         """Compare a tool's own count, cumulative since its start, with its events that were read."""
-        self._any = True
-        held, reported = self._held.get(tool, 0), self._missing.get(tool, 0)
-        missing = total - held
-        if missing > reported:
-            reason = f"{tool} counted {counted(total, 'event|events')}, and the text has {held}"
-            self._lose(missing - reported, reason)
+        count, missing = self._counted[tool], total - self._counted[tool]
+        if missing > self._missing[tool]:
+            reason = f"{tool} counted {counted(total, 'event|events')}, and the text has {count}"
+            self._lose(missing - self._missing[tool], reason)
             self._missing[tool] = missing
 
     def _drops(self, found: re.Match[bytes]) -> None:
-        self._any = True
         if count := int(found[2]):
             self._lose(count, f"kernelretsnoop: {found[0].decode()}")
 
     def _lose(self, count: int, reason: str) -> None:
-        self._batch.records.append(
+        self.batch.records.append(
             {"type": "loss", "count": min(count, COUNT_LIMIT), "layer": "gpu_thread", "reason": reason}
         )
 
-    def _histogram(self, found: re.Match[bytes]) -> Fault:
-        return "ts", "is missing: a histogram row counts launches and places none in time"
+    def _histogram(self, found: re.Match[bytes]) -> None:
+        raise Unusable("ts", "is missing: a histogram row counts launches and places none in time")
 
     def _calibration(self, found: re.Match[bytes]) -> None:
-        self._any = True
         if not self._calibrated:
-            self._problem("start", "clock calibration without consistent clock readings; not used", False)
+            words = "clock calibration without consistent clock readings; not used"
+            self.say("start", words, skipped=False)
         self._calibrated = False  # once for each start of the tool
 
 
@@ -310,26 +262,16 @@ def _start_of(head: bytes) -> HostInstant | None:
 
 
 def read(stream: BinaryIO) -> Recording:
-    """Header and batches of such a stream. The header has `start` where launchlate read the host's clocks."""
+    """The recording in such a stream. The header has `start` where launchlate read the host's clocks."""
     head = stream.read(HEAD_BYTES)
-    header = new_header(clock=CLOCK, clocks=[CLOCK])
-    if start := _start_of(head):
-        header["start"] = start
-    lines = _Text(start is not None)
-    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
+    about = {"start": start} if (start := _start_of(head)) else {}
+    return ToolLines(calibrated=bool(start)).recording(CLOCK, stream, head, **about)
 
 
 _OWN_LINES = (
-    _KERNEL_TRACE,
-    _KERNELRETSNOOP,
-    _WARP,
-    _ENTERED,
-    _EXITED,
-    _KERNEL_TRACE_TOTAL,
-    _KERNELRETSNOOP_TOTAL,
-    _HISTOGRAM_TITLE,
-    _CALIBRATION,
-)
+    _KERNEL_TRACE, _KERNELRETSNOOP, _WARP, _ENTERED, _EXITED, _KERNEL_TRACE_TOTAL, _KERNELRETSNOOP_TOTAL,
+    _HISTOGRAM_TITLE, _CALIBRATION,
+)  # fmt: skip
 
 
 def sniff(head: bytes) -> bool:

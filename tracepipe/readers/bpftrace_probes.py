@@ -14,33 +14,26 @@ is from the script or the traced program (`Hit`), and is counted. The lines may 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
-import orjson
-
-from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.event.model import TIME_LIMIT_NS, Record
 from tracepipe.hooks.probe_names import PATTERN, ProbeName, probe_named
 from tracepipe.readers.bpftrace_records import (
-    NO_NEIGHBOUR,
     NO_TIME,
     OWN_TEXT,
     PLACED,
-    SAID,
-    Undated,
-    Unwrapped,
+    ScriptLines,
     is_wrapped,
     loss_of,
+    parsed_object,
     printed_lines,
 )
-from tracepipe.readers.recording import Batch, Recording, Rejoined, recording_of
+from tracepipe.readers.recording import Recording
 
 TIMED, UNTIMED = "nsecs", "order"
 """The clocks of lines with and without times."""
 STEP_NS = 1_000
-# These lines are short: a chunk has thousands of them.
-CHUNK_BYTES = 1 << 16
 HEAD_BYTES = 1 << 16
 
 _PROBE = PATTERN.encode()
@@ -68,124 +61,73 @@ def _probe_of(text: bytes) -> tuple[str, ProbeName]:
     return name, probe_named(name)
 
 
-class _Text:
-    """The state of reading one input, which decides how its next lines are understood."""
+class _ProbeLines(ScriptLines[bytes]):
+    """Reads the lines of one input, whose times are on this clock."""
+
+    # These lines are short: a chunk has thousands of them.
+    chunk_bytes = 1 << 16
+    no_line = "has no line of a probe"
 
     def __init__(self, clock: str, *, between: bool) -> None:
+        super().__init__(between=between)
         self._clock = clock
-        self._any = False
         self._count = 0
-        self._stated: set[str] = set()
-        self._undated = Undated[bytes]() if between else None
-        self._unwrapped = Unwrapped()
 
-    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
+    def read_line(self, text: bytes, is_cut: bool) -> None:
+        """Read a line, or the lines in a record of bpftrace."""
         text = text.strip()
-        record = _wrapped(text)
-        if record is not None:
-            for printed_at, printed in self._unwrapped.take(number, record, batch):
-                self._read_text(printed_at, printed.strip(), False, batch)
-        else:
-            self._read_text(number, text, cut, batch)
-
-    def _read_text(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
+        if text.startswith(b"{") and is_wrapped(record := parsed_object(text)):
+            self.read_printed(self.printed_in(record))
+            return
         if not text or OWN_TEXT.match(text):
             return
         if loss := loss_of(text):
-            batch.records.append(loss)
+            self.batch.records.append(loss)
             return
         parts = _parts(text)
         if parts is None:
-            batch.printed.append((number, text))
+            self.batch.printed.append((self.number, text))
             return
-        self._any = True
-        self._add(number, *parts, batch)
-        if cut:
-            message = "ends with the input and may not be whole"
-            batch.problems.append(Problem(number, "", message, skipped=False))
-
-    def _add(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
-        if self._clock == UNTIMED:
-            self._add_by_order(number, text, time, batch)
-        elif not time and self._undated is not None:
-            self._say_once(number, SAID, batch)
-            self._add_all(self._undated.wait(number, text), batch)
+        self.has_lines = True
+        probe, time = parts
+        if self._clock == UNTIMED and time:
+            self.say("ts", "has a time, but the lines before are placed by their order")
+        elif self._clock == UNTIMED:
+            self.say_once("ts", _NO_TIMES)
+            self._add(probe, self._count * STEP_NS, {"placed_by": "order"})
+            self._count += 1
         elif not time:
-            batch.problems.append(Problem(number, *NO_TIME))
+            if not self.wait(probe):
+                self.say(*NO_TIME)
         elif (ts_ns := int(time)) > TIME_LIMIT_NS:
-            batch.problems.append(Problem(number, "ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}"))
+            self.say("ts", f"must be at most {TIME_LIMIT_NS}, not {ts_ns}")
         else:
-            if self._undated is not None:
-                self._add_all(self._undated.until(ts_ns), batch)
-            batch.records.append(_event(text, ts_ns, {}))
+            self.add_waiting(ts_ns)
+            self._add(probe, ts_ns, {})
+        if is_cut:
+            self.say("", "ends with the input and may not be whole", skipped=False)
 
-    def _add_by_order(self, number: int, text: bytes, time: bytes, batch: Batch) -> None:
-        """Add one of the lines that are placed at equal distances, as no line before has a time."""
-        if time:
-            message = "has a time, but the lines before are placed by their order"
-            batch.problems.append(Problem(number, "ts", message))
-            return
-        self._say_once(number, _NO_TIMES, batch)
-        batch.records.append(_event(text, self._count * STEP_NS, {"placed_by": "order"}))
-        self._count += 1
+    def add_at(self, line: bytes, ts_ns: int) -> None:
+        """Add the instant of a line without a time."""
+        self._add(line, ts_ns, {"placed": PLACED})
 
-    def _add_all(self, lines: Iterable[tuple[int, bytes, int | None]], batch: Batch) -> None:
-        """Add lines without a time at the times where they were placed."""
-        for number, text, ts_ns in lines:
-            if ts_ns is None:
-                batch.problems.append(Problem(number, *NO_NEIGHBOUR))
-            else:
-                batch.records.append(_event(text, ts_ns, {"placed": PLACED}))
-
-    def _say_once(self, number: int, message: str, batch: Batch) -> None:
-        if message not in self._stated:
-            self._stated.add(message)
-            batch.problems.append(Problem(number, "ts", message, skipped=False))
-
-    def at_end(self, batch: Batch) -> None:
-        """Read a last line without a newline, and add the problems of the whole input."""
-        for number, text in self._unwrapped.rest():
-            self._read_text(number, text.strip(), True, batch)
-        if self._undated is not None:
-            self._add_all(self._undated.rest(), batch)
-        if not self._any:
-            batch.problems.append(Problem(0, "", "has no line of a probe", skipped=False))
-
-
-def _event(text: bytes, ts_ns: int, args: dict[str, Any]) -> Record:
-    """The instant of a probe's name."""
-    args["probe"], probe = _probe_of(text)
-    # Without a thread, a return cannot be matched with its call: it is a separate event, and not a second
-    # call.
-    name = f"{probe.name} returns" if probe.is_return else probe.name
-    own = {"layer": probe.layer_name} if probe.layer_name else {}
-    return {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns, **own, "args": args}
-
-
-def _wrapped(text: bytes) -> Record | None:
-    """The record of bpftrace in a line, or None."""
-    if not text.startswith(b"{"):
-        return None
-    try:
-        record = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return record if is_wrapped(record) else None
+    def _add(self, text: bytes, ts_ns: int, args: Record) -> None:
+        args["probe"], probe = _probe_of(text)
+        # Without a thread, a return cannot be matched with its call: it is a separate event, and not a second
+        # call.
+        name = f"{probe.name} returns" if probe.is_return else probe.name
+        event: Record = {"type": probe.layer, "name": name, "phase": "I", "ts_ns": ts_ns}
+        layer = {"layer": probe.layer_name} if probe.layer_name else {}
+        self.batch.records.append({**event, **layer, "args": args})
 
 
 def read(stream: BinaryIO, *, between: bool = False) -> Recording:
-    """Header and batches of such a stream.
-
-    `between`: lines without a time are placed between those that have one.
-    """
+    """The recording in such a stream. `between`: lines without a time are placed between those with one."""
     head = stream.read(HEAD_BYTES)
     found = (_parts(text) for text, _ in printed_lines(head))
-    times = [time for parts in found if parts for time in parts[1:]]
+    times = [parts[1] for parts in found if parts]
     clock = TIMED if any(times) or not times else UNTIMED
-    header = new_header(clock=clock, clocks=[clock])
-    lines = _Text(clock, between=between)
-    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
+    return _ProbeLines(clock, between=between).recording(clock, stream, head)
 
 
 def sniff(head: bytes) -> bool:

@@ -18,15 +18,13 @@ Text without a mark of a row is from the program or a log, and is skipped.
 from __future__ import annotations
 
 import re
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from tracepipe.event.checks import Fault, shown
-from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
+from tracepipe.event.checks import shown
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.vocabulary import COPY_KINDS
-from tracepipe.readers.recording import BOM, Batch, Recording, Rejoined, recording_of
+from tracepipe.readers.recording import BOM, LineReader, Recording, Unusable
 
-# Some 3000 rows.
-CHUNK_BYTES = 1 << 18
 HEAD_BYTES = 1 << 16
 # The tools' rows have less than 300 bytes. Longer lines than this are not examined.
 ROW_BYTES_MAX = 2048
@@ -74,19 +72,10 @@ _SHAPES = {
 _NO_RESULT = "returned=?"
 _RETURNED = re.compile(r"returned=(?:(-?\d{1,19}) \((?:success|error)\)|([A-Z]\w*))")
 # The libbpf tool numbers its names of errors consecutively: they are CUDA's only up to 9.
-_RESULT_NAMES = frozenset(
-    {
-        "InvalidValue",
-        "OutOfMemory",
-        "NotInitialized",
-        "Deinitialized",
-        "ProfilerDisabled",
-        "ProfilerNotInitialized",
-        "ProfilerAlreadyStarted",
-        "ProfilerAlreadyStopped",
-        "InvalidConfiguration",
-    }
-)
+_RESULT_NAMES = frozenset({
+    "InvalidValue", "OutOfMemory", "NotInitialized", "Deinitialized", "ProfilerDisabled",
+    "ProfilerNotInitialized", "ProfilerAlreadyStarted", "ProfilerAlreadyStopped", "InvalidConfiguration",
+})  # fmt: skip
 
 _WHOLE_MS = "is in whole milliseconds: the length of a call is known to 1 ms only"
 _WHOLE_SECONDS = (
@@ -107,7 +96,7 @@ _MAY_BE_KIND = (
 _OWN_NAME = "is a name by the tool's own numbering, which differs from CUDA's above 9"
 
 
-class _Calls:
+class _OpenCalls:
     """The open calls. Runtime calls of one thread do not nest, so calls that overlap are of several threads.
 
     At a time, one call of a process is written as B and E. A call that overlaps it is written as an X when it
@@ -161,35 +150,153 @@ class _Calls:
         return held
 
 
-class _Details:
-    """Reads the DETAILS of a row. What is wrong with them is added to `stated`, as (field, message)."""
+class TableLines(LineReader):
+    """Reads the rows of one table. `has_exits`: it has the exits of calls, as far as is known."""
 
-    def __init__(self) -> None:
-        self.stated: list[Fault] = []
+    # Some 3000 rows.
+    chunk_bytes = 1 << 18
+    no_line = "has no row of a CUDA event table"
 
-    def exit(self, text: str) -> dict[str, Any]:
+    def __init__(self, table: str, *, has_exits: bool) -> None:
+        super().__init__()
+        self._table, self._has_exits = table, has_exits
+        self._calls = _OpenCalls()
+        self._last_ns, self._day, self._last_s = -STEP_NS, 0, -1
+        self._is_doubtful = False
+        """Whether the details of the row have a problem."""
+
+    def read_line(self, text: bytes, is_cut: bool) -> None:
+        """Read a line. Raises Unusable."""
+        # Padding stays: a row without details ends in it.
+        text = text.lstrip().rstrip(b"\r")
+        may_be_tagged = b"] " in text or text.endswith(b"]")
+        if len(text) > ROW_BYTES_MAX:
+            raise Unusable("", f"is longer than any row, {ROW_BYTES_MAX} bytes: {shown(text[:40])}")
+        if may_be_tagged and (found := _TAGGED_ROW.fullmatch(text)):
+            self._read_tagged(found, is_cut)
+        elif found := _MS_ROW.fullmatch(text):
+            self._read_by_ms(found, is_cut)
+        elif table := _TITLES.get(b" ".join(text.split())):
+            if self.has_lines:
+                words = "a second table starts here: its times may count from another start"
+                self.say("TIME", words, skipped=False)
+                self.batch.records += self._calls.rest()
+                if table == BY_MS:
+                    self._last_ns = 0
+        elif lost := _LOST_TEXT.match(text):
+            count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
+            self.batch.records.append({"type": "loss", "count": count, "reason": reason})
+            self._calls.exits_lost = True
+        elif _MARK.search(text):
+            broken = "was cut off in the middle of the row" if is_cut else "is not a whole row of the table"
+            raise Unusable("", f"{broken}: {shown(text)}")
+        elif text:
+            self.batch.foreign_lines.append((self.number, text))
+
+    def read_end(self) -> None:
+        """Add the entries that wait for an exit."""
+        self.batch.records += self._calls.rest()
+
+    def _read_by_ms(self, found: re.Match[bytes], is_cut: bool) -> None:
+        ms, comm, pid, name, padding, details = found.groups()
+        if self._table != BY_MS:
+            raise Unusable("TIME", _OTHER_TABLE)
+        if int(ms) > TIME_LIMIT_NS // 1_000_000:
+            raise Unusable("TIME(ms)", f"must be at most {TIME_LIMIT_NS // 1_000_000}, not {int(ms)}")
+        if details is None and not padding and len(name) < _EVENT_COLUMN and name not in _WITHOUT_DETAILS:
+            raise Unusable("EVENT", f"ends the line without padding: the row is cut at {shown(name)}")
+        ts_ns = int(ms) * 1_000_000
+        is_exit = details is not None and details.startswith(b"returned")
+        self._add(ts_ns, (comm, pid, name), is_exit, details or b"", {}, is_cut)
+        self.say_once("TIME(ms)", _WHOLE_MS)
+        # Rows of several processors come out of order, within the interval at which the buffers are read.
+        if ts_ns < self._last_ns - 1_000_000_000:
+            self.say("TIME(ms)", f"goes back by {(self._last_ns - ts_ns) // 1_000_000} ms", skipped=False)
+        self._last_ns = max(self._last_ns, ts_ns)
+
+    def _read_tagged(self, found: re.Match[bytes], is_cut: bool) -> None:
+        hour, minute, second, comm, pid, name, tag, details = found.groups()
+        is_timed = hour is not None
+        if self._table == BY_MS or is_timed != (self._table == BY_SECOND):
+            raise Unusable("TIME", _OTHER_TABLE if is_timed else "is missing, but the other rows have one")
+        ts_ns = self._last_ns + STEP_NS
+        if is_timed:
+            if int(hour) > 23 or int(minute) > 59 or int(second) > 60:  # 60 in a leap second
+                time = b":".join((hour, minute, second)).decode()
+                raise Unusable("TIME", f"is not a time of day: {time}")
+            # The start of this second, from the first row's midnight.
+            clock_s = int(hour) * 3600 + int(minute) * 60 + int(second)
+            if self._last_s - clock_s > _DAY_S // 2:
+                self._day += 1
+            elif clock_s < self._last_s:
+                # The clock was set, or summer time ended. Rows are still in order.
+                self.say_once("TIME", "goes back: such rows are placed after the last one before them")
+            self._last_s = clock_s
+            ts_ns = max(ts_ns, (self._day * _DAY_S + clock_s) * 1_000_000_000)
+        by_order = {"placed_by": "order"}
+        self._add(ts_ns, (comm, pid, name), tag == b"EXIT", details or b"", by_order, is_cut)
+        self._last_ns = ts_ns
+        self.say_once("TIME", _WHOLE_SECONDS if is_timed else _NO_TIMES)
+
+    def _add(
+        self,
+        ts_ns: int,
+        who: tuple[bytes, bytes, bytes],
+        is_exit: bool,
+        details: bytes,
+        marks: dict[str, str],
+        is_cut: bool,
+    ) -> None:
+        """Add a call's entry or exit. Raises Unusable if it is two rows in one."""
+        comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
+        if who[0] and _MARK.search(who[0]):
+            raise Unusable("PROCESS", f"has another row in it: {shown(comm)}")
+        if int(pid) > ID_LIMIT:
+            raise Unusable("PID", f"must be at most {ID_LIMIT}, not {pid}")
+        self.has_lines = True
+        text = details.decode(errors="backslashreplace").strip()
+        self._is_doubtful = False
+        args = (self._exit_args(text) if is_exit else self._entry_args(text)) | marks
+        is_whole = text.endswith((")", "bytes")) or who[2] in _WITHOUT_DETAILS
+        if is_cut and not self._is_doubtful and not is_whole:
+            self.say("DETAILS", "end with the input and may not be whole", skipped=False)
+        record: Record = {"type": "userspace", "name": name, "phase": "E" if is_exit else "B", "ts_ns": ts_ns}
+        record |= {"pid": int(pid)} | ({"comm": comm} if comm else {}) | ({"args": args} if args else {})
+        self._has_exits = self._has_exits or is_exit
+        event: Record | None = record
+        if not self._has_exits:
+            self.say_once("EVENT", _NO_EXITS)
+            record["phase"] = "I"
+        elif is_exit:
+            event = self._calls.leave(record)
+        elif (event := self._calls.enter(record)) is not record:
+            self.say_once("PID", _NO_THREADS)
+        if event is not None:
+            self.batch.records.append(event)
+
+    def _exit_args(self, text: str) -> dict[str, Any]:
         """Arguments of an exit: `returned=0 (success)`, `returned=OutOfMemory`."""
-        found = _RETURNED.fullmatch(text)
         if text == _NO_RESULT:
             return {}
+        found = _RETURNED.fullmatch(text)
+        self._is_doubtful = found is None or found[2] not in (None, "Success", *_RESULT_NAMES)
         if found is None:
-            self.stated.append(("returned", f"is not whole: {shown(text)}"))
+            self.say("returned", f"is not whole: {shown(text)}", skipped=False)
             return {"details": text} if text else {}
-        if found[1] is not None:
-            return {"result": int(found[1])}
-        if found[2] == "Success":
-            return {"result": 0}
-        if found[2] not in _RESULT_NAMES:
-            self.stated.append(("returned", _OWN_NAME))
+        if found[1] is not None or found[2] == "Success":
+            return {"result": int(found[1] or 0)}
+        if self._is_doubtful:
+            self.say_once("returned", _OWN_NAME)
         return {"result_name": found[2]}
 
-    def entry(self, text: str, table: str) -> dict[str, Any]:
+    def _entry_args(self, text: str) -> dict[str, Any]:
         """Arguments of an entry: `size=1048576 bytes, kind=1`."""
         args: dict[str, Any] = {}
         for part in text.split(", ") if text else ():
             key, equals, value = part.partition("=")
             if not equals or (key in _SHAPES and not _SHAPES[key].fullmatch(value)):
-                self.stated.append((key if equals else "DETAILS", f"is not whole: {shown(part)}"))
+                self.say(key if equals else "DETAILS", f"is not whole: {shown(part)}", skipped=False)
+                self._is_doubtful = True
                 args["details"] = text
             elif key == "size":
                 args["size_bytes"] = int(value.removesuffix(" bytes"))
@@ -197,161 +304,13 @@ class _Details:
                 args[key] = int(value)
             else:
                 args["function" if key == "func" else key] = "0x0" if value == "(nil)" else value
-        self._direct(args, table)
+        if "kind" in args:
+            if self._table == BY_MS and 0 <= args.get("size_bytes", -1) < len(COPY_KINDS):
+                self.say_once("size", _MAY_BE_KIND)
+                self._is_doubtful = True
+            elif 0 <= args["kind"] < len(COPY_KINDS):
+                args["direction"] = COPY_KINDS[args["kind"]]
         return args
-
-    def _direct(self, args: dict[str, Any], table: str) -> None:
-        if "kind" not in args:
-            return
-        if table == BY_MS and 0 <= args.get("size_bytes", -1) < len(COPY_KINDS):
-            self.stated.append(("size", _MAY_BE_KIND))
-        elif 0 <= args["kind"] < len(COPY_KINDS):
-            args["direction"] = COPY_KINDS[args["kind"]]
-
-
-class _Rows:
-    """The state of reading one table, which decides how its next rows are understood."""
-
-    def __init__(self, table: str, exits: bool) -> None:
-        self._table, self._exits = table, exits
-        self._calls = _Calls()
-        self._stated: set[str] = set()
-        self._any = False
-        self._last_ns, self._day, self._last_s = -STEP_NS, 0, -1
-        self._number, self._cut, self._batch = 0, False, Batch()
-
-    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
-        self._number, self._cut, self._batch = number, cut, batch
-        # Padding stays: a row without details ends in it.
-        text = text.lstrip().rstrip(b"\r")
-        tagged = b"] " in text or text.endswith(b"]")
-        if len(text) > ROW_BYTES_MAX:
-            self._problem("", f"is longer than any row, {ROW_BYTES_MAX} bytes: {shown(text[:40])}")
-        elif tagged and (found := _TAGGED_ROW.fullmatch(text)):
-            self._tagged(found)
-        elif found := _MS_ROW.fullmatch(text):
-            self._by_ms(found)
-        elif table := _TITLES.get(b" ".join(text.split())):
-            self._title(table)
-        elif lost := _LOST_TEXT.match(text):
-            count, reason = min(int(lost[1]), COUNT_LIMIT), "bpftrace's buffer was full"
-            batch.records.append({"type": "loss", "count": count, "reason": reason})
-            self._calls.exits_lost = True
-        elif _MARK.search(text):
-            broken = "was cut off in the middle of the row" if cut else "is not a whole row of the table"
-            self._problem("", f"{broken}: {shown(text)}")
-        elif text:
-            batch.foreign_lines.append((number, text))
-
-    def at_end(self, batch: Batch) -> None:
-        """Write the entries that wait for an exit, and add the problems of the whole input."""
-        batch.records += self._calls.rest()
-        if not self._any:
-            batch.problems.append(Problem(0, "", "has no row of a CUDA event table", skipped=False))
-
-    def _problem(self, field: str, message: str, skipped: bool = True) -> None:
-        self._batch.problems.append(Problem(self._number, field, message, skipped))
-
-    def _say_once(self, field: str, message: str) -> None:
-        if message not in self._stated:
-            self._stated.add(message)
-            self._problem(field, message, skipped=False)
-
-    def _title(self, table: str) -> None:
-        if self._any:
-            self._problem("TIME", "a second table starts here: its times may count from another start", False)
-            self._batch.records += self._calls.rest()
-            if table == BY_MS:
-                self._last_ns = 0
-
-    def _by_ms(self, found: re.Match[bytes]) -> None:
-        ms, comm, pid, name, padding, details = found.groups()
-        if self._table != BY_MS:
-            self._problem("TIME", _OTHER_TABLE)
-            return
-        if int(ms) > TIME_LIMIT_NS // 1_000_000:
-            self._problem("TIME(ms)", f"must be at most {TIME_LIMIT_NS // 1_000_000}, not {int(ms)}")
-            return
-        if details is None and not padding and len(name) < _EVENT_COLUMN and name not in _WITHOUT_DETAILS:
-            self._problem("EVENT", f"ends the line without padding: the row is cut at {shown(name)}")
-            return
-        ts_ns = int(ms) * 1_000_000
-        is_exit = details is not None and details.startswith(b"returned")
-        if self._add(ts_ns, (comm, pid, name), is_exit, details or b""):
-            self._say_once("TIME(ms)", _WHOLE_MS)
-            # Rows of several processors come out of order, within the interval at which the buffers are read.
-            if ts_ns < self._last_ns - 1_000_000_000:
-                self._problem("TIME(ms)", f"goes back by {(self._last_ns - ts_ns) // 1_000_000} ms", False)
-            self._last_ns = max(self._last_ns, ts_ns)
-
-    def _tagged(self, found: re.Match[bytes]) -> None:
-        hour, minute, second, comm, pid, name, tag, details = found.groups()
-        timed = hour is not None
-        if self._table == BY_MS or timed != (self._table == BY_SECOND):
-            self._problem("TIME", _OTHER_TABLE if timed else "is missing, but the other rows have one")
-            return
-        ts_ns = self._last_ns + STEP_NS
-        if timed:
-            clock_s = int(hour) * 3600 + int(minute) * 60 + int(second)
-            if int(hour) > 23 or int(minute) > 59 or int(second) > 60:  # 60 in a leap second
-                self._problem("TIME", f"is not a time of day: {b':'.join((hour, minute, second)).decode()}")
-                return
-            ts_ns = max(ts_ns, self._second_ns(clock_s))
-        if self._add(ts_ns, (comm, pid, name), tag == b"EXIT", details or b"", placed_by="order"):
-            self._last_ns = ts_ns
-            self._say_once("TIME", _WHOLE_SECONDS if timed else _NO_TIMES)
-
-    def _second_ns(self, clock_s: int) -> int:
-        """The start of a second of the day, ns since the first row's midnight."""
-        if self._last_s >= 0 and clock_s < self._last_s:
-            if self._last_s - clock_s > _DAY_S // 2:
-                self._day += 1
-            else:
-                # The clock was set, or summer time ended. Rows are still in order.
-                self._say_once("TIME", "goes back: such rows are placed after the last one before them")
-        self._last_s = clock_s
-        return (self._day * _DAY_S + clock_s) * 1_000_000_000
-
-    def _add(
-        self, ts_ns: int, who: tuple[bytes, bytes, bytes], is_exit: bool, details: bytes, **marks: str
-    ) -> bool:
-        """Write a call's entry or exit, unless it is two rows in one. Return whether it was written."""
-        comm, pid, name = (part.decode(errors="backslashreplace") if part else "" for part in who)
-        if who[0] and _MARK.search(who[0]):
-            self._problem("PROCESS", f"has another row in it: {shown(comm)}")
-            return False
-        if int(pid) > ID_LIMIT:
-            self._problem("PID", f"must be at most {ID_LIMIT}, not {pid}")
-            return False
-        self._any = True
-        read = _Details()
-        text = details.decode(errors="backslashreplace").strip()
-        args = (read.exit(text) if is_exit else read.entry(text, self._table)) | marks
-        for field, message in read.stated:
-            if message in (_MAY_BE_KIND, _OWN_NAME):
-                self._say_once(field, message)
-            else:
-                self._problem(field, message, skipped=False)
-        whole = text.endswith((")", "bytes")) or who[2] in _WITHOUT_DETAILS
-        if self._cut and not read.stated and not whole:
-            self._problem("DETAILS", "end with the input and may not be whole", skipped=False)
-        record: Record = {"type": "userspace", "name": name, "phase": "E" if is_exit else "B", "ts_ns": ts_ns}
-        record |= {"pid": int(pid)} | ({"comm": comm} if comm else {}) | ({"args": args} if args else {})
-        self._write(record, is_exit)
-        return True
-
-    def _write(self, record: Record, is_exit: bool) -> None:
-        self._exits = self._exits or is_exit
-        if not self._exits:
-            self._say_once("EVENT", _NO_EXITS)
-            now: Record | None = record | {"phase": "I"}
-        elif is_exit:
-            now = self._calls.leave(record)
-        elif (now := self._calls.enter(record)) is not record:
-            self._say_once("PID", _NO_THREADS)
-        if now is not None:
-            self._batch.records.append(now)
 
 
 def _table_of(head: bytes) -> tuple[str, bool] | None:
@@ -378,12 +337,10 @@ def _table_of(head: bytes) -> tuple[str, bool] | None:
 
 
 def read(stream: BinaryIO) -> Recording:
-    """Header and batches of such a stream; times are on the clock of its table."""
+    """The recording in such a stream; times are on the clock of its table."""
     head = stream.read(HEAD_BYTES)
-    table, exits = _table_of(head) or (BY_MS, True)
-    header = new_header(clock=table, clocks=[table])
-    lines = _Rows(table, exits)
-    return recording_of(header, cast(BinaryIO, Rejoined(head, stream)), lines, CHUNK_BYTES)
+    table, has_exits = _table_of(head) or (BY_MS, True)
+    return TableLines(table, has_exits=has_exits).recording(table, stream, head)
 
 
 def sniff(head: bytes) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final, cast
 
 from tracepipe.event.checks import shown
 from tracepipe.event.columns import (
@@ -20,7 +20,7 @@ from tracepipe.event.columns import (
     no_events,
     signed,
 )
-from tracepipe.event.model import STALLS, Header, Problem, Record, ThreadExit
+from tracepipe.event.model import STALLS, Header, Problem, Record, ThreadExit, new_header
 from tracepipe.event.shape import index_of
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps, warps_of
@@ -229,49 +229,80 @@ def with_problems(problems: list[Problem], batches: Iterable[SourceBatch]) -> It
         yield SourceBatch(no_events(), problems=problems)
 
 
-class LineReader(Protocol):
+class Unusable(Exception):
+    """A line or an event cannot be used, because of a field and what is wrong with it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field, self.message = field, message
+
+
+class LineReader:
     """Reads a format line by line, with the state that its next lines depend on."""
 
-    def read(self, number: int, text: bytes, cut: bool, batch: Batch) -> None:
-        """Add what is on line `number` to `batch`. A `cut` line has no newline, as the input ended."""
+    chunk_bytes = CHUNK_BYTES
+    no_line = ""
+    """The problem of an input that has no line of the format."""
 
-    def at_end(self, batch: Batch) -> None:
-        """Add the problems of the whole input to `batch`."""
+    def __init__(self) -> None:
+        self.number, self.batch = 0, Batch()
+        """The line that is read, and where its records and problems go."""
+        self.has_lines = False
+        """Whether a line of the format was read."""
+        self._said: set[str] = set()
 
+    def read_line(self, text: bytes, is_cut: bool) -> None:
+        """Read a line. One that `is_cut` has no newline, as the input ended. Raises Unusable."""
+        raise NotImplementedError
 
-def recording_of(header: Header, stream: BinaryIO, lines: LineReader, chunk_bytes: int) -> Recording:
-    """The recording that `lines` reads in a stream."""
-    tables = Tables()
-    return Recording(header, _batches_of_lines(stream, lines, chunk_bytes, tables), tables)
+    def read_end(self) -> None:
+        """Add the records and the problems of the whole input."""
 
+    def say(self, field: str, message: str, *, skipped: bool = True) -> None:
+        """Add a problem of the line."""
+        self.batch.problems.append(Problem(self.number, field, message, skipped))
 
-def _batches_of_lines(
-    stream: BinaryIO, lines: LineReader, chunk_bytes: int, tables: Tables
-) -> Iterator[SourceBatch]:
-    """The batches that `lines` reads in a stream: one for each chunk, and one for the end."""
-    offset_bytes = 0
-    for first, some, offset_bytes, cut in chunks_of_lines(stream, chunk_bytes):
-        batch = Batch(offset_bytes=offset_bytes)
-        if first == 1:
-            some[0] = some[0].removeprefix(BOM)
-        for number, text in enumerate(some, first):
-            lines.read(number, text, cut, batch)
-        yield batch.in_columns(tables)
-    last = Batch(offset_bytes=offset_bytes)
-    lines.at_end(last)
-    if last.records or last.problems or last.foreign_lines or last.printed:
-        yield last.in_columns(tables)
+    def say_once(self, field: str, message: str) -> None:
+        """Add a problem where it comes first. The line is read nevertheless."""
+        if message not in self._said:
+            self._said.add(message)
+            self.say(field, message, skipped=False)
+
+    def recording(self, clock: str, stream: BinaryIO, head: bytes = b"", **about: object) -> Recording:
+        """The recording in a stream, of which `head` was read already. Its header says more `about` it."""
+        tables = Tables()
+        batches = self._batches(cast(BinaryIO, Rejoined(head, stream)), tables)
+        return Recording(new_header(clock=clock, clocks=[clock], **about), batches, tables)
+
+    def _batches(self, stream: BinaryIO, tables: Tables) -> Iterator[SourceBatch]:
+        """A batch for each chunk of lines, and one for the end."""
+        offset_bytes = 0
+        for first, lines, offset_bytes, is_cut in chunks_of_lines(stream, self.chunk_bytes):
+            self.batch = Batch(offset_bytes=offset_bytes)
+            if first == 1:
+                lines[0] = lines[0].removeprefix(BOM)
+            for self.number, text in enumerate(lines, first):
+                try:
+                    self.read_line(text, is_cut)
+                except Unusable as e:
+                    self.say(e.field, e.message)
+            yield self.batch.in_columns(tables)
+        last = self.batch = Batch(offset_bytes=offset_bytes)
+        self.read_end()
+        if not self.has_lines:
+            last.problems.append(Problem(0, "", self.no_line, skipped=False))
+        if last.records or last.problems or last.foreign_lines or last.printed:
+            yield last.in_columns(tables)
 
 
 _TEXTS_SHOWN: Final = 3
 
 
 class Printed:
-    """The printed lines of one input."""
+    """Counts text between events that a script or the traced program printed, and reports it once."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._first = 0
+        self._first = self._count = 0
         self._texts: dict[bytes, int] = {}
 
     def add(self, number: int, text: bytes) -> None:
@@ -281,14 +312,12 @@ class Printed:
         if text in self._texts or len(self._texts) < _TEXTS_SHOWN:
             self._texts[text] = self._texts.get(text, 0) + 1
 
-    def stated(self) -> Iterator[SourceBatch]:
-        """A batch with the problem that counts them; none where there are none."""
-        if not self._count:
-            return
-        texts = [
-            shown(text) + (f" ({count} times)" if count > 1 else "") for text, count in self._texts.items()
-        ]
-        named = ", ".join(texts) + (", …" if sum(self._texts.values()) < self._count else "")
-        lines = counted(self._count, "line|lines is|are")
-        message = f"{lines} text that the script or the traced program printed, not events: {named}"
-        yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])
+    def batches(self) -> Iterator[SourceBatch]:
+        """A batch with the problem that counts the text; none where there is none."""
+        if self._count:
+            times = {text: f" ({count} times)" if count > 1 else "" for text, count in self._texts.items()}
+            named = ", ".join(shown(text) + several for text, several in times.items())
+            more = ", …" if sum(self._texts.values()) < self._count else ""
+            lines = counted(self._count, "line|lines is|are")
+            message = f"{lines} text that the script or the traced program printed, not events: {named}{more}"
+            yield SourceBatch(no_events(), problems=[Problem(self._first, "", message, skipped=False)])
