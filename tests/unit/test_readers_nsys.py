@@ -19,7 +19,7 @@ from tracepipe.converters import CONVERTERS
 from tracepipe.errors import FormatError, InputError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import NAME_BYTES_MAX, Header, Problem, Record
-from tracepipe.readers import event_rows, nsys
+from tracepipe.readers import ids, nsys, sqlite_tables
 from tracepipe.recording.convert import Conversion, ConversionOptions
 from tracepipe.recording.open import open_recording
 
@@ -171,7 +171,7 @@ def test_ranges_of_a_process_have_the_least_free_number(export: Any) -> None:
 
 
 def test_ranges_without_room_for_their_ends_stay_whole(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_rows, "ENDS_MAX", 1)
+    monkeypatch.setattr(sqlite_tables, "ENDS_MAX", 1)
     ranges = [nvtx(0, 9, 59, "a"), nvtx(1, 8, 59, "b"), nvtx(2, 7, 60, "c"), nvtx(10, 11, 59, "d")]
     _, records, _ = read(export(NVTX_EVENTS=ranges))
     assert [(record["name"], record["phase"]) for record in records] == [
@@ -201,7 +201,7 @@ def test_every_payload_is_kept(export: Any, column: str, value: Any, payload: An
 def test_numbers_of_many_shapes_stay_right_between_batches(
     export: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_rows, "BATCH_ROWS", 3)
+    monkeypatch.setattr(sqlite_tables, "BATCH_ROWS", 3)
     monkeypatch.setattr("tracepipe.event.tables.KEPT_MAX", 2)
     names = [f"range {at}" for at in range(40)]
     path = export(NVTX_EVENTS=[nvtx(10 * at, 10 * at + 15, 59, name) for at, name in enumerate(names)])
@@ -212,7 +212,7 @@ def test_numbers_of_many_shapes_stay_right_between_batches(
 
 
 def test_rows_with_long_texts_come_in_smaller_batches(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_rows, "_BATCH_BYTES", 1000)
+    monkeypatch.setattr(sqlite_tables, "_BATCH_BYTES", 1000)
     payload = '{"a":"%s"}' % ("x" * 400)
     path = export(NVTX_EVENTS=[nvtx(10 * at, None, 34, "m", jsonText=payload) for at in range(30)])
     with path.open("rb") as file:
@@ -393,7 +393,7 @@ def read_all_of(path: Path) -> None:
 
 
 def test_open_numbers_of_ranges_have_an_end(export: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nsys, "RANGE_LIMIT", 1)
+    monkeypatch.setattr(ids, "RANGE_LIMIT", 1)
     _, records, _ = read(export(NVTX_EVENTS=[nvtx(at, None, 60, str(at)) for at in range(4)]))
     assert [(record["phase"], record.get("range")) for record in records] == [
         ("B", 0), ("B", 1), ("X", None), ("X", None),

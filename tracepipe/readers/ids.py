@@ -8,9 +8,10 @@ import json
 import re
 from collections.abc import Iterator
 from hashlib import blake2b
+from heapq import heappop, heappush
 from typing import Any, Final, TypeGuard
 
-from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, Problem
+from tracepipe.event.model import FLOW_LIMIT, ID_LIMIT, RANGE_LIMIT, Problem
 
 LAUNCHES = re.compile(r"Launch|[Mm]emcpy|[Mm]emset|MemPrefetch")
 """Calls that put work on a stream."""
@@ -100,6 +101,27 @@ def flow_number(*parts: object) -> int:
     """
     text = flow_text(*parts)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") & FLOW_LIMIT
+
+
+class RangeNumbers:
+    """The numbers of the open ranges of a process and a domain. The lowest free number is used next."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._count = 0
+
+    def lowest(self) -> int | None:
+        """The lowest free number, which is used from now on; None where all are used."""
+        if self._free:
+            return heappop(self._free)
+        if self._count > RANGE_LIMIT:
+            return None
+        self._count += 1
+        return self._count - 1
+
+    def free(self, number: int) -> None:
+        """Free a number again."""
+        heappush(self._free, number)
 
 
 _CORRELATION_BITS: Final = 32

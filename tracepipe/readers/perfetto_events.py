@@ -22,7 +22,6 @@ import orjson
 
 from tracepipe.event.model import FLOW_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS, Record
 from tracepipe.event.tables import packed
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.ids import flow_number
 from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
 from tracepipe.readers.perfetto_sched import ThreadsInOrder
@@ -35,6 +34,7 @@ from tracepipe.readers.perfetto_sequences import (
     numbers,
 )
 from tracepipe.readers.perfetto_tracks import GLOBAL, Counter, Tracks, begun, kernel_name, kind_of
+from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_events import Cache
 from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows, rows_of
 from tracepipe.readers.wire_fields import BYTES, FIXED64, double, signed, tagged

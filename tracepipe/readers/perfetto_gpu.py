@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
 from tracepipe.event.tables import packed
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_sequences import EVENT_NAMES, GPU_CONTEXTS, GPU_KERNELS, GPU_STAGES, Sequence
+from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
 

@@ -27,8 +27,8 @@ import orjson
 from tracepipe.event.model import ID_LIMIT, TIME_LIMIT_NS
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNABLE, RUNNING, WAKEUP, state_text
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.perfetto_tracks import Tracks
+from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_events import Cache
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, signed, tagged, varints

@@ -35,8 +35,8 @@ import orjson
 
 from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.ids import Ids
+from tracepipe.readers.recording import cut_text
 from tracepipe.readers.wire_fields import BYTES, signed, tagged
 
 OWN: Final = ("tracepipe", "capture")

@@ -24,9 +24,8 @@ from tracepipe.event.model import INDEX_LIMIT, SM_LIMIT, Problem, Record, new_he
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.readers.chrome_events import ns_of
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.json_elements import Elements, JsonElements
-from tracepipe.readers.recording import FirstProblems, Recording
+from tracepipe.readers.recording import FirstProblems, Recording, cut_text
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 from tracepipe.units import counted
 

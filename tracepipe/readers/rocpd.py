@@ -11,7 +11,7 @@ from contextlib import closing
 from typing import BinaryIO
 
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.rocpd_file import STRINGS, RocpdFile
+from tracepipe.readers.rocpd_file import STRINGS, recording_in
 from tracepipe.readers.sqlite_tables import Database
 
 
@@ -23,4 +23,4 @@ def holds(file: BinaryIO) -> bool:
 
 def read(stream: BinaryIO) -> Recording:
     """The recordings in a database, which is a file. Raises InputError."""
-    return RocpdFile(Database(stream), []).recording()
+    return recording_in(Database(stream), [])

@@ -21,7 +21,7 @@ from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import Problem
 from tracepipe.readers.recording import Recording
-from tracepipe.readers.rocpd_file import RocpdFile
+from tracepipe.readers.rocpd_file import recording_in
 from tracepipe.readers.sqlite_tables import Database
 from tracepipe.units import counted
 
@@ -217,7 +217,7 @@ def read(stream: BinaryIO) -> Recording:
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tracepipe-"))
         problems = _to_tables(JsonWalk(stream), file.name)
         database = Database(cast(BinaryIO, file))
-        recording = RocpdFile(database, problems).recording()
+        recording = recording_in(database, problems)
         kept = stack.pop_all()
     recording.batches = _until_closed(recording.batches, kept)
     return recording

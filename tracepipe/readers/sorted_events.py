@@ -27,8 +27,8 @@ from tracepipe.event.columns import (
 from tracepipe.event.model import Problem
 from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import packed
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.line_columns import new_tables
+from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
 
 _ENTRIES_MAX: Final = 1 << 11

@@ -1,4 +1,4 @@
-"""Reads tables of foreign SQLite databases in order, in little memory.
+"""Reads tables of foreign SQLite databases in order, in little memory, and makes batches of their events.
 
 A database may be hostile, as its schema is code. Views, triggers, virtual tables and computed columns are
 never used, no extension can be loaded, and a statement can only read plain columns of plain tables.
@@ -6,15 +6,25 @@ never used, no extension can be loaded, and a statement can only read plain colu
 
 from __future__ import annotations
 
+import heapq
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 from tracepipe.errors import InputError
-from tracepipe.event.model import Problem
-from tracepipe.readers.event_rows import Values
+from tracepipe.event.columns import NONE, SPECIAL, Row, SourceBatch, event_columns, signed
+from tracepipe.event.model import NAME_BYTES_MAX, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.shape import Shape
+from tracepipe.event.tables import Args, Tables
+from tracepipe.event.warps import Warps
+from tracepipe.readers.recording import cut_text
+from tracepipe.units import counted
+
+Values = tuple[Any, ...]
 
 # Errors may quote bytes of the database that are not text, and lengths in it may be of any size.
 BROKEN: Final = (sqlite3.Error, UnicodeError, MemoryError)
@@ -48,7 +58,18 @@ class Database:
         )
         self._connection.text_factory = lambda text: text.decode("utf-8", "replace")
         try:
-            self._limit()
+            for pragma in (
+                f"cache_size = -{_CACHE_KIB}",
+                "mmap_size = 0",
+                "temp_store = FILE",
+                "trusted_schema = OFF",
+                "cell_size_check = ON",
+            ):
+                self._connection.execute(f"PRAGMA {pragma}")
+            if hasattr(self._connection, "setlimit"):  # from Python 3.11 on
+                self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
+                self._connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+                self._connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
             self.tables = self._plain_tables()
         except BROKEN as e:
             self.close()
@@ -63,21 +84,6 @@ class Database:
     def close(self) -> None:
         """Close the database."""
         self._connection.close()
-
-    def _limit(self) -> None:
-        connection = self._connection
-        for pragma in (
-            f"cache_size = -{_CACHE_KIB}",
-            "mmap_size = 0",
-            "temp_store = FILE",
-            "trusted_schema = OFF",
-            "cell_size_check = ON",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-        if hasattr(connection, "setlimit"):  # from Python 3.11 on
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
 
     def _plain_tables(self) -> dict[str, tuple[str, ...]]:
         # A virtual table has no root page.
@@ -156,11 +162,12 @@ class Database:
         SQLite sorts in its own files, as indexes of a foreign database cannot be trusted.
         """
         here = {name.lower() for name in self.tables[table]}
-        by = [one for one in order if one.split()[0].lower() in here]
+        words = [
+            (name, way) for name, _, way in (one.partition(" ") for one in order) if name.lower() in here
+        ]
+        by = ", ".join(f"{quoted(name)} {way}" for name, way in words)
         found = ", ".join(self._columns(table, ("rowid", *columns)))
-        sql = (
-            f"SELECT {found} FROM {quoted(table)} NOT INDEXED {where} ORDER BY {', '.join(map(_ordered, by))}"
-        )
+        sql = f"SELECT {found} FROM {quoted(table)} NOT INDEXED {where} ORDER BY {by}"
         return self.dated(table, sql, problems)
 
     def dated(self, table: str, sql: str, problems: list[Problem]) -> Iterator[Values]:
@@ -179,21 +186,13 @@ class Database:
         if table not in self.tables:
             return []
         try:
-            rows = list(self._first(table, columns, most + 1))
+            rows = list(self.select(table, columns, "LIMIT ?", (most + 1,)))
         except BROKEN as e:
             problems.append(Problem(0, table, f"cannot be read on: {unreadable(e)}"))
             return []
         if len(rows) > most:
             problems.append(Problem(0, table, f"has over {most} rows: the first are used", skipped=False))
         return rows[:most]
-
-    def _first(self, table: str, columns: Sequence[str], count: int) -> Iterator[Values]:
-        return self.select(table, columns, "LIMIT ?", (count,))
-
-
-def _ordered(column: str) -> str:
-    name, _, way = column.partition(" ")
-    return f"{quoted(name)} {way}".rstrip()
 
 
 def quoted(name: str) -> str:
@@ -218,8 +217,8 @@ class Strings:
     """A table of texts by number, of which the last ones are remembered."""
 
     def __init__(self, database: Database, table: str, key: str, value: str, problems: list[Problem]) -> None:
-        self._database, self._table, self._names = database, table, (value,)
-        self._rest = f"WHERE {quoted(key)} = ?"
+        self._database, self._table, self._columns = database, table, (value,)
+        self._where = f"WHERE {quoted(key)} = ?"
         self._problems = problems
         self._known: dict[int, str | None] = {}
         self._is_keyed = database.is_key(table, key)
@@ -232,11 +231,14 @@ class Strings:
         """The text of a number; None where there is none."""
         if type(number) is not int:
             return None
-        if number in self._known:
-            return self._known[number]
-        if not self._is_keyed:
-            return None
-        text = self._look(number)
+        if number in self._known or not self._is_keyed:
+            return self._known.get(number)
+        text = None
+        try:
+            found = next(self._database.select(self._table, self._columns, self._where, (number,)), None)
+            text = found[0] if found and type(found[0]) is str else None
+        except BROKEN as e:
+            self._problems.append(Problem(0, f"{self._table} row {number}", unreadable(e), skipped=False))
         if len(self._known) >= _STRINGS_MAX:
             self._known.clear()
         # A longer text is looked up each time.
@@ -244,10 +246,188 @@ class Strings:
             self._known[number] = text
         return text
 
-    def _look(self, number: int) -> str | None:
-        try:
-            found = next(self._database.select(self._table, self._names, self._rest, (number,)), None)
-        except BROKEN as e:
-            self._problems.append(Problem(0, f"{self._table} row {number}", unreadable(e), skipped=False))
-            return None
-        return found[0] if found and type(found[0]) is str else None
+
+BATCH_ROWS: Final = 1 << 10
+_BATCH_BYTES: Final = 1 << 19
+# The most shapes whose numbers are remembered by the keys of a reader.
+_SHAPES_MAX: Final = 1 << 13
+# The most ends that wait. Ranges nest some dozen deep on some hundred threads.
+ENDS_MAX: Final = 1 << 14
+_NEVER_NS: Final = 1 << 63
+# The most rows whose open ranges are remembered.
+_ROWS_MAX: Final = 1 << 12
+AddRow = Callable[[Values], None]
+"""Adds the events of a row."""
+
+
+class EventRows:
+    """Makes batches of the events of rows, in the order of time. Ends of ranges wait until their time comes.
+
+    `base_ns` is added to each time. `longest_ns` is the longest possible duration. `table` and `row` are the
+    place that is read, for problems.
+    """
+
+    def __init__(self, database: Database, problems: list[Problem]) -> None:
+        self._database, self.problems = database, problems
+        self.tables = Tables()
+        self.base_ns, self.longest_ns = 0, 366 * 86_400 * 10**9
+        self.table, self.row = "", 0
+        self._rows: list[Row] = []
+        self._others: list[Record | Warps] = []
+        self._numbers: dict[Any, int] = {}
+        self._rounds = self._ended = 0
+        self._ends: list[tuple[int, int, Shape, Callable[[], None] | None]] = []
+        self._open: dict[Any, list[int]] = {}
+        """By thread or process: the ends of the open ranges."""
+
+    def shape(self, key: object, make: Callable[[], Shape]) -> int:
+        """The number of the shape that `make` returns. It is called once for each key."""
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self._numbers) >= _SHAPES_MAX:
+                self._numbers.clear()
+            number = self._numbers[key] = self.number_of(make())
+        return number
+
+    def number_of(self, shape: Shape) -> int:
+        """The number of a shape, whose texts are cut to the length that is kept."""
+        long: dict[str, Any] = {
+            name: cut_text(text)
+            for name in ("name", "comm", "layer", "domain")
+            if (text := getattr(shape, name)) and len(text) > NAME_BYTES_MAX // 4
+        }
+        return self.tables.number_of(replace(shape, **long) if long else shape)
+
+    def add(self, ts_ns: int, shape: int, args: Args | None = None, dur_ns: int = 0, launch: int = 0) -> None:
+        """Add an event, or a problem where its time is impossible."""
+        ts_ns += self.base_ns
+        if not 0 <= ts_ns <= TIME_LIMIT_NS:
+            stated = "is before the clock began" if ts_ns < 0 else "is beyond 146 years"
+            self.say(f"its time, {ts_ns - self.base_ns} ns, {stated}", skipped=True)
+            return
+        number = self.tables.args_number(args) if args else NONE
+        self._rows.append((ts_ns, shape, number, dur_ns, signed(launch), None, NONE))
+
+    def say(self, text: str, *, skipped: bool = False, table: str = "") -> None:
+        """Add a problem of the row, or of a table; `skipped` if its event is left out."""
+        place = f"{self.table} row {self.row}" if self.table and not table else table
+        self.problems.append(Problem(0, place, text, skipped))
+
+    def length(self, start: int, end: object, args: Args) -> int:
+        """The length of something. An impossible length is marked in `args`, with a problem."""
+        if type(end) is not int:
+            args["end"] = "not recorded"
+            self.say("has no end: it is kept without a length")
+            return 0
+        dur_ns = end - start
+        if dur_ns < 0:
+            args["ends_before_start_ns"] = -dur_ns
+            self.say(f"ends {-dur_ns} ns before it starts: it is kept without a length")
+            return 0
+        if dur_ns > self.longest_ns:
+            args["longer_than_recording"] = True
+            self.say(f"lasts {dur_ns} ns, longer than the recording")
+        return min(dur_ns, TIME_LIMIT_NS)
+
+    def add_record(self, record: Record) -> None:
+        """Add a record that is not an event: a name."""
+        self._others.append(record)
+        self._rows.append((NONE, SPECIAL, len(self._others) - 1, 0, 0, None, NONE))
+
+    @property
+    def has_room_for_ends(self) -> bool:
+        """Whether a further range may wait for its end."""
+        return len(self._ends) < ENDS_MAX
+
+    def end_later(self, end_ns: int, shape: Shape, then: Callable[[], None] | None = None) -> None:
+        """Add the end of a range when its time comes, and call `then` with it. The range that began last ends
+        first.
+        """
+        self._ended += 1
+        heapq.heappush(self._ends, (end_ns, -self._ended, shape, then))
+
+    def _end_until(self, ts_ns: int) -> None:
+        """Add the ends up to a time."""
+        while self._ends and self._ends[0][0] <= ts_ns:
+            end_ns, _, shape, then = heapq.heappop(self._ends)
+            self.table = ""
+            self.add(end_ns, self.number_of(shape))
+            if then:
+                then()
+
+    def nests(self, track: object, start_ns: int, end_ns: int) -> bool:
+        """Whether a range can be a begin and an end: it is within those that are open on its track, and its
+        end can wait. If so, it is open from now on. Ranges come in the order of their starts.
+        """
+        if not self.has_room_for_ends:
+            return False
+        if len(self._open) >= _ROWS_MAX and track not in self._open:
+            self._open = {key: ends for key, ends in self._open.items() if ends and ends[-1] > start_ns}
+        ends = self._open.setdefault(track, [])
+        while ends and ends[-1] <= start_ns:
+            ends.pop()
+        if ends and end_ns > ends[-1]:
+            return False
+        ends.append(end_ns)
+        return True
+
+    def say_unread(self, is_read: Callable[[str], bool]) -> None:
+        """Add a problem for each table with rows that are not read."""
+        for table in self._database.tables:
+            if not is_read(table):
+                try:
+                    if count := self._database.count(table):
+                        self.say(counted(count, "row|rows is|are not read"), table=table)
+                except BROKEN as e:
+                    self.say(f"cannot be read on: {unreadable(e)}", skipped=True, table=table)
+
+    def steps(
+        self,
+        sources: Iterable[tuple[str, Iterator[Values], AddRow]],
+        begin: Callable[[int], None] | None = None,
+    ) -> Iterator[None]:
+        """Add the rows of several tables in the order of time, in which each table is. A row is its number,
+        its time and the rest. `begin` is called with the first time.
+        """
+        tables = list(sources)
+        dated = [_dated(at, rows) for at, (_, rows, _) in enumerate(tables)]
+        for ts_ns, at, row in heapq.merge(*dated):
+            if begin:
+                begin(ts_ns)
+                begin = None
+            self._end_until(ts_ns)
+            self.table, _, add = tables[at]
+            self.row = row[0]
+            add(row[1:])
+            yield
+
+    def batches(self, steps: Iterable[object]) -> Iterator[SourceBatch]:
+        """The batches of the events that are added while `steps` is iterated. Then the database is closed."""
+        with closing(self._database):
+            given_bytes = self.tables.given_bytes
+            for _ in steps:
+                is_full = len(self._rows) >= BATCH_ROWS or len(self.problems) >= BATCH_ROWS
+                if is_full or self.tables.given_bytes - given_bytes >= _BATCH_BYTES:
+                    yield self._batch()
+                    given_bytes = self.tables.given_bytes  # the consumer of batches may reset it to 0
+                    if self._rounds != self.tables.rounds:
+                        self._rounds = self.tables.rounds
+                        self._numbers.clear()
+            self._end_until(_NEVER_NS)
+            if self._rows or self.problems:
+                yield self._batch()
+
+    def _batch(self) -> SourceBatch:
+        batch = SourceBatch(event_columns(self._rows), self._others, list(self.problems))
+        self._rows, self._others = [], []
+        self.problems.clear()  # readers hold this one
+        return batch
+
+
+def _dated(at: int, rows: Iterator[Values]) -> Iterator[tuple[int, int, Values]]:
+    return ((row[1], at, row) for row in rows)
+
+
+def integers(**values: object) -> Args:
+    """The values that are integers, by their names."""
+    return {name: value for name, value in values.items() if type(value) is int}

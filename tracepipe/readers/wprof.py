@@ -36,9 +36,16 @@ from tracepipe.event.columns import SourceBatch, no_events
 from tracepipe.event.model import ID_LIMIT, MASK_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.event.tables import packed
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.ids import LAUNCHES
-from tracepipe.readers.recording import BOM, TOO_DEEP, Recording, chunks_of_lines, is_too_deep, not_json
+from tracepipe.readers.recording import (
+    BOM,
+    TOO_DEEP,
+    Recording,
+    chunks_of_lines,
+    cut_text,
+    is_too_deep,
+    not_json,
+)
 from tracepipe.readers.sorted_events import RowColumns, SortedEvents, batches_of
 from tracepipe.units import counted
 

@@ -31,9 +31,8 @@ from tracepipe.errors import InputError
 from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.event.vocabulary import direction_named
-from tracepipe.readers.event_rows import cut_text
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
-from tracepipe.readers.recording import FirstProblems, Recording
+from tracepipe.readers.recording import FirstProblems, Recording, cut_text
 from tracepipe.readers.sorted_events import RowColumns, SortedEvents, batches_of
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
 from tracepipe.readers.wire_fields import (
