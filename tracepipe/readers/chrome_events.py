@@ -34,8 +34,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from functools import cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import orjson
@@ -54,7 +53,7 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.native import library
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number, flow_text
 from tracepipe.readers.json_elements import Elements, Fault, events_in
-from tracepipe.readers.recording import TOO_DEEP, is_too_deep
+from tracepipe.readers.recording import TOO_DEEP, Unusable, is_too_deep
 from tracepipe.readers.sorted_events import Cache
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE, NativeSortedRows, SortedRow, row_sorter
 
@@ -117,11 +116,6 @@ PYTHON: Final = "python"
 """The layer of VizTracer's events: calls of Python and C, and logs of the program."""
 # The categories of its calls and logs. Newer versions write them in lower case when they run a program.
 _OF_VIZTRACER: Final = frozenset({"FEE", "fee", "INSTANT", "instant"})
-_CALLS: Final = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"})
-_KERNELS: Final = frozenset({"kernel"})
-_COPIES: Final = frozenset({"gpu_memcpy", "memcpy"})
-_SETS: Final = frozenset({"gpu_memset", "memset"})
-_ON_GPU: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event"})
 _STREAM = re.compile(r"\D*(\d{1,18})")
 _INDEX = re.compile(r"[0-9]{1,10}")
 _COPY = re.compile(r"Memcpy (\w+)")
@@ -171,21 +165,8 @@ class Kind:
         return {**self.ahead, **args} if self.ahead else args
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= ID_LIMIT
-
-
-def _size(value: object) -> tuple[int, ...] | None:
-    """A grid or a block."""
-    if type(value) is not list or len(value) != 3 or not all(map(_is_id, value)):
-        return None
-    return tuple(value)
-
-
-@cache
-def _rules_of_work(stated: frozenset[str]) -> Rules:
-    """The rules for work on a GPU, some of whose arguments are fields of its record."""
-    return {**_RENAMED, **dict.fromkeys(stated)}
 
 
 class Kinds:
@@ -198,22 +179,19 @@ class Kinds:
         self.launch_bits = rank << _RANK_SHIFT
         """The bits of a launch's number above its correlation."""
         self._layer = PYTHON if is_viztracer else EVENTS
-        self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = (
-            {
-                **dict.fromkeys(_CALLS, self._call),
-                **dict.fromkeys(_KERNELS, self._kernel),
-                **dict.fromkeys(_COPIES, self._copy),
-                **dict.fromkeys(_SETS, self._copy),
-                **dict.fromkeys(_ON_GPU, self._of_gpu),
-                "user_annotation": self._annotation,
-                "cpu_op": self._operator,
-                "operator": self._operator,
-                "fwdbwd": self._operator,
+        self._of: Mapping[str, Callable[[dict[str, Any], str, dict[str, Any]], Kind]] = {}
+        if is_kineto:
+            self._of = {
+                **dict.fromkeys(
+                    ("cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime"), self._call
+                ),
+                "kernel": lambda event, category, args: self._work(event, category, args, type="gpu_kernel"),
+                **dict.fromkeys(("gpu_memcpy", "memcpy", "gpu_memset", "memset"), self._copy),
+                **dict.fromkeys(("gpu_user_annotation", "cuda_sync", "cuda_event"), self._of_gpu),
+                "user_annotation": lambda event, *_: Kind(self._thread(event, type="annotation")),
+                **dict.fromkeys(("cpu_op", "operator", "fwdbwd"), self._operator),
                 "cpu_instant_event": self._instant,
             }
-            if is_kineto
-            else {}
-        )
 
     def is_known_otherwise(self, category: str) -> bool:
         """Whether flows of a category join the same events as `launch`. These often lack an end."""
@@ -246,9 +224,6 @@ class Kinds:
         ahead = {"cat": category} if category else {}
         return Kind(self._thread(event, type="hook", layer=self._layer), ahead=ahead)
 
-    def _annotation(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        return Kind(self._thread(event, type="annotation"))
-
     def _operator(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         return Kind(self._thread(event, type="annotation", domain="cpu_op"))
 
@@ -269,20 +244,15 @@ class Kinds:
             return None
         return gpu, stream
 
-    def _kernel(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
-        return self._work(event, category, args, {"type": "gpu_kernel"})
-
     def _copy(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         name = str(event.get("name"))
         found = _COPY.match(name)
         called = direction_named(found[1]) if found else "memset" if name.startswith("Memset") else name
-        kind = self._work(event, category, args, {"type": "transfer", "name": called})
+        kind = self._work(event, category, args, type="transfer", name=called)
         kind.ahead |= {"operation": name} if called != name else {}
         return kind
 
-    def _work(
-        self, event: dict[str, Any], category: str, args: dict[str, Any], fields: dict[str, Any]
-    ) -> Kind:
+    def _work(self, event: dict[str, Any], category: str, args: dict[str, Any], **fields: Any) -> Kind:
         place = self._place(event, args)
         if place is None:
             return self._other(event, category, args)
@@ -290,10 +260,11 @@ class Kinds:
         launch = self._launch(args)
         stated = {"device", "stream", "correlation"} if launch is not None else {"device", "stream"}
         for key in ("grid", "block"):
-            if (size := _size(args.get(key))) is not None:
-                fields[key] = size
+            size = args.get(key)
+            if type(size) is list and len(size) == 3 and all(map(_is_id, size)):
+                fields[key] = tuple(size)
                 stated.add(key)
-        return Kind(fields, launch, _rules_of_work(frozenset(stated)))
+        return Kind(fields, launch, {**_RENAMED, **dict.fromkeys(sorted(stated))})
 
     def _of_gpu(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         # Their pid is the number of a GPU, which may be a process's pid too.
@@ -341,21 +312,15 @@ class ProtonKinds(Kinds):
     def kind(self, event: dict[str, Any], category: str, args: dict[str, Any]) -> Kind:
         """The kind of an event."""
         if category == "kernel" or (category == "flow" and event.get("ph") == "f"):
-            place = _place_of_lane(event.get("tid"))
-            if place is not None:
-                return Kind({"type": "gpu_kernel", "gpu": place[0], "stream": place[1]})
+            lane = event.get("tid")
+            if _is_id(lane):
+                gpu, stream = divmod(lane - _GPU_LANES, _OF_GPU) if lane >= _GPU_LANES else (0, lane)
+                return Kind({"type": "gpu_kernel", "gpu": gpu, "stream": stream})
         elif category == "flow" or (category in ("scope", "metric") and "call_stack" in args):
             return Kind(self._thread(event, type="annotation"), own_args=args)
         elif category in ("scope", "metric"):
             return Kind(self._thread(event, type="hook", layer=GRAPH), own_args=args)
         return super().kind(event, category, args)
-
-
-def _place_of_lane(lane: object) -> tuple[int, int] | None:
-    """GPU and stream of a kernel's lane."""
-    if type(lane) is not int or not 0 <= lane <= ID_LIMIT:
-        return None
-    return divmod(lane - _GPU_LANES, _OF_GPU) if lane >= _GPU_LANES else (0, lane)
 
 
 _INSTANTS = frozenset("iIRP")
@@ -394,7 +359,7 @@ def id_of(event: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 class ChromeEvents:
-    """Takes events. `rows` are those that are complete in themselves, `paired` are begins and ends."""
+    """Adds events to `rows`, if they are complete in themselves, and begins and ends to `paired`."""
 
     def __init__(self, kinds: Kinds, ids: Ids) -> None:
         self._kinds, self._ids = kinds, ids
@@ -407,57 +372,58 @@ class ChromeEvents:
         self._firsts = Cache[tuple[Any, ...], tuple[bytes, int]]()
         self._names: dict[tuple[int, int | None], Record] = {}
 
-    def take(self, batch: Elements) -> list[Problem]:
-        """Take events, and return the problems of events and of the text between them."""
-        faults = batch.faults + self._take_all(batch)
+    def add_all(self, batch: Elements) -> list[Problem]:
+        """Add events, and return the problems of events and of the text between them."""
+        faults = batch.faults + self._add_all(batch)
         return [batch.problem(fault) for fault in sorted(faults)]
 
-    def _take_all(self, batch: Elements) -> list[Fault]:
-        """Take events one by one, and return the places and texts of what is wrong."""
+    def _add_all(self, batch: Elements) -> list[Fault]:
+        """Add events one by one, and return the places and texts of what is wrong."""
         return [(place + at, message) for place, text in batch.texts() for at, message in self._event(text)]
 
     def _event(self, text: bytes) -> list[Fault]:
-        """Take an event, and return the places and texts of what is wrong."""
+        """Add an event, and return the places and texts of what is wrong."""
         try:
             event = _parsed(text)
+            if is_too_deep(text, event):
+                return [(0, TOO_DEEP)]
+            if event:
+                self._add_event(event, text)
+            return []
+        except Unusable as e:
+            return [(0, f"{e.field}: {e.message}")]
         except (ValueError, RecursionError):
             # A missing bracket or quote may have joined it with valid events.
             wrong = [(0, "is not JSON")]
             for start, end in events_in(text, 1):
                 wrong += [(start + at, message) for at, message in self._event(text[start:end])]
             return wrong
-        if is_too_deep(text, event):
-            return [(0, TOO_DEEP)]
-        message = self._take(event, text) if event else ""
-        return [(0, message)] if message else []
 
-    def _take(self, event: dict[str, Any], text: bytes) -> str:
+    def _add_event(self, event: dict[str, Any], text: bytes) -> None:
         phase = event.get("ph")
         if type(phase) is not str:
-            return "ph: is missing, or is not a string"
+            raise Unusable("ph", "is missing, or is not a string")
         if phase == "M":
-            return self._name(event)
+            self._add_name(event)
+            return
         ts_ns = ns_of(event.get("ts"), "ts", text)
         if ts_ns is None:
-            return "ts: is missing" if "ts" not in event else "ts: is not a time that a trace can have"
+            raise Unusable("ts", "is missing" if "ts" not in event else "is not a time that a trace can have")
         category = event.get("cat")
         category = self._shortened(category) if type(category) is str else ""
         if phase == "X":
-            self._slice(event, ts_ns, category, text)
-        elif phase in _INSTANTS:
-            self._add(*self._whole(event, ts_ns, category, "I", MARK, 0, _args_of(event, _KNOWN)))
-        elif phase in _OF_OBJECTS:
-            args = {"object": _OF_OBJECTS[phase], **_args_of(event, _KNOWN)}
-            self._add(*self._whole(event, ts_ns, category, "I", MARK, 0, args))
+            self._add_slice(event, ts_ns, category, text)
+        elif phase in _INSTANTS or phase in _OF_OBJECTS:
+            args = {"object": _OF_OBJECTS[phase]} if phase in _OF_OBJECTS else {}
+            self._add_whole(event, ts_ns, category, "I", args | _args_of(event, _KNOWN))
         elif phase == COUNTS:
-            return self._counter(event, ts_ns, category)
+            self._add_counter(event, ts_ns, category)
         elif phase in FLOW_PHASES:
-            return self._flow(event, ts_ns, category)
+            self._add_flow(event, ts_ns, category)
         elif phase in _PAIRED:
-            return self._pair(event, ts_ns, category)
+            self._add_paired(event, ts_ns, category)
         else:
-            return f"ph: {phase[:8]!r} is not a phase that is read"
-        return ""
+            raise Unusable("ph", f"{phase[:8]!r} is not a phase that is read")
 
     def _note_time(self, ts_ns: int, dur_ns: int) -> None:
         if ts_ns > 0:
@@ -474,7 +440,7 @@ class ChromeEvents:
 
     # Rows -----------------------------------------------------------------------------------------------
 
-    def _slice(self, event: dict[str, Any], ts_ns: int, category: str, text: bytes) -> None:
+    def _add_slice(self, event: dict[str, Any], ts_ns: int, category: str, text: bytes) -> None:
         args = _args_of(event, _KNOWN)
         dur_ns = ns_of(event.get("dur"), "dur", text)
         if dur_ns is None:
@@ -486,32 +452,31 @@ class ChromeEvents:
             self.negative += dur_ns < 0
             self.impossible += dur_ns > 0
             dur_ns = 0
-        self._add(*self._whole(event, ts_ns, category, "X", SLICE, dur_ns, args))
+        self._add_whole(event, ts_ns, category, "X", args, dur_ns)
 
     def mark(self, name: str, ts_ns: int) -> None:
         """Add an instant of the process that is named first."""
         process = next(({"pid": pid} for pid, _ in self._names), {})
-        row, _ = self._whole({"name": name, **process}, ts_ns, "", "I", MARK, 0, {})
-        self.rows.add(row)
+        self._add_whole({"name": name, **process}, ts_ns, "", "I", {})
 
-    def _whole(
+    def _add_whole(
         self,
         event: dict[str, Any],
         ts_ns: int,
         category: str,
         phase: str,
-        rank: int,
-        dur_ns: int,
         args: dict[str, Any],
-    ) -> tuple[SortedRow, Kind]:
-        """The row of a slice or an instant, and its kind."""
+        dur_ns: int = 0,
+    ) -> None:
+        """Add the row of a slice or an instant."""
         kind = self._kinds.kind(event, category, args)
         self._note_time(ts_ns, dur_ns)
         first = self._first(kind.fields, event, phase, kind.launch is not None)
-        return SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, _dumped(kind.args_of(args))), kind
+        rank, second = SLICE if phase == "X" else MARK, _dumped(kind.args_of(args))
+        self._add(SortedRow(ts_ns, rank, dur_ns, kind.launch or 0, first, second), kind)
 
     def _add(self, row: SortedRow, kind: Kind) -> None:
-        """Take the row of an event of a kind."""
+        """Add the row of an event of a kind."""
         self.rows.add(row)
 
     def _first(self, fields: dict[str, Any], event: dict[str, Any], phase: str, has_launch: bool) -> bytes:
@@ -535,36 +500,32 @@ class ChromeEvents:
         self.cut += cut
         return first
 
-    def _counter(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
+    def _add_counter(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         args = event.get("args")
         values = {key: _value(value) for key, value in args.items()} if type(args) is dict else {}
         if not values or None in values.values():
-            return "args: are without numbers, which a counter needs"
+            raise Unusable("args", "are without numbers, which a counter needs")
         kind = self._kinds.counter(event, category)
         id = id_of(event)
         name = f"{event.get('name', _NO_NAME)}" + (f"[{id[-1]}]" if id else "")
         self._note_time(ts_ns, 0)
         first = self._first({**kind.fields, "name": name}, event, COUNTS, False)
         self._add(SortedRow(ts_ns, MARK, 0, 0, first, _dumped(values)), kind)
-        return ""
 
-    def _flow(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
+    def _add_flow(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         id = id_of(event)
         if id is None:
-            return "id: is missing"
+            raise Unusable("id", "is missing")
         if self._kinds.is_known_otherwise(category):
-            return ""
+            return
         kind = self._kinds.kind(event, category, {})
-        fields = {**kind.fields, "flow": 0}
         kind.flow = (category, event.get("name"), *id[:-1])
         number = flow_number(*kind.flow, id[-1])
         self._note_time(ts_ns, 0)
-        first = self._first(fields, event, event["ph"], False)
-        args = _args_of(event, _OF_FLOWS)
-        self._add(SortedRow(ts_ns, FLOW, 0, number, first, _dumped(args)), kind)
-        return ""
+        first = self._first({**kind.fields, "flow": 0}, event, event["ph"], False)
+        self._add(SortedRow(ts_ns, FLOW, 0, number, first, _dumped(_args_of(event, _OF_FLOWS))), kind)
 
-    def _pair(self, event: dict[str, Any], ts_ns: int, category: str) -> str:
+    def _add_paired(self, event: dict[str, Any], ts_ns: int, category: str) -> None:
         phase = event["ph"]
         self._note_time(ts_ns, 0)
         if phase in "BE":
@@ -574,50 +535,44 @@ class ChromeEvents:
         else:
             id = id_of(event)
             if id is None:
-                return "id: is missing"
+                raise Unusable("id", "is missing")
             args = _args_of(event, _OF_ASYNC)
-            fields: dict[str, Any] = {"type": "annotation"}
-            if category:
-                fields["domain"] = category
-            pid = self._ids.thread({"pid": event.get("pid")}, fields).get("pid")
+            kind = Kind({"type": "annotation"} | ({"domain": category} if category else {}))
+            pid = self._ids.thread({"pid": event.get("pid")}, kind.fields).get("pid")
             # With a global id, the process does not matter.
-            shared = type(event.get("id2")) is dict and "global" in event["id2"]
-            kind = Kind(fields)
-            key = [category, None if shared else pid, *map(str, id)]
-        name = event.get("name")
-        what = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
-        if name is not None:
-            what["name"] = self._shortened(str(name))
-        self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(what), _dumped(kind.args_of(args))))
-        return ""
+            is_shared = type(event.get("id2")) is dict and "global" in event["id2"]
+            key = [category, None if is_shared else pid, *map(str, id)]
+        stated = {"phase": phase, "key": key, "fields": kind.fields, "launch": kind.launch}
+        if (name := event.get("name")) is not None:
+            stated["name"] = self._shortened(str(name))
+        self.paired.add(SortedRow(ts_ns, 0, 0, 0, _dumped(stated), _dumped(kind.args_of(args))))
 
     # Names ----------------------------------------------------------------------------------------------
 
-    def _name(self, event: dict[str, Any]) -> str:
+    def _add_name(self, event: dict[str, Any]) -> None:
         what, args = event.get("name"), event.get("args")
         if type(args) is not dict or type(what) is not str:
-            return "args: are missing, which a name needs"
+            raise Unusable("args", "are missing, which a name needs")
         pid, tid = self._ids.number(event.get("pid")), self._ids.number(event.get("tid"))
         of, _, kind = what.partition("_")
         if pid is None or of not in ("process", "thread") or (of == "thread" and tid is None):
-            return ""
+            return
         key = (pid, tid if of == "thread" else None)
         if key not in self._names and len(self._names) >= _NAMES_MAX:
             self.names_left_out += 1
-            return ""
+            return
         record = self._names.setdefault(key, {})
         if kind in ("name", "labels") and type(args.get(kind)) is str:
             record[kind] = self._shortened(args[kind])
         elif kind == "sort_index" and type(args.get(kind)) in (int, float):
             record["order"] = args[kind]
-        return ""
 
     def name_records(self) -> list[Record]:
         """Names and places of processes and threads, as records."""
         for key, name in self._ids.named():
             self._names.setdefault(key, {}).setdefault("name", self._shortened(name))
-        places = sorted({record["order"] for record in self._names.values() if "order" in record})
-        order = {place: at for at, place in enumerate(places)}
+        orders = sorted({record["order"] for record in self._names.values() if "order" in record})
+        rank_of = {order: at for at, order in enumerate(orders)}
         records = []
         for (pid, tid), known in self._names.items():
             record: Record = {"type": "name", "pid": pid}
@@ -627,7 +582,7 @@ class ChromeEvents:
             if words:
                 record["name"] = self._shortened(", ".join(words))
             if "order" in known:
-                record["order"] = order[known["order"]]
+                record["order"] = rank_of[known["order"]]
             records.append(record)
         return records
 
@@ -688,9 +643,10 @@ class NativeChromeEvents(ChromeEvents):
         self._times = np.array([TIME_LIMIT_NS, TIME_LIMIT_NS, 0], np.int64)
         self._last: tuple[SortedRow, Kind] | None = None
 
-    def _take_all(self, batch: Elements) -> list[Fault]:
-        """As `ChromeEvents` has it."""
-        self._forget_some()
+    def _add_all(self, batch: Elements) -> list[Fault]:
+        if self._kinds_count > _KINDS_MAX or self._core.tp_events_bytes(self._known) > _KIND_BYTES_MAX:
+            self._core.tp_events_forget(self._known)
+            self._kinds_count = 0
         faults: list[Fault] = []
         starts, ends = batch.starts.ctypes.data, batch.ends.ctypes.data
         why = np.zeros(1, np.int64)
@@ -707,23 +663,18 @@ class NativeChromeEvents(ChromeEvents):
             if why[0] == _FULL:
                 self._sorted.put_away()
                 continue
-            start = int(batch.starts[at])
-            text = batch.text[start : int(batch.ends[at])]
-            faults += self._take_one(batch.bytes_before + start, text, is_new=bool(why[0] == _NEW))
+            start, before, self._last = int(batch.starts[at]), self.cut, None
+            wrong = self._event(batch.text[start : int(batch.ends[at])])
+            faults += [(batch.bytes_before + start + inside, message) for inside, message in wrong]
+            if why[0] == _NEW:
+                self._learn(is_usual=not wrong and self.cut == before)
             at += 1
-        self._note_times()
-        return faults
-
-    def _take_one(self, place: int, text: bytes, *, is_new: bool) -> list[Fault]:
-        """Take an event that the core did not."""
-        before, self._last = self.cut, None
-        faults = [(place + at, message) for at, message in self._event(text)]
-        if is_new:
-            self._learn(is_usual=not faults and self.cut == before)
+        first_ns, least_ns, last_ns = self._times.tolist()
+        self.first_ns, self.least_ns = min(self.first_ns, first_ns), min(self.least_ns, least_ns)
+        self.last_ns = max(self.last_ns, last_ns)
         return faults
 
     def _add(self, row: SortedRow, kind: Kind) -> None:
-        """As `ChromeEvents` has it."""
         self._last = row, kind
         super()._add(row, kind)
 
@@ -737,7 +688,7 @@ class NativeChromeEvents(ChromeEvents):
             if kind.own_args is None or kind.is_allocation:
                 what = _ALLOCATION if kind.is_allocation else _ROW
                 has_launch = kind.launch is not None
-                rules = self._rules_places(kind.rules)
+                rules = self._places_of(kind.rules)
                 # The id of a flow goes between the quotes at the end.
                 flow = flow_text(*kind.flow, "")[:-2] if kind.flow else b""
                 texts = row.first, packed(kind.ahead)[1:-1], flow
@@ -747,7 +698,7 @@ class NativeChromeEvents(ChromeEvents):
             raise MemoryError
         self._kinds_count += 1
 
-    def _rules_places(self, rules: Rules) -> tuple[int, int]:
+    def _places_of(self, rules: Rules) -> tuple[int, int]:
         key = tuple(rules.items())
         places = self._rules.get(key)
         if places is None:
@@ -760,15 +711,3 @@ class NativeChromeEvents(ChromeEvents):
                     raise MemoryError
             places = self._rules[key] = start, self._rules_count
         return places
-
-    def _forget_some(self) -> None:
-        """Forget all kinds when there are many."""
-        if self._kinds_count > _KINDS_MAX or self._core.tp_events_bytes(self._known) > _KIND_BYTES_MAX:
-            self._core.tp_events_forget(self._known)
-            self._kinds_count = 0
-
-    def _note_times(self) -> None:
-        """Combine the times of the core's rows with those of the others."""
-        first_ns, least_ns, last_ns = self._times.tolist()
-        self.first_ns, self.least_ns = min(self.first_ns, first_ns), min(self.least_ns, least_ns)
-        self.last_ns = max(self.last_ns, last_ns)

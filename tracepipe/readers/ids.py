@@ -76,7 +76,7 @@ class Ids:
             self._next -= 1
         return number
 
-    def stated(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """A problem if there are more ids than can be distinguished."""
         if self._is_full:
             words = (

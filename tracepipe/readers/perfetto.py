@@ -37,7 +37,7 @@ from tracepipe.readers.perfetto_sequences import (
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
 from tracepipe.readers.recording import FirstProblems, Recording
-from tracepipe.readers.sorted_events import RowColumns, with_others
+from tracepipe.readers.sorted_events import SortedEvents, with_others
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows, row_sorter
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
 from tracepipe.units import counted
@@ -141,7 +141,7 @@ class _Trace:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = PacketStream(stream, self._say)
-        self._in_columns = RowColumns()
+        self._in_columns = SortedEvents()
         self.tables = self._in_columns.tables
         self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()

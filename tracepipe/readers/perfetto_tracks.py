@@ -404,7 +404,7 @@ class Tracks:
 
     def stated(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
-        return self._ids.stated()
+        return self._ids.problems()
 
     def name_records(self) -> list[Record]:
         """The names of processes and threads."""

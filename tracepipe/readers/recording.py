@@ -5,7 +5,7 @@ streams for those that read text. Hostile lines may have any length.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, cast
 
@@ -228,6 +228,13 @@ class FirstProblems:
             yield Problem(0, "", f"{self._more} more {agree(self._more, words)}")
 
 
+def counted_problems(counts: Mapping[str, int]) -> Iterator[Problem]:
+    """The problems of a whole input that are only counted, by their words. What they are about is read."""
+    for words, count in counts.items():
+        if count:
+            yield Problem(0, "", counted(count, words), skipped=False)
+
+
 def with_problems(problems: list[Problem], batches: Iterable[SourceBatch]) -> Iterator[SourceBatch]:
     """The batches, with these problems in the first one."""
     for batch in batches:
@@ -255,6 +262,7 @@ class LineReader:
     def __init__(self) -> None:
         self.number, self.batch = 0, Batch()
         """The line that is read, and where its records and problems go."""
+        self.tables = Tables()
         self.has_lines = False
         """Whether a line of the format was read."""
         self._said: set[str] = set()
@@ -278,11 +286,10 @@ class LineReader:
 
     def recording(self, clock: str, stream: BinaryIO, head: bytes = b"", **about: object) -> Recording:
         """The recording in a stream, of which `head` was read already. Its header says more `about` it."""
-        tables = Tables()
-        batches = self._batches(cast(BinaryIO, Rejoined(head, stream)), tables)
-        return Recording(new_header(clock=clock, clocks=[clock], **about), batches, tables)
+        header = new_header(clock=clock, clocks=[clock], **about)
+        return Recording(header, self.batches(cast(BinaryIO, Rejoined(head, stream))), self.tables)
 
-    def _batches(self, stream: BinaryIO, tables: Tables) -> Iterator[SourceBatch]:
+    def batches(self, stream: BinaryIO) -> Iterator[SourceBatch]:
         """A batch for each chunk of lines, and one for the end."""
         offset_bytes = 0
         for first, lines, offset_bytes, is_cut in chunks_of_lines(stream, self.chunk_bytes):
@@ -294,13 +301,13 @@ class LineReader:
                     self.read_line(text, is_cut)
                 except Unusable as e:
                     self.say(e.field, e.message)
-            yield self.batch.in_columns(tables)
+            yield self.batch.in_columns(self.tables)
         last = self.batch = Batch(offset_bytes=offset_bytes)
         self.read_end()
         if not self.has_lines:
             last.problems.append(Problem(0, "", self.no_line, skipped=False))
         if last.records or last.problems or last.foreign_lines or last.printed:
-            yield last.in_columns(tables)
+            yield last.in_columns(self.tables)
 
 
 _TEXTS_SHOWN: Final = 3

@@ -29,7 +29,7 @@ from tracepipe.event.shape import shape_of
 from tracepipe.event.tables import packed
 from tracepipe.readers.line_columns import new_tables
 from tracepipe.readers.recording import cut_text
-from tracepipe.readers.sorted_rows import Rows, SortedRow, row_sorter
+from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows, row_sorter
 
 _ENTRIES_MAX: Final = 1 << 11
 _BYTES_MAX: Final = 1 << 19
@@ -58,39 +58,16 @@ class Cache(dict[K, V]):
 _TEXTS = ("name", "comm", "layer", "domain")
 
 
-class RowColumns:
-    """Makes columns of rows. `tables` has the shapes and arguments for their numbers."""
+class SortedEvents:
+    """Keeps events, which come in any order, as rows, and makes columns of the sorted rows. `tables`
+    has the shapes and arguments for the numbers of these.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: SortedRows | None = None) -> None:
+        self.rows = row_sorter() if rows is None else rows
         self.tables = new_tables()
         self._shapes = Cache[bytes, int]()
         self._rounds = 0
-
-    def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
-        """Columns of events for rows, with these times."""
-        tables = self.tables
-        if self._rounds != tables.rounds:
-            self._rounds = tables.rounds
-            self._shapes.clear()
-        shapes = np.array(list(map(self._shape, rows.firsts)), np.int32)
-        tables.given_bytes += len(rows.second.data)
-        args = tables.text_numbers(rows.second)
-        return EventColumns(ts_ns, shapes[rows.first], args, rows.dur_ns, rows.number)
-
-    def _shape(self, first: bytes) -> int:
-        """The number of the shape of a row's first text."""
-        shape = self._shapes.get(first)
-        if shape is None:
-            shape = self.tables.number_of(shape_of(orjson.loads(first)))
-            self._shapes.keep(first, shape, len(first))
-        return shape
-
-
-class SortedEvents:
-    """Takes events as records, and keeps them as rows."""
-
-    def __init__(self) -> None:
-        self.rows = row_sorter()
 
     def add(
         self,
@@ -103,7 +80,7 @@ class SortedEvents:
         launch: int | None = None,
         flow: int = 0,
     ) -> None:
-        """Take an event. `rank` orders events at the same time. `flow` is the number of a flow, for an end of
+        """Add an event. `rank` orders events at the same time. `flow` is the number of a flow, for an end of
         one.
         """
         kept = {key: cut_text(value) if key in _TEXTS else value for key, value in record.items()}
@@ -113,6 +90,24 @@ class SortedEvents:
             kept["launch"] = 0
         texts = (packed(value) if value else b"" for value in (kept, args))
         self.rows.add(SortedRow(ts_ns, rank, dur_ns or 0, launch or flow, *texts))
+
+    def columns(self, rows: Rows, ts_ns: Int64s) -> EventColumns:
+        """Columns of events for rows, with these times."""
+        tables = self.tables
+        if self._rounds != tables.rounds:
+            self._rounds = tables.rounds
+            self._shapes.clear()
+        numbers = []
+        for first in rows.firsts:
+            number = self._shapes.get(first)
+            if number is None:
+                number = tables.number_of(shape_of(orjson.loads(first)))
+                self._shapes.keep(first, number, len(first))
+            numbers.append(number)
+        shapes = np.array(numbers, np.int32)
+        tables.given_bytes += len(rows.second.data)
+        args = tables.text_numbers(rows.second)
+        return EventColumns(ts_ns, shapes[rows.first], args, rows.dur_ns, rows.number)
 
 
 def batches_of(

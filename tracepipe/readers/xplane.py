@@ -33,7 +33,7 @@ from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
 from tracepipe.readers.recording import FirstProblems, Recording, cut_text
-from tracepipe.readers.sorted_events import RowColumns, SortedEvents, batches_of
+from tracepipe.readers.sorted_events import SortedEvents, batches_of
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
 from tracepipe.readers.wire_fields import (
     BYTES,
@@ -346,7 +346,7 @@ class _Space:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = WireFile(file)
-        self._in_columns = RowColumns()
+        self._in_columns = SortedEvents()
         self.tables = self._in_columns.tables
         self._events = PlaneEvents()
         self._problems = FirstProblems()
