@@ -21,10 +21,7 @@ HEADERS = ("generated_cuda_meta.h", "generated_cuda_runtime_api_meta.h")
 # Structs with the sizes of a launch, which are read through a pointer.
 POINTED = {"CUlaunchConfig": "CUlaunchConfig", "cudaLaunchConfig": "cudaLaunchConfig_t"}
 # What nvcc 13 writes for <<<…>>> has no struct there; crt/host_runtime.h has the same C parameters.
-ALIKE = {
-    "__cudaLaunchKernel": "cudaLaunchKernel",
-    "__cudaLaunchKernel_ptsz": "cudaLaunchKernel_ptsz",
-}
+ALIKE = {"__cudaLaunchKernel": "cudaLaunchKernel", "__cudaLaunchKernel_ptsz": "cudaLaunchKernel_ptsz"}
 HEAD = """\
 # Made by scripts/api_parameters.py: members of CUDA's structs NAME_params, as far as CUDA {} agree.
 # NAME, and of each parameter OFFSET+BYTES, and >BYTES of what it points to where that has a size.

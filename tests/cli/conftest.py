@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tracepipe import doctor
 from tracepipe.doctor.checks import ABSENT, FAILS, LIMITED, WORKS, Diagnosis
 
 # A row of each state. A hint is on a line of its own.
@@ -19,7 +18,7 @@ FOUND = [
 @pytest.fixture
 def quick_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has `tracepipe doctor`, in this process, state a row of each kind, where it would try out captures."""
-    monkeypatch.setattr(doctor, "examine", lambda **_: FOUND)
+    monkeypatch.setattr("tracepipe.cli.machine.examine", lambda **_: FOUND)
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_doctor_reports_what_works_and_its_exit_code_agrees(
 ) -> None:
     found = [Diagnosis("layers", layer, WORKS, "", "") for layer in ("userspace", "syscall")]
     found.append(Diagnosis("layers", "scheduler", FAILS, "no tracefs", "mount it"))
-    monkeypatch.setattr("tracepipe.doctor.examine", lambda **_: found)
+    monkeypatch.setattr("tracepipe.cli.machine.examine", lambda **_: found)
     code, out, _ = run("doctor")
     assert code == 3
     assert "no tracefs" in out
@@ -261,7 +261,7 @@ def test_kernels_are_listed_in_columns(run: Run, monkeypatch: pytest.MonkeyPatch
         KernelRow("f()", Kernel("_Z1fv", "sm_100", None, 0, 8), "./app"),
     ]
     listing = KernelListing(rows, [], ["a note"])
-    monkeypatch.setattr("tracepipe.tracer.find.kernels.list_kernels", lambda pattern, paths: listing)
+    monkeypatch.setattr("tracepipe.cli.machine.list_kernels", lambda pattern, paths: listing)
     code, out, err = run("hooks", "list", "--kernels", "./app")
     assert (code, err) == (0, "note: a note\n")
     assert out.splitlines() == [

@@ -68,6 +68,7 @@ def convert_members(
     from tracepipe.layout import WARP_TRACKS, LayoutOptions
     from tracepipe.recording.compression import compressing
     from tracepipe.recording.convert import Conversion, ConversionOptions
+    from tracepipe.recording.outputs import replacing
 
     form = _form(format, asked.compress)
     if asked.warp_tracks not in WARP_TRACKS:
@@ -87,12 +88,24 @@ def convert_members(
     if (len(paths) > 1 or how.offsets or members) and not form.takes_several:
         raise FormatError(f"{format} is made from a single recording", "Convert each recording separately.")
     files = [fspath(path) for path in paths]
-    compressed_as = _compressed_as(out, format, form)
-    name, opened = _opened(files, out, form, force)
+    opened: AbstractContextManager[BinaryIO]
+    if out is None or isinstance(out, (str, PathLike)):
+        path = _default(files, form) if out is None else fspath(out)
+        ending = PurePath(path).suffix
+        if out is not None and ending in (".gz", ".zst") and not form.by_suffix:
+            raise OutputError(
+                f"the format {format} cannot be compressed, but {path} ends with {ending}",
+                f"Leave out {ending}, and compress the file.",
+            )
+        compressed_as = path if out is not None else ""
+        opened = replacing(path, force=force, sources=files, on_terminal=form.on_terminal)
+    else:  # a stream, which may compress by itself
+        name = getattr(out, "name", "")
+        path, compressed_as, opened = name if isinstance(name, str) else "", "", nullcontext(out)
     with opened as stream:
         written = compressing(stream, compressed_as, is_ours=False) if form.by_suffix else stream
         account = Conversion(files, form, how).run(written, progress)
-    account.output = name
+    account.output = path
     return account
 
 
@@ -179,36 +192,6 @@ def _form(name: str, compress: bool = False) -> OutputFormat:
     return form
 
 
-def _compressed_as(out: str | PathLike[str] | BinaryIO | None, format: str, form: OutputFormat) -> str:
-    """The path whose ending decides how the output is compressed, "" for a stream, which may compress by
-    itself. Raises OutputError where the format cannot be compressed like that.
-    """
-    path = fspath(out) if isinstance(out, (str, PathLike)) else ""
-    ending = PurePath(path).suffix
-    if ending in (".gz", ".zst") and not form.by_suffix:
-        raise OutputError(
-            f"the format {format} cannot be compressed, but {path} ends with {ending}",
-            f"Leave out {ending}, and compress the file.",
-        )
-    return path
-
-
-def _opened(
-    paths: list[str], out: str | PathLike[str] | BinaryIO | None, form: OutputFormat, force: bool
-) -> tuple[str, AbstractContextManager[BinaryIO]]:
-    """The name of the output, "" for a stream without one, and the context that opens it."""
-    from tracepipe.recording.outputs import replacing
-
-    if out is None:
-        name = _default(paths, form)
-    elif isinstance(out, (str, PathLike)):
-        name = fspath(out)
-    else:
-        name = getattr(out, "name", "")
-        return name if isinstance(name, str) else "", nullcontext(out)
-    return name, replacing(name, force=force, sources=paths, on_terminal=form.on_terminal)
-
-
 def convert_ranks(
     path: str | PathLike[str],
     out: str | PathLike[str],
@@ -226,46 +209,46 @@ def convert_ranks(
     """
     from tracepipe.dataset.chosen import chosen
     from tracepipe.dataset.places import Dataset
+    from tracepipe.event.model import TIME_LIMIT_NS
+    from tracepipe.part.stretch import Stretch, moment_of
 
     asked = options or RankOptions()
     found = chosen(Dataset.opened(fspath(path)), asked.ranks)
-    window = _window(asked, found.start_ns)
-    _refuse_sources(fspath(out), found.ranks)
+    window: Stretch | None = None
+    if asked.start or asked.end:
+        whole = Stretch()
+        start_ns = moment_of(asked.start).on_trace(found.start_ns) if asked.start else whole.start_ns
+        end_ns = moment_of(asked.end).on_trace(found.start_ns) if asked.end else whole.end_ns
+        if start_ns >= end_ns:
+            raise TracepipeError("The window is empty.", "Give an end after its start.")
+        window = Stretch(start_ns, end_ns)
+    for one in found.ranks:
+        if paths.is_same(fspath(out), one.source.path):
+            raise OutputError(
+                f"{fspath(out)} is the recording of rank {one.rank}", "Name another file with -o."
+            )
     members = [_member(one, found, window) for one in found.ranks]
     how = ConvertOptions(**{one.name: getattr(asked, one.name) for one in fields(DrawOptions)})
     if window is None:
-        paths = [one.source.path for one in found.ranks]
-        return convert_members(paths, out, format, how, members, force=force, progress=progress)
+        sources = [one.source.path for one in found.ranks]
+        return convert_members(sources, out, format, how, members, force=force, progress=progress)
+    cuts = []
     with tempfile.TemporaryDirectory(prefix="tracepipe-") as folder:
-        files = [Path(folder) / f"rank{one.rank}.jsonl" for one in found.ranks]
-        cuts = [_cut(one, file, window, how, progress) for one, file in zip(found.ranks, files, strict=True)]
+        files = [str(Path(folder) / f"rank{one.rank}.jsonl") for one in found.ranks]
+        for one, file in zip(found.ranks, files, strict=True):
+            first, last = (
+                min(max(0, one.place.line.first_at(ns)), TIME_LIMIT_NS)  # on the recording's own clock
+                for ns in (window.start_ns, window.end_ns)
+            )
+            reading = replace(how, source_format=how.source_format or one.source_format)
+            cuts.append(
+                cut(one.source.path, file, reading, start=f"@{first}", end=f"@{last}", progress=progress)
+            )
         of_parts = replace(how, source_format="", assume_offset={}, undated="skip")
         account = convert_members(files, out, format, of_parts, members, force=force, progress=progress)
-    for part, cut in zip(account.parts or [account], cuts, strict=True):
-        part.take_problems(cut)
+    for part, of_cut in zip(account.parts or [account], cuts, strict=True):
+        part.take_problems(of_cut)
     return account
-
-
-def _window(asked: RankOptions, base_ns: int) -> Stretch | None:
-    """The window on the reference clock, where one was asked for."""
-    from tracepipe.part.stretch import Stretch, moment_of
-
-    if not asked.start and not asked.end:
-        return None
-    whole = Stretch()
-    start_ns = moment_of(asked.start).on_trace(base_ns) if asked.start else whole.start_ns
-    end_ns = moment_of(asked.end).on_trace(base_ns) if asked.end else whole.end_ns
-    if start_ns >= end_ns:
-        raise TracepipeError("The window is empty.", "Give an end after its start.")
-    return Stretch(start_ns, end_ns)
-
-
-def _refuse_sources(out: str, ranks: Sequence[ChosenRank]) -> None:
-    """Raise OutputError where the output is one of the recordings."""
-    target = Path(out)
-    for one in ranks:
-        if paths.is_same(target, one.source.path):
-            raise OutputError(f"{out} is the recording of rank {one.rank}", "Name another file with -o.")
 
 
 def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
@@ -294,26 +277,6 @@ def _member(one: ChosenRank, found: Chosen, window: Stretch | None) -> Member:
         bound_ns=place.bound_ns if is_bound else None,
         bound=limit,
     )
-
-
-def _cut(
-    one: ChosenRank, file: Path, window: Stretch, how: ConvertOptions, progress: Progress | None
-) -> Account:
-    """Write the window of one recording, which is on its own clock there."""
-    from tracepipe.event.model import TIME_LIMIT_NS
-    from tracepipe.part.cut import Cut, CutOptions
-    from tracepipe.part.stretch import Moment
-    from tracepipe.recording.outputs import replacing
-
-    first, last = (
-        Moment(min(max(0, one.place.line.first_at(ns)), TIME_LIMIT_NS), is_absolute=True)
-        for ns in (window.start_ns, window.end_ns)
-    )
-    wanted = CutOptions(
-        first, last, how.source_format or one.source_format, how.strict, dict(how.assume_offset), how.undated
-    )
-    with replacing(str(file), force=False) as out:
-        return Cut(one.source.path, wanted).run(out, progress)
 
 
 def cut(

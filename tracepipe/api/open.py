@@ -29,12 +29,7 @@ class Events:
     as do `close` and the end of a `with` block. With `strict`, a bad line raises InputError.
     """
 
-    def __init__(
-        self,
-        path: str,
-        options: ReadOptions,
-        progress: Progress | None,
-    ) -> None:
+    def __init__(self, path: str, options: ReadOptions, progress: Progress | None) -> None:
         from tracepipe.recording.open import open_recording
         from tracepipe.recording.reading import Reading
 
@@ -121,10 +116,7 @@ class Events:
 
 
 def open(
-    path: str | PathLike[str],
-    options: ReadOptions | None = None,
-    *,
-    progress: Progress | None = None,
+    path: str | PathLike[str], options: ReadOptions | None = None, *, progress: Progress | None = None
 ) -> Events:
     """The events of a recording of any input format, plain or compressed; `-` is standard input.
 
@@ -134,10 +126,7 @@ def open(
 
 
 def load(
-    path: str | PathLike[str],
-    options: ReadOptions | None = None,
-    *,
-    progress: Progress | None = None,
+    path: str | PathLike[str], options: ReadOptions | None = None, *, progress: Progress | None = None
 ) -> Run:
     """Read a recording of any input format into columns, with begins and ends matched and nested.
 

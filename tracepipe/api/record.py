@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tracepipe.tracer.live.sink import LiveSink
 
 __all__ = [
-    "Files", "NumberedOutputs", "OutputNames", "live_totals", "record", "summary_lines", "title_of", "watch",
+    "Files", "NumberedOutputs", "OutputNames", "record", "summary_lines", "title_of", "watch",
     "watch_recording",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ class OutputNames:
         self._parts: dict[str, Callable[[], str]] = {
             "h": lambda: platform.node().replace("/", "_"),
             "r": lambda: str(place_of(request.command, request.pids).rank),
-            "w": lambda: _world_size(request),
+            "w": lambda: str(self._world_size(request)),
             "p": lambda: str(pid),
             "e": lambda: self._program,
             "t": lambda: time.strftime("%Y%m%d-%H%M%S", now),
@@ -73,6 +73,12 @@ class OutputNames:
         if is_url(given):
             raise TracepipeError("The command's output does not go to a URL.", "Name a file for it.")
         return self._named(given, ".txt") if given else ""
+
+    def _world_size(self, request: CaptureRequest) -> int:
+        size = place_of(request.command, request.pids).world_size
+        if size is None:
+            raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
+        return size
 
     def _named(self, given: str, suffix: str) -> str:
         if given == STANDARD:
@@ -94,14 +100,6 @@ class OutputNames:
                 f"Use one of: {known}. Write a percent sign itself twice.",
             )
         return self._parts[found[1]]()
-
-
-def _world_size(request: CaptureRequest) -> str:
-    """How many ranks the job has. Raises TracepipeError where that is not known."""
-    size = place_of(request.command, request.pids).world_size
-    if size is None:
-        raise TracepipeError("The number of ranks is not known.", "Leave out %w, or set WORLD_SIZE.")
-    return str(size)
 
 
 def record(
@@ -136,9 +134,23 @@ def record(
             except OutputError as error:
                 failures.append(error)
 
-        sink = kept.enter_context(_sink(request, output, uploads, force=force, notify=notify))
+        outputs: Files | Uploads = Files(notify)
+        if is_url(output):
+            check(output, force=force)
+            outputs = uploads
+        opened: AbstractContextManager[Any] = (
+            outputs.keeping(output, force=force)
+            if request.last is None
+            else NumberedOutputs(output, outputs, force=force)
+        )
+        sink = kept.enter_context(opened)
+        of_command: AbstractContextManager[int] = (
+            named_at_once(command_output, force=force, option="--command-output")
+            if command_output
+            else nullcontext(_STDERR if output == STANDARD else _STDOUT)
+        )
         try:
-            with _stdout_of_command(output, command_output, force=force) as stdout:
+            with of_command as stdout:
                 request = replace(request, stdout=stdout)
                 summary = capture(
                     request, sink, notify=notify, watchers=watchers, control=control, complete=complete
@@ -153,19 +165,6 @@ def record(
         both = " ".join(part for part in (summary.error, f"{failure.message}.") if part)
         summary = replace(summary, error=both, hint=summary.hint or failure.hint)
     return summary
-
-
-def _sink(
-    request: CaptureRequest, output: str, uploads: Uploads, *, force: bool, notify: Notify
-) -> AbstractContextManager[Any]:
-    """The output for the recording, or for those of a flight recorder."""
-    place: Files | Uploads = Files(notify)
-    if is_url(output):
-        check(output, force=force)
-        place = uploads
-    if request.last is None:
-        return place.keeping(output, force=force)
-    return NumberedOutputs(output, place, force=force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,25 +213,23 @@ class NumberedOutputs:
             yield path, sink
 
 
-def _stdout_of_command(output: str, command_output: str, *, force: bool) -> AbstractContextManager[int]:
-    """The descriptor of the command's standard output."""
-    if command_output:
-        return named_at_once(command_output, force=force, option="--command-output")
-    return nullcontext(_STDERR if output == STANDARD else _STDOUT)
-
-
-def live_totals() -> LiveSink:
-    """Totals of a capture, as one of its `watchers`."""
+def watch(
+    request: CaptureRequest,
+    output: str,
+    view: Callable[[LiveSink], AbstractContextManager[None]],
+    *,
+    force: bool,
+    notify: Notify,
+) -> CaptureSummary:
+    """Capture in a view of the totals, and into a file too, if `output` names one. Raises as `record`."""
+    from tracepipe.tracer import capture
     from tracepipe.tracer.live.sink import LiveSink
 
-    return LiveSink()
-
-
-def watch(request: CaptureRequest, totals: LiveSink, *, notify: Notify) -> CaptureSummary:
-    """Capture into totals alone."""
-    from tracepipe.tracer import capture
-
-    return capture(request, totals, notify=notify)
+    totals = LiveSink()
+    with view(totals):
+        if output:
+            return record(request, output, force=force, notify=notify, watchers=[totals])
+        return capture(request, totals, notify=notify)
 
 
 def watch_recording(view: Callable[[RecordedTotals, str], AbstractContextManager[None]]) -> list[str]:

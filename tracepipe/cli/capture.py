@@ -51,8 +51,7 @@ def capture(
     pid: Pids = None,
     options: CaptureOptions,
     then_open: Annotated[
-        bool,
-        Option("Convert the recording when it ends, and open it in the Perfetto UI.", flags=("--open",)),
+        bool, Option("Convert the recording when it ends, and open it in the Perfetto UI.", flags=("--open",))
     ] = False,
     local: Annotated[bool, local_option("With --open: use")] = False,
 ) -> None:

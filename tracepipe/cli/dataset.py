@@ -15,14 +15,7 @@ from tracepipe.api.dataset import QueryOptions, build_dataset
 from tracepipe.api.dataset import query as run_query
 from tracepipe.api.options import ReadOptions
 from tracepipe.api.reports import JOB_TOP, make_of_job
-from tracepipe.cli.options import (
-    TO_STANDARD,
-    Force,
-    Misuse,
-    json_option,
-    output_option,
-    with_options,
-)
+from tracepipe.cli.options import TO_STANDARD, Force, Misuse, json_option, output_option, with_options
 from tracepipe.cli.reports import Shown, put_report
 from tracepipe.errors import InputError, QueryError
 from tracepipe.options import STANDARD, Option

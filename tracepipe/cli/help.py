@@ -39,10 +39,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "tracepipe capture --layers none --gpu kernels -o run.jsonl.zst -- ./app",
         "sudo tracepipe capture --pid 4242 --duration 10s",
     ),
-    "live": (
-        "sudo tracepipe live -- ./app",
-        "sudo tracepipe capture -o - -- ./app | tracepipe live -",
-    ),
+    "live": ("sudo tracepipe live -- ./app", "sudo tracepipe capture -o - -- ./app | tracepipe live -"),
     "convert": (
         "tracepipe convert run.jsonl",
         "tracepipe convert run.jsonl -o run.json",

@@ -14,17 +14,9 @@ from typing import Annotated
 import typer
 
 from tracepipe.api.capture import CaptureOptions, request_of
-from tracepipe.api.record import OutputNames, live_totals, record, title_of, watch, watch_recording
+from tracepipe.api.record import OutputNames, title_of, watch, watch_recording
 from tracepipe.cli.capture import Pids, check_source
-from tracepipe.cli.options import (
-    COMMAND_LAST,
-    Changed,
-    Force,
-    Misuse,
-    as_misuse,
-    output_option,
-    with_options,
-)
+from tracepipe.cli.options import COMMAND_LAST, Changed, Force, Misuse, as_misuse, output_option, with_options
 from tracepipe.options import SECONDS, STANDARD, TIME, Option, about
 from tracepipe.terminal.live_table import SORTS
 from tracepipe.terminal.live_view import live_view
@@ -91,13 +83,9 @@ def live(
         request = request_of(command or [], tuple(pid or ()), options, has_gpus=False)
         with about("output"):
             output = OutputNames(request).recording(output) if output else ""
-    totals = live_totals()
     stream = sys.stderr if request.command else sys.stdout  # the command's output stays unchanged
-    with view(totals, stream, " ".join(request.command) or title_of(request)):
-        if output:
-            summary = record(request, output, force=force, notify=say, watchers=[totals])
-        else:
-            summary = watch(request, totals, notify=say)
+    title = " ".join(request.command) or title_of(request)
+    summary = watch(request, output, lambda totals: view(totals, stream, title), force=force, notify=say)
     summary.check()
     if summary.exit_code:
         raise typer.Exit(summary.exit_code)

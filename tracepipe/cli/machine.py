@@ -11,14 +11,18 @@ import typer
 
 from tracepipe.api.capture import CaptureOptions, complete_sets, request_of
 from tracepipe.api.machine import (
+    INCLUDE,
+    LibrarySearch,
+    can_capture,
+    diagnosis_lines,
     examine,
-    include_folder,
     is_by_default,
     list_functions,
     list_kernels,
     list_sets,
     try_hooks,
 )
+from tracepipe.api.machine import as_json as findings_json
 from tracepipe.cli.capture import Pids, check_source
 from tracepipe.cli.options import COMMAND_LAST, Changed, as_misuse, json_option, with_options
 from tracepipe.errors import CaptureUnavailable, TracepipeError
@@ -35,7 +39,7 @@ app.add_typer(hooks)
 @app.command()
 def include() -> None:
     """Print the folder."""
-    put(str(include_folder()))
+    put(str(INCLUDE))
 
 
 @app.command()
@@ -43,16 +47,16 @@ def include() -> None:
 def doctor(*, as_json: Annotated[bool, json_option("the findings")] = False) -> None:
     """Print what works on this machine."""
     with status(sys.stderr) as notify:
-        findings = examine(notify)
+        found = examine(notify=notify)
     if as_json:
-        put_json(findings.as_json())
+        put_json(findings_json(found))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         colours = has_colours(sys.stdout)
         plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for line in findings.lines(width=width, colours=colours, ascii_only=plain):
+        for line in diagnosis_lines(found, width=width, colours=colours, ascii_only=plain):
             put(line, colours=colours)
-    if not findings.can_capture:
+    if not can_capture(found):
         raise typer.Exit(CaptureUnavailable.exit_code)
 
 
@@ -82,12 +86,13 @@ def list_command(
     if kernels:
         _list_kernels(pattern, kernels)
         return
+    libraries = LibrarySearch(given=tuple(options.libraries))
     if not pattern:
-        for row in list_sets(options.libraries, say):
+        for row in list_sets(libraries, say):
             found = f"{row.function_count} here" if row.function_count else f"none here: {row.reason}"
             put(f"{row.name:<16} {row.about} ({found})")
         return
-    listing = list_functions(pattern, options.libraries)
+    listing = list_functions(pattern, libraries)
     width = max((len(row.spec) for row in listing.rows), default=0)
     for function in listing.rows:
         sets = f"in {', '.join(function.sets)}" if function.sets else "in no set"
@@ -141,8 +146,7 @@ def test_command(
     hook: Annotated[
         list[str],
         typer.Argument(
-            help="Hooks in any form that --hook accepts, then -- and the command.",
-            metavar="HOOK… -- COMMAND",
+            help="Hooks in any form that --hook accepts, then -- and the command.", metavar="HOOK… -- COMMAND"
         ),
     ],
     pid: Pids = None,

@@ -40,8 +40,7 @@ class Shown:
 
     as_json: Annotated[bool, json_option("the tables", ", with units in the names of the keys")] = False
     full_names: Annotated[
-        bool,
-        Option("Print names in full; lines may become longer than the terminal is wide.", panel=OUTPUT),
+        bool, Option("Print names in full; lines may become longer than the terminal is wide.", panel=OUTPUT)
     ] = False
 
 

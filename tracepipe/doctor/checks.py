@@ -13,12 +13,7 @@ from tracepipe.tracer.gpu.build.driver import Driver, Version
 from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Toolchain
 from tracepipe.tracer.gpu.engines.counters import ADMIN_ONLY_HINT
 from tracepipe.tracer.machine.facts import CAPABILITIES, Machine
-from tracepipe.tracer.machine.refusals import (
-    SUDO,
-    Operation,
-    check_file_systems,
-    explain,
-)
+from tracepipe.tracer.machine.refusals import SUDO, Operation, check_file_systems, explain
 from tracepipe.units import counted
 
 State = Literal["works", "limited", "fails", "absent"]
