@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Int32s, TraceColumns, grown
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, TraceColumns, grown
 from tracepipe.event.nesting import NO_ROW, Early, Nesting, Outcomes, ShapeRow, WarpStarts
 from tracepipe.event.ops import Op, OpColumns
 from tracepipe.native import library
@@ -92,6 +92,14 @@ class NativeNesting:
         values = (row, name, 0 if has_dur else -1, ord(phase), takes_flow, has_launch)
         for column, value in zip(self._shapes.values(), values, strict=True):
             column[number] = value
+
+    def set_shapes(self, row: Int32s, name: Int32s, phase: Bytes, has_dur: Bools) -> None:
+        """As `Nesting` has it."""
+        values = (row, name, np.where(has_dur, 0, -1), phase, 0, 0)
+        self._shapes = {
+            key: np.ascontiguousarray(np.broadcast_to(value, len(row)), kind)
+            for (key, kind), value in zip(_SHAPE_KINDS.items(), values, strict=True)
+        }
 
     def forget_shapes(self) -> None:
         """Do nothing: a new shape replaces the one that had its number."""

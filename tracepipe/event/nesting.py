@@ -311,6 +311,14 @@ class Nesting:
         """Set how the events of a shape nest."""
         self._shapes[number] = shape
 
+    def set_shapes(self, row: Int32s, name: Int32s, phase: Bytes, has_dur: Bools) -> None:
+        """Set how the events of all shapes nest, by the number of a shape; none may be a cause of others."""
+        columns = zip(row.tolist(), name.tolist(), phase.tolist(), has_dur.tolist(), strict=True)
+        self._shapes = {
+            number: ShapeRow(on, of, chr(code), has_dur=has)
+            for number, (on, of, code, has) in enumerate(columns)
+        }
+
     def forget_shapes(self) -> None:
         """Forget all shapes: they have new numbers now."""
         self._shapes.clear()

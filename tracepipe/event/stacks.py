@@ -6,6 +6,7 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -85,6 +86,22 @@ class Stacks:
         if self._keep(frames, line, omitted):
             self._numbers[record["id"]] = len(self) - 1
         return True
+
+    def restore(
+        self, frames: list[Frame], is_library: list[bool], stack: Int32s, frame: Int32s, omitted: list[int]
+    ) -> None:
+        """Add the frames and stacks of another table, which is empty so far: `stack` and `frame` have a row for
+        each frame of a stack, innermost first.
+        """
+        self.frames, self.is_library = frames, is_library
+        self._omitted.extend(omitted)
+        self._places.frombytes(frame.astype(np.int32).tobytes())
+        ends = np.cumsum(np.bincount(stack, minlength=len(omitted)))[: len(omitted)].astype(np.int64)
+        self._ends.frombytes(ends.tobytes())
+        for start, end in pairwise([0, *ends.tolist()]):
+            numbers = self._places[start:end]
+            innermost = numbers[0] if numbers else NONE
+            self._own.append(next((number for number in numbers if not is_library[number]), innermost))
 
     def take(self, other: Stacks, number: int) -> int:
         """Add a stack of another recording and return its number here, NONE where there is no room for it."""

@@ -1,0 +1,1 @@
+"""A recording as tables: it is read once, and asked many times."""

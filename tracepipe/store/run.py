@@ -1,0 +1,309 @@
+"""A recording as the reports use it: the columns of its layers, its shapes, arguments, warps and facts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
+from tracepipe.event.stacks import Stacks
+from tracepipe.kernel_names import short_kernel_name
+from tracepipe.store.args import ArgsTable
+from tracepipe.store.build import build
+from tracepipe.store.samples import SERIES, GpuSamples
+from tracepipe.store.schema import SPANS
+from tracepipe.store.shapes import ShapeTable
+from tracepipe.store.spans import FROM_DURATION, INSTANT, KINDS, NO_BEGIN, SPAN
+from tracepipe.store.stalls import StallTable
+from tracepipe.store.store import Facts, Store, stacks_of
+from tracepipe.store.warps import WarpTable
+
+if TYPE_CHECKING:
+    from tracepipe.recording.reading import Progress
+
+    Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
+
+__all__ = ["Facts", "Layer", "Run", "load_run"]
+# The columns that are None where no row has a value, and which of `Store.has` says so.
+_OPTIONAL: Final = {
+    "launch": "launch", "stack": "stack", "source_ns": "moved", "end_source_ns": "moved", "bound_ns": "moved",
+}  # fmt: skip
+_OF_THREADS: Final = {"kind": INSTANT, "depth": 0, "lane": 0, "parent": NONE, "end_args": NONE}
+"""The values of all events of single threads of a GPU, which do not nest."""
+
+
+class Layer:
+    """A row for each slice and instant of a layer, sorted by start. Columns have the shape `(rows,)`; they are
+    those of `schema.SPANS`, and are read when they are first used.
+
+    `kind` is an index into `KINDS`. `shape`, `args` and `stack` are numbers of the begin, and `end_args` of
+    the end, NONE without a value. `parent` is the row of the innermost slice around it in this layer, or
+    NONE. `launch`, `stack`, `source_ns`, `end_source_ns`, `bound_ns` and `index` are None where no row has a
+    value.
+    """
+
+    start_ns: Int64s
+    end_ns: Int64s
+    kind: Bytes
+    depth: Int32s
+    parent: Int32s
+    top: Int32s
+    lane: Bytes
+    shape: Int32s
+    args: Int32s
+    end_args: Int32s
+    launch: Int64s | None
+    bound_ns: Int64s | None
+    source_ns: Int64s | None
+    end_source_ns: Int64s | None
+    stack: Int32s | None
+
+    def __init__(self, store: Store, table: str) -> None:
+        self._store, self._table = store, table
+        self._count = store.count(table)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in SPANS or name == "id":
+            raise AttributeError(name)
+        if name in _OPTIONAL and not self._store.has(self._table, _OPTIONAL[name]):
+            column = None
+        elif self._table == "gpu_thread" and name in _OF_THREADS:
+            column = np.broadcast_to(SPAN_KINDS[name](_OF_THREADS[name]), self._count)
+        elif self._table == "gpu_thread" and name == "end_ns":
+            column = self.start_ns
+        elif self._table == "gpu_thread" and name not in ("start_ns", "shape", "args", "launch", "source_ns", "bound_ns"):
+            column = None
+        else:
+            column = self._store.by_id(self._table, (name,))[name]
+        setattr(self, name, column)
+        return column
+
+    @cached_property
+    def index(self) -> Int32s | None:
+        """The index of a block and that of a thread in it, x, y and z each, for events of single threads of a
+        GPU. Shape `(rows, 6)`.
+        """
+        if not self._store.has(self._table, "index"):
+            return None
+        names = [f"{what}_{axis}" for what in ("block", "thread") for axis in "xyz"]
+        found = self._store.by_id(self._table, names)
+        return np.stack([found[name] for name in names], axis=1)
+
+    @cached_property
+    def has_length(self) -> Bools:
+        """Flags the rows whose length is known."""
+        known: Bools = (self.kind == SPAN) | (self.kind == FROM_DURATION)
+        return known
+
+    @property
+    def is_call(self) -> Bools:
+        """Flags all rows except ends without a begin."""
+        calls: Bools = self.kind != NO_BEGIN
+        return calls
+
+    @property
+    def is_outermost(self) -> Bools:
+        """Flags the slices that are inside no other: their lengths can be summed."""
+        outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
+        return outermost
+
+    def lengths_ns(self, rows: Ints | Bools) -> Int64s:
+        """The known lengths of some rows, which are flags or row numbers. Shape `(known,)`."""
+        some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
+        lengths_ns: Int64s = self.end_ns[some] - self.start_ns[some]
+        return lengths_ns
+
+
+SPAN_KINDS: Final = {
+    "kind": np.uint8, "lane": np.uint8, "depth": np.int32, "parent": np.int32, "end_args": np.int32,
+}  # fmt: skip
+
+
+class Run:
+    """A recording in a store. `layer` has the columns of a layer, `values` a few values of some rows, and
+    `store` answers questions about the tables of `schema.TABLES`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.facts: Facts = store.facts()
+        self.shapes = ShapeTable(store)
+        self.args = ArgsTable(store.folder, store.fact("args_count"))
+        self.warp_table = WarpTable(store)
+        self._layers: dict[str, Layer] = {}
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """The stacks of Python that were recorded."""
+        return stacks_of(self.store)
+
+    @cached_property
+    def stall_table(self) -> StallTable:
+        """The sums of stall samples."""
+        return StallTable.of_state(self.store.fact("stalls"))
+
+    @cached_property
+    def gpu_samples(self) -> dict[int, GpuSamples]:
+        """The samples of the counters of each GPU."""
+        found = self.store.columns("select * from gpu_samples")
+        samples = {}
+        for gpu in sorted(set(found["gpu"].tolist())):
+            own = found["gpu"] == gpu
+            values = np.stack([found[name][own] for name in SERIES], axis=1)
+            samples[gpu] = GpuSamples(found["start_ns"][own], found["end_ns"][own], values)
+        return samples
+
+    def layer(self, name: str) -> Layer:
+        """The columns of a layer, which is one of `FRAMES`."""
+        if name not in self._layers:
+            self._layers[name] = Layer(self.store, name)
+        return self._layers[name]
+
+    def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
+        """Flags the rows of a layer whose shapes have a value in a column. Shape `(rows,)`."""
+        number = self.shapes.number_of(column, value)
+        every = np.arange(len(self.shapes), dtype=np.int32)
+        flagged: Bools = (self.shapes.column(column, every) == number)[layer.shape]
+        return flagged
+
+    def used_shapes(self, name: str) -> Bools:
+        """Flags the shapes that rows of a layer have. Shape `(shapes,)`."""
+        used = np.zeros(len(self.shapes), np.bool_)
+        used[self.layer(name).shape] = True
+        return used
+
+    def values(self, name: str, rows: Ints | slice, *columns: str) -> dict[str, list[Any]]:
+        """A few columns of some rows of a layer as lists, None where a value is not known: those of `Shape`
+        (`name`, `pid`, …), start_ns, end_ns, dur_ns (None for instants and calls without an end), kind (one of
+        `KINDS`), depth, lane, parent, launch, bound_ns, size_bytes, address, result (of the end, else of the
+        begin), args and end_args (JSON text), kernel (the longest name that the recording has for a kernel),
+        stack, python (the user's line), thread (of a GPU).
+        """
+        layer, found = self.layer(name), {}
+        for column in columns:
+            found[column] = self._values(layer, rows, column)
+        return found
+
+    def _values(self, layer: Layer, rows: Ints | slice, name: str) -> list[Any]:
+        shape = layer.shape[rows]
+        if name in ("start_ns", "end_ns", "depth", "lane"):
+            return _list(getattr(layer, name)[rows])
+        if name == "kind":
+            return [KINDS[kind] for kind in layer.kind[rows].tolist()]
+        if name == "dur_ns":
+            return _known(layer.end_ns[rows] - layer.start_ns[rows], layer.has_length[rows])
+        if name in ("parent", "stack"):
+            column = getattr(layer, name)
+            return [None] * len(shape) if column is None else _known(column[rows], column[rows] != NONE)
+        if name == "launch":
+            launch = np.zeros(len(shape), np.int64) if layer.launch is None else layer.launch[rows]
+            return _known(launch.view(np.uint64), self.shapes.has_launch(shape))
+        if name == "bound_ns":
+            if layer.bound_ns is None or layer.source_ns is None:
+                return [None] * len(shape)
+            # A time that was recorded on the trace's clock has no error from an alignment.
+            return _known(layer.bound_ns[rows], layer.source_ns[rows] != NONE)
+        if name in ("size_bytes", "result"):
+            of = self.args.size_bytes if name == "size_bytes" else self.args.result
+            return _known(*of(layer.args[rows], layer.end_args[rows]))
+        if name == "address":
+            return self.args.addresses(layer.args[rows], layer.end_args[rows])
+        if name in ("args", "end_args"):
+            source_ns = layer.source_ns if name == "args" else layer.end_source_ns
+            texts = self.args.jsons(getattr(layer, name)[rows])
+            return texts if source_ns is None else list(map(_with_source, texts, source_ns[rows].tolist()))
+        if name == "python":
+            if layer.stack is None:
+                return [None] * len(shape)
+            frames = self.stacks.frames
+            return [None if at == NONE else str(frames[at]) for at in self.stacks.own(layer.stack[rows]).tolist()]
+        if name == "kernel":
+            shorts, wholes = self.shapes.values("name", shape), self.shapes.values("kernel", shape)
+            of_args = self.args.texts_of("function", layer.args[rows])
+            return [
+                one if one is not None and short_kernel_name(one) == short else recorded or short
+                for short, recorded, one in zip(shorts, wholes, of_args, strict=True)
+            ]
+        if name == "thread" or (name == "block" and layer.index is not None):
+            if layer.index is None:
+                return [None] * len(shape)
+            index = layer.index[rows][:, 3:] if name == "thread" else layer.index[rows][:, :3]
+            return _known(index, index[:, 0] != NONE)
+        if name in ("grid", "block"):
+            known = self.shapes.values(name, shape)
+            if None not in known:
+                return known
+            of_args_3 = self.args.sizes(name, layer.args[rows])
+            return [one or other for one, other in zip(known, of_args_3, strict=True)]
+        return self.shapes.values(name, shape)
+
+    def thread_name(self, pid: int | None, tid: int | None) -> str | None:
+        """The last name of a thread."""
+        return self.shapes.thread_name(pid, tid)
+
+    def process_name(self, pid: int | None) -> str:
+        """The last name of the process's main thread, else the command that was recorded."""
+        if pid is None:
+            return "process (pid not recorded)"
+        command = self.facts.header.get("command")
+        recorded = PurePath(command[0]).name if command else "process"
+        # Formats without thread ids only name the process.
+        given = self.shapes.given_name(pid, None)
+        return given or self.thread_name(pid, pid) or self.thread_name(pid, None) or recorded
+
+
+def _list(values: Any) -> list[Any]:
+    found: list[Any] = values.tolist()
+    return found
+
+
+def _known(values: Any, known: Any) -> list[Any]:
+    """Values with None where they are not known."""
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
+
+
+def _with_source(text: str | None, source_ns: int) -> str | None:
+    """Arguments as JSON text, with the time of their event on its own clock as `source_ns`."""
+    if source_ns == NONE:
+        return text
+    if text is None:
+        return f'{{"source_ns":{source_ns}}}'
+    if '"source_ns"' in text:
+        import orjson
+
+        return orjson.dumps(orjson.loads(text) | {"source_ns": source_ns}).decode()
+    return f'{text[:-1]},"source_ns":{source_ns}}}'
+
+
+def load_run(
+    path: str,
+    source_format: str = "",
+    strict: bool = False,
+    assumed: Mapping[str, int | str] | None = None,
+    progress: Progress | None = None,
+    undated: str = "skip",
+) -> Run:
+    """Read a recording of any input format into tables.
+
+    `assumed` and `undated` are as in `open_recording`. Raises InputError (with `strict`, on the first bad
+    line), FormatError, ClockError, OutputError and LibraryMissing.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tracepipe-"))
+    try:
+        build(folder, path, source_format, strict, assumed, progress, undated)
+        run = Run(Store(folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run

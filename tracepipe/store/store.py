@@ -1,0 +1,125 @@
+"""The tables of a recording, opened to be asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tracepipe.event.columns import NONE
+from tracepipe.event.model import Header, Problem, Record
+from tracepipe.event.outcomes import Outcomes
+from tracepipe.recording.account import Account
+from tracepipe.store.tables import FILE, connect
+
+# What DuckDB may use for questions. It takes some 70 MB more, which it does not count.
+_MEMORY_MB = 1_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts(Account):
+    """A recording without its events: what it is, and what it lacks. Times are on the trace clock."""
+
+    header: Header
+    trace_clock: str
+    footer: Record | None = None
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+class Store:
+    """The tables of `schema.TABLES` in a folder, as `build` makes them. They are not changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._con = connect(folder / FILE, read_only=True, memory_mb=_MEMORY_MB)
+        self._facts = dict(self.rows("select name, value from facts"))
+
+    def close(self) -> None:
+        """Close the tables."""
+        self._con.close()
+
+    def fact(self, name: str) -> Any:
+        """A fact about the recording, as JSON has it."""
+        return json.loads(self._facts[name])
+
+    def facts(self) -> Facts:
+        """All facts."""
+        values: dict[str, Any] = {
+            field.name: self.fact(field.name) for field in fields(Facts) if field.name in self._facts
+        }
+        values["counts"], values["losses"] = Counter(values["counts"]), Counter(values["losses"])
+        values["problems"] = [Problem(**problem) for problem in values["problems"]]
+        values["outcomes"] = Outcomes(**values["outcomes"])
+        return Facts(**values)
+
+    def rows(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """The rows of an answer."""
+        found: list[tuple[Any, ...]] = self._con.execute(sql, given).fetchall()
+        return found
+
+    def columns(self, sql: str, **tables: dict[str, Any]) -> dict[str, Any]:
+        """The columns of an answer as numpy arrays. `tables` are tables of numpy columns, which the question may
+        name. Numbers must not be null.
+        """
+        for name, table in tables.items():
+            self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})
+        try:
+            found: dict[str, Any] = self._con.execute(sql).fetchnumpy()
+            return found
+        finally:
+            for name in tables:
+                self._con.unregister(name)
+
+    def column(self, table: str, name: str) -> Any:
+        """A column of a table in the order of its rows; of spans, in the order of their ids."""
+        found = self.columns(f'select "{name}" from "{table}"')[name]
+        return found
+
+    def relation(self, sql: str) -> Any:
+        """An answer as a relation of DuckDB: `.df()`, `.pl()`, `.arrow()`, `.fetchnumpy()`, `.filter(…)`."""
+        return self._con.sql(sql)
+
+    def count(self, table: str) -> int:
+        """The number of rows of a table."""
+        return int(self.rows(f'select count(*) from "{table}"')[0][0])
+
+    def has(self, table: str, column: str) -> bool:
+        """Whether any row of a table has a value in a column."""
+        return column in self.fact("has").get(table, ())
+
+    def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns of a table of spans in the order of their ids, which count from 0."""
+        names = ", ".join(dict.fromkeys(("id", *columns)))
+        found = self.columns(f'select {names} from "{table}"')
+        place = found["id"]
+        if len(place) and bool((place[1:] < place[:-1]).any()):
+            for name in columns:
+                values = np.empty_like(found[name])
+                values[place] = found[name]
+                found[name] = values
+        return found
+
+
+def stacks_of(store: Store) -> Any:
+    """The stacks of a recording."""
+    from tracepipe.event.stacks import Frame, Stacks
+
+    frames = store.rows("select function, file, line, is_library from frames")
+    of = store.columns("select stack, depth, frame from stack_frames")
+    stacks = Stacks()
+    stacks.restore(
+        [Frame(*frame) for *frame, _ in frames], [bool(one) for *_, one in frames],
+        of["stack"], of["frame"], store.fact("omitted"),
+    )  # fmt: skip
+    return stacks
+
+
+def no_value(values: Any) -> Any:
+    """Values with None where they are NONE."""
+    return [None if value == NONE else value for value in values.tolist()]
