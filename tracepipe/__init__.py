@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracepipe.api.options import ConvertOptions, RankOptions, ReadOptions
     from tracepipe.event.model import Problem
     from tracepipe.recording.account import Account
-    from tracepipe.reports.frames.run import Run
+    from tracepipe.store.run import Run
     from tracepipe.tracer.summary import CaptureSummary
 
 __version__ = "0.1.0"
@@ -77,7 +77,7 @@ _PLACES = {
     "Problem": "tracepipe.event.model",
     "RankOptions": "tracepipe.api.options",
     "ReadOptions": "tracepipe.api.options",
-    "Run": "tracepipe.reports.frames.run",
+    "Run": "tracepipe.store.run",
     "Warp": "tracepipe.api.event",
     "WarpExit": "tracepipe.api.event",
     "WarpRange": "tracepipe.api.event",

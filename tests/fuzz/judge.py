@@ -34,8 +34,8 @@ from tracepipe.recording.files import open_input
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.report import FileOutput
+from tracepipe.store.run import Run, load_run
 
 FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")
 DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}

@@ -10,7 +10,7 @@ import pytest
 from tests.golden.both import converted
 from tests.golden.cases import FIXTURES, Case, with_sample
 from tests.support.trace_processor import RealTraceProcessor
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 # The row of a GPU repeats what its streams have.
 _SLICES = "select name, ts, dur from slice where coalesce(category, '') != 'summary'"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.cases import FIXTURES, Case
 from tracepipe.reports import summary
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 pytestmark = pytest.mark.usefixtures("core")
 

@@ -17,7 +17,7 @@ from tests.golden.cases import FIXTURES, Case
 from tracepipe.converters import CONVERTERS
 from tracepipe.recording.account import Account
 from tracepipe.recording.convert import Conversion, ConversionOptions
-from tracepipe.reports.frames.run import Run, load_run
+from tracepipe.store.run import Run, load_run
 
 START_NS = 5_000_000_000
 LAYERS = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer")

@@ -28,8 +28,8 @@ print(measured(sys.argv[1:]), file=sys.stderr)
 """
 # A report of each line in a child, which has the libraries: to load them anew takes longer than most reports.
 _EACH = """
-import numpy, polars
-from tracepipe.reports.frames import run
+import numpy
+from tracepipe.store import run
 
 said = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

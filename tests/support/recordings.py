@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracepipe.reports.frames.run import Run
+    from tracepipe.store.run import Run
 
 GPU_CLOCK = "globaltimer:0"
 HEADER: dict[str, Any] = {
@@ -37,7 +37,7 @@ def span(start_ns: int, end_ns: int, name: str, layer: str = "userspace", **fiel
 
 def loader(folder: Path) -> Load:
     """Loads records, or text lines, from a file with a header."""
-    from tracepipe.reports.frames.run import load_run
+    from tracepipe.store.run import load_run
 
     def load(*records: dict[str, Any] | str, **options: Any) -> Run:
         return load_run(str(write(folder / "run.jsonl", *records)), **options)

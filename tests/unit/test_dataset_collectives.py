@@ -10,7 +10,7 @@ import numpy as np
 
 from tracepipe.dataset.collectives import UNKNOWN, Collectives, collectives_of
 from tracepipe.dataset.steps import gpu_times, steps_of
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 _HEADER = {"type": "header", "schema": "tracepipe/1", "clock": "monotonic", "clocks": ["monotonic"]}
 _REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

@@ -10,7 +10,7 @@ import pytest
 from tests.support.recordings import loader, span, write
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.reports.diff import Options, run
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 
 @pytest.mark.parametrize(

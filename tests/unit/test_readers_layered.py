@@ -17,7 +17,7 @@ from tracepipe.event.checks import first_fault
 from tracepipe.event.model import TIME_LIMIT_NS, Problem, Record
 from tracepipe.readers import READERS, bpftrace_records, layered, naming_others, recognise, recording
 from tracepipe.reports import memory, summary
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 GOOD = b'{"ts":1.0,"type":"userspace","name":"cuInit","phase":"B"}'

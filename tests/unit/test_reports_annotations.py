@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.recordings import Load, event, loader, span, write
 from tracepipe.reports.annotations import Options, run
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 SAMPLE = Path(__file__).parents[2] / "fixtures" / "python-stacks" / "input.jsonl"
 

@@ -16,8 +16,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.reports import diff
 from tracepipe.reports.diff import Options
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.frames.samples import Gathering
+from tracepipe.store.run import Run, load_run
 
 Records = Sequence[dict[str, Any]]
 Compare = Callable[..., Any]

@@ -18,7 +18,7 @@ from tracepipe.present.writing.table_formats import FORMATS, write_table
 from tracepipe.recording.outputs import replacing_folder
 from tracepipe.reports import export
 from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 ROOT = Path(__file__).parents[2]
 WARPS = {

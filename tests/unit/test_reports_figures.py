@@ -23,7 +23,7 @@ from tracepipe.present.figures.picture import inline_svg, write_picture, write_p
 from tracepipe.reports import plot
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import figure, matplotlib
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, Load, event, loader, span, write
-from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.gaps import Options, run
+from tracepipe.store.run import load_run
 
 LAUNCH, SYNCHRONISE = "cuLaunchKernel", "cuCtxSynchronize"
 

@@ -14,8 +14,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged, nearest_of, nearest_of_some
-from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.layers import Options, run
+from tracepipe.store.run import load_run
 
 SAMPLE = Path(__file__).parents[2] / "fixtures" / "layered-launch" / "input.jsonl"
 

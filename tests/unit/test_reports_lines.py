@@ -12,8 +12,8 @@ import pytest
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.reports import REPORTS
 from tracepipe.reports.frames.layer_tables import TABLES
-from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.lines import Options, run
+from tracepipe.store.run import load_run
 
 SAMPLE = Path(__file__).parents[2] / "fixtures" / "python-stacks" / "input.jsonl"
 TRAIN, TORCH = "/home/ann/train.py", "/usr/lib/python3/dist-packages/torch/nn/linear.py"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.recordings import HEADER, Load, event, loader, span
 from tracepipe.present.writing.rendering import report_lines
-from tracepipe.reports.frames.run import load_run
 from tracepipe.reports.memory import Options, run
+from tracepipe.store.run import load_run
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from tests.support.recordings import HEADER, PAIR, event, loader, span
 from tracepipe.printable import printable
 from tracepipe.reports import REPORTS, plot
-from tracepipe.reports.frames.run import Run, load_run
 from tracepipe.reports.report import Result
+from tracepipe.store.run import Run, load_run
 
 ROOT = Path(__file__).parents[2]
 NAMING = ("href", "src", "xlink:href", "action", "data")

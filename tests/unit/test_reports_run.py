@@ -12,9 +12,10 @@ import pytest
 from tests.golden.cases import Case, cases, with_sample
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader
 from tracepipe.errors import InputError, LibraryMissing
+from tracepipe.event.columns import NONE
 from tracepipe.kernel_names import without_namespaces
 from tracepipe.reports.frames.libraries import Library
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 
 @pytest.fixture
@@ -23,7 +24,8 @@ def load(tmp_path: Path) -> Load:
 
 
 def rows(frame: Any, *columns: str) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in frame.select(columns).rows()]
+    names = ", ".join(f'"{name}"' for name in columns)
+    return list(frame.select(names).fetchall())
 
 
 def test_begins_and_ends_become_spans_that_nest(load: Load) -> None:
@@ -35,7 +37,7 @@ def test_begins_and_ends_become_spans_that_nest(load: Load) -> None:
         event("E", 1_300, "cudaMalloc", args={"result": 2}),
         event("X", 1_400, "cuCtxSynchronize", dur_ns=50, launch=(1 << 64) - 1),
     )
-    assert rows(run.calls, "name", "start_ns", "end_ns", "dur_ns", "kind", "depth", "parent") == [
+    assert rows(run.calls, "name", "start_ns", "end_ns", "dur_ns", "kind", "depth", "parent_row") == [
         ("cudaMalloc", 1_100, 1_300, 200, "span", 0, None),
         ("cuMemAlloc_v2", 1_200, 1_250, 50, "span", 1, 0),
         ("mark", 1_260, 1_260, None, "instant", 1, 0),
@@ -83,10 +85,11 @@ def test_calls_of_a_scheduler_nest_among_those_of_the_driver(load: Load) -> None
         event("E", 1_200, "nvidia_ioctl", "kernel"),
         event("X", 1_300, "running", "scheduler", dur_ns=7),
     )
-    assert rows(run.driver, "layer", "name", "depth", "parent", "lane") == [
-        ("kernel", "nvidia_ioctl", 0, None, 0),
-        ("scheduler", "nv_schedule_work", 1, 0, 1),
+    assert rows(run.driver, "layer", "name", "depth", "parent_row") == [
+        ("kernel", "nvidia_ioctl", 0, None),
+        ("scheduler", "nv_schedule_work", 1, 0),
     ]
+    assert run.layer("kernel").lane.tolist() == [0, 1]
     assert rows(run.scheduler, "name", "dur_ns") == [("running", 7)]
 
 
@@ -98,7 +101,7 @@ def test_calls_that_are_known_by_their_ends_alone_nest(load: Load) -> None:
         event("E", 1_200, "outer", dur_ns=100),
         event("X", 1_190, "overlaps the outer", dur_ns=20),
     )
-    assert rows(run.calls, "name", "depth", "parent") == [
+    assert rows(run.calls, "name", "depth", "parent_row") == [
         ("outer", 0, None),
         ("inner", 1, 0),
         ("around the last", 1, 0),
@@ -114,7 +117,8 @@ def test_copies_on_a_stream_have_no_parent_in_another_frame(load: Load) -> None:
         event("X", 1_120, "HtoD", "transfer", dur_ns=10, args={"size": 4096}, **on_gpu),
         event("X", 1_500, "HtoD", "transfer", dur_ns=20, args={"size": 1}),
     )
-    assert rows(run.transfers, "gpu", "size_bytes", "parent") == [(0, 4096, None), (None, 1, None)]
+    assert rows(run.transfers, "gpu", "size_bytes") == [(0, 4096), (None, 1)]
+    assert run.layer("transfer").parent.tolist() == [NONE, NONE]
     assert rows(run.kernels, "name", "stream", "dur_ns") == [("k", 7, 100)]
 
 
@@ -127,7 +131,10 @@ def test_warps_are_rows_on_the_trace_clock(load: Load) -> None:
         "exit_mask": [0xFFFF, 0xFF, 0xFFFFFF00],
     }  # fmt: skip
     run = load(PAIR, batch)
-    assert rows(run.warps, "warp", "block_index", "warp_in_block", "sm", "slot", "exits", "entry_mask") == [
+    places = rows(
+        run.warps, "warp", "block_index", "warp_in_block", "sm", "slot", "exit_count", "entry_mask"
+    )
+    assert places == [
         (3, 1, 1, 4, 0, 1, 0xFFFF),
         (0, 0, 0, 5, 1, 2, 0xFFFFFFFF),
         (1, 0, 1, 6, 2, 0, 0xFFFFFFFF),
@@ -137,10 +144,8 @@ def test_warps_are_rows_on_the_trace_clock(load: Load) -> None:
         (2_110, 2_150, 2_160, 500),
         (2_120, None, None, 0),
     ]
-    assert rows(run.warps, "name", "launch", "gpu", "stream", "pid", "warps_per_block")[0] == (
-        "k", 9, 0, 3, 1, 2,
-    )  # fmt: skip
-    assert rows(run.exits, "warp_row", "exit_ns", "mask") == [
+    assert rows(run.warps, "name", "launch", "gpu", "stream", "pid")[0] == ("k", 9, 0, 3, 1)
+    assert rows(run.exits, "warp_row", "exit_ns", "exit_mask") == [
         (0, 2_130, 0xFFFF),
         (1, 2_160, 0xFF),
         (1, 2_150, 0xFFFFFF00),
@@ -157,7 +162,7 @@ def test_warps_of_several_batches_and_columns_that_one_lacks(load: Load) -> None
         ("a", None, None, 1_105),
         ("b", 3, 0, 1_105),
     ]
-    assert rows(run.exits, "warp_row", "mask") == [(1, 1)]
+    assert rows(run.exits, "warp_row", "exit_mask") == [(1, 1)]
 
 
 def test_losses_and_bad_lines_are_counted(load: Load) -> None:
@@ -245,7 +250,8 @@ def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
     assert (raised.value.exit_code, raised.value.hint) == (3, "pip install polars")
 
 
-_FRAMES = ("calls", "syscalls", "driver", "scheduler", "memory", "transfers", "kernels")
+_LAYERS = ("userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu_kernel")
+_COLUMNS = ("name", "start_ns", "end_ns", "kind", "depth")
 _DRAWN = {"userspace", "syscall", "kernel", "scheduler", "memory", "transfer", "gpu"}
 
 
@@ -257,15 +263,15 @@ def test_the_spans_are_those_that_the_timeline_draws(case: Case) -> None:
     nests = run.facts.outcomes.overlaps == 0
     found = Counter(
         (
-            without_namespaces(name) if frame == "kernels" else name,
+            without_namespaces(name) if frame == "gpu_kernel" else name,
             start_ns,
             None if kind in ("instant", "no_begin") else end_ns - start_ns,
             depth * nests,
         )
-        for frame in _FRAMES
-        for name, start_ns, end_ns, kind, depth in getattr(run, frame)
-        .select("name", "start_ns", "end_ns", "kind", "depth")
-        .iter_rows()
+        for frame in _LAYERS
+        for name, start_ns, end_ns, kind, depth in zip(
+            *run.values(frame, slice(None), *_COLUMNS).values(), strict=True
+        )
     )
     drawn = Counter(
         (one.name, one.ts_ns, None if one.instant else one.dur_ns, one.depth * nests)

@@ -10,7 +10,7 @@ import pytest
 
 from tracepipe.event import warps as event_warps
 from tracepipe.event.model import new_header
-from tracepipe.reports.frames.run import Run, load_run
+from tracepipe.store.run import Run, load_run
 
 pytestmark = pytest.mark.usefixtures("core")
 FULL = (1 << 32) - 1
@@ -49,8 +49,8 @@ def test_batches_of_warps_are_added_at_once_as_each_alone(
     lines = [new_header(clock="monotonic"), *BATCHES[::order]]
     path.write_bytes(b"\n".join(map(orjson.dumps, lines)) + b"\n")
     alone, at_once = (loaded(path, most, monkeypatch) for most in (0, 1 << 10))
-    assert at_once.warps.rows() == alone.warps.rows()
-    assert at_once.exits.rows() == alone.exits.rows()
-    assert at_once.warps.height == 2 * (len(BATCHES) - 3)
+    assert at_once.warps.fetchall() == alone.warps.fetchall()
+    assert at_once.exits.fetchall() == alone.exits.fetchall()
+    assert len(at_once.warps) == 2 * (len(BATCHES) - 3)
     assert at_once.facts == alone.facts
     assert len(at_once.facts.problems) == 2

@@ -14,8 +14,8 @@ from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.drawing import UNICODE, Window, axis, level_line, spans_line
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.timeline import Options, run
+from tracepipe.store.run import Run
 
 
 @pytest.fixture

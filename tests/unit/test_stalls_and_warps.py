@@ -13,7 +13,7 @@ from tests.support.recordings import span, write
 from tests.support.synthetic_warps import SyntheticKernel, write_recording
 from tracepipe.cli import app
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 H200 = {"index": 0, "name": "NVIDIA H200", "sm_count": 132, "compute_capability": "9.0"}
 FULL = "void ns::gemm<float>(float const*, float*)"

@@ -16,8 +16,8 @@ from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import UNCLOSED
+from tracepipe.store.run import Run
+from tracepipe.store.spans import UNCLOSED
 
 DEVICE, MANAGED, HOST, ALL_IN_USE = "device", "managed", "host", "in use"
 _MAKES = {"alloc": DEVICE, "alloc_host": HOST}
@@ -108,7 +108,7 @@ class Allocations:
 
 def allocations(run: Run) -> Allocations:
     """Return all allocations of a recording, sorted by time; from calls where it has no memory events."""
-    names = run.shapes.column("name", np.flatnonzero(run.seen("memory")))
+    names = run.shapes.column("name", np.flatnonzero(run.used_shapes("memory")))
     from_calls = not np.isin(names, [run.shapes.number_of("name", effect) for effect in _EFFECTS]).any()
     following = _Following()
     for event in _events(run, from_calls):
@@ -226,7 +226,7 @@ def _callers(run: Run, of_shape: Ints, rows: Ints, threads: Ints, at_ns: Int64s)
     thread of each shape, `rows` are the calls that allocate or free.
     """
     calls, is_wanted = run.layer("userspace"), np.zeros(int(of_shape.max(initial=-1)) + 1, np.bool_)
-    is_wanted[of_shape[np.flatnonzero(run.seen("memory"))]] = True
+    is_wanted[of_shape[np.flatnonzero(run.used_shapes("memory"))]] = True
     is_wanted[of_shape[calls.shape[rows]]] = True
     tops = np.flatnonzero(is_wanted[of_shape[calls.shape]] & calls.is_outermost & calls.is_call)
     # The time of an event is the return of its call, at which the next call may begin.
@@ -428,11 +428,11 @@ def ends_of(run: Run) -> Int64s:
     is_main = ((pid != NONE) & (pid == shapes.column("tid", every)))[switches.shape]
     ends = distinct(switches.end_args[is_main & (switches.end_args != NONE)]).tolist()
     dead = [number for number in ends if run.args.args(number).get("prev_state") == "dead"]
-    gone: Any = np.flatnonzero(exits & run.seen("syscall"))
+    gone: Any = np.flatnonzero(exits & run.used_shapes("syscall"))
     gone = np.append(gone, switches.shape[is_main & np.isin(switches.end_args, dead)])
     why = str((run.facts.footer or {}).get("ended_by", ""))
     if why.startswith(("exit", "signal")):
-        of_calls = np.flatnonzero(run.seen("userspace") | run.seen("memory"))
+        of_calls = np.flatnonzero(run.used_shapes("userspace") | run.used_shapes("memory"))
         pids = shapes.column("pid", of_calls)
         if len(pids) and bool((pids == pids[0]).all()):
             gone = np.append(gone, of_calls[0])

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Int64s, distinct
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import nearest_of_some
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import parts
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.spans import INSTANT
 
 NO_STACK, AUTOGRAD, NO_CALL = -1, -2, -3
 """Values in place of a stack: the call has none; the call is on a thread of autograd; the call was not

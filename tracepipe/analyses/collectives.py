@@ -16,7 +16,7 @@ from tracepipe.event.columns import Int32s, Int64s
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 # The most collective kernels of each GPU that are analyzed.
 KERNELS_MAX = 1 << 20

@@ -11,8 +11,8 @@ from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
+from tracepipe.store.run import Run
 
 Value = TypeVar("Value")
 # Launches, without cuLaunchHostFunc and similar ones, which run on the host.
@@ -36,7 +36,7 @@ def values_by_names(
     layers have the index of None, 0.
     """
     names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
-    seen = run.seen(layer)
+    seen = run.used_shapes(layer)
     values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)
     used = distinct(names[seen])

@@ -12,9 +12,9 @@ from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal, greatest, sort_within
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts
 from tracepipe.reports.frames.text_order import in_text_order
+from tracepipe.store.run import Run
 
 # The largest count: 32 bits, which is ten digits.
 _COUNT_MOST = (1 << 31) - 1

@@ -16,9 +16,9 @@ from tracepipe.analyses.gpu_shares import Shares, kinds_of, shares_of
 from tracepipe.analyses.gpu_work import COPY, gpu_work
 from tracepipe.analyses.launch_delays import delays_of
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
 # The most ranges that are analyzed: each takes some hundred bytes of memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracepipe.analyses.called_by import AUTOGRAD, BACKWARD, NO_CALL, work_by_stack
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 FRAMES = ("own", "innermost", "all")
 # The number of stacks whose texts are cached.

@@ -11,13 +11,12 @@ from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal
 from tracepipe.reports.frames.kept_rows import KeptRows, kept_rows
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.numbered import Numbered
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import empty, parts
 from tracepipe.reports.frames.text_order import in_text_order
+from tracepipe.store.numbered import Numbered
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.spans import INSTANT, NO_BEGIN
 
 # The suffix that PyTorch's emit_nvtx adds to the name of an operator: `aten::linear, seq = 5, op_id = 12`.
 _MORE = re.compile(r", (seq|op_id|sizes|input_op_ids) ?= ?.*")

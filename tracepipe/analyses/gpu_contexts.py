@@ -15,8 +15,8 @@ from tracepipe.hooks.sets import load_set
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
 
 # Calls that create, end or change a thread's current context, without calls that only query it.
 _CALL = re.compile(

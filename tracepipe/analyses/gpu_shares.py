@@ -11,7 +11,7 @@ from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 COMPUTE, COMMUNICATION, COPIES = range(3)
 """The purposes of work."""

@@ -12,16 +12,15 @@ from tracepipe.event.columns import NONE, Bools, Int32s, Int64s
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, distinct, equal, in_order, numbered
 from tracepipe.reports.frames.intervals import Gaps, gaps_between
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken
+from tracepipe.store.run import Run
 
 GPUS_MAX: Final = 4096
 KERNEL, COPY, WARPS = range(3)
 """The kinds of work."""
 _LAYER_OF: Final = {KERNEL: "gpu_kernel", COPY: "transfer"}
-_OF_CALL: Final = ("name", "pid", "tid", "start_ns", "end_ns")
 _LARGE: Final = 1 << 31
 _KINDS: Final = {
     "gpu": "i8", "what": "u1", "row": "i4", "pid": "i4", "start_ns": "i8", "end_ns": "i8", "launch": "i8",
@@ -73,7 +72,8 @@ class Work:
         """The name of the work at a row."""
         what, row = int(self.what[place]), self.row[place : place + 1]
         if what == WARPS:
-            return str(run.warp_table.frame("name", rows=row)["name"][0])
+            names, known = run.warp_table.column("name", row)
+            return run.warp_table.launches.name(int(names[0])) if known[0] else None
         layer = run.layer(_LAYER_OF[what])
         return run.shapes.texts("name", layer.shape[row])[0]
 
@@ -289,16 +289,6 @@ def idle_of(work: Work, gpu: int, rows: slice) -> Idle:
     start_ns, end_ns = work.start_ns[rows], work.end_ns[rows]
     last = int(np.argmax(end_ns))
     return Idle(gpu, rows, gaps_between(start_ns, end_ns), int(start_ns[0]), int(end_ns[last]), last)
-
-
-def outermost_of(run: Run, rows: pl.Series) -> pl.DataFrame:
-    """The outermost call around each row of calls: name, pid, tid, start_ns, end_ns; null for null."""
-    tops = outermost_rows(run, rows.fill_null(NONE).to_numpy())
-    if not len(run.layer("userspace")):
-        return run.some("userspace", *_OF_CALL).clear(len(rows))
-    return run.rows("userspace", np.maximum(tops, 0), *_OF_CALL).select(
-        pl.when(pl.Series(tops != NONE)).then(pl.all())
-    )
 
 
 def outermost_rows(run: Run, rows: Ints) -> Int64s:

@@ -12,12 +12,11 @@ from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, runs
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.frames.stored import Growing, parts, taken
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.spans import INSTANT, NO_BEGIN
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """The states in addition to `PARTS[1:]`. IN_CALL: in a CUDA call, and in no layer below it. USER: in no

@@ -12,8 +12,8 @@ from tracepipe.event.columns import NONE, Bools, Int64s
 from tracepipe.reports.frames.arrays import Ints, Rows
 from tracepipe.reports.frames.grouping import Grouped, equal
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, made, parts, taken
+from tracepipe.store.run import Run
 
 BETWEEN, FIRST, LAST = range(3)
 """Where a gap is: between work, before the first work, after the last work."""

@@ -9,10 +9,10 @@ from typing import Any
 from tracepipe.event.columns import NONE
 from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.counter_columns import SERIES, is_long
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
+from tracepipe.store.samples import SERIES, is_long
 from tracepipe.units import duration_text
 
 _BYTES_A_GB = 1e9
@@ -66,7 +66,7 @@ def kernel_counters(run: Run, top: int) -> tuple[Table, int]:
         Column("samples", "samples", "count"),
         *_COLUMNS,
     )
-    intervals = sorted({samples.interval_ns for samples in run.counters.gpus.values()})
+    intervals = sorted({samples.interval_ns for samples in run.gpu_samples.values()})
     each = " or ".join(map(duration_text, intervals))
     note = (
         f"Means of the samples (one every {each}) inside launches that are longer than two samples. They "
@@ -86,7 +86,7 @@ def _counted(run: Run, of_shape: Ints, names: int) -> _Counted:
         np.zeros((names, len(SERIES))),
     )
     gpus = run.shapes.column("gpu", layer.shape)
-    for gpu, samples in run.counters.gpus.items():
+    for gpu, samples in run.gpu_samples.items():
         there = (np.where(gpus == NONE, 0, gpus) == gpu) & layer.has_length
         rows = np.flatnonzero(there & is_long(layer.start_ns, layer.end_ns, samples))
         count, sums, known = samples.inside(layer.start_ns[rows], layer.end_ns[rows])

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts, taken
+from tracepipe.store.run import Layer, Run
 
 
 class LaunchCalls:

@@ -8,8 +8,8 @@ from tracepipe.analyses.gpu_work import Work, outermost_rows
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, made, parts
+from tracepipe.store.run import Run
 
 
 class Delays(NamedTuple):

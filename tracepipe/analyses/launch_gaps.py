@@ -21,10 +21,10 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import Grouped, equal, in_order, one_number
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.shapes import NO_SUCH
 from tracepipe.reports.frames.stored import made, taken
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
+from tracepipe.store.shapes import NO_SUCH
 from tracepipe.units import agree, counted
 
 _VARIANT = r"(_v\d+)?(_ptsz|_ptds)?"

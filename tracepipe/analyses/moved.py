@@ -10,10 +10,9 @@ from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.event.vocabulary import MEMORY_IN_USE
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Layer, Run
 
 _ON_GPU = " (GPU)"
 Pieces = dict[str, list[tuple[Layer, Int64s]]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tracepipe.event.columns import Int64s
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
-from tracepipe.reports.frames.spans import FROM_DURATION, SPAN
 from tracepipe.reports.frames.stored import parts
+from tracepipe.store.run import Layer
+from tracepipe.store.spans import FROM_DURATION, SPAN
 
 
 def slowest_calls(layer: Layer, most: int) -> list[int]:

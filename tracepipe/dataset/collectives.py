@@ -18,7 +18,7 @@ from tracepipe.event.columns import Int64s
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 SCHEMA: Final = {
     "row": "Int64", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64", "stream": "Int64",
@@ -79,7 +79,11 @@ def collectives_of(run: Run, compute: dict[int, Stretches], steps: pl.DataFrame)
     of_shape, moves_data = values_by_names(run, "gpu_kernel", communicates)
     layer = run.layer("gpu_kernel")
     rows = np.flatnonzero(np.array(moves_data, np.bool_)[of_shape][layer.shape])
-    frame = run.rows("gpu_kernel", rows, "start_ns", "end_ns", "gpu", "stream", "name")
+    kinds = {
+        name: pl.String if name == "name" else pl.Int64
+        for name in ("start_ns", "end_ns", "gpu", "stream", "name")
+    }
+    frame = pl.DataFrame(run.values("gpu_kernel", rows, *kinds), kinds)
     given = {key: run.args.texts_of(arg, layer.args[rows]) for key, arg in _ARGS.items()}
     operations = _operations(given["operation"], frame["name"].to_list())
     frame = frame.with_columns(

@@ -18,8 +18,8 @@ from tracepipe.analyses.gpu_work import KERNEL, gpu_work
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
+from tracepipe.store.run import Run
 
 _CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")
 _BEGINS, _ENDS = "GroupStart", "GroupEnd"
@@ -105,10 +105,8 @@ class _Requests:
         numbers, layer = np.full(len(rows), -1, np.int64), run.layer("userspace")
         for part in parts(len(rows)):
             some = rows[part]
-            frame = run.part("userspace", some, "name", "tid")
-            calls = zip(
-                frame["name"].to_list(), frame["tid"].to_list(), layer.args[some].tolist(), strict=True
-            )
+            found = run.values("userspace", some, "name", "tid")
+            calls = zip(found["name"], found["tid"], layer.args[some].tolist(), strict=True)
             for at, (name, tid, args) in enumerate(calls, part.start):
                 asked = self._asked(name, tid, run.args.args(args) if args != NONE else {})
                 if asked is not None:

@@ -17,7 +17,7 @@ from tracepipe.recording import remote
 from tracepipe.recording.outputs import writing
 from tracepipe.reports.frames.layer_tables import TABLES
 from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.frames.run import Run, load_run
+from tracepipe.store.run import Run, load_run
 
 RANK: Final = {
     "world_size": "Int64", "clock": "String", "source": "String", "source_format": "String",

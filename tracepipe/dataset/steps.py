@@ -11,7 +11,7 @@ from tracepipe.analyses.gpu_shares import COMMUNICATION, COMPUTE, COPIES, kinds_
 from tracepipe.analyses.gpu_work import Work, gpu_work
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 SCHEMA: Final = {
     "step": "Int64", "name": "String", "start_ns": "Int64", "end_ns": "Int64", "gpu": "Int64",
@@ -90,7 +90,11 @@ def _schema() -> dict[str, Any]:
 def _bounds(run: Run) -> tuple[Any, list[str], Any, Any]:
     """Number, name, start and end of each step, by start: the outermost ranges that are called one."""
     rows = rows_named(run, "annotation", is_step)
-    ranges = run.rows("annotation", rows, "start_ns", "end_ns", "name", "tid", "gpu")
+    kinds = {
+        name: pl.String if name == "name" else pl.Int64
+        for name in ("start_ns", "end_ns", "name", "tid", "gpu")
+    }
+    ranges = pl.DataFrame(run.values("annotation", rows, *kinds), kinds)
     ranges = ranges.filter(pl.col("gpu").is_null(), pl.col("end_ns") > pl.col("start_ns"))
     if ranges.is_empty():
         whole = np.array([run.facts.start_ns]), np.array([run.facts.end_ns])

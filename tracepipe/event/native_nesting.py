@@ -95,7 +95,7 @@ class NativeNesting:
 
     def set_shapes(self, row: Int32s, name: Int32s, phase: Bytes, has_dur: Bools) -> None:
         """As `Nesting` has it."""
-        values = (row, name, np.where(has_dur, 0, -1), phase, 0, 0)
+        values: tuple[Any, ...] = (row, name, np.where(has_dur, 0, -1), phase, 0, 0)
         self._shapes = {
             key: np.ascontiguousarray(np.broadcast_to(value, len(row)), kind)
             for (key, kind), value in zip(_SHAPE_KINDS.items(), values, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tracepipe.errors import TracepipeError
 from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import kernel_title
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 
 _LISTED = 5
 

@@ -68,7 +68,7 @@ class ArgsTable:
     def __init__(self, folder: Path, count: int) -> None:
         self._file = (folder / TEXTS).open("rb")
         self._ends: Int64s = np.memmap(folder / ENDS, np.int64, "r") if count else np.zeros(0, np.int64)
-        self._values: dict[str, dict[int, Any]] = {}
+        self.count = count
 
     def text(self, number: int) -> bytes:
         """The JSON text of arguments."""
@@ -80,7 +80,7 @@ class ArgsTable:
         if number == NONE:
             return {}
         text = self.text(number)
-        return json.loads(text) if _is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
+        return json.loads(text) if is_odd(text) else orjson.loads(text)  # type: ignore[no-any-return]
 
     def json(self, number: int) -> str | None:
         """The text of arguments as `orjson` writes it, or as it was recorded where `orjson` cannot write it;
@@ -89,7 +89,7 @@ class ArgsTable:
         if number == NONE:
             return None
         text = self.text(number)
-        text = text.lstrip() if _is_odd(text) else orjson.dumps(orjson.loads(text))
+        text = text.lstrip() if is_odd(text) else orjson.dumps(orjson.loads(text))
         return None if text == b"{}" else text.decode()
 
     def jsons(self, numbers: Int32s) -> list[str | None]:
@@ -129,7 +129,7 @@ class ArgsTable:
 
     def sizes(self, key: str, numbers: Int32s) -> list[list[int] | None]:
         """The grid or block among arguments, None where there is none."""
-        known = {number: _three(self.args(number).get(key)) for number in distinct(numbers).tolist()}
+        known = {number: self.three(self.args(number).get(key)) for number in distinct(numbers).tolist()}
         return [known[number] for number in numbers.tolist()]
 
     def addresses(self, args: Int32s, end_args: Int32s) -> list[str | None]:
@@ -143,24 +143,23 @@ class ArgsTable:
         address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
         return None if address is None else str(address).encode("utf-8", "replace").decode()
 
+    @staticmethod
+    def three(value: object) -> list[int] | None:
+        """A grid or a block among arguments; None for anything else."""
+        fits = isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value)
+        return value if fits else None  # type: ignore[return-value]
+
     def texts_of(self, key: str, numbers: Int32s) -> list[str | None]:
         """One argument as text, None where it is missing."""
         found: dict[int, str | None] = {}
         for number in distinct(numbers).tolist():
             value = self.args(number).get(key)
             found[number] = (
-                value
-                if value is None or isinstance(value, str)
-                else json.dumps(value, separators=(",", ":"))
+                value if value is None or isinstance(value, str) else json.dumps(value, separators=(",", ":"))
             )
         return [found[number] for number in numbers.tolist()]
 
 
-def _is_odd(text: bytes) -> bool:
+def is_odd(text: bytes) -> bool:
     """Whether arguments contain integers beyond 64 bits: `Tables` puts a blank before their texts."""
     return text.startswith(b" ")
-
-
-def _three(value: object) -> list[int] | None:
-    fits = isinstance(value, list) and len(value) == 3 and all(type(size) is int for size in value)
-    return value if fits else None  # type: ignore[return-value]

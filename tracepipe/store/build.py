@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, SPECIAL, Bools, Int32s, TraceBatch, TraceColumns, distinct
+from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, distinct
 from tracepipe.event.counter_names import GPU_COUNTERS
-from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, STALLS, TIME_LIMIT_NS, Problem, Record
+from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, STALLS, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.native_nesting import new_nesting
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import KEPT_BYTES_MAX, Tables
-from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import PlacedWarps, at_once
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.recording.account import Account
@@ -364,7 +363,7 @@ class _Building:
                     shapes["phase"],
                     shapes["has_dur"],
                 )
-                rows = SpanRows(nesting, kinds, lambda rows, group=group: self._writer.put(group, rows))
+                rows = SpanRows(nesting, kinds, partial(self._writer.put, group))
                 for events in spool.in_order(is_whole):
                     rows.nest(events)
                 rows.finish(end_ns)
@@ -433,7 +432,7 @@ class _Building:
     def _put_facts(
         self,
         account: Account,
-        header: Record,
+        header: Header,
         footer: Record | None,
         trace_clock: str,
         start_ns: int,
@@ -462,7 +461,11 @@ class _Building:
             "facts", [(name, json.dumps(value, default=str)) for name, value in facts.items()]
         )
         self._writer.put_rows(
-            "frames", [(*frame, is_library) for frame, is_library in zip(stacks.frames, stacks.is_library, strict=True)]
+            "frames",
+            [
+                (*frame, is_library)
+                for frame, is_library in zip(stacks.frames, stacks.is_library, strict=True)
+            ],
         )
         places = np.array([*stacks.placed(0, stacks.places)], np.int32).reshape(-1, 3)
         self._writer.put("stack_frames", dict(zip(("stack", "depth", "frame"), places.T, strict=True)))
@@ -471,7 +474,10 @@ class _Building:
         columns: Rows = {name: shapes[name] for name in SHAPES if name != "shape"}
         self._writer.put("shapes", {"shape": np.arange(len(shapes), dtype=np.int32), **columns})
         self._writer.put_texts("texts", self._shapes.texts)
-        given = [(str(pid), None if tid is None else str(tid), name) for (pid, tid), name in self._shapes.given.items()]
+        given = [
+            (str(pid), None if tid is None else str(tid), name)
+            for (pid, tid), name in self._shapes.given.items()
+        ]
         self._writer.put_rows("thread_names", given)
 
 

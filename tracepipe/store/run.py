@@ -15,6 +15,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.stacks import Stacks
 from tracepipe.kernel_names import short_kernel_name
+from tracepipe.store import views
 from tracepipe.store.args import ArgsTable
 from tracepipe.store.build import build
 from tracepipe.store.samples import SERIES, GpuSamples
@@ -35,7 +36,13 @@ __all__ = ["Facts", "Layer", "Run", "load_run"]
 _OPTIONAL: Final = {
     "launch": "launch", "stack": "stack", "source_ns": "moved", "end_source_ns": "moved", "bound_ns": "moved",
 }  # fmt: skip
-_OF_THREADS: Final = {"kind": INSTANT, "depth": 0, "lane": 0, "parent": NONE, "end_args": NONE}
+_OF_THREADS: Final[dict[str, int]] = {
+    "kind": INSTANT,
+    "depth": 0,
+    "lane": 0,
+    "parent": NONE,
+    "end_args": NONE,
+}
 """The values of all events of single threads of a GPU, which do not nest."""
 
 
@@ -81,7 +88,14 @@ class Layer:
             column = np.broadcast_to(SPAN_KINDS[name](_OF_THREADS[name]), self._count)
         elif self._table == "gpu_thread" and name == "end_ns":
             column = self.start_ns
-        elif self._table == "gpu_thread" and name not in ("start_ns", "shape", "args", "launch", "source_ns", "bound_ns"):
+        elif self._table == "gpu_thread" and name not in (
+            "start_ns",
+            "shape",
+            "args",
+            "launch",
+            "source_ns",
+            "bound_ns",
+        ):
             column = None
         else:
             column = self._store.by_id(self._table, (name,))[name]
@@ -117,6 +131,10 @@ class Layer:
         outermost: Bools = (self.parent == NONE) & (self.kind != INSTANT)
         return outermost
 
+    def rows(self, rows: Ints | slice) -> LayerRows:
+        """Some rows, in which `parent` is still a row of the whole layer."""
+        return LayerRows(self, rows)
+
     def lengths_ns(self, rows: Ints | Bools) -> Int64s:
         """The known lengths of some rows, which are flags or row numbers. Shape `(known,)`."""
         some = rows & self.has_length if rows.dtype == np.bool_ else rows[self.has_length[rows]]
@@ -124,7 +142,18 @@ class Layer:
         return lengths_ns
 
 
-SPAN_KINDS: Final = {
+class LayerRows:
+    """Some rows of a layer. It has the same columns."""
+
+    def __init__(self, layer: Layer, rows: Ints | slice) -> None:
+        self._layer, self._rows = layer, rows
+
+    def __getattr__(self, name: str) -> Any:
+        column = getattr(self._layer, name)
+        return None if column is None else column[self._rows]
+
+
+SPAN_KINDS: Final[dict[str, Any]] = {
     "kind": np.uint8, "lane": np.uint8, "depth": np.int32, "parent": np.int32, "end_args": np.int32,
 }  # fmt: skip
 
@@ -141,6 +170,7 @@ class Run:
         self.args = ArgsTable(store.folder, store.fact("args_count"))
         self.warp_table = WarpTable(store)
         self._layers: dict[str, Layer] = {}
+        self._has_views = False
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -153,13 +183,23 @@ class Run:
         return StallTable.of_state(self.store.fact("stalls"))
 
     @cached_property
+    def loss_columns(self) -> dict[str, list[Any]]:
+        """The stretches in which events were lost, in file order: layer, count, start_ns, dur_ns, cpu, reason;
+        None where a value was not recorded.
+        """
+        names = ("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
+        rows = self.store.rows("select * from store.losses")
+        return {name: [row[at] for row in rows] for at, name in enumerate(names)}
+
+    @cached_property
     def gpu_samples(self) -> dict[int, GpuSamples]:
         """The samples of the counters of each GPU."""
-        found = self.store.columns("select * from gpu_samples")
+        found = self.store.columns("select * from store.gpu_samples")
         samples = {}
         for gpu in sorted(set(found["gpu"].tolist())):
             own = found["gpu"] == gpu
-            values = np.stack([found[name][own] for name in SERIES], axis=1)
+            # DuckDB takes NaN for a missing value.
+            values = np.stack([np.ma.filled(found[name], np.nan)[own] for name in SERIES], axis=1)
             samples[gpu] = GpuSamples(found["start_ns"][own], found["end_ns"][own], values)
         return samples
 
@@ -226,7 +266,9 @@ class Run:
             if layer.stack is None:
                 return [None] * len(shape)
             frames = self.stacks.frames
-            return [None if at == NONE else str(frames[at]) for at in self.stacks.own(layer.stack[rows]).tolist()]
+            return [
+                None if at == NONE else str(frames[at]) for at in self.stacks.own(layer.stack[rows]).tolist()
+            ]
         if name == "kernel":
             shorts, wholes = self.shapes.values("name", shape), self.shapes.values("kernel", shape)
             of_args = self.args.texts_of("function", layer.args[rows])
@@ -246,6 +288,29 @@ class Run:
             of_args_3 = self.args.sizes(name, layer.args[rows])
             return [one or other for one, other in zip(known, of_args_3, strict=True)]
         return self.shapes.values(name, shape)
+
+    def table(self, name: str) -> Any:
+        """One of `views.VIEWS` as a relation of DuckDB, with its rows in order: `.df()`, `.pl()`, `.arrow()`,
+        `.fetchall()`, `.filter(…)`.
+        """
+        self._create_views()
+        order = "row" if name not in ("exits", "ranges", "stacks", "losses", "clocks") else "rowid"
+        return self.store.relation(f'select * from "{name}"' + (f" order by {order}" if order == "row" else ""))
+
+    def sql(self, question: str) -> Any:
+        """The answer to a question in DuckDB's SQL about `views.VIEWS`, as a relation."""
+        self._create_views()
+        return self.store.relation(question)
+
+    def _create_views(self) -> None:
+        if not self._has_views:
+            views.create(self)
+            self._has_views = True
+
+    def __getattr__(self, name: str) -> Any:
+        if name in views.VIEWS:
+            return self.table(name)
+        raise AttributeError(f"'Run' object has no attribute {name!r}", name=name, obj=self)
 
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
         """The last name of a thread."""
@@ -269,7 +334,9 @@ def _list(values: Any) -> list[Any]:
 
 def _known(values: Any, known: Any) -> list[Any]:
     """Values with None where they are not known."""
-    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]
+    return [
+        value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)
+    ]
 
 
 def _with_source(text: str | None, source_ns: int) -> str | None:

@@ -111,6 +111,11 @@ TABLES: Final[dict[str, dict[str, str]]] = {
         "cpu": "BIGINT",
         "reason": "VARCHAR",
     },
-    "gpu_samples": {"gpu": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT", **dict.fromkeys(SERIES, "DOUBLE")},
+    "gpu_samples": {
+        "gpu": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        **dict.fromkeys(SERIES, "DOUBLE"),
+    },
     "facts": {"name": "VARCHAR", "value": "VARCHAR"},  # JSON
 }

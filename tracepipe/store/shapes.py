@@ -57,8 +57,13 @@ class ShapeTable:
         return {text: number for number, text in enumerate(self._all_texts)}
 
     @cached_property
+    def encoded(self) -> list[bytes]:
+        """All texts in UTF-8, by their numbers."""
+        return [text.encode() for text in self._all_texts]
+
+    @cached_property
     def _given(self) -> dict[tuple[int | None, int | None], str]:
-        rows = self._store.rows("select pid, tid, name from thread_names")
+        rows = self._store.rows("select pid, tid, name from store.thread_names")
         return {(pid, tid): name for pid, tid, name in rows}
 
     def column(self, name: str, shapes: Ints | int) -> Any:

@@ -61,7 +61,7 @@ class _Column:
             self._count += count
             return
         if self._file is None:
-            self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, prefix="tracepipe-")  # type: ignore[assignment]  # noqa: SIM115
+            self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, prefix="tracepipe-")  # noqa: SIM115
             self._first = self._count
         if values is None:
             values = np.full((count, *self._kind.shape), self._missing, self._kind.base)

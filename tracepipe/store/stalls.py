@@ -81,8 +81,7 @@ class StallTable:
         table = cls()
         table.functions = {name: Counter(samples) for name, samples in state["functions"].items()}
         table.instructions = {
-            Instruction(*key): Stalls(Counter(samples), line)
-            for *key, samples, line in state["instructions"]
+            Instruction(*key): Stalls(Counter(samples), line) for *key, samples, line in state["instructions"]
         }
         table.left_out, table.period_cycles = state["left_out"], set(state["period_cycles"])
         return table

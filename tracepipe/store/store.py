@@ -13,9 +13,10 @@ import numpy as np
 
 from tracepipe.event.columns import NONE
 from tracepipe.event.model import Header, Problem, Record
-from tracepipe.event.outcomes import Outcomes
+from tracepipe.event.nesting import Outcomes
+from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.recording.account import Account
-from tracepipe.store.tables import FILE, connect
+from tracepipe.store.tables import connect_to_ask
 
 # What DuckDB may use for questions. It takes some 70 MB more, which it does not count.
 _MEMORY_MB = 1_000
@@ -31,14 +32,24 @@ class Facts(Account):
     start_ns: int = 0
     end_ns: int = 0
 
+    def gpus(self) -> dict[int, dict[str, Any]]:
+        """The GPUs of the recording by number, in the form of a header."""
+        gpus: dict[int, dict[str, Any]] = {}
+        for record in (self.header, self.footer or {}):
+            for gpu in record.get("gpus", []):
+                if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
+                    gpus.setdefault(gpu["index"], {}).update(gpu)
+        return gpus
+
 
 class Store:
     """The tables of `schema.TABLES` in a folder, as `build` makes them. They are not changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._con = connect(folder / FILE, read_only=True, memory_mb=_MEMORY_MB)
-        self._facts = dict(self.rows("select name, value from facts"))
+        # Its own catalog is empty: `store` is that of the file, which is only read.
+        self.connection = self._con = connect_to_ask(folder, memory_mb=_MEMORY_MB)
+        self._facts = dict(self.rows("select name, value from store.facts"))
 
     def close(self) -> None:
         """Close the tables."""
@@ -78,8 +89,7 @@ class Store:
 
     def column(self, table: str, name: str) -> Any:
         """A column of a table in the order of its rows; of spans, in the order of their ids."""
-        found = self.columns(f'select "{name}" from "{table}"')[name]
-        return found
+        return self.columns(f'select "{name}" from store."{table}"')[name]
 
     def relation(self, sql: str) -> Any:
         """An answer as a relation of DuckDB: `.df()`, `.pl()`, `.arrow()`, `.fetchnumpy()`, `.filter(…)`."""
@@ -87,7 +97,7 @@ class Store:
 
     def count(self, table: str) -> int:
         """The number of rows of a table."""
-        return int(self.rows(f'select count(*) from "{table}"')[0][0])
+        return int(self.rows(f'select count(*) from store."{table}"')[0][0])
 
     def has(self, table: str, column: str) -> bool:
         """Whether any row of a table has a value in a column."""
@@ -96,7 +106,7 @@ class Store:
     def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of a table of spans in the order of their ids, which count from 0."""
         names = ", ".join(dict.fromkeys(("id", *columns)))
-        found = self.columns(f'select {names} from "{table}"')
+        found = self.columns(f'select {names} from store."{table}"')
         place = found["id"]
         if len(place) and bool((place[1:] < place[:-1]).any()):
             for name in columns:
@@ -106,12 +116,10 @@ class Store:
         return found
 
 
-def stacks_of(store: Store) -> Any:
+def stacks_of(store: Store) -> Stacks:
     """The stacks of a recording."""
-    from tracepipe.event.stacks import Frame, Stacks
-
-    frames = store.rows("select function, file, line, is_library from frames")
-    of = store.columns("select stack, depth, frame from stack_frames")
+    frames = store.rows("select function, file, line, is_library from store.frames")
+    of = store.columns("select stack, depth, frame from store.stack_frames")
     stacks = Stacks()
     stacks.restore(
         [Frame(*frame) for *frame, _ in frames], [bool(one) for *_, one in frames],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -18,28 +18,42 @@ FILE: Final = "store.duckdb"
 _ROWS_A_COMMIT: Final = 1_000_000
 # What DuckDB may use. It takes some 70 MB more, which it does not count.
 _WRITING_MB: Final = 100
-_ASKING_MB: Final = 1_000
 _TEXTS_AT_ONCE: Final = 1 << 14
 
 
-def connect(path: Path, *, read_only: bool, memory_mb: int, threads: int = 0) -> Any:
-    """A connection to a file of DuckDB. Raises LibraryMissing and OutputError."""
+def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any:
+    """A connection to a file of DuckDB, or to ":memory:". Raises LibraryMissing and OutputError."""
     try:
         import duckdb
     except ImportError as e:
         raise LibraryMissing(f"duckdb cannot be imported: {e}", "pip install duckdb") from e
     config: dict[str, Any] = {
         "memory_limit": f"{memory_mb}MB",
-        "temp_directory": str(path.parent / "spilled"),
+        "temp_directory": str(folder / "spilled"),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
     if threads:
         config["threads"] = threads
     try:
-        return duckdb.connect(str(path), read_only=read_only, config=config)
+        return duckdb.connect(path, config=config)
     except duckdb.Error as e:
         raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", "") from e
+
+
+def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
+    """A connection whose catalog `store` has the tables in a folder, which are only read. Raises LibraryMissing and
+    OutputError.
+    """
+    con = connect(":memory:", folder, memory_mb=memory_mb)
+    path = str(folder / FILE).replace("'", "''")
+    import duckdb
+
+    try:
+        con.execute(f"attach '{path}' as store (read_only)")
+    except duckdb.Error as e:
+        raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", "") from e
+    return con
 
 
 def _first_line(error: Exception) -> str:
@@ -50,7 +64,7 @@ class Writer:
     """Writes the tables of `schema.TABLES` into a folder. All methods raise OutputError."""
 
     def __init__(self, folder: Path) -> None:
-        self._con = connect(folder / FILE, read_only=False, memory_mb=_WRITING_MB, threads=1)
+        self._con = connect(str(folder / FILE), folder, memory_mb=_WRITING_MB, threads=1)
         for table, columns in TABLES.items():
             self._con.execute(f'create table "{table}" ({_typed(columns)})')
         self._con.execute("begin")
@@ -100,7 +114,9 @@ class Writer:
 
             places = ", ".join("?" for _ in rows[0])
             try:
-                self._con.executemany(f'insert into "{table}" values ({places})', [_plain(row) for row in rows])
+                self._con.executemany(
+                    f'insert into "{table}" values ({places})', [_plain(row) for row in rows]
+                )
             except duckdb.Error as e:
                 raise _refused(e) from e
 

@@ -9,9 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, Int64s
-from tracepipe.event.model import Record
-from tracepipe.event.ranges import nested
-from tracepipe.event.warps import PlacedWarps, joined_column
+from tracepipe.event.warps import PlacedWarps, joined_column, nested
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.tables import Writer
@@ -106,7 +104,11 @@ class WarpRows:
         kernel = (
             None if name is None else short_kernel_name(name),
             *(_fitting(launched.get(key)) for key in ("gpu", "pid")),
-            *(NONE if size is None else min(side, _INT64_MAX) for size in sizes for side in size or (0, 0, 0)),
+            *(
+                NONE if size is None else min(side, _INT64_MAX)
+                for size in sizes
+                for side in size or (0, 0, 0)
+            ),
         )
         # A time that was recorded on the trace's clock has no error from an alignment.
         bound_ns = None if warps.clock == self._trace_clock else warps.bound_ns
@@ -133,7 +135,9 @@ class WarpRows:
             of_several = several[of_exit]
             ns = (entry_ns[of_exit] + warps.exit_ns)[of_several]
             mask = np.full(len(ns), NONE, np.int64) if masks is None else masks[of_several]
-            self._put("warp_exits", {"warp_row": of_exit[of_several] + self._count, "exit_ns": ns, "mask": mask})
+            self._put(
+                "warp_exits", {"warp_row": of_exit[of_several] + self._count, "exit_ns": ns, "mask": mask}
+            )
 
     def _add_ranges(self, warps: PlacedWarps) -> None:
         if warps.range_ns is None or warps.range_name is None or warps.range_dur_ns is None:

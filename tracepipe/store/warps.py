@@ -34,11 +34,11 @@ class LaunchTable:
 
     @cached_property
     def _of_launch(self) -> dict[str, Any]:
-        return self._store.columns("select * from warp_launches")
+        return self._store.columns("select * from store.warp_launches")
 
     @cached_property
     def _kernels(self) -> list[tuple[Any, ...]]:
-        return self._store.rows("select * from warp_kernels")
+        return self._store.rows("select * from store.warp_kernels")
 
     @property
     def kernel_of(self) -> Int32s:
@@ -57,14 +57,18 @@ class LaunchTable:
         and block `(n, 3)`.
         """
         if name == "launch":
-            return self._of_launch["launch"][launches].view(np.uint64), self._of_launch["has_launch"][launches]
+            return self._of_launch["launch"][launches].view(np.uint64), self._of_launch["has_launch"][
+                launches
+            ]
         if name in OF_LAUNCH:
             values = self._of_launch[name][launches]
             return values, values != NONE
         kernels = self.kernel_of[launches]
         if name in ("grid", "block"):
             first = 3 if name == "grid" else 6
-            sides = np.array([row[first : first + 3] for row in self._kernels], np.int64).reshape(-1, 3)[kernels]
+            sides = np.array([row[first : first + 3] for row in self._kernels], np.int64).reshape(-1, 3)[
+                kernels
+            ]
             return np.maximum(sides, 0), sides[:, 0] != NONE
         at = OF_KERNEL.index(name)
         of_kernel = [self._names.get(row[at], NONE) if name == "name" else row[at] for row in self._kernels]
@@ -117,8 +121,9 @@ class WarpTable:
 
     def stays_ns(self) -> Int64s:
         """The time from entry to exit of each warp that exited. Shape `(n,)`."""
-        stays_ns: Int64s = self._whole("last_exit_ns") - self._whole("entry_ns")
-        return stays_ns[self._whole("exits") > 0]
+        exited = self._whole("exits") > 0
+        stays_ns: Int64s = self._whole("last_exit_ns")[exited] - self._whole("entry_ns")[exited]
+        return stays_ns
 
     def times_ns(self, rows: Rows, end_ns: int) -> tuple[Int64s, Int64s]:
         """The entries and the last exits of some rows; `end_ns` for a warp that never exited."""
@@ -148,7 +153,9 @@ class WarpTable:
         values = self._whole(name)[rows]
         if name.endswith("_exit_ns"):
             return values, self._whole("exits")[rows] > 0
-        return values, values != NONE if name in ("cycles", "sm", "slot", "entry_mask") else np.ones(len(values), np.bool_)
+        return values, values != NONE if name in ("cycles", "sm", "slot", "entry_mask") else np.ones(
+            len(values), np.bool_
+        )
 
     def kernels(self) -> tuple[list[Record], Int32s]:
         """The distinct kernels, as records of `OF_KERNEL`, and for each warp the index of its kernel."""
@@ -160,7 +167,7 @@ class WarpTable:
         the warp, the time, and the mask of lanes, which is negative where it was not recorded. Shapes
         `(exits,)`.
         """
-        found = self._store.columns("select warp_row, exit_ns, mask from warp_exits")
+        found = self._store.columns("select warp_row, exit_ns, mask from store.warp_exits")
         return found["warp_row"].astype(np.int64), found["exit_ns"], found["mask"]
 
     @cached_property
@@ -169,4 +176,6 @@ class WarpTable:
         `range_names`), start_ns, dur_ns, self_ns (without the ranges inside it), cycles, open (its end is not
         known, and is assumed to be the warp's last exit). Shapes `(ranges,)`.
         """
-        return self._store.columns("select warp_row, name_text as name, start_ns, dur_ns, self_ns, cycles, open from warp_ranges")
+        return self._store.columns(
+            "select warp_row, name_text as name, start_ns, dur_ns, self_ns, cycles, open from store.warp_ranges"
+        )

@@ -19,8 +19,8 @@ from tracepipe.analyses.findings.ranks import between
 from tracepipe.analyses.findings.stride import without_order
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured
+from tracepipe.store.run import Run
 from tracepipe.units import agree
 
 

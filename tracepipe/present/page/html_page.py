@@ -19,8 +19,9 @@ from tracepipe.present.figures.panel import Panel
 from tracepipe.present.figures.picture import inline_svg
 from tracepipe.present.writing.rendering import cell, lacks, shown, titled
 from tracepipe.reports.frames.libraries import jinja2
-from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.report import Drawing, Result, Table
+from tracepipe.store.run import Run
+from tracepipe.store.store import Facts
 from tracepipe.units import duration_text
 
 _TEMPLATES = Path(__file__).parent

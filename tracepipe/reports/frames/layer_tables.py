@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import parts
-from tracepipe.reports.frames.warp_columns import COLUMNS
+from tracepipe.store.run import Run
 
 # The most rows of a part, and the most text of its rows, for which there may be fewer rows.
 _ROWS_AT_ONCE, _TEXT_BYTES = 1 << 13, 1 << 20
@@ -64,6 +63,25 @@ class LayerTable(NamedTuple):
                 yield slice(start, min(start + at_once, some.stop))
 
 
+_TEXTS = {
+    "layer", "name", "comm", "kind", "address", "kernel", "phase", "python", "args", "end_args",
+}  # fmt: skip
+
+
+def values_frame(run: Run, layer: str, rows: slice, *columns: str) -> pl.DataFrame:
+    """Columns of some rows of a layer as a frame."""
+
+    def kind(name: str) -> pl.DataType:
+        if name in _TEXTS:
+            return pl.String()
+        if name in ("grid", "block", "thread"):
+            return pl.Array(pl.Int64, 3)
+        return pl.UInt64() if name == "launch" else pl.Int64()
+
+    found = run.values(layer, rows, *columns)
+    return pl.DataFrame({name: pl.Series(name, of, kind(name), strict=False) for name, of in found.items()})
+
+
 def _numbered(frame: pl.DataFrame, rows: slice) -> pl.DataFrame:
     return frame.with_columns(
         pl.Series("row", np.arange(rows.start, rows.start + len(frame), dtype=np.int64))
@@ -83,20 +101,18 @@ def _spans(layer: str, *columns: str) -> LayerTable:
     needed = [name for column in columns if (name := others.get(column, column))]
 
     def part(run: Run, rows: slice) -> pl.DataFrame:
-        frame = _numbered(run.part(layer, rows, *needed, *sizes), rows)
-        wide = frame.with_columns(
-            pl.col("kind").cast(pl.String), *(e for what in sizes for e in _three(what, what))
-        )
+        frame = _numbered(values_frame(run, layer, rows, *needed, *sizes), rows)
+        wide = frame.with_columns(*(e for what in sizes for e in _three(what, what)))
         if "parent" in needed:
             wide = wide.with_columns(pl.col("parent").alias("parent_row"), pl.col("depth").cast(pl.Int64))
         return wide.select("row", *columns)
 
-    return LayerTable(lambda run: len(run.layer(layer)), part, lambda run, rows: run.text_bytes(layer, rows))
+    return LayerTable(lambda run: len(run.layer(layer)), part)
 
 
 def _gpu_threads(run: Run, rows: slice) -> pl.DataFrame:
     columns = ("phase", "name", "pid", "gpu", "launch", "bound_ns", "args")
-    threads = run.part("gpu_thread", rows, "start_ns", "block", "thread", *columns)
+    threads = values_frame(run, "gpu_thread", rows, "start_ns", "block", "thread", *columns)
     indices = [one for what in ("block", "thread") for one in _three(what, f"{what}_index")]
     of_thread = pl.col("phase", "name", "pid", "gpu", "launch")
     ts_ns = pl.col("start_ns").alias("ts_ns")
@@ -104,7 +120,7 @@ def _gpu_threads(run: Run, rows: slice) -> pl.DataFrame:
 
 
 def _warps(run: Run, rows: slice) -> pl.DataFrame:
-    warps = run.warp_table.part(rows, *COLUMNS)
+    warps = warp_frame(run, rows)
     warps = warps.with_columns(
         dur_ns=pl.col("last_exit_ns") - pl.col("entry_ns"), exit_count=pl.col("exits").cast(pl.Int64)
     ).with_columns(pl.col("sm", "slot", "entry_mask").cast(pl.Int64))
@@ -113,12 +129,18 @@ def _warps(run: Run, rows: slice) -> pl.DataFrame:
 
 
 def _exits(run: Run, rows: slice) -> pl.DataFrame:
-    return run.warp_table.exits(rows).select("warp_row", "exit_ns", exit_mask="mask")
+    warp_row, exit_ns, mask = (column[rows] for column in run.warp_table.exit_columns())
+    frame = pl.DataFrame({"warp_row": warp_row, "exit_ns": exit_ns, "exit_mask": mask})
+    return frame.with_columns(pl.when(pl.col("exit_mask") >= 0).then("exit_mask").alias("exit_mask"))
 
 
 def _ranges(run: Run, rows: slice) -> pl.DataFrame:
-    ranges = run.warp_table.ranges.frame(rows)
-    return ranges.select("warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open")
+    table = run.warp_table
+    ranges = pl.DataFrame({name: column[rows] for name, column in table.ranges.items()})
+    names = pl.Series("name", [table.range_names[at] for at in ranges["name"].to_list()], pl.String)
+    return ranges.with_columns(names, pl.col("warp_row").cast(pl.Int64)).select(
+        "warp_row", "name", "start_ns", "dur_ns", "self_ns", "cycles", "open"
+    )
 
 
 def _stacks(run: Run, rows: slice) -> pl.DataFrame:
@@ -139,13 +161,34 @@ def _stack_bytes(run: Run, rows: slice) -> int:
     return _of_longest((f"{frame.function}{frame.file}" for frame in run.stacks.frames), rows)
 
 
-def _loss_bytes(run: Run, rows: slice) -> int:
-    return sum(_of_longest(run.loss_table.texts(name), rows) for name in ("layer", "reason"))
+def _losses(run: Run, rows: slice) -> pl.DataFrame:
+    kinds = {name: pl.String if name in ("layer", "reason") else pl.Int64 for name in run.loss_columns}
+    return pl.DataFrame({name: of[rows] for name, of in run.loss_columns.items()}, kinds)
 
 
-def _warp_bytes(run: Run, rows: slice) -> int:
-    table = run.warp_table
-    return table.launches.text_bytes(table.launch_of(np.arange(rows.start, rows.stop)))
+def warp_frame(run: Run, rows: slice) -> pl.DataFrame:
+    """The warps of some rows, null where a value is not known."""
+
+    def column(name: str) -> pl.Series:
+        values, known = run.warp_table.column(name, rows)
+        if name == "name":
+            texts = {number: run.warp_table.launches.name(number) for number in set(values[known].tolist())}
+            return pl.Series(name, [texts.get(number) for number in values.tolist()], pl.String)
+        series = pl.Series(name, values)
+        return (
+            series
+            if known.all()
+            else pl.select(pl.when(pl.Series(known)).then(series).alias(name)).to_series()
+        )
+
+    return pl.DataFrame([column(name) for name in _WARP_COLUMNS])
+
+
+_WARP_COLUMNS = (
+    "launch", "name", "gpu", "stream", "pid", "grid", "block", "warps_per_block", "bound_ns", "warp",
+    "entry_ns", "first_exit_ns", "last_exit_ns", "exits", "cycles", "sm", "slot", "entry_mask",
+    "block_index", "warp_in_block",
+)  # fmt: skip
 
 
 def _clocks(run: Run) -> pl.DataFrame:
@@ -165,24 +208,20 @@ TABLES: dict[str, LayerTable] = {
     "driver": _spans("kernel", "layer", *_CALL),
     "scheduler": _spans("scheduler", *_TIMES, "name", *_THREAD, *_ARGS),
     "kernels": _spans("gpu_kernel", *_TIMES, *_LAUNCH, *_PYTHON, "kernel", "args"),
-    "warps": LayerTable(lambda run: len(run.warp_table), _warps, _warp_bytes),
+    "warps": LayerTable(lambda run: len(run.warp_table), _warps),
     "exits": LayerTable(lambda run: len(run.warp_table.exit_columns()[0]), _exits),
     "ranges": LayerTable(
-        lambda run: len(run.warp_table.ranges),
+        lambda run: len(run.warp_table.ranges["name"]),
         _ranges,
-        lambda run, rows: run.warp_table.ranges.text_bytes(rows),
     ),
     "gpu_threads": LayerTable(
         lambda run: len(run.layer("gpu_thread")),
         _gpu_threads,
-        lambda run, rows: run.text_bytes("gpu_thread", rows),
     ),
     "memory": _spans("memory", *_EFFECT, *_ARGS),
     "transfers": _spans("transfer", *_EFFECT, *_ARGS, "bound_ns"),
     "stacks": LayerTable(lambda run: run.stacks.places, _stacks, _stack_bytes),
-    "losses": LayerTable(
-        lambda run: len(run.loss_table), lambda run, rows: run.loss_table.frame(rows), _loss_bytes
-    ),
+    "losses": LayerTable(lambda run: len(run.loss_columns["layer"]), _losses),
     "clocks": LayerTable(lambda run: len(run.facts.clocks), lambda run, rows: _clocks(run)[rows]),
 }
 """The tables by name. docs/reports.md documents their columns."""

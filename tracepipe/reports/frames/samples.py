@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,9 @@ from tracepipe.event.vocabulary import RUNNING
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import batches, sorted_by
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.numbered import Numbered
-from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.frames.stored import Growing, empty, flagged, made, parts, taken
+from tracepipe.store.numbered import Numbered
+from tracepipe.store.run import Facts, Run
 
 CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
 SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
@@ -54,12 +55,12 @@ class Measured:
     with NaN where a figure is not known: medians without lengths, tails of fewer than `TAIL_MIN` lengths.
     """
 
-    texts: Numbered
+    texts: Sequence[bytes] | Numbered
     numbers: Int32s
     values: dict[str, Any]
 
 
-def _measured(texts: Numbered, numbers: Int32s, counts: Ints, lengths_ns: Int64s, bounds: Ints) -> Measured:
+def _measured(texts: Sequence[bytes] | Numbered, numbers: Int32s, counts: Ints, lengths_ns: Int64s, bounds: Ints) -> Measured:
     """The figures of names, each of which has the lengths from one bound to the next. Raises OutputError."""
     values = {name: empty(len(numbers), np.float64) for name in MEASURES}
     values["count"][:] = counts
@@ -94,7 +95,6 @@ class Gathering:
 
     def measured(self) -> Measured:
         """Return the figures of all names. Nothing may be added afterwards. Raises OutputError."""
-        self._texts.put_away()
         numbers = self._numbers.whole()
         order, bounds = sorted_by(numbers)
         names = taken(numbers, order[bounds[:-1]])
@@ -147,4 +147,4 @@ def _by_name(run: Run, what: str, wanted: Bools) -> Measured | None:
     lengths_ns = made(len(timed), np.int64, lambda part: ends_ns[timed[part]] - layer.start_ns[timed[part]])
     known = np.concatenate([[0], np.cumsum(has_length[ordered], dtype=np.int32)])
     length_bounds = made(len(bounds), np.int64, lambda part: known[bounds[part]])
-    return _measured(run.shapes.names, names, np.diff(bounds), lengths_ns, length_bounds)
+    return _measured(run.shapes.encoded, names, np.diff(bounds), lengths_ns, length_bounds)

@@ -1,0 +1,225 @@
+"""The tables that users ask: a recording's layers with names instead of numbers, and null where nothing is known.
+
+`tracepipe export` writes them, `tracepipe query` asks them, and `Run` gives them. docs/reports.md documents their
+columns. Times are whole ns on the trace clock.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import orjson
+
+from tracepipe.event.columns import NONE
+from tracepipe.event.model import LAYERS
+from tracepipe.event.vocabulary import ADDRESS_KEYS, SIZE_KEYS
+from tracepipe.kernel_names import short_kernel_name
+from tracepipe.store.args import is_odd
+from tracepipe.store.spans import KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tracepipe.store.run import Run
+
+# The arguments that are parsed at a time.
+_AT_ONCE: Final = 1 << 14
+_INT64: Final = range(-(1 << 63), 1 << 63)
+_TIMES: Final = ("start_ns", "end_ns", "dur_ns", "kind")
+_THREAD: Final = ("pid", "tid", "cpu", "comm")
+_NESTING: Final = ("depth", "parent_row")
+_ARGS: Final = ("args", "end_args")
+_OF_THREAD: Final = (*_THREAD, *_NESTING, *_ARGS)
+_PYTHON: Final = ("stack", "python")
+_CALL: Final = (
+    *_TIMES, "name", *_THREAD, "launch", *_NESTING, "size_bytes", "address", "result", *_PYTHON, *_ARGS
+)  # fmt: skip
+_EFFECT: Final = (
+    *_TIMES, "name", *_THREAD, "gpu", "stream", "launch", "size_bytes", "address", "result", *_PYTHON, *_ARGS
+)  # fmt: skip
+_SIZES: Final = tuple(f"{what}_{axis}" for what in ("grid", "block") for axis in "xyz")
+_LAUNCH: Final = ("launch", "name", "gpu", "stream", "pid", *_SIZES, "bound_ns")
+_SPANS: Final = {
+    "annotations": ("annotation", (*_TIMES, "name", "domain", "range", *_OF_THREAD)),
+    "calls": ("userspace", _CALL),
+    "hooks": ("hook", ("layer", *_CALL)),
+    "syscalls": ("syscall", _CALL),
+    "driver": ("kernel", ("layer", *_CALL)),
+    "scheduler": ("scheduler", (*_TIMES, "name", *_THREAD, *_ARGS)),
+    "kernels": ("gpu_kernel", (*_TIMES, *_LAUNCH, *_PYTHON, "kernel", "args")),
+    "memory": ("memory", _EFFECT),
+    "transfers": ("transfer", (*_EFFECT, "bound_ns")),
+}
+"""View → its layer, and its columns after `row`."""
+VIEWS: Final = (
+    "annotations", "calls", "hooks", "syscalls", "driver", "scheduler", "kernels", "warps", "exits", "ranges",
+    "gpu_threads", "memory", "transfers", "stacks", "losses", "clocks",
+)  # fmt: skip
+"""The tables, in the order in which they are documented."""
+
+
+def _list(texts: tuple[str, ...]) -> str:
+    return "[" + ", ".join(f"'{text}'" for text in texts) + "]"
+
+
+def _unsigned(column: str) -> str:
+    """A launch as an unsigned number: a column has its two's complement."""
+    return f"(case when {column} < 0 then {column}::hugeint + 18446744073709551616 else {column} end)::ubigint"
+
+
+def _with_source(args: str, source: str) -> str:
+    """Arguments with the time of their event on its own clock as `source_ns`."""
+    reading = f"""'"source_ns":' || {source}"""
+    return f"""case when {source} = -1 then {args}.text when {args}.text is null then '{{' || {reading} || '}}'
+        when {args}.has_source then regexp_replace({args}.text, '"source_ns":[^,}}]*', {reading})
+        else {args}.text[:-2] || ',' || {reading} || '}}' end"""
+
+
+_VALUES: Final = {
+    "dur_ns": "case when s.kind in (0, 3) then s.end_ns - s.start_ns end",
+    "kind": f"{_list(KINDS)}[s.kind + 1]",
+    "launch": f"case when v.has_launch then {_unsigned('s.launch')} end",
+    "depth": "s.depth::bigint",
+    "parent_row": "nullif(s.parent, -1)::bigint",
+    "size_bytes": "coalesce(a.size_bytes, e.size_bytes)",
+    "address": "coalesce(a.address, e.address)",
+    "result": "coalesce(e.result, a.result)",
+    "stack": "nullif(s.stack, -1)::bigint",
+    "python": "p.python",
+    # A time that was recorded on the trace's clock has no error from an alignment.
+    "bound_ns": "case when s.source_ns <> -1 then s.bound_ns end",
+    "args": _with_source("a", "s.source_ns"),
+    "end_args": _with_source("e", "s.end_source_ns"),
+    # The longest name that the recording has; some formats have it as an argument.
+    "kernel": "case when a.function_name = v.name then a.function else coalesce(v.kernel, v.name) end",
+    **{name: f"coalesce(v.{name}, a.{name})" for name in _SIZES},
+}
+"""How the columns of spans are made; the others are those of the table, or of shapes."""
+_OF_TABLE: Final = ("start_ns", "end_ns")
+
+
+def _span_view(view: str, layer: str, columns: tuple[str, ...]) -> str:
+    made = (
+        f"s.{name}" if name in _OF_TABLE else f'{_VALUES.get(name, f"v.{name}")} as "{name}"' for name in columns
+    )
+    return f"""create temp view "{view}" as select s.id::bigint as row, {", ".join(made)}
+        from store."{layer}" s join shape_values v using (shape)
+        left join args_values a on s.args = a.number left join args_values e on s.end_args = e.number
+        left join stack_lines p on s.stack = p.stack"""
+
+
+def _known(table: str, *columns: str) -> str:
+    """Columns of numbers, null where they are less than 0."""
+    return ", ".join(f'case when {table}."{name}" >= 0 then {table}."{name}" end as "{name}"' for name in columns)
+
+
+_INDEX: Final = ", ".join(
+    f"nullif(s.{what}_{axis}, -1)::bigint as {what}_index_{axis}" for what in ("block", "thread") for axis in "xyz"
+)
+_OTHERS: Final = (
+    f"""create temp view shape_values as
+        select s.shape, n.text as name, c.text as comm, d.text as domain, k.text as kernel,
+            case when s.layer >= 0 then {_list(LAYERS)}[s.layer + 1] else l.text end as layer,
+            chr(s.phase) as phase, s.has_launch,
+            {_known("s", "pid", "tid", "cpu", "gpu", "stream", "range", *_SIZES)}
+        from store.shapes s left join store.texts n on s.name_text = n.number
+        left join store.texts c on s.comm_text = c.number left join store.texts d on s.domain_text = d.number
+        left join store.texts k on s.kernel_text = k.number left join store.texts l on -1 - s.layer = l.number""",
+    f"""create temp view gpu_threads as
+        select s.id::bigint as row, s.start_ns as ts_ns, v.phase, v.name, v.pid, v.gpu,
+            {_VALUES["launch"]} as launch, {_INDEX}, {_VALUES["bound_ns"]} as bound_ns, {_VALUES["args"]} as args
+        from store.gpu_thread s join shape_values v using (shape)
+        left join args_values a on s.args = a.number""",
+    f"""create temp view warps as
+        select w.rowid as row, case when l.has_launch then {_unsigned("l.launch")} end as launch, k.name, k.gpu,
+            case when l.stream >= 0 then l.stream end as stream, k.pid, {_known("k", *_SIZES)},
+            case when l.bound_ns >= 0 then l.bound_ns end as bound_ns, w.warp,
+            case when l.warps_per_block > 0 then w.warp // l.warps_per_block end as block_index,
+            case when l.warps_per_block > 0 then w.warp % l.warps_per_block end as warp_in_block,
+            nullif(w.sm, -1)::bigint as sm, nullif(w.slot, -1)::bigint as slot,
+            nullif(w.entry_mask, -1) as entry_mask, w.entry_ns,
+            case when w.exits > 0 then w.first_exit_ns end as first_exit_ns,
+            case when w.exits > 0 then w.last_exit_ns end as last_exit_ns,
+            case when w.exits > 0 then w.last_exit_ns - w.entry_ns end as dur_ns,
+            w.exits::bigint as exit_count, nullif(w.cycles, -1) as cycles
+        from store.warps w join launches l on w.launch_number = l.number
+        join warp_kernel_values k on l.kernel = k.number""",
+    "create temp view launches as select row_number() over (order by rowid) - 1 as number, * from store.warp_launches",
+    """create temp view warp_kernel_values as
+        select row_number() over (order by rowid) - 1 as number, * from store.warp_kernels""",
+    """create temp view exits as select warp_row::bigint as warp_row, exit_ns,
+        case when mask >= 0 then mask end as exit_mask from store.warp_exits""",
+    """create temp view ranges as select r.warp_row::bigint as warp_row, n.name, r.start_ns, r.dur_ns, r.self_ns,
+        r.cycles, r.open from store.warp_ranges r join range_names n on r.name_text = n.number""",
+    """create temp view stacks as select s.stack::bigint as stack, s.depth::bigint as frame, f.function, f.file, f.line,
+        f.is_library from store.stack_frames s join
+        (select row_number() over (order by rowid) - 1 as number, * from store.frames) f on s.frame = f.number""",
+    "create temp view losses as select * from store.losses",
+)
+
+
+def create(run: Run) -> None:
+    """Create the views, and the tables that they need beside those of the store."""
+    con = run.store.connection
+    con.execute("""create temp table args_values (number integer, text varchar, size_bytes bigint, result bigint,
+        address varchar, function varchar, function_name varchar, has_source boolean, grid_x bigint, grid_y bigint,
+        grid_z bigint, block_x bigint, block_y bigint, block_z bigint)""")
+    rows = _args(run)
+    while some := [*islice(rows, _AT_ONCE)]:
+        columns = [np.array(column, object) for column in zip(*some, strict=True)]
+        kinds = ("integer", "varchar", "bigint", "bigint", "varchar", "varchar", "varchar", "boolean")
+        names = ", ".join(
+            f"c{at}::{kind}" for at, kind in enumerate((*kinds, *("bigint",) * len(_SIZES)))
+        )
+        given = {f"c{at}": column for at, column in enumerate(columns)}
+        con.execute(f"insert into args_values select {names} from given")
+        del given
+    con.execute("create temp table stack_lines (stack integer, python varchar)")
+    own = run.stacks.own(np.arange(len(run.stacks))).tolist()
+    lines = [(stack, str(run.stacks.frames[at])) for stack, at in enumerate(own) if at != NONE]
+    if lines:
+        con.executemany("insert into stack_lines values (?, ?)", lines)
+    con.execute("create temp table range_names (number integer, name varchar)")
+    if run.warp_table.range_names:
+        con.executemany("insert into range_names values (?, ?)", [*enumerate(run.warp_table.range_names)])
+    con.execute("""create temp table clocks (clock varchar, trace_clock varchar, method varchar, pairs bigint,
+        pairs_dropped bigint, drift_ppm double, bound_ns bigint)""")
+    keys = ("clock", "trace_clock", "method", "pairs", "pairs_dropped", "drift_ppm", "bound_ns")
+    if run.facts.clocks:
+        stated = [tuple(clock.get(key) for key in keys) for clock in run.facts.clocks]
+        con.executemany("insert into clocks values (?, ?, ?, ?, ?, ?, ?)", stated)
+    for sql in sorted(_OTHERS, key=lambda sql: "view launches" not in sql and "_values as" not in sql):
+        con.execute(sql)
+    for view, (layer, columns) in _SPANS.items():
+        con.execute(_span_view(view, layer, columns))
+
+
+def _args(run: Run) -> Iterator[tuple[Any, ...]]:
+    """The values of all arguments by their numbers."""
+    for number in range(run.args.count):
+        args = run.args.args(number)
+        text = run.args.json(number)
+        size = next((args[name] for name in SIZE_KEYS if name in args), None)
+        result, function = args.get("result", args.get("retval")), args.get("function")
+        address = next((args[key] for key in ADDRESS_KEYS if key in args), None)
+        if function is not None and not isinstance(function, str):
+            function = orjson.dumps(function).decode()
+        sides = [side for key in ("grid", "block") for side in run.args.three(args.get(key)) or (None,) * 3]
+        yield (
+            number,
+            text,
+            size if type(size) is int and size in _INT64 else None,
+            result if type(result) is int and result in _INT64 else None,
+            None if address is None else _unicode(str(address)),
+            None if function is None else _unicode(function),
+            None if function is None else _unicode(short_kernel_name(function)),
+            text is not None and '"source_ns"' in text and not is_odd(run.args.text(number)),
+            *sides,
+        )
+
+
+def _unicode(text: str) -> str:
+    """A text without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
