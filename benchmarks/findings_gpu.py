@@ -32,7 +32,7 @@ from benchmarks.gpu import built  # noqa: E402
 from tracepipe.analyses.findings import FINDERS, find_all  # noqa: E402
 from tracepipe.analyses.findings.finding import Finding  # noqa: E402
 from tracepipe.analyses.findings.kernels import kernels_of  # noqa: E402
-from tracepipe.reports.frames.run import load_run  # noqa: E402
+from tracepipe.store.run import load_run  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import this_toolchain  # noqa: E402
 
 Cause = tuple[str, str, int | str]

@@ -125,7 +125,7 @@ def test_a_type_checker_sees_the_types(tmp_path: Path) -> None:
     messages = [line.partition(": ")[2] for line in done.stdout.splitlines() if '" defined in "' not in line]
     assert messages == [
         'note: Revealed type is "tracepipe.api.capture_block.Capture"',
-        'note: Revealed type is "polars.dataframe.frame.DataFrame"',
+        'note: Revealed type is "Any"',
         'error: Module has no attribute "nothing"  [attr-defined]',
         'error: Unexpected keyword argument "commpress" for "ConvertOptions"; did you mean "compress"?  '
         "[call-arg]",

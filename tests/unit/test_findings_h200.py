@@ -10,7 +10,7 @@ import pytest
 
 from tracepipe.analyses.findings import find_all
 from tracepipe.analyses.findings.kernels import kernels_of
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "findings-h200"
 FMA = "kernel<0, {}>"

@@ -17,7 +17,7 @@ from tests.support.recorded_program import Recorded
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.checks import first_fault
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 from tracepipe.tracer.engines.engine import Listeners, NoProbes
 from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 from tracepipe.tracer.gpu.engines.stalls import HEAD, LOSS, STALL, STALL_PC, STALLS_VARIABLE, StallKind

@@ -84,5 +84,5 @@ def test_frames_have_the_short_name(tmp_path: Path) -> None:
         "warp": [0], "entry_ns": [5], "exit_ns": [50],
     }  # fmt: skip
     loaded = loader(tmp_path)(span(2_000, 2_100, "void n::f<int>(int*)", "gpu_kernel", gpu=0), warps)
-    assert loaded.kernels["name"].to_list() == ["n::f<int>"]
-    assert loaded.warps["name"].to_list() == ["n::g<int>"]
+    assert loaded.kernels.select("name").fetchall() == [("n::f<int>",)]
+    assert loaded.warps.select("name").fetchall() == [("n::g<int>",)]

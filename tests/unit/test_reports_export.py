@@ -168,24 +168,6 @@ def test_a_table_of_several_parts_is_that_of_one(
     assert one["stacks"]["frame"].to_list() == [place for at in range(1, 7) for place in range(at)]
 
 
-@pytest.mark.slow
-def test_a_part_has_fewer_rows_where_texts_are_long(load: Load) -> None:
-    records: list[dict[str, Any]] = []
-    for at in range(300):
-        text = f"{at}" + "x" * 4_000
-        of_thread = {"gpu": 0, "block": [0, 0, 0], "thread": [at, 0, 0]}
-        records += [
-            {"type": "stack", "id": at, "frames": [{"function": text}]},
-            span(1_100 + at, 1_200 + at, text, stack=at),
-            event("I", 1_100 + at, text, "gpu_thread") | of_thread,
-            WARPS | {"name": text, "launch": at, "ranges": [f"load {text}", f"wait {text}"]},
-            {"type": "loss", "layer": "syscall", "count": 9, "ts_ns": 1_550, "reason": text},
-        ]
-    run = load(PAIR, *records)
-    for name in ("calls", "gpu_threads", "stacks", "warps", "ranges", "losses"):
-        assert 200 < TABLES[name].rows_at_once(run) < 600, name
-
-
 def test_a_bug_while_a_table_is_made_is_not_reported_as_a_full_disk() -> None:
     def frames() -> Iterator[pl.DataFrame]:
         yield pl.DataFrame({"a": [1]})

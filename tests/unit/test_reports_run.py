@@ -131,9 +131,7 @@ def test_warps_are_rows_on_the_trace_clock(load: Load) -> None:
         "exit_mask": [0xFFFF, 0xFF, 0xFFFFFF00],
     }  # fmt: skip
     run = load(PAIR, batch)
-    places = rows(
-        run.warps, "warp", "block_index", "warp_in_block", "sm", "slot", "exit_count", "entry_mask"
-    )
+    places = rows(run.warps, "warp", "block_index", "warp_in_block", "sm", "slot", "exit_count", "entry_mask")
     assert places == [
         (3, 1, 1, 4, 0, 1, 0xFFFF),
         (0, 0, 0, 5, 1, 2, 0xFFFFFFFF),

@@ -17,7 +17,7 @@ from tracepipe.cli import app
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports import warps
-from tracepipe.reports.frames.run import load_run
+from tracepipe.store.run import load_run
 from tracepipe.tracer.gpu.engines.warps import thread_lines
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"

@@ -10,9 +10,9 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event.checks import first_fault
 from tracepipe.event.counters import STALL_GROUPS, stall_group
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.run import load_run
-from tracepipe.reports.frames.stalls import StallTable
 from tracepipe.reports.stalls import advice_on
+from tracepipe.store.run import load_run
+from tracepipe.store.stalls import StallTable
 
 FIXTURE = "fixtures/gpu-stalls/input.jsonl"
 GOOD: dict[str, Any] = {
@@ -120,8 +120,8 @@ def test_a_recording_without_samples_is_reported_with_how_to_have_them() -> None
 
 
 def test_functions_beyond_those_that_are_distinguished_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracepipe.reports.frames.stalls._FUNCTIONS_MAX", 1)
-    monkeypatch.setattr("tracepipe.reports.frames.stalls._INSTRUCTIONS_MAX", 1)
+    monkeypatch.setattr("tracepipe.store.stalls._FUNCTIONS_MAX", 1)
+    monkeypatch.setattr("tracepipe.store.stalls._INSTRUCTIONS_MAX", 1)
     table = StallTable()
     table.add(GOOD | {"functions": ["f", "g"], "function": [0, 1]})
     table.add(BY_INSTRUCTION)

@@ -12,8 +12,8 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches, nothing
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import nearest_of_some
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT
+from tracepipe.store.run import Run
+from tracepipe.store.spans import INSTANT
 
 HOOKED = "hooked functions"
 PARTS = ("itself", HOOKED, "ioctl", "other system calls", "driver", "off-CPU")

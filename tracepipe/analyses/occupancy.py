@@ -19,10 +19,9 @@ from typing import Any, Final, NamedTuple
 from tracepipe.event.columns import NONE
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.event.sm_limits import PARTITIONS, REGISTER_UNIT, WARP_THREADS, SmLimits, sm_limits
-from tracepipe.reports.frames.gpus import about_gpus
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
 
 _UNLIMITED: Final = 1 << 62
 
@@ -166,7 +165,7 @@ def kernel_occupancies(
     """The occupancy of each kernel, GPU and size of block, those that ran longest first. With `top`, of the
     first ones only; with `only`, of the kernels with these names.
     """
-    gpus = about_gpus(run)
+    gpus = run.facts.gpus()
     limits = {gpu: known for gpu, about in gpus.items() if (known := sm_limits(about))}
     layer = run.layer("gpu_kernel")
     if not limits or not len(layer):
@@ -258,7 +257,7 @@ def achieved_table(run: Run, held: list[Held], other: Run | None = None) -> Tabl
     """A row for each kernel on a GPU whose limits are known. Facts about a launch that `run` lacks are taken
     from `other`, a recording of the same kernels.
     """
-    gpus, names = about_gpus(run), {one.kernel for one in held}
+    gpus, names = run.facts.gpus(), {one.kernel for one in held}
     allowed = {
         (one.name, one.gpu, one.needs.threads): one
         for some in filter(None, (other, run))

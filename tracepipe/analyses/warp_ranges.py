@@ -9,8 +9,8 @@ from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Table
+from tracepipe.store.run import Run
 
 _COLUMNS = (
     Column("kernel", "kernel"),
@@ -39,9 +39,9 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
     for 0. With `launch`, only of launches with that id. None where no warp has a range.
     """
     table, ranges = run.warp_table, run.warp_table.ranges
-    if not len(ranges):
+    if not len(ranges["name"]):
         return None
-    names = ranges.names
+    names = table.range_names
     kernels, of_warp = table.kernels()
     found = re.compile(pattern)
     wanted = np.array([found.search(kernel["name"]) is not None for kernel in kernels], np.bool_)[of_warp]
@@ -55,20 +55,20 @@ def ranges_table(run: Run, pattern: str, launch: int | None, top: int) -> Table 
     of_block, _ = number_rows(
         np.where(has_launch, launches, 0), has_launch, np.where(has_block, blocks, 0), has_block
     )
-    ranges_of = RowsByNumber(of_warp[ranges.column("warp_row")])
+    ranges_of = RowsByNumber(of_warp[ranges["warp_row"]])
     rows: list[tuple[Any, ...]] = []
     warps_of = sorted(RowsByNumber(of_warp[wanted], np.flatnonzero(wanted)), key=lambda one: -len(one[1]))
     for number, warps in warps_of[: top or None]:
-        is_wanted = wanted[ranges.column("warp_row")[ranges_of.of(number)]]
+        is_wanted = wanted[ranges["warp_row"][ranges_of.of(number)]]
         own = ranges_of.of(number)[is_wanted]
         if not len(own):
             continue
         kernel, life_ns = kernels[number], int(lives_ns[warps].sum())
         grid = "×".join(map(str, kernel["grid"])) if kernel["grid"] else None
-        called = RowsByNumber(ranges.column("name")[own], own)
-        of_names = [(name, int(ranges.column("self_ns")[some].sum()), some) for name, some in called]
+        called = RowsByNumber(ranges["name"][own], own)
+        of_names = [(name, int(ranges["self_ns"][some].sum()), some) for name, some in called]
         for name, self_ns, some in sorted(of_names, key=lambda one: (-one[1], one[0])):
-            times = _times(ranges.column("warp_row")[some], ranges.column("dur_ns")[some], of_block)
+            times = _times(ranges["warp_row"][some], ranges["dur_ns"][some], of_block)
             rows.append((kernel["name"], names[name], grid, _percent(self_ns, life_ns), len(some), *times))
         outside_ns = max(life_ns - sum(self_ns for _, self_ns, _ in of_names), 0)
         rows.append((kernel["name"], NO_RANGE, grid, _percent(outside_ns, life_ns), *(None,) * 8))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracepipe.event.model import Header, Problem
     from tracepipe.recording.account import Account
     from tracepipe.recording.reading import Progress
-    from tracepipe.reports.frames.run import Run
+    from tracepipe.store.run import Run
 
 
 class Events:
@@ -133,7 +133,7 @@ def load(
     The whole recording is kept in memory. `progress` is called with bytes read and bytes in all. Raises
     InputError, FormatError, ClockError, and LibraryMissing where polars cannot be imported.
     """
-    from tracepipe.reports.frames.run import load_run
+    from tracepipe.store.run import load_run
 
     how = options or ReadOptions()
     return load_run(fspath(path), how.source_format, how.strict, how.assume_offset, progress, how.undated)

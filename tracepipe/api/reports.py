@@ -19,7 +19,8 @@ from tracepipe.reports.report import FileOutput, FolderOutput, Report, Result
 
 if TYPE_CHECKING:
     from tracepipe.recording.reading import Progress
-    from tracepipe.reports.frames.run import Facts, Run
+    from tracepipe.store.run import Run
+    from tracepipe.store.store import Facts
 
 __all__ = ["JOB_TOP", "REPORTS", "FileOutput", "FolderOutput", "Made", "Report", "make", "make_of_job"]
 

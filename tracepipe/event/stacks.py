@@ -90,8 +90,8 @@ class Stacks:
     def restore(
         self, frames: list[Frame], is_library: list[bool], stack: Int32s, frame: Int32s, omitted: list[int]
     ) -> None:
-        """Add the frames and stacks of another table, which is empty so far: `stack` and `frame` have a row for
-        each frame of a stack, innermost first.
+        """Add the frames and stacks of another table, which is empty so far: `stack` and `frame` have a row
+        for each frame of a stack, innermost first.
         """
         self.frames, self.is_library = frames, is_library
         self._omitted.extend(omitted)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.options import Option
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.store.run import Run
 from tracepipe.units import counted
 
 _NOTE = (

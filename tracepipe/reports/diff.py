@@ -13,11 +13,11 @@ from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Floats
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Facts, Run
 from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF, is_recorded, measures
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.store import Facts
 from tracepipe.units import agree, counted, duration_text
 
 _LAYER = Column("layer", "layer", spare=True)

@@ -13,8 +13,8 @@ from tracepipe.present.writing.table_formats import FORMATS, write_table
 from tracepipe.printable import json_text
 from tracepipe.reports.frames.layer_tables import TABLES, LayerTable
 from tracepipe.reports.frames.libraries import pl
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, FolderOutput, Report, Result, Table
+from tracepipe.store.run import Run
 
 TABLES_VERSION = "tracepipe-tables/1"
 """The version of the folder's format, in `run.json`; it changes when a column changes its meaning."""

@@ -21,9 +21,9 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import each, equal, greatest
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, zeros
 from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 # The most threads whose states are listed.

@@ -12,9 +12,9 @@ from tracepipe.options import Option
 from tracepipe.present.figures import FIGURES
 from tracepipe.present.figures.panel import scope_of
 from tracepipe.present.page.html_page import About, FigureGroup, Section, write_page
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.kernel_choice import check_kernel
 from tracepipe.reports.report import FileOutput, Report, Result
+from tracepipe.store.run import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, first_flagged, nearest_of_some
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.store.run import Run
+from tracepipe.store.spans import INSTANT
 from tracepipe.units import counted
 
 _EXCLUSIVE = (
@@ -116,7 +116,7 @@ def _by_time(run: Run, timed: Ints, top: int) -> _Names:
 
 
 def _no_such_call(run: Run, name: str) -> TracepipeError:
-    numbers = distinct(_names(run)[run.seen("userspace")])
+    numbers = distinct(_names(run)[run.used_shapes("userspace")])
     names = [run.shapes.text(number) for number in numbers.tolist()]
     near = near_names(name, names)
     hint = f"Did you mean {' or '.join(near)}?" if near else "tracepipe summary --top 0 lists all functions."

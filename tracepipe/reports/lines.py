@@ -18,9 +18,9 @@ from tracepipe.options import Option
 from tracepipe.reports.frames.grouping import equal, greatest, starts_of
 from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.frames.stored import Growing, parts, taken, touched, zeros
 from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.store.run import Run
 from tracepipe.units import counted
 
 _KERNELS = 3
@@ -142,8 +142,9 @@ def _sizes(run: Run, layer: str, rows: Int64s) -> Int64s:
     """The bytes of copies, 0 where they are not known; 0 for kernels. Shape `(n,)`."""
     if layer != "transfer" or not len(rows):
         return np.zeros(len(rows), np.int64)
-    sizes: Int64s = run.part(layer, rows, "size_bytes")["size_bytes"].fill_null(0).to_numpy()
-    return sizes
+    of = run.layer(layer)
+    sizes, known = run.args.size_bytes(of.args[rows], of.end_args[rows])
+    return np.where(known, sizes, 0)
 
 
 def _summed(keys: Sequence[Any], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -195,11 +196,13 @@ def _works(launched: _Launched, found: dict[str, _Line], shown: list[str]) -> Ta
 def _allocated(run: Run, lines: Lines, top: int) -> Table:
     """Allocations by the line that made them."""
     found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    calls = rows_by_effect(run)["alloc"]
+    calls, layer = rows_by_effect(run)["alloc"], run.layer("userspace")
     for part in parts(len(calls)):
-        some = run.part("userspace", calls[part], "size_bytes", "result")
-        good = np.flatnonzero(some["result"].fill_null(0).to_numpy() == 0)
-        sizes = some["size_bytes"].fill_null(0).to_numpy()[good]
+        args = layer.args[calls[part]], layer.end_args[calls[part]]
+        results, known = run.args.result(*args)
+        good = np.flatnonzero(~known | (results == 0))
+        sizes, known = run.args.size_bytes(*args)
+        sizes = np.where(known, sizes, 0)[good]
         (stack,), sums = _summed((called_by(run, calls[part][good]),), (np.ones_like(good), sizes))
         for called, count, size_bytes in zip(*(of.tolist() for of in (stack, *sums)), strict=True):
             for text in lines.of(called):

@@ -31,8 +31,8 @@ from tracepipe.options import Option
 from tracepipe.present.writing.drawing import ASCII, UNICODE, Window, axis, steps_chart
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
+from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
 _CHART_ROWS = 4

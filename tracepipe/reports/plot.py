@@ -11,9 +11,9 @@ from tracepipe.present.figures import FIGURES
 from tracepipe.present.figures.panel import scope_of
 from tracepipe.present.figures.picture import write_picture
 from tracepipe.present.page.html_page import About, FigureGroup, write_page
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.kernel_choice import check_kernel
 from tracepipe.reports.report import FROM, UNTIL, FileOutput, Report, Result
+from tracepipe.store.run import Run
 
 ALL = "all"
 

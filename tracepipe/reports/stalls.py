@@ -13,11 +13,11 @@ from tracepipe.errors import TracepipeError
 from tracepipe.event.counters import SELECTED, STALL_GROUPS, stall_group
 from tracepipe.kernel_names import kernel_title
 from tracepipe.options import OTHER_RUN, Option
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.stalls import Instruction, Stalls, StallTable
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import FEW_SAMPLES, side_by_side
+from tracepipe.store.run import Run
+from tracepipe.store.stalls import Instruction, Stalls, StallTable
 from tracepipe.units import counted
 
 _INSTRUCTIONS: Final = 5

@@ -18,8 +18,8 @@ from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.report import Column, Drawing, Table
+from tracepipe.store.run import Run
 from tracepipe.units import counted, duration_text
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _active_warps(kernel: KernelWarps) -> float | None:
 def _launched(run: Run, names: set[str]) -> dict[str, set[_Shape]]:
     """The grids and blocks of the launches of some kernels."""
     numbers = {run.shapes.number_of("name", name): name for name in names}
-    shapes = np.flatnonzero(run.seen("gpu_kernel")).astype(np.int32)
+    shapes = np.flatnonzero(run.used_shapes("gpu_kernel")).astype(np.int32)
     of = run.shapes.column("name", shapes)
     shapes, of = (column[np.isin(of, list(numbers))] for column in (shapes, of))
     found: dict[str, set[_Shape]] = {}

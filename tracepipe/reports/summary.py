@@ -27,13 +27,12 @@ from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.grouping import equal
 from tracepipe.reports.frames.kept_rows import kept_rows
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT
 from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Report, Result, Table
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.spans import INSTANT
 from tracepipe.units import counted
 
 _COUNT = Column("count", "count", "count")

@@ -13,11 +13,10 @@ from tracepipe.options import Option
 from tracepipe.present.figures.panel import empty_stretch
 from tracepipe.present.writing.drawing import ASCII, LABEL_COLUMNS, UNICODE, Group, Spans, Strip, Window, axis
 from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.spans import INSTANT, NO_BEGIN
 from tracepipe.reports.report import FROM, UNTIL, Drawing, Report, Result
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.spans import INSTANT, NO_BEGIN
 from tracepipe.units import agree, counted, duration_ns, duration_text
 
 _CELLS_MIN = 20
@@ -323,9 +322,11 @@ def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
 
 def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
     """A row for each layer that lost events, by name; losses of an unknown layer are the last row."""
-    table = run.loss_table
-    layers, counts, starts_ns = (table.column(name) for name in ("layer", "count", "start_ns"))
-    ends_ns = starts_ns + np.maximum(0, table.column("dur_ns"))
+    losses = run.loss_columns
+    texts = [*dict.fromkeys(layer for layer in losses["layer"] if layer is not None)]
+    layers = np.array([NONE if layer is None else texts.index(layer) for layer in losses["layer"]], np.int64)
+    counts, starts_ns = (np.array(losses[name], np.int64) for name in ("count", "start_ns"))
+    ends_ns = starts_ns + np.array([dur_ns or 0 for dur_ns in losses["dur_ns"]], np.int64)
     is_inside = (starts_ns <= end_ns) & (ends_ns >= start_ns)
 
     def names(rows: Ints) -> list[str | None]:
@@ -335,7 +336,6 @@ def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
         spans = Spans(starts_ns, ends_ns, names, np.flatnonzero(is_inside & (layers == place)))
         return Strip(label, [spans], [spans])
 
-    texts = table.texts("layer")
     places = [*sorted(range(len(texts)), key=texts.__getitem__), NONE]
     strips = (strip(place, "unknown" if place == NONE else texts[place]) for place in places)
     return [one for one in strips if len(one.spans[0].rows)]

@@ -15,10 +15,10 @@ from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
 from tracepipe.options import OTHER_RUN, Option
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side
+from tracepipe.store.run import Run
 from tracepipe.units import agree, counted
 
 if TYPE_CHECKING:

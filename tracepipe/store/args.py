@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import orjson

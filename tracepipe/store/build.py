@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.event.columns import NONE, SPECIAL, Int32s, TraceBatch, TraceColumns, distinct
-from tracepipe.event.counter_names import GPU_COUNTERS
+from tracepipe.event.counters import GPU_COUNTERS
 from tracepipe.event.model import COUNTS, LAYERS, NO_SLICES, STALLS, TIME_LIMIT_NS, Header, Problem, Record
 from tracepipe.event.native_nesting import new_nesting
 from tracepipe.event.shape import Shape
@@ -41,7 +41,8 @@ from tracepipe.store.stalls import StallTable
 from tracepipe.store.tables import Writer
 from tracepipe.store.warp_rows import WarpRows
 
-# The most shapes that stay in the reading's tables: adding a shape again takes as long as reading fifty events.
+# The most shapes that stay in the reading's tables: adding a shape again takes as long as reading fifty
+# events.
 _SHAPES_MAX, _SHAPES_BYTES_MAX = 1 << 14, 4 * KEPT_BYTES_MAX
 # Values of counters and ends of flows are in no table of spans.
 _NO_SPANS: Final = [ord(phase) for phase in NO_SLICES]
@@ -227,8 +228,8 @@ class _Building:
         """Write events of single threads of a GPU, in the order of time."""
         count = len(events)
         index = np.full((count, 6), NONE, np.int32) if events.index is None else events.index
-        columns = {f"{what}_{axis}": index[:, 3 * at + of]
-                   for at, what in enumerate(("block", "thread")) for of, axis in enumerate("xyz")}  # fmt: skip
+        names = [f"{what}_{axis}" for what in ("block", "thread") for axis in "xyz"]
+        columns = dict(zip(names, index.T, strict=True))
         none = np.full(count, NONE, np.int64)
         self._writer.put(
             "gpu_thread",
@@ -318,7 +319,8 @@ class _Building:
         self._losses = []
 
     def relieve(self) -> None:
-        """Free memory of the reading's tables: if there are many shapes, only those of the last batch stay."""
+        """Free memory of the reading's tables: if there are many shapes, only those of the last batch
+        stay."""
         self._args.put(self._tables)
         if len(self._tables.shapes) <= _SHAPES_MAX:
             self._keep(np.arange(len(self._numbers), dtype=np.int32))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
     Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
+Relation = Any
+"""A relation of DuckDB: `.df()`, `.pl()`, `.arrow()`, `.fetchall()`, `.filter(…)`."""
+
 __all__ = ["Facts", "Layer", "Run", "load_run"]
 # The columns that are None where no row has a value, and which of `Store.has` says so.
 _OPTIONAL: Final = {
@@ -47,8 +50,8 @@ _OF_THREADS: Final[dict[str, int]] = {
 
 
 class Layer:
-    """A row for each slice and instant of a layer, sorted by start. Columns have the shape `(rows,)`; they are
-    those of `schema.SPANS`, and are read when they are first used.
+    """A row for each slice and instant of a layer, sorted by start. Columns have the shape `(rows,)`; they
+    are those of `schema.SPANS`, and are read when they are first used.
 
     `kind` is an index into `KINDS`. `shape`, `args` and `stack` are numbers of the begin, and `end_args` of
     the end, NONE without a value. `parent` is the row of the innermost slice around it in this layer, or
@@ -184,8 +187,8 @@ class Run:
 
     @cached_property
     def loss_columns(self) -> dict[str, list[Any]]:
-        """The stretches in which events were lost, in file order: layer, count, start_ns, dur_ns, cpu, reason;
-        None where a value was not recorded.
+        """The stretches in which events were lost, in file order: layer, count, start_ns, dur_ns, cpu,
+        reason; None where a value was not recorded.
         """
         names = ("layer", "count", "start_ns", "dur_ns", "cpu", "reason")
         rows = self.store.rows("select * from store.losses")
@@ -224,10 +227,10 @@ class Run:
 
     def values(self, name: str, rows: Ints | slice, *columns: str) -> dict[str, list[Any]]:
         """A few columns of some rows of a layer as lists, None where a value is not known: those of `Shape`
-        (`name`, `pid`, …), start_ns, end_ns, dur_ns (None for instants and calls without an end), kind (one of
-        `KINDS`), depth, lane, parent, launch, bound_ns, size_bytes, address, result (of the end, else of the
-        begin), args and end_args (JSON text), kernel (the longest name that the recording has for a kernel),
-        stack, python (the user's line), thread (of a GPU).
+        (`name`, `pid`, …), start_ns, end_ns, dur_ns (None for instants and calls without an end), kind (one
+        of `KINDS`), depth, lane, parent, launch, bound_ns, size_bytes, address, result (of the end, else of
+        the begin), args and end_args (JSON text), kernel (the longest name that the recording has for a
+        kernel), stack, python (the user's line), thread (of a GPU).
         """
         layer, found = self.layer(name), {}
         for column in columns:
@@ -289,15 +292,17 @@ class Run:
             return [one or other for one, other in zip(known, of_args_3, strict=True)]
         return self.shapes.values(name, shape)
 
-    def table(self, name: str) -> Any:
+    def table(self, name: str) -> Relation:
         """One of `views.VIEWS` as a relation of DuckDB, with its rows in order: `.df()`, `.pl()`, `.arrow()`,
         `.fetchall()`, `.filter(…)`.
         """
         self._create_views()
         order = "row" if name not in ("exits", "ranges", "stacks", "losses", "clocks") else "rowid"
-        return self.store.relation(f'select * from "{name}"' + (f" order by {order}" if order == "row" else ""))
+        return self.store.relation(
+            f'select * from "{name}"' + (f" order by {order}" if order == "row" else "")
+        )
 
-    def sql(self, question: str) -> Any:
+    def sql(self, question: str) -> Relation:
         """The answer to a question in DuckDB's SQL about `views.VIEWS`, as a relation."""
         self._create_views()
         return self.store.relation(question)
@@ -307,10 +312,27 @@ class Run:
             views.create(self)
             self._has_views = True
 
-    def __getattr__(self, name: str) -> Any:
-        if name in views.VIEWS:
-            return self.table(name)
-        raise AttributeError(f"'Run' object has no attribute {name!r}", name=name, obj=self)
+    if TYPE_CHECKING:
+        annotations: Relation
+        calls: Relation
+        hooks: Relation
+        syscalls: Relation
+        driver: Relation
+        scheduler: Relation
+        kernels: Relation
+        warps: Relation
+        exits: Relation
+        ranges: Relation
+        gpu_threads: Relation
+        memory: Relation
+        transfers: Relation
+        losses: Relation
+    else:
+
+        def __getattr__(self, name: str) -> Relation:
+            if name in views.VIEWS:
+                return self.table(name)
+            raise AttributeError(f"'Run' object has no attribute {name!r}", name=name, obj=self)
 
     def thread_name(self, pid: int | None, tid: int | None) -> str | None:
         """The last name of a thread."""

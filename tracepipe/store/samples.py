@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracepipe.event.columns import Bools, Int64s
-from tracepipe.event.counter_names import (
+from tracepipe.event.counters import (
     DRAM_READ,
     DRAM_READ_SHARE,
     DRAM_WRITE,

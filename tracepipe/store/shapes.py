@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Three
 from tracepipe.event.model import LAYERS
 from tracepipe.store.schema import FRAMES
 
@@ -26,12 +26,13 @@ _THREADS_MOST: Final = 1 << 20
 
 
 class ShapeTable:
-    """The shapes of a recording by number. A shape is a name at a place: the place is everything else, with the
-    whole name of a kernel where that is longer.
+    """The shapes of a recording by number. A shape is a name at a place: the place is everything else, with
+    the whole name of a kernel where that is longer.
 
-    Columns have numbers. Those of name, comm, domain and kernel are numbers of texts; a layer is an index into
-    `LAYERS`, or the inverted number of a text; a phase is the code of its letter. A number of a process, GPU
-    and so on is the value itself, or less than NONE for a value beyond 63 bits. NONE means "no value".
+    Columns have numbers. Those of name, comm, domain and kernel are numbers of texts; a layer is an index
+    into `LAYERS`, or the inverted number of a text; a phase is the code of its letter. A number of a
+    process, GPU and so on is the value itself, or less than NONE for a value beyond 63 bits. NONE means "no
+    value".
     """
 
     def __init__(self, store: Store) -> None:
@@ -90,8 +91,8 @@ class ShapeTable:
         return number if number > NONE else self._larges[NONE - 1 - number]
 
     def values(self, name: str, shapes: Ints) -> list[Any]:
-        """The values of a column, also `grid` and `block`, for rows that have these shapes; None where there is
-        no value, or it is beyond 63 bits.
+        """The values of a column, also `grid` and `block`, for rows that have these shapes; None where there
+        is no value, or it is beyond 63 bits.
         """
         if name in ("grid", "block"):
             sides = np.stack([self.column(f"{name}_{axis}", shapes) for axis in "xyz"], axis=1)
@@ -154,6 +155,14 @@ class ShapeTable:
         values = self.column(name, shapes)
         found: Int64s = np.where(values == NONE, without, np.maximum(values, NONE)).astype(np.int64)
         return found
+
+    def sizes(self, shapes: Ints) -> tuple[list[Three | None], list[Three | None]]:
+        """The grids and the blocks of some shapes, None where one was not recorded."""
+        grids, blocks = (
+            [None if three is None else (three[0], three[1], three[2]) for three in self.values(name, shapes)]
+            for name in ("grid", "block")
+        )
+        return grids, blocks
 
     def block_threads(self, shapes: Ints) -> Int64s:
         """How many threads a block has, 0 where that was not recorded. Shapes `(n,)`."""

@@ -1,6 +1,7 @@
 """Makes the rows of a layer's table: slices and instants, from the events of a group of layers that nest.
 
-    events in file order ──▶ Spool (a file) ──▶ in the order of time ──▶ Nesting ──▶ rows, as they are complete
+    events in file order ──▶ Spool (a file) ──▶ in the order of time ──▶ Nesting ──▶ rows, as they are
+    complete
 
 The rules of nesting are in `event/nesting.py`, which the timeline uses too: a report and a timeline agree on
 calls without an end, and on ends without a begin. Memory does not grow with the number of events, but with
@@ -304,7 +305,8 @@ class SpanRows:
             above[nested] = around
             steps = np.zeros(len(above), np.int32)
             steps[nested] = 1
-            # Each round doubles the distance to the slice above, so a deep stack needs few rounds. A row without
+            # Each round doubles the distance to the slice above, so a deep stack needs few rounds. A row
+            # without
             # a parent ends it, and one that was there before, whose depth is known.
             while bool((more := steps[above[nested]]).any()):
                 further = above[above[nested]]
@@ -340,9 +342,10 @@ class SpanRows:
 def parents_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Bools) -> Int64s:
     """For each slice the innermost of the last `OVERLAP_ROWS_MAX` open ones that encloses it, else NONE.
 
-    While a slice is open, it is not known what it encloses, so slices that cross it get overlap tracks. When all
-    ends are known, some of them nest after all: those that were recorded as an end and a duration. Slices are
-    sorted by start, the longer first; `lasts` flags those that can be around others. Shapes `(n,)`.
+    While a slice is open, it is not known what it encloses, so slices that cross it get overlap tracks. When
+    all ends are known, some of them nest after all: those that were recorded as an end and a duration.
+    Slices are sorted by start, the longer first; `lasts` flags those that can be around others. Shapes
+    `(n,)`.
     """
     parent = np.full(len(start_ns), NONE, np.int64)
     starts, ends, may_enclose = start_ns.tolist(), end_ns.tolist(), lasts.tolist()

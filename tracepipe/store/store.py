@@ -75,8 +75,8 @@ class Store:
         return found
 
     def columns(self, sql: str, **tables: dict[str, Any]) -> dict[str, Any]:
-        """The columns of an answer as numpy arrays. `tables` are tables of numpy columns, which the question may
-        name. Numbers must not be null.
+        """The columns of an answer as numpy arrays. `tables` are tables of numpy columns, which the question
+        may name. Numbers must not be null.
         """
         for name, table in tables.items():
             self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})

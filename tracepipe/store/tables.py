@@ -42,8 +42,8 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
 
 
 def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
-    """A connection whose catalog `store` has the tables in a folder, which are only read. Raises LibraryMissing and
-    OutputError.
+    """A connection whose catalog `store` has the tables in a folder, which are only read. Raises
+    LibraryMissing and OutputError.
     """
     con = connect(":memory:", folder, memory_mb=memory_mb)
     path = str(folder / FILE).replace("'", "''")
@@ -145,7 +145,8 @@ class Writer:
 
         try:
             self._con.execute(
-                f'create table renumbered as select {names} from "{source}" s join ids m on s.id = m.old order by m.id'
+                f'create table renumbered as select {names} from "{source}" s '
+                "join ids m on s.id = m.old order by m.id"
             )
         except duckdb.Error as e:
             raise _refused(e) from e

@@ -1,7 +1,8 @@
-"""The tables that users ask: a recording's layers with names instead of numbers, and null where nothing is known.
+"""The tables that users ask: a recording's layers with names instead of numbers, and null where nothing is
+known.
 
-`tracepipe export` writes them, `tracepipe query` asks them, and `Run` gives them. docs/reports.md documents their
-columns. Times are whole ns on the trace clock.
+`tracepipe export` writes them, `tracepipe query` asks them, and `Run` gives them. docs/reports.md documents
+their columns. Times are whole ns on the trace clock.
 """
 
 from __future__ import annotations
@@ -66,13 +67,16 @@ def _list(texts: tuple[str, ...]) -> str:
 
 def _unsigned(column: str) -> str:
     """A launch as an unsigned number: a column has its two's complement."""
-    return f"(case when {column} < 0 then {column}::hugeint + 18446744073709551616 else {column} end)::ubigint"
+    return (
+        f"(case when {column} < 0 then {column}::hugeint + 18446744073709551616 else {column} end)::ubigint"
+    )
 
 
 def _with_source(args: str, source: str) -> str:
     """Arguments with the time of their event on its own clock as `source_ns`."""
     reading = f"""'"source_ns":' || {source}"""
-    return f"""case when {source} = -1 then {args}.text when {args}.text is null then '{{' || {reading} || '}}'
+    return f"""case when {source} = -1 then {args}.text when {args}.text is null then '{{' || {reading} ||
+    '}}'
         when {args}.has_source then regexp_replace({args}.text, '"source_ns":[^,}}]*', {reading})
         else {args}.text[:-2] || ',' || {reading} || '}}' end"""
 
@@ -102,7 +106,8 @@ _OF_TABLE: Final = ("start_ns", "end_ns")
 
 def _span_view(view: str, layer: str, columns: tuple[str, ...]) -> str:
     made = (
-        f"s.{name}" if name in _OF_TABLE else f'{_VALUES.get(name, f"v.{name}")} as "{name}"' for name in columns
+        f"s.{name}" if name in _OF_TABLE else f'{_VALUES.get(name, f"v.{name}")} as "{name}"'
+        for name in columns
     )
     return f"""create temp view "{view}" as select s.id::bigint as row, {", ".join(made)}
         from store."{layer}" s join shape_values v using (shape)
@@ -112,11 +117,15 @@ def _span_view(view: str, layer: str, columns: tuple[str, ...]) -> str:
 
 def _known(table: str, *columns: str) -> str:
     """Columns of numbers, null where they are less than 0."""
-    return ", ".join(f'case when {table}."{name}" >= 0 then {table}."{name}" end as "{name}"' for name in columns)
+    return ", ".join(
+        f'case when {table}."{name}" >= 0 then {table}."{name}" end as "{name}"' for name in columns
+    )
 
 
 _INDEX: Final = ", ".join(
-    f"nullif(s.{what}_{axis}, -1)::bigint as {what}_index_{axis}" for what in ("block", "thread") for axis in "xyz"
+    f"nullif(s.{what}_{axis}, -1)::bigint as {what}_index_{axis}"
+    for what in ("block", "thread")
+    for axis in "xyz"
 )
 _OTHERS: Final = (
     f"""create temp view shape_values as
@@ -126,14 +135,17 @@ _OTHERS: Final = (
             {_known("s", "pid", "tid", "cpu", "gpu", "stream", "range", *_SIZES)}
         from store.shapes s left join store.texts n on s.name_text = n.number
         left join store.texts c on s.comm_text = c.number left join store.texts d on s.domain_text = d.number
-        left join store.texts k on s.kernel_text = k.number left join store.texts l on -1 - s.layer = l.number""",
+        left join store.texts k on s.kernel_text = k.number left join store.texts l on -1 - s.layer =
+        l.number""",
     f"""create temp view gpu_threads as
         select s.id::bigint as row, s.start_ns as ts_ns, v.phase, v.name, v.pid, v.gpu,
-            {_VALUES["launch"]} as launch, {_INDEX}, {_VALUES["bound_ns"]} as bound_ns, {_VALUES["args"]} as args
+            {_VALUES["launch"]} as launch, {_INDEX}, {_VALUES["bound_ns"]} as bound_ns, {_VALUES["args"]} as
+            args
         from store.gpu_thread s join shape_values v using (shape)
         left join args_values a on s.args = a.number""",
     f"""create temp view warps as
-        select w.rowid as row, case when l.has_launch then {_unsigned("l.launch")} end as launch, k.name, k.gpu,
+        select w.rowid as row, case when l.has_launch then {_unsigned("l.launch")} end as launch, k.name,
+        k.gpu,
             case when l.stream >= 0 then l.stream end as stream, k.pid, {_known("k", *_SIZES)},
             case when l.bound_ns >= 0 then l.bound_ns end as bound_ns, w.warp,
             case when l.warps_per_block > 0 then w.warp // l.warps_per_block end as block_index,
@@ -146,16 +158,20 @@ _OTHERS: Final = (
             w.exits::bigint as exit_count, nullif(w.cycles, -1) as cycles
         from store.warps w join launches l on w.launch_number = l.number
         join warp_kernel_values k on l.kernel = k.number""",
-    "create temp view launches as select row_number() over (order by rowid) - 1 as number, * from store.warp_launches",
+    """create temp view launches as
+        select row_number() over (order by rowid) - 1 as number, * from store.warp_launches""",
     """create temp view warp_kernel_values as
         select row_number() over (order by rowid) - 1 as number, * from store.warp_kernels""",
     """create temp view exits as select warp_row::bigint as warp_row, exit_ns,
         case when mask >= 0 then mask end as exit_mask from store.warp_exits""",
-    """create temp view ranges as select r.warp_row::bigint as warp_row, n.name, r.start_ns, r.dur_ns, r.self_ns,
+    """create temp view ranges as select r.warp_row::bigint as warp_row, n.name, r.start_ns, r.dur_ns,
+    r.self_ns,
         r.cycles, r.open from store.warp_ranges r join range_names n on r.name_text = n.number""",
-    """create temp view stacks as select s.stack::bigint as stack, s.depth::bigint as frame, f.function, f.file, f.line,
+    """create temp view stacks as select s.stack::bigint as stack, s.depth::bigint as frame, f.function,
+    f.file, f.line,
         f.is_library from store.stack_frames s join
-        (select row_number() over (order by rowid) - 1 as number, * from store.frames) f on s.frame = f.number""",
+        (select row_number() over (order by rowid) - 1 as number, * from store.frames) f on s.frame =
+        f.number""",
     "create temp view losses as select * from store.losses",
 )
 
@@ -163,17 +179,16 @@ _OTHERS: Final = (
 def create(run: Run) -> None:
     """Create the views, and the tables that they need beside those of the store."""
     con = run.store.connection
-    con.execute("""create temp table args_values (number integer, text varchar, size_bytes bigint, result bigint,
-        address varchar, function varchar, function_name varchar, has_source boolean, grid_x bigint, grid_y bigint,
-        grid_z bigint, block_x bigint, block_y bigint, block_z bigint)""")
+    con.execute("""create temp table args_values (number integer, text varchar, size_bytes bigint, result
+    bigint,
+        address varchar, function varchar, function_name varchar, has_source boolean, grid_x bigint, grid_y
+        bigint, grid_z bigint, block_x bigint, block_y bigint, block_z bigint)""")
     rows = _args(run)
     while some := [*islice(rows, _AT_ONCE)]:
-        columns = [np.array(column, object) for column in zip(*some, strict=True)]
+        values = [np.array(column, object) for column in zip(*some, strict=True)]
         kinds = ("integer", "varchar", "bigint", "bigint", "varchar", "varchar", "varchar", "boolean")
-        names = ", ".join(
-            f"c{at}::{kind}" for at, kind in enumerate((*kinds, *("bigint",) * len(_SIZES)))
-        )
-        given = {f"c{at}": column for at, column in enumerate(columns)}
+        names = ", ".join(f"c{at}::{kind}" for at, kind in enumerate((*kinds, *("bigint",) * len(_SIZES))))
+        given = {f"c{at}": column for at, column in enumerate(values)}
         con.execute(f"insert into args_values select {names} from given")
         del given
     con.execute("create temp table stack_lines (stack integer, python varchar)")

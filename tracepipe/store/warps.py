@@ -53,8 +53,8 @@ class LaunchTable:
         return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
     def column(self, name: str, launches: Ints) -> tuple[Any, Any]:
-        """A column of some launches (names as numbers), and flags for known values. Shapes `(n,)`; those of grid
-        and block `(n, 3)`.
+        """A column of some launches (names as numbers), and flags for known values. Shapes `(n,)`; those of
+        grid and block `(n, 3)`.
         """
         if name == "launch":
             return self._of_launch["launch"][launches].view(np.uint64), self._of_launch["has_launch"][
@@ -138,10 +138,11 @@ class WarpTable:
     def column(self, name: str, rows: Rows = slice(None)) -> tuple[Any, Any]:
         """A column, and flags for known values. Shapes `(n,)`.
 
-        launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch, as in `LaunchTable.column`. warp:
-        the linear index on the grid. block_index, warp_in_block: not known where the size of a block is not.
-        entry_ns; first_exit_ns, last_exit_ns: not known for a warp that was running when the recording ended.
-        exits: how many. cycles: of the SM's clock, from entry to the last exit. sm, slot, entry_mask.
+        launch, name, gpu, stream, pid, grid, block, bound_ns: of the launch, as in `LaunchTable.column`.
+        warp: the linear index on the grid. block_index, warp_in_block: not known where the size of a block
+        is not. entry_ns; first_exit_ns, last_exit_ns: not known for a warp that was running when the
+        recording ended. exits: how many. cycles: of the SM's clock, from entry to the last exit. sm, slot,
+        entry_mask.
         """
         if name in OF_KERNEL or name in OF_LAUNCH:
             return self.launches.column(name, self.launch_of(rows))
@@ -163,8 +164,8 @@ class WarpTable:
         return self.launches.kernels(), of_warp
 
     def exit_columns(self) -> tuple[Int64s, Int64s, Int64s]:
-        """The exits of warps with several exits, or with one exit of not all lanes, sorted by warp: the row of
-        the warp, the time, and the mask of lanes, which is negative where it was not recorded. Shapes
+        """The exits of warps with several exits, or with one exit of not all lanes, sorted by warp: the row
+        of the warp, the time, and the mask of lanes, which is negative where it was not recorded. Shapes
         `(exits,)`.
         """
         found = self._store.columns("select warp_row, exit_ns, mask from store.warp_exits")
@@ -176,6 +177,5 @@ class WarpTable:
         `range_names`), start_ns, dur_ns, self_ns (without the ranges inside it), cycles, open (its end is not
         known, and is assumed to be the warp's last exit). Shapes `(ranges,)`.
         """
-        return self._store.columns(
-            "select warp_row, name_text as name, start_ns, dur_ns, self_ns, cycles, open from store.warp_ranges"
-        )
+        columns = "warp_row, name_text as name, start_ns, dur_ns, self_ns, cycles, open"
+        return self._store.columns(f"select {columns} from store.warp_ranges")

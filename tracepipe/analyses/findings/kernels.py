@@ -22,11 +22,9 @@ from tracepipe.analyses.findings.kernel_warps import (
 from tracepipe.event.columns import distinct
 from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.reports.frames.arrays import Bools, Int64s, Ints
-from tracepipe.reports.frames.gpus import about_gpus
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.run import Run
-from tracepipe.reports.frames.warp_columns import WarpTable
+from tracepipe.store.run import Layer, Run
+from tracepipe.store.warps import WarpTable
 
 MOST_REPEATED = 0.25
 """The largest share of thread indices that may recur in an input without blocks; with more, its warps count
@@ -243,7 +241,7 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
         launches, has_launch = table.column("launch")
         is_wanted &= has_launch & (launches == launch)
     rows_of = RowsByNumber(of_warp[is_wanted], np.flatnonzero(is_wanted))
-    exits_of, gpus = RowsByNumber(of_warp[table.exit_columns()[0]]), about_gpus(run)
+    exits_of, gpus = RowsByNumber(of_warp[table.exit_columns()[0]]), run.facts.gpus()
     exited = table.column("exits")[0]
 
     def warps_of(number: int, rows: Ints) -> KernelWarps:

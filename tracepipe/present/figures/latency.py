@@ -12,9 +12,9 @@ from tracepipe.event.groups import largest
 from tracepipe.present.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
 from tracepipe.present.figures.panel import Panel, Scope, short
 from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
-from tracepipe.reports.frames.layers import Layer
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
+from tracepipe.store.run import Layer
 from tracepipe.units import duration_text
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tracepipe.errors import TracepipeError
 from tracepipe.present.writing.rendering import shown
-from tracepipe.reports.frames.run import Run
+from tracepipe.store.run import Run
 from tracepipe.units import duration_ns, duration_text
 
 GPUS_MAX = 16

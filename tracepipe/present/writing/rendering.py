@@ -13,8 +13,8 @@ from tracepipe.event.model import LAYERS
 from tracepipe.kernel_names import kernel_title
 from tracepipe.printable import printable
 from tracepipe.recording.account import fit_text
-from tracepipe.reports.frames.run import Facts
 from tracepipe.reports.report import Column, Result, Table
+from tracepipe.store.store import Facts
 from tracepipe.units import agree, counted, duration_text, size_text, three_digits
 
 _OUTCOMES = {

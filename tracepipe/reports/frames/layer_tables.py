@@ -64,7 +64,7 @@ class LayerTable(NamedTuple):
 
 
 _TEXTS = {
-    "layer", "name", "comm", "kind", "address", "kernel", "phase", "python", "args", "end_args",
+    "layer", "name", "domain", "comm", "kind", "address", "kernel", "phase", "python", "args", "end_args",
 }  # fmt: skip
 
 

@@ -60,7 +60,9 @@ class Measured:
     values: dict[str, Any]
 
 
-def _measured(texts: Sequence[bytes] | Numbered, numbers: Int32s, counts: Ints, lengths_ns: Int64s, bounds: Ints) -> Measured:
+def _measured(
+    texts: Sequence[bytes] | Numbered, numbers: Int32s, counts: Ints, lengths_ns: Int64s, bounds: Ints
+) -> Measured:
     """The figures of names, each of which has the lengths from one bound to the next. Raises OutputError."""
     values = {name: empty(len(numbers), np.float64) for name in MEASURES}
     values["count"][:] = counts
