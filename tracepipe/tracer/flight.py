@@ -233,7 +233,6 @@ class Outputs(Protocol):
 
     def another(self) -> AbstractContextManager[tuple[str, BinaryIO]]:
         """The name and the stream of a file for the next recording. Raises OutputError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,29 +149,23 @@ class Control(Protocol):
 
     def began(self) -> None:
         """Called when the recording starts: everything from now on is recorded."""
-        ...
 
     def ended(self) -> None:
         """Called when the recording ends: nothing more is recorded, and no window can begin."""
-        ...
 
     def order(self) -> WindowOrder | None:
         """The next window that is to begin or to end now; up to date after `is_over`."""
-        ...
 
     def answer(self, answer: Answer) -> None:
         """Called with the answer to the last `order`."""
-        ...
 
     def is_over(self) -> bool:
         """Whether the recording is to end; called every 2 ms."""
-        ...
 
     def wrote(self, asked: int, path: str, error: OutputError | None) -> None:
         """Called when a flight recorder has written a recording, after `asked` requests so far. `path` is ""
         where no file could be made, and `error` states why the file is not complete.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,19 +30,15 @@ class Collector(Protocol):
 
     def begin(self, plan: Plan, start_ns: int) -> None:
         """Called first: the records of this plan follow, from `start_ns` on CLOCK_MONOTONIC."""
-        ...
 
     def put(self, chunk: bytes) -> None:
         """Take whole records."""
-        ...
 
     def put_loss(self, loss: Loss) -> None:
         """Take a loss, after the records that precede it."""
-        ...
 
     def finish(self) -> None:
         """Called at the end: no more records follow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +118,17 @@ class Decoder(Protocol):
 
     def render(self, chunk: bytes) -> Lines:
         """The lines of one chunk; chunks must come in the order in which they were collected."""
-        ...
 
     def counts(self, chunk: bytes) -> Mapping[str, int]:
         """Layer → events of the records in a chunk that is not rendered."""
-        ...
 
     def carry(self) -> Carry:
         """An object that keeps what this kind of decoder needs from evicted records."""
-        ...
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
         """Start after evicted records: returns the lines of what was still open, as beginning at
         `start_ns`.
         """
-        ...
 
 
 class Renderer(Decoder, Protocol):
@@ -144,7 +136,6 @@ class Renderer(Decoder, Protocol):
 
     def learn(self, chunk: bytes) -> None:
         """Read from a chunk what earlier lines need; for unordered recordings."""
-        ...
 
 
 class DeviceRenderer(Decoder, Protocol):
@@ -153,50 +144,40 @@ class DeviceRenderer(Decoder, Protocol):
     @property
     def news(self) -> Sequence[str]:
         """The notes that are known before the recording ends, in order; `notes` begins with them."""
-        ...
 
     @property
     def notes(self) -> list[str]:
         """The messages for the user."""
-        ...
 
     @property
     def losses(self) -> dict[str, int]:
         """Layer → events lost, as the decoder itself found."""
-        ...
 
     @property
     def gpus(self) -> list[dict[str, Any]]:
         """The GPUs of the records so far, in the form of a header."""
-        ...
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
         """The processor time of processes that sample GPUs so far, in the form of a footer."""
-        ...
 
     @property
     def stall_samples(self) -> int:
         """Samples of what warps wait for so far, which are not counted as events."""
-        ...
 
     def rest(self) -> Iterator[Lines]:
         """The other lines of the last chunk, a few thousand at a time: together they could take hundreds of
         MB.
         """
-        ...
 
     def last(self) -> Lines:
         """Called after the last chunk: the lines of records that were waiting for others."""
-        ...
 
     def spans(self, wanted: Wanted) -> SpanReader:
         """A reader that finds long calls and kernels in such records."""
-        ...
 
     def anew(self) -> DeviceRenderer:
         """A new renderer with the settings of this one."""
-        ...
 
 
 class DeviceEngine(Protocol):
@@ -216,66 +197,52 @@ class DeviceEngine(Protocol):
 
     def environment(self) -> dict[str, str]:
         """The variables to add to the target's environment."""
-        ...
 
     def enter(self, pids: Sequence[int]) -> None:
         """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
-        ...
 
     def collect(self, *, is_final: bool = False) -> bytes:
         """The records since the last call; never waits. `is_final`: the target has ended."""
-        ...
 
     def lost(self) -> list[Loss]:
         """Losses since the last call."""
-        ...
 
     def renderer(self) -> DeviceRenderer:
         """The decoder of what `collect` returns; used on another thread."""
-        ...
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
         """Called before a process begins: events are recorded only in windows, whose begin and end the
         environment describes.
         """
-        ...
 
     def arm(self, windows: int) -> None:
         """From now on, processes begin and end windows at their triggers, at most this many."""
-        ...
 
     def set_window(self, *, is_open: bool) -> None:
         """Begin a window, or end the open one, unless a process has already done so."""
-        ...
 
     def hits(self) -> int:
         """How often a trigger that the library sees happened since `arm`, or since the last window began."""
-        ...
 
     def turns(self) -> list[Turn]:
         """The begins and ends of windows by processes since the last call."""
-        ...
 
     def turned(self, turn: Turn) -> None:
         """Called when a window of the recording, or a recording without windows, begins or ends; in order of
         time.
         """
-        ...
 
     def stop(self) -> None:
         """Ask the target's processes to stop recording and to undo what the library did; never waits.
 
         Their last records are collected until `is_over`.
         """
-        ...
 
     def is_over(self) -> bool:
         """Whether every process has sent its last records and stopped, or has ended."""
-        ...
 
     def close(self) -> None:
         """Free the memory; what the target still sends is not read."""
-        ...
 
 
 @dataclass(slots=True)
@@ -397,11 +364,9 @@ class Engine(Protocol):
 
     def check(self) -> str:
         """The engine's version. Raises CaptureUnavailable where it cannot work."""
-        ...
 
     def attach(self, plan: Plan, notify: Notify) -> Attachment:
         """Attach every probe of the plan. Raises CaptureUnavailable."""
-        ...
 
 
 class NoProbes:

@@ -151,11 +151,9 @@ class Wanted(Protocol):
     @property
     def kinds(self) -> Collection[str]:
         """The kinds that are looked for; others can be ignored."""
-        ...
 
     def limit_ns(self, name: str, kind: str) -> int | None:
         """The duration beyond which a span with this name is reported; None: it never is."""
-        ...
 
 
 class SpanReader(Protocol):
@@ -163,11 +161,9 @@ class SpanReader(Protocol):
 
     def take(self, chunk: bytes) -> Iterator[Span]:
         """The spans that ended in a chunk and exceed their limit."""
-        ...
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """The open spans that exceed their limit, each reported once."""
-        ...
 
 
 class RecordSpans:
@@ -315,15 +311,12 @@ class Carry(Protocol):
 
     def take(self, chunk: bytes) -> None:
         """Take whole evicted records, in their order."""
-        ...
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
         """The records of a chunk before `start_ns`, and the others."""
-        ...
 
     def carried(self) -> Carried:
         """The records that are needed now."""
-        ...
 
 
 class RecordCarry:
