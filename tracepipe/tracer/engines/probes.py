@@ -275,7 +275,7 @@ class ProbeAttachment(Attachment):
                 self._maps.filtered[slot] = 0
 
     def _detach(self, probing: Probing) -> None:
-        quick, slow = probing.take()
+        quick, slow = probing.detach()
         # These are closed first, and here: until then every process that calls the functions pays for them.
         for link in quick:
             os.close(link)
