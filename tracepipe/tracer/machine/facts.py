@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 # A file that each of these puts into a container; since cgroup 2, cgroup paths do not show it.
 _CONTAINER_MARKS = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+_SETTINGS = ("perf_event_paranoid", "unprivileged_bpf_disabled", "kptr_restrict")
 NVIDIA_MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 
 
@@ -71,37 +73,56 @@ class Machine:
 
 def this_machine(root: Path = Path("/")) -> Machine:
     """This machine, or one whose /proc and /sys are below `root`."""
-    status = _status(root)
-    effective = int(status["CapEff"], 16) if "CapEff" in status else None
-    modules = tuple(name for name in NVIDIA_MODULES if _exists(root / "sys/module" / name))
+    lines = _read(root / "proc/self/status").splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    capabilities = None
+    if "CapEff" in status:
+        effective = int(status["CapEff"], 16)
+        capabilities = frozenset(name for name, bit in CAPABILITIES.items() if effective >> bit & 1)
+    is_initial = None
+    with suppress(OSError):
+        is_initial = str((root / "proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
+    # `         0          0 4294967295` maps all users: the initial user namespace. Inside of another one,
+    # root is root of that one only.
+    user_map = _read(root / "proc/self/uid_map").split()
+    # systemd's convention, followed by podman, lxc and systemd-nspawn for the first process
+    environment = _read(root / "proc/1/environ").split("\0")
+    containers = [name for mark, name in _CONTAINER_MARKS.items() if _exists(root / mark[1:])]
+    containers += [entry[10:] for entry in environment if entry.startswith("container=")]
+    files_max = memlock_bytes = None
+    with suppress(ImportError):  # not on this system
+        import resource
+
+        files_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if hasattr(resource, "RLIMIT_MEMLOCK"):
+            memlock_bytes = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    settings = {name: _read(root / "proc/sys/kernel" / name) for name in _SETTINGS}
+    # `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu …`
+    nvidia = _read(root / "proc/driver/nvidia/version").partition("\n")[0].split()
     events = root / "sys/bus/event_source/devices"
-    files_max, memlock_bytes = _limits()
     return Machine(
         system=platform.system(),
         release=platform.release(),
         architecture=platform.machine(),
         euid=os.geteuid() if hasattr(os, "geteuid") else -1,
-        capabilities=(
-            None
-            if effective is None
-            else frozenset(name for name, bit in CAPABILITIES.items() if effective >> bit & 1)
-        ),
-        is_initial_pid_namespace=_is_initial(root),
-        is_initial_user_namespace=_maps_all_users(root),
-        container=_container(root),
+        capabilities=capabilities,
+        is_initial_pid_namespace=is_initial,
+        is_initial_user_namespace=user_map == ["0", "0", "4294967295"] if user_map else None,
+        container=containers[0] if containers else "",
         seccomp=int(status["Seccomp"]) if status.get("Seccomp", "").isdigit() else None,
         has_proc=bool(status) and status.get("Pid", str(os.getpid())) == str(os.getpid()),
         has_sysfs=_exists(root / "sys/kernel"),
-        lockdown=_chosen(_read(root / "sys/kernel/security/lockdown")),
+        # `none [integrity] confidentiality`
+        lockdown=_read(root / "sys/kernel/security/lockdown").partition("[")[2].partition("]")[0],
         files_max=files_max,
         memlock_bytes=memlock_bytes,
         tracefs=next((path for path in _TRACEFS if _exists(root / path[1:] / "events")), ""),
         uprobe_pmu=_exists(events / "uprobe/type"),
         kprobe_pmu=_exists(events / "kprobe/type"),
         has_btf=_exists(root / "sys/kernel/btf/vmlinux"),
-        settings=_settings(root),
-        nvidia=_nvidia_version(root),
-        nvidia_modules=modules,
+        settings={name: int(text) for name, text in settings.items() if text.lstrip("-").isdigit()},
+        nvidia=next((word for word in nvidia if word[0].isdigit() and "." in word), ""),
+        nvidia_modules=tuple(name for name in NVIDIA_MODULES if _exists(root / "sys/module" / name)),
         profiles_for_admins="RmProfilingAdminOnly: 1" in _read(root / "proc/driver/nvidia/params"),
     )
 
@@ -119,65 +140,3 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _status(root: Path) -> dict[str, str]:
-    lines = _read(root / "proc/self/status").splitlines()
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def _is_initial(root: Path) -> bool | None:
-    try:
-        return str((root / "proc/self/ns/pid").readlink()) == _INITIAL_PID_NAMESPACE
-    except OSError:
-        return None
-
-
-def _maps_all_users(root: Path) -> bool | None:
-    """Whether this is the initial user namespace; inside of another one, root is root of that one only. `
-    0          0 4294967295` maps all.
-    """
-    words = _read(root / "proc/self/uid_map").split()
-    return words == ["0", "0", "4294967295"] if words else None
-
-
-def _container(root: Path) -> str:
-    for mark, name in _CONTAINER_MARKS.items():
-        if _exists(root / mark[1:]):
-            return name
-    # systemd's convention, followed by podman, lxc and systemd-nspawn for the first process
-    environment = _read(root / "proc/1/environ").split("\0")
-    return next((entry[10:] for entry in environment if entry.startswith("container=")), "")
-
-
-def _chosen(text: str) -> str:
-    """`none [integrity] confidentiality` → `integrity`."""
-    return text.partition("[")[2].partition("]")[0]
-
-
-def _limits() -> tuple[int | None, int | None]:
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return None, None
-    memlock = getattr(resource, "RLIMIT_MEMLOCK", None)
-    return (
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        resource.getrlimit(memlock)[0] if memlock is not None else None,
-    )
-
-
-def _settings(root: Path) -> dict[str, int]:
-    found = {}
-    for name in ("perf_event_paranoid", "unprivileged_bpf_disabled", "kptr_restrict"):
-        text = _read(root / "proc/sys/kernel" / name)
-        if text.lstrip("-").isdigit():
-            found[name] = int(text)
-    return found
-
-
-def _nvidia_version(root: Path) -> str:
-    """`NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu …` → `535.129.03`."""
-    lines = _read(root / "proc/driver/nvidia/version").splitlines()
-    words = lines[0].split() if lines else []
-    return next((word for word in words if word[0].isdigit() and "." in word), "")
