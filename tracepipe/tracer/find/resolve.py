@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,19 +46,25 @@ def resolve(
     attached, and the library may be one that other sets name.
     """
     if not is_partial:
-        _check_given(sets, libraries)
+        wanted = tuple(dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if hook.library))
+        for path in libraries.unused(wanted):
+            named = ", ".join(name for name in wanted if "/" not in name) or "none"
+            hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
+            raise InputError("no hook names its file name or its soname", hint, path=path)
     sources = _Sources(libraries, FunctionTables(notify))
-    selection, places = Selection(), _Places()
+    selection, owners = Selection(), _Owners()
     for hooks in sets:
-        found = _Found(hooks, NameFilter(only, exclude, hooks.variants))
-        for target, look in _LOOKS.items():
-            chosen = [hook for hook in hooks.hooks if hook.target == target]
-            if chosen:
-                look(chosen, sources, found)
-        selection.probes.extend(probe for probe in found.probes if places.take(probe))
-        found.say(selection)
-    if not is_partial:
-        _check_number(selection.probes)
+        search = _SetSearch(hooks, NameFilter(only, exclude, hooks.variants), sources)
+        search.run()
+        selection.probes.extend(probe for probe in search.probes if owners.accept(probe))
+        search.report(selection)
+    count = len(selection.probes)
+    if not is_partial and count > MOST_PROBES:
+        ((text, most),) = Counter(hook_text(probe.hook) for probe in selection.probes).most_common(1)
+        raise InputError(
+            f"the hooks match {count} functions, {text} alone {most}; at most {MOST_PROBES} can be probed",
+            "Give a narrower pattern, or --exclude 'PATTERN'.",
+        )
     return selection
 
 
@@ -78,39 +84,114 @@ class _Sources:
     tracepoints: Tracepoints = field(default_factory=Tracepoints)
 
 
-class _Found:
-    """The result of one set: its probes, which of its hooks match something, and why the others do not."""
+class _SetSearch:
+    """The search for one set: its probes, which of its hooks match something, and why the others do not."""
 
-    def __init__(self, hooks: HookSet, wanted: NameFilter) -> None:
-        self.hooks, self.wanted = hooks, wanted
+    def __init__(self, hooks: HookSet, wanted: NameFilter, sources: _Sources) -> None:
+        self.hooks, self.wanted, self.sources = hooks, wanted, sources
         self.probes: list[Probe] = []
         self._fitted: set[str] = set()
         self._groups: set[str] = set()
         self._reasons: dict[tuple[str, str], Hook] = {}
 
-    def add(self, probe: Probe, names: Iterable[str]) -> None:
+    def run(self) -> None:
+        """Search for the hooks of each target."""
+        for target, look in {
+            "uprobe": self._look_in_libraries,
+            "kprobe": self._look_in_kernel,
+            "tracepoint": self._look_in_tracefs,
+        }.items():
+            if hooks := [hook for hook in self.hooks.hooks if hook.target == target]:
+                look(hooks)
+
+    def _look_in_libraries(self, all_hooks: list[Hook]) -> None:
+        libraries, tables, variants = self.sources.libraries, self.sources.tables, self.hooks.variants
+        for library in dict.fromkeys(hook.library for hook in all_hooks):
+            hooks = [hook for hook in all_hooks if hook.library == library]
+            index = HookIndex(hooks, variants)
+            files = tables.of(library, libraries, index)
+            for path, functions in files.items():
+                self._add_functions(path, functions, index)
+            if not self.hooks.is_shipped and self._without_fit(hooks):
+                for path in files:  # a user may name a function that is not exported
+                    self._add_functions(
+                        path, tables.all_of(path), HookIndex(self._without_fit(hooks), variants)
+                    )
+            if not files:
+                name = library or "the program"
+                self._missing(hooks, f"no {name} found: {libraries.where(library)}")
+            elif self._without_fit(hooks):
+                names = {name for path in files for found in tables.all_of(path).values() for name in found}
+                self._missing(hooks, f"no such function in {' or '.join(files)}", names)
+
+    def _add_functions(self, path: str, functions: dict[int, list[str]], index: HookIndex) -> None:
+        """Add probes for functions (offset → names); of several matching names, the shortest is used."""
+        for offset, names in functions.items():
+            fitting = [(len(name), name, hook) for name in names if (hook := index.find(name)) is not None]
+            if not fitting:
+                continue
+            _, name, hook = min(fitting, key=lambda item: item[:2])
+            place = FilePlace(path, offset)
+            self._add(Probe(name, hook.name or name, place, _in_files_layer(hook, path, name)), names)
+            for _, _, other in fitting:
+                self._note_fit(other)
+
+    def _look_in_kernel(self, all_hooks: list[Hook]) -> None:
+        for modules in dict.fromkeys(hook.modules for hook in all_hooks):
+            hooks = [hook for hook in all_hooks if hook.modules == modules]
+            if reason := no_kprobes() or not_loaded(modules):
+                self._missing(hooks, reason)
+                continue
+            index, symbols = HookIndex(hooks, self.hooks.variants), self.sources.symbols
+            patterns = [hook.pattern + ending for hook in hooks for ending in ("", *self.hooks.variants)]
+            try:
+                for place in symbols.functions(modules, patterns):
+                    if (hook := index.find(place.symbol)) is not None:
+                        self._add(Probe(place.symbol, hook.name or place.symbol, place, hook), [place.symbol])
+                if self._without_fit(hooks):
+                    names = {place.symbol for place in symbols.functions(modules, ["*"])}
+                    where = f" in {', '.join(modules)}" if modules else ""
+                    self._missing(hooks, f"no such function{where}", names)
+            except OSError as error:
+                self._missing(hooks, f"{SYMBOLS} cannot be read: {error.strerror}")
+
+    def _look_in_tracefs(self, hooks: list[Hook]) -> None:
+        for hook in hooks:
+            reasons = []
+            for probe in self.sources.tracepoints.probes(hook):
+                if isinstance(probe, str):
+                    reasons.append(probe)
+                else:
+                    point = f"{hook.pattern.partition(':')[0]}:{probe.symbol}"
+                    self._add(probe, [probe.symbol, point])
+            if reasons:
+                self._missing([hook], "; ".join(dict.fromkeys(reasons)))
+
+    def _add(self, probe: Probe, names: Iterable[str]) -> None:
         """Add a probe, unless the user has excluded one of its names."""
-        self.fits(probe.hook)
+        self._note_fit(probe.hook)
         if self.wanted.passes(names):
             self.probes.append(probe)
 
-    def fits(self, hook: Hook) -> None:
+    def _note_fit(self, hook: Hook) -> None:
         """Note that the hook has matched something, even if only another name of a place that has a probe."""
         self._fitted.add(hook.origin)
         self._groups.add(hook.group)
 
-    def without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
+    def _without_fit(self, hooks: Iterable[Hook]) -> list[Hook]:
         """The hooks that have found nothing, that are reported to the user."""
         if self.hooks.is_shipped and self._fitted:
             return []  # a shipped set names functions of many versions
         return [hook for hook in hooks if hook.origin not in self._fitted]
 
-    def missing(self, hooks: Iterable[Hook], reason: Callable[[Hook], str] | str) -> None:
-        """Note why those of the hooks that match nothing do not."""
-        for hook in self.without_fit(hooks):
-            self._reasons.setdefault((hook.origin, reason if isinstance(reason, str) else reason(hook)), hook)
+    def _missing(self, hooks: Iterable[Hook], reason: str, names: Collection[str] = ()) -> None:
+        """Note why those of the hooks that match nothing do not; `names`: those that are there."""
+        for hook in self._without_fit(hooks):
+            near = near_names(hook.pattern, names)
+            stated = f"{reason}; near: {', '.join(near)}" if near else reason
+            self._reasons.setdefault((hook.origin, stated), hook)
 
-    def say(self, selection: Selection) -> None:
+    def report(self, selection: Selection) -> None:
         """Add the messages for the user about a set or its hooks, joined where the reason is the same."""
         lacking: dict[str, list[Hook]] = {}
         passed_over: dict[str, list[Hook]] = {}
@@ -140,77 +221,33 @@ class _Found:
         return messages
 
 
-class _Places:
-    """The places that have a probe, and the hook of each."""
+class _Owners:
+    """The hook that has the probe at each place."""
 
     def __init__(self) -> None:
         self._owners: dict[object, str] = {}
-        self._taken: set[tuple[object, Condition | None]] = set()
+        self._accepted: set[tuple[object, Condition | None]] = set()
         self._files: dict[str, object] = {}
 
-    def take(self, probe: Probe) -> bool:
-        """Take a place for a probe; returns whether it was free. A hook may have several probes at one place,
+    def accept(self, probe: Probe) -> bool:
+        """Whether the place was free, and is the probe's now. A hook may have several probes at one place,
         each with its own condition.
         """
-        place = self._identity(probe)
+        place: object = probe.place
+        if isinstance(probe.place, FilePlace):
+            path = probe.place.path
+            if path not in self._files:
+                status = Path(path).stat()
+                self._files[path] = (status.st_dev, status.st_ino)
+            place = self._files[path], probe.place.offset
         entry = (place, probe.hook.condition)
-        if self._owners.setdefault(place, probe.hook.origin) != probe.hook.origin or entry in self._taken:
+        if self._owners.setdefault(place, probe.hook.origin) != probe.hook.origin or entry in self._accepted:
             return False
-        self._taken.add(entry)
+        self._accepted.add(entry)
         return True
 
-    def _identity(self, probe: Probe) -> object:
-        place = probe.place
-        if not isinstance(place, FilePlace):
-            return place
-        if place.path not in self._files:
-            status = Path(place.path).stat()
-            self._files[place.path] = (status.st_dev, status.st_ino)
-        return self._files[place.path], place.offset
 
-
-def _look_in_libraries(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
-    for library in dict.fromkeys(hook.library for hook in hooks):
-        own = [hook for hook in hooks if hook.library == library]
-        _look_in_library(library, own, sources, found)
-
-
-def _look_in_library(library: str, hooks: list[Hook], sources: _Sources, found: _Found) -> None:
-    libraries, tables = sources.libraries, sources.tables
-    files = tables.of(library, libraries, index := HookIndex(hooks, found.hooks.variants))
-    for path, functions in files.items():
-        _add_functions(path, functions, index, found)
-    if not found.hooks.is_shipped and found.without_fit(hooks):
-        for path in files:  # a user may name a function that is not exported
-            _add_functions(
-                path, tables.all_of(path), HookIndex(found.without_fit(hooks), found.hooks.variants), found
-            )
-    if not files:
-        name = library or "the program"
-        found.missing(hooks, f"no {name} found: {libraries.where(library)}")
-        return
-
-    def reason(hook: Hook) -> str:
-        names = {name for path in files for names in tables.all_of(path).values() for name in names}
-        place = " or ".join(files)
-        return f"no such function in {place}{_near(hook.pattern, names)}"
-
-    found.missing(hooks, reason)
-
-
-def _add_functions(path: str, functions: dict[int, list[str]], index: HookIndex, found: _Found) -> None:
-    """Add probes for functions (offset → names); of several matching names, the shortest is used."""
-    for offset, names in functions.items():
-        fitting = [(len(name), name, hook) for name in names if (hook := index.find(name)) is not None]
-        if not fitting:
-            continue
-        _, name, hook = min(fitting, key=lambda item: item[:2])
-        found.add(Probe(name, hook.name or name, FilePlace(path, offset), _filed(hook, path, name)), names)
-        for _, _, other in fitting:
-            found.fits(other)
-
-
-def _filed(hook: Hook, path: str, symbol: str) -> Hook:
+def _in_files_layer(hook: Hook, path: str, symbol: str) -> Hook:
     """The hook with the layer of its file, if it has that one; CUDA functions in a program are in
     `userspace`.
     """
@@ -220,75 +257,3 @@ def _filed(hook: Hook, path: str, symbol: str) -> Hook:
         return replace(hook, layer="userspace")
     named = hook.library if hook.library and not glob.has_magic(hook.library) else path
     return replace(hook, layer_name=Path(named).name)
-
-
-def _look_in_kernel(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
-    if no_kprobes():
-        found.missing(hooks, no_kprobes())
-        return
-    for modules in dict.fromkeys(hook.modules for hook in hooks):
-        own = [hook for hook in hooks if hook.modules == modules]
-        absent = not_loaded(modules)
-        if absent:
-            found.missing(own, absent)
-            continue
-        try:
-            _look_in_modules(modules, own, sources, found)
-        except OSError as error:
-            found.missing(own, f"{SYMBOLS} cannot be read: {error.strerror}")
-
-
-def _look_in_modules(modules: tuple[str, ...], hooks: list[Hook], sources: _Sources, found: _Found) -> None:
-    index = HookIndex(hooks, found.hooks.variants)
-    patterns = [hook.pattern + ending for hook in hooks for ending in ("", *found.hooks.variants)]
-    for place in sources.symbols.functions(modules, patterns):
-        hook = index.find(place.symbol)
-        if hook is not None:
-            found.add(Probe(place.symbol, hook.name or place.symbol, place, hook), [place.symbol])
-    if found.without_fit(hooks):
-        names = {place.symbol for place in sources.symbols.functions(modules, ["*"])}
-        where = f" in {', '.join(modules)}" if modules else ""
-        found.missing(hooks, lambda hook: f"no such function{where}{_near(hook.pattern, names)}")
-
-
-def _look_in_tracefs(hooks: list[Hook], sources: _Sources, found: _Found) -> None:
-    for hook in hooks:
-        reasons = []
-        for probe in sources.tracepoints.probes(hook):
-            if isinstance(probe, str):
-                reasons.append(probe)
-            else:
-                point = f"{hook.pattern.partition(':')[0]}:{probe.symbol}"
-                found.add(probe, [probe.symbol, point])
-        if reasons:
-            found.missing([hook], "; ".join(dict.fromkeys(reasons)))
-
-
-_LOOKS: dict[str, Callable[[list[Hook], _Sources, _Found], None]] = {
-    "uprobe": _look_in_libraries,
-    "kprobe": _look_in_kernel,
-    "tracepoint": _look_in_tracefs,
-}
-
-
-def _near(pattern: str, names: Iterable[str]) -> str:
-    near = near_names(pattern, list(names))
-    return f"; near: {', '.join(near)}" if near else ""
-
-
-def _check_given(sets: list[HookSet], libraries: LibrarySearch) -> None:
-    wanted = tuple(dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if hook.library))
-    for path in libraries.unused(wanted):
-        named = ", ".join(name for name in wanted if "/" not in name) or "none"
-        hint = f"Hooks name {named}. For another library: --hook 'uprobe:{path}:FUNCTION'."
-        raise InputError("no hook names its file name or its soname", hint, path=path)
-
-
-def _check_number(probes: list[Probe]) -> None:
-    if len(probes) > MOST_PROBES:
-        ((hook, count),) = Counter(hook_text(probe.hook) for probe in probes).most_common(1)
-        message = (
-            f"the hooks match {len(probes)} functions, {hook} alone {count}; "
-            f"at most {MOST_PROBES} can be probed"
-        )
-        raise InputError(message, "Give a narrower pattern, or --exclude 'PATTERN'.")
