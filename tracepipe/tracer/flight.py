@@ -14,13 +14,13 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
 
 from tracepipe.errors import OutputError
 from tracepipe.event.model import HostInstant
-from tracepipe.tracer.engines.engine import Attachment, DeviceEngine, DeviceRenderer, Store
+from tracepipe.tracer.engines.engine import Attachment, Decoder, DeviceEngine, DeviceRenderer, Renderer, Store
 from tracepipe.tracer.frame import instant
 from tracepipe.tracer.records.record import RECORD, RECORD_BYTES, Loss
 from tracepipe.tracer.records.unrendered import Carried, Carry
@@ -63,7 +63,7 @@ class FlightRecorder(Store):
         """The losses of the last recording by processor."""
         self._asked = ""
         self._reason = ""
-        self._dump: Dump | None = None
+        self._dump: _Dump | None = None
         self._notes: set[str] = set()
         self.recordings: list[Recording] = []
         """The recordings that were written."""
@@ -105,17 +105,16 @@ class FlightRecorder(Store):
         """
         now_ns = self._ring.turn()["monotonic_ns"]
         while (dropped := self._ring.drop(now_ns)) is not None:
-            self._take(*dropped)
+            self._evict(*dropped)
         while self._no_room and self._no_room[0][0] <= now_ns - self._last.duration_ns:
             self._no_room.popleft()
         if self._watch is not None and (reason := self._watch.due(now_ns)):
             self.ask(reason)
-        if self._dump is not None and not self._dump.is_alive():
-            self._take_written(self._dump)
+        if self._dump is not None and not self._dump.thread.is_alive():
+            self._finish_dump(self._dump)
         if self._asked and self._dump is None:
-            self._dump = self._dump_of(self._asked)
+            self._dump = self._begin_dump(self._asked)
             self._asked = ""
-            self._dump.start()
 
     def end(self, reason: str) -> None:
         """Set why the recording ends: what is kept is written a last time by `finish`."""
@@ -129,7 +128,7 @@ class FlightRecorder(Store):
     def wait(self, timeout_s: float) -> bool:
         """Wait for the requested recordings for at most `timeout_s`; returns whether all are written."""
         if self._dump is not None:
-            self._dump.join(timeout_s)
+            self._dump.thread.join(timeout_s)
         self.follow()
         is_done = self._dump is None
         if is_done and self.error is None:
@@ -146,7 +145,7 @@ class FlightRecorder(Store):
         self._asked = ""
         if self._dump is not None:
             self._dump.abandon()
-            self._dump.join()
+            self._dump.thread.join()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -158,12 +157,7 @@ class FlightRecorder(Store):
         """Layer → events lost, as the last recording has it."""
         return self.recordings[-1].losses if self.recordings else {}
 
-    @property
-    def evicted(self) -> dict[str, int]:
-        """Layer → events of the kept time that did not fit into memory."""
-        return dict(sum((Counter(counts) for _, counts in self._no_room), Counter()))
-
-    def _take(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:
+    def _evict(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:
         """Carry what later records need of an evicted segment, and count its events if it did not fit."""
         evicted: Counter[str] = Counter()
         for item in segment.items:
@@ -171,24 +165,24 @@ class FlightRecorder(Store):
                 if item.layer is None:  # a thread that is not followed is missing from then on
                     self._never_followed[item.reason] = self._never_followed.get(item.reason, 0) + item.count
                 continue
+            decoder: Decoder = self._renderer
+            carry: Carry = self._carry
             if item.of_device and self._device_renderer is not None and self._device_carry is not None:
-                renderer, carry = self._device_renderer, self._device_carry
-                carry.take(item.content)
-                evicted.update(renderer.counts(item.content) if has_no_room else {})
-            else:
-                self._carry.take(item.content)
-                evicted.update(self._renderer.counts(item.content) if has_no_room else {})
+                decoder, carry = self._device_renderer, self._device_carry
+            carry.take(item.content)
+            evicted.update(decoder.counts(item.content) if has_no_room else {})
         if evicted:
             self._no_room.append((end_ns, evicted))
 
-    def _take_written(self, dump: Dump) -> None:
+    def _finish_dump(self, dump: _Dump) -> None:
+        """Report a recording that is written."""
         self._dump = None
         if dump.recording is not None:
             self.recordings.append(dump.recording)
             self.cpu_losses = dump.recording.cpu_losses
             if not self._reason:  # those at the end are in the summary
                 self._notify(dump.recording.text)
-        for note in dump.notes:
+        for note in dump.device.notes if dump.device else ():
             if note not in self._notes:
                 self._notes.add(note)
                 name = self._device.name if self._device else ""
@@ -202,28 +196,109 @@ class FlightRecorder(Store):
         elif dump.error is not None:
             self.error = dump.error
 
-    def _dump_of(self, reason: str) -> Dump:
-        assert self._plan is not None
+    def _begin_dump(self, reason: str) -> _Dump:
+        """Begin to write what is kept now, on a separate thread."""
         lost = [Loss(None, count, 0, 0, why) for why, count in self._never_followed.items()]
         end, begin = instant(), self._ring.begin
         too_early_ns = end["monotonic_ns"] - self._last.duration_ns - begin["monotonic_ns"]
-        return Dump(
-            self._outputs,
-            self._frame,
-            self._plan,
-            self._attachment,
+        dump = _Dump(
+            later(begin, max(too_early_ns, 0)),
+            end,
+            self._ring.items(),
+            lost,
+            self._carry.carried(),
+            self._device_carry.carried() if self._device_carry else Carried(),
+            dict(sum((Counter(counts) for _, counts in self._no_room), Counter())),
+            reason,
+            self._attachment.renderer(),
             self._device_renderer.anew() if self._device_renderer else None,
             self._control.asked if self._control else 0,
-            Kept(
-                later(begin, max(too_early_ns, 0)),
-                end,
-                self._ring.items(),
-                lost,
-                self._carry.carried(),
-                self._device_carry.carried() if self._device_carry else Carried(),
-                self.evicted,
-                reason,
-            ),
+        )
+        dump.thread = threading.Thread(target=self._write, args=(dump,), name="tracepipe-last", daemon=True)
+        dump.thread.start()
+        return dump
+
+    def _write(self, dump: _Dump) -> None:
+        """Write a recording; sets its `recording` or `error`."""
+        try:
+            with self._outputs.another() as (path, sink):
+                sizes_bytes = [
+                    sum(
+                        len(item.content)
+                        for item in dump.items
+                        if isinstance(item, Chunk) and item.of_device == of_device
+                    )
+                    for of_device in (False, True)
+                ]
+                dump.spool = Spool(
+                    sink,
+                    dump.renderer,
+                    device_renderer=dump.device,
+                    is_unordered=self._attachment.is_unordered,
+                    sizes_bytes=(sizes_bytes[0], sizes_bytes[1]),
+                )
+                with closing(dump.spool):
+                    self._write_lines(path, dump, dump.spool)
+        except Exception as error:  # a bug: raised by the code that waits for the end
+            dump.error = dump.error or error
+
+    def _write_lines(self, path: str, dump: _Dump, spool: Spool) -> None:
+        assert self._plan is not None
+        began_ns, start_ns = time.monotonic_ns(), dump.start["monotonic_ns"]
+        spool.write_record(self._frame.header(dump.start))
+        # Records from before the start may follow later ones.
+        decoders: dict[bool, Decoder] = {False: dump.renderer}
+        if dump.device is not None:
+            decoders[True] = dump.device
+        dividing = {of_device: decoder.carry() for of_device, decoder in decoders.items()}
+        early: dict[bool, list[bytes]] = {False: [], True: []}
+        late: list[Chunk | Loss] = []
+        for item in dump.items:
+            if isinstance(item, Loss):
+                late.append(item)
+                continue
+            before, after = dividing[item.of_device].divide(item.content, start_ns)
+            early[item.of_device].append(before)
+            if after:
+                late.append(Chunk(after, item.of_device) if before else item)
+        dump.items.clear()
+        if self._attachment.is_unordered:
+            for item in late:
+                if isinstance(item, Chunk) and not item.of_device:
+                    dump.renderer.learn(item.content)
+        for of_device, decoder in decoders.items():
+            carry = decoder.carry()
+            for chunk in (*(dump.of_device if of_device else dump.carried), *early[of_device]):
+                carry.take(chunk)
+            spool.write_first(decoder.resume(carry.carried(), start_ns))
+        spool.begin(self._plan, start_ns)
+        if dump.is_abandoned:
+            spool.abandon()
+        for loss in dump.never_followed:
+            spool.put_loss(Loss(None, loss.count, start_ns, start_ns, loss.reason))
+        late.reverse()
+        while late:  # frees each item as soon as it is put
+            item = late.pop()
+            if isinstance(item, Loss):
+                spool.put_loss(item)
+            else:
+                (spool.put_device if item.of_device else spool.put)(item.content)
+        spool.finish()
+        while not spool.wait(1.0):
+            pass
+        footer = self._frame.footer(spool, dump.device, dump.reason, dump.end, dump.evicted)
+        spool.write_record(footer)
+        dump.error = spool.error
+        dump.recording = Recording(
+            path,
+            footer["counts"],
+            footer["losses"],
+            spool.cpu_losses,
+            dump.evicted,
+            dump.end["monotonic_ns"] - start_ns,
+            dump.reason,
+            time.monotonic_ns() - began_ns,
+            dump.device.stall_samples if dump.device else 0,
         )
 
 
@@ -243,9 +318,11 @@ class Frame:
     footer: Callable[[Spool, DeviceRenderer | None, str, HostInstant, Mapping[str, int]], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The contents of a recording: what was kept at the time of the request, and what was carried."""
+@dataclass(slots=True)
+class _Dump:
+    """A recording that is written: what was kept at the time of the request, and what was carried. `asked`:
+    the number of requests of the control so far, of which it answers the last one.
+    """
 
     start: HostInstant
     end: HostInstant
@@ -253,140 +330,22 @@ class Kept:
     never_followed: list[Loss]
     carried: Carried
     of_device: Carried
-    evicted: Mapping[str, int]
+    evicted: dict[str, int]
     reason: str
-
-
-class Dump(threading.Thread):
-    """Writes a recording; the thread ends when the file has its final name."""
-
-    def __init__(
-        self,
-        outputs: Outputs,
-        frame: Frame,
-        plan: Plan,
-        attachment: Attachment,
-        device: DeviceRenderer | None,
-        asked: int,
-        kept: Kept,
-    ) -> None:
-        """`asked`: the number of requests of the control so far; this recording answers the last one."""
-        super().__init__(name="tracepipe-last", daemon=True)
-        self._outputs, self._frame, self._plan, self._kept = outputs, frame, plan, kept
-        self._attachment, self._device = attachment, device
-        self._renderer = attachment.renderer()
-        self._start_ns = kept.start["monotonic_ns"]
-        self._spool: Spool | None = None
-        self._is_abandoned = False
-        self.asked = asked
-        self.recording: Recording | None = None
-        self.error: Exception | None = None
-
-    @property
-    def notes(self) -> list[str]:
-        """The notes of the renderer of the GPUs' records."""
-        return self._device.notes if self._device else []
+    renderer: Renderer
+    device: DeviceRenderer | None
+    asked: int
+    thread: threading.Thread = field(init=False)
+    spool: Spool | None = None
+    is_abandoned: bool = False
+    recording: Recording | None = None
+    error: Exception | None = None
 
     def abandon(self) -> None:
         """Write no more lines."""
-        self._is_abandoned = True
-        if self._spool is not None:
-            self._spool.abandon()
-
-    def run(self) -> None:
-        """Write the recording; sets `recording` or `error`."""
-        try:
-            with self._outputs.another() as (path, sink):
-                self._spool = Spool(
-                    sink,
-                    self._renderer,
-                    device_renderer=self._device,
-                    is_unordered=self._attachment.is_unordered,
-                    sizes_bytes=(self._size_bytes(of_device=False), self._size_bytes(of_device=True)),
-                )
-                try:
-                    self._write(path, self._spool)
-                finally:
-                    self._spool.close()
-        except Exception as error:  # a bug: raised by the code that waits for the end
-            self.error = self.error or error
-
-    def _size_bytes(self, *, of_device: bool) -> int:
-        chunks = (item for item in self._kept.items if isinstance(item, Chunk))
-        return sum(len(chunk.content) for chunk in chunks if chunk.of_device == of_device)
-
-    def _write(self, path: str, spool: Spool) -> None:
-        began_ns = time.monotonic_ns()
-        kept = self._kept
-        spool.write_record(self._frame.header(kept.start))
-        early, late = self._divided()
-        if self._attachment.is_unordered:
-            for item in late:
-                if isinstance(item, Chunk) and not item.of_device:
-                    self._renderer.learn(item.content)
-        carried = _with(self._renderer.carry(), kept.carried, early[False])
-        spool.write_first(self._renderer.resume(carried, self._start_ns))
-        if self._device is not None:
-            of_device = _with(self._device.carry(), kept.of_device, early[True])
-            spool.write_first(self._device.resume(of_device, self._start_ns))
-        spool.begin(self._plan, self._start_ns)
-        if self._is_abandoned:
-            spool.abandon()
-        for loss in kept.never_followed:
-            spool.put_loss(Loss(None, loss.count, self._start_ns, self._start_ns, loss.reason))
-        late.reverse()
-        while late:  # frees each item as soon as it is put
-            item = late.pop()
-            if isinstance(item, Loss):
-                spool.put_loss(item)
-            elif item.of_device:
-                spool.put_device(item.content)
-            else:
-                spool.put(item.content)
-        spool.finish()
-        while not spool.wait(1.0):
-            pass
-        footer = self._frame.footer(spool, self._device, kept.reason, kept.end, kept.evicted)
-        spool.write_record(footer)
-        self.error = spool.error
-        self.recording = Recording(
-            path,
-            footer["counts"],
-            footer["losses"],
-            spool.cpu_losses,
-            dict(kept.evicted),
-            kept.end["monotonic_ns"] - self._start_ns,
-            kept.reason,
-            time.monotonic_ns() - began_ns,
-            self._device.stall_samples if self._device else 0,
-        )
-
-    def _divided(self) -> tuple[dict[bool, list[bytes]], list[Chunk | Loss]]:
-        """Divide the kept items into records from before the start, which may follow later ones, and the
-        rest.
-        """
-        early: dict[bool, list[bytes]] = {False: [], True: []}
-        late: list[Chunk | Loss] = []
-        carries: dict[bool, Carry] = {False: self._renderer.carry()}
-        if self._device is not None:
-            carries[True] = self._device.carry()
-        for item in self._kept.items:
-            if isinstance(item, Loss):
-                late.append(item)
-                continue
-            before, after = carries[item.of_device].divide(item.content, self._start_ns)
-            early[item.of_device].append(before)
-            if after:
-                late.append(Chunk(after, item.of_device) if before else item)
-        self._kept.items.clear()
-        return early, late
-
-
-def _with(carry: Carry, carried: Carried, early: list[bytes]) -> Carried:
-    """The carried records, after more records were evicted."""
-    for chunk in (*carried, *early):
-        carry.take(chunk)
-    return carry.carried()
+        self.is_abandoned = True
+        if self.spool is not None:
+            self.spool.abandon()
 
 
 @dataclass(frozen=True, slots=True)
