@@ -17,7 +17,7 @@ is kept as unchanged records: a decoder that takes them first has the same state
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
@@ -180,118 +180,96 @@ class RecordSpans:
     ) -> None:
         """`is_there`: whether a thread still exists, which records do not always show."""
         self.names: set[str] = set()
-        self._probes, self._syscalls, self._is_there = probes, syscalls, is_there
-        self._limits_ns: dict[int, int] = {}
+        self._is_there = is_there
+        # Keys are numbers of functions and ids of threads; ~number and ~tid of system calls.
+        self._name_of = {n: probe.name for n, probe in enumerate(probes)}
+        self._name_of |= {~number: name for number, name in syscalls.items()}
+        limits_ns: dict[int, int] = {}
         for number, probe in enumerate(probes):
-            limits_ns = [wanted.limit_ns(name, CALL) for name in {probe.name, probe.symbol}]
-            found_ns = [limit_ns for limit_ns in limits_ns if limit_ns is not None]
-            if found_ns and probe.hook.returns and not isinstance(probe.place, TracepointPlace):
-                self._limits_ns[number] = min(found_ns)
+            found_ns = [wanted.limit_ns(name, CALL) for name in {probe.name, probe.symbol}]
+            known_ns = [limit_ns for limit_ns in found_ns if limit_ns is not None]
+            if known_ns and probe.hook.returns and not isinstance(probe.place, TracepointPlace):
+                limits_ns[number] = min(known_ns)
                 self.names.add(probe.name)
-        of_syscalls = {number: wanted.limit_ns(name, SYSCALL) for number, name in syscalls.items()}
-        self._syscall_limits_ns = {n: limit_ns for n, limit_ns in of_syscalls.items() if limit_ns is not None}
-        kinds = [CALL_ENTER, CALL_RETURN] if self._limits_ns else []
-        kinds += [SYSCALL_ENTER, SYSCALL_EXIT] if self._syscall_limits_ns else []
-        looked_at = {*kinds, THREAD_END}
-        self._sieve = Sieve(probes, looked_at, self._limits_ns, self._syscall_limits_ns) if kinds else None
+        of_syscalls_ns = {
+            number: limit_ns
+            for number, name in syscalls.items()
+            if (limit_ns := wanted.limit_ns(name, SYSCALL)) is not None
+        }
+        self._limits_ns = limits_ns | {~number: limit_ns for number, limit_ns in of_syscalls_ns.items()}
+        self._kinds = {CALL_ENTER, CALL_RETURN} if limits_ns else set()
+        self._kinds |= {SYSCALL_ENTER, SYSCALL_EXIT} if of_syscalls_ns else set()
+        self._sieve = Sieve(probes, {*self._kinds, THREAD_END}, limits_ns, of_syscalls_ns)
         self._open: dict[int, list[tuple[int, int]]] = {}
-        self._in_syscall: dict[int, tuple[int, int]] = {}
         self._reported: set[tuple[int, int, int]] = set()
-        self._deep: set[int] = set()
 
     def take(self, chunk: bytes) -> Iterator[Span]:
         """The spans that ended in a chunk and exceed their limit."""
-        if self._sieve is None:
+        if not self._kinds:
             return
         chunk = self._sieve.needed(chunk)
-        words, kinds = memoryview(chunk).cast("I"), chunk[_KIND_AT::RECORD_BYTES]
-        functions, syscalls = self._limits_ns, self._syscall_limits_ns
-        for at, number in enumerate(words[6 :: RECORD_BYTES // 4]):
-            kind = kinds[at]
+        words, times = memoryview(chunk).cast("I"), memoryview(chunk).cast("Q")[1 :: RECORD_BYTES // 8]
+        deep = set()
+        for tid, number, kind, ts_ns in zip(
+            words[_TID_AT::_WORDS],
+            words[_NUMBER_AT::_WORDS],
+            chunk[_KIND_AT::RECORD_BYTES],
+            times,
+            strict=True,
+        ):
+            is_syscall = kind in (SYSCALL_ENTER, SYSCALL_EXIT)
+            key, who = (~number, ~tid) if is_syscall else (number, tid)
             if kind == THREAD_END:
-                self._end(words[at * RECORD_BYTES // 4 + 4])
+                self._forget(tid, 0)
+                self._forget(~tid, 0)
+            if kind not in self._kinds or not (is_syscall or key in self._limits_ns):
                 continue
-            is_call = kind in (CALL_ENTER, CALL_RETURN) and number in functions
-            if not is_call and not (kind in (SYSCALL_ENTER, SYSCALL_EXIT) and syscalls):
+            if is_syscall and kind == SYSCALL_ENTER:
+                self._forget(who, 0)  # the exit of another one was lost
+            calls = self._open.setdefault(who, [])
+            if kind in (CALL_ENTER, SYSCALL_ENTER):
+                calls.append((key, ts_ns))
+                if len(calls) > OPEN_CALLS_MAX:
+                    deep.add(who)
                 continue
-            place = at * RECORD_BYTES
-            ts_ns = int.from_bytes(chunk[place + 8 : place + 16], "little")
-            tid = words[place // 4 + 4]
-            span = None
-            if kind == CALL_ENTER:
-                self._enter(tid, number, ts_ns)
-            elif kind == CALL_RETURN:
-                span = self._leave(tid, number, ts_ns)
-            elif kind == SYSCALL_ENTER:
-                self._in_syscall[tid] = number, ts_ns
-            else:
-                span = self._leave_syscall(tid, number, ts_ns)
-            if span is not None:
-                yield span
-        for tid in self._deep:
-            if calls := self._open.get(tid):
-                self._forget(tid, calls, slice(0, -OPEN_CALLS_MAX))  # the returns of some were lost
-        self._deep.clear()
+            place = len(calls) - 1
+            while place >= 0 and calls[place][0] != key and not is_syscall:
+                place -= 1
+            entered, began_ns = calls[place] if place >= 0 else (None, 0)
+            if entered is not None or not calls:
+                self._forget(who, max(place, 0))  # those inside it have lost their returns
+            if entered == key and ts_ns - began_ns > self._limits_ns.get(key, NEVER):
+                yield Span(self._name_of[key], ts_ns - began_ns, SYSCALL if is_syscall else CALL)
+        for who in deep:
+            if calls := self._open.get(who, []):
+                self._reported.difference_update((who, *call) for call in calls[:-OPEN_CALLS_MAX])
+                del calls[:-OPEN_CALLS_MAX]  # the returns of some were lost
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """The open spans that exceed their limit, each reported once."""
         gone = set()
-        for tid, number, began_ns, is_call in self._begun():
-            limit_ns = (self._limits_ns if is_call else self._syscall_limits_ns).get(number)
-            key = tid, number if is_call else ~number, began_ns
-            if limit_ns is None or now_ns - began_ns <= limit_ns or key in self._reported:
-                continue
-            if not self._is_there(tid):
-                gone.add(tid)
-                continue
-            self._reported.add(key)
-            name = self._probes[number].name if is_call else self._syscalls[number]
-            yield Span(name, now_ns - began_ns, CALL if is_call else SYSCALL, is_over=False)
+        for who, calls in self._open.items():
+            tid = max(who, ~who)
+            for key, began_ns in calls:
+                length_ns, call = now_ns - began_ns, (who, key, began_ns)
+                if length_ns <= self._limits_ns.get(key, NEVER) or call in self._reported:
+                    continue
+                if not self._is_there(tid):
+                    gone.add(tid)
+                    continue
+                self._reported.add(call)
+                yield Span(self._name_of[key], length_ns, SYSCALL if key < 0 else CALL, is_over=False)
         for tid in gone:
-            self._end(tid)
+            self._forget(tid, 0)
+            self._forget(~tid, 0)
 
-    def _begun(self) -> Iterator[tuple[int, int, int, bool]]:
-        for tid, calls in self._open.items():
-            for number, began_ns in calls:
-                yield tid, number, began_ns, True
-        for tid, (number, began_ns) in self._in_syscall.items():
-            yield tid, number, began_ns, False
-
-    def _enter(self, tid: int, number: int, ts_ns: int) -> None:
-        calls = self._open.setdefault(tid, [])
-        calls.append((number, ts_ns))
-        if len(calls) > OPEN_CALLS_MAX:
-            self._deep.add(tid)
-
-    def _leave(self, tid: int, number: int, ts_ns: int) -> Span | None:
-        calls = self._open.get(tid, [])
-        place = next((at for at in reversed(range(len(calls))) if calls[at][0] == number), None)
-        if place is None:
-            return None
-        began_ns = calls[place][1]
-        self._forget(tid, calls, slice(place, None))  # those inside it have lost their returns
+    def _forget(self, who: int, place: int) -> None:
+        """Forget open calls from the one at `place` inwards."""
+        calls = self._open.get(who, [])
+        self._reported.difference_update((who, *call) for call in calls[place:])
+        del calls[place:]
         if not calls:
-            del self._open[tid]
-        length_ns = ts_ns - began_ns
-        return Span(self._probes[number].name, length_ns) if length_ns > self._limits_ns[number] else None
-
-    def _leave_syscall(self, tid: int, number: int, ts_ns: int) -> Span | None:
-        entered, began_ns = self._in_syscall.pop(tid, (-1, 0))
-        self._reported.discard((tid, ~entered, began_ns))
-        limit_ns = self._syscall_limits_ns.get(number)
-        if entered != number or limit_ns is None or ts_ns - began_ns <= limit_ns:
-            return None
-        return Span(self._syscalls[number], ts_ns - began_ns, SYSCALL)
-
-    def _end(self, tid: int) -> None:
-        """Forget the open calls of a thread that has ended."""
-        number, began_ns = self._in_syscall.pop(tid, (0, 0))
-        self._reported.discard((tid, ~number, began_ns))
-        self._forget(tid, self._open.pop(tid, []), slice(None))
-
-    def _forget(self, tid: int, calls: list[tuple[int, int]], which: slice) -> None:
-        self._reported.difference_update((tid, *entered) for entered in calls[which])
-        del calls[which]
+            self._open.pop(who, None)
 
 
 class Carried(NamedTuple):
@@ -372,7 +350,14 @@ class RecordCarry:
             elif kind == THREAD_END:
                 self._forget(tid)
             elif kind in _OF_THREADS:
-                self._meet(tid, kind, chunk[at : at + RECORD_BYTES])
+                known = self._threads.get(tid)
+                if known is None:
+                    if len(self._threads) >= THREADS_MAX:
+                        self._forget(next(iter(self._threads)))
+                    known = self._threads[tid] = {}
+                elif kind == THREAD_NEW:
+                    known.pop(THREAD_NAME, None)
+                known[kind] = chunk[at : at + RECORD_BYTES]
         for tid in self._deep:
             del self._calls.get(tid, [])[:-OPEN_CALLS_MAX]  # the returns of some were lost
         self._deep.clear()
@@ -382,7 +367,10 @@ class RecordCarry:
         times = memoryview(chunk).cast("Q")[1 :: RECORD_BYTES // 8].tolist()
         if min(times, default=start_ns) >= start_ns:
             return b"", chunk
-        return _joined(chunk, times, start_ns, True), _joined(chunk, times, start_ns, False)
+        before, after = list[bytes](), list[bytes]()
+        for at, ts_ns in enumerate(times):
+            (before if ts_ns < start_ns else after).append(chunk[at * RECORD_BYTES : (at + 1) * RECORD_BYTES])
+        return b"".join(before), b"".join(after)
 
     def carried(self) -> Carried:
         """The known records are calls that named handles, then names and ids of threads, as a thread's first
@@ -433,24 +421,6 @@ class RecordCarry:
         self._named.pop(key, None)
         self._named[key] = entry + leave
 
-    def _meet(self, tid: int, kind: int, record: bytes) -> None:
-        kept = self._threads.get(tid)
-        if kept is None:
-            if len(self._threads) >= THREADS_MAX:
-                self._forget(next(iter(self._threads)))
-            kept = self._threads[tid] = {}
-        elif kind == THREAD_NEW:
-            kept.pop(THREAD_NAME, None)
-        kept[kind] = record
-
     def _forget(self, tid: int) -> None:
         for of_thread in (self._threads, self._calls, self._syscalls, self._running, self._parts):
             of_thread.pop(tid, None)
-
-
-def _joined(chunk: bytes, times: Iterable[int], start_ns: int, is_before: bool) -> bytes:
-    return b"".join(
-        chunk[at * RECORD_BYTES : (at + 1) * RECORD_BYTES]
-        for at, ts_ns in enumerate(times)
-        if (ts_ns < start_ns) == is_before
-    )
