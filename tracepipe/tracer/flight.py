@@ -80,23 +80,19 @@ class FlightRecorder(Store):
         self._ring = Ring(self._last, is_unordered=self._attachment.is_unordered)
 
     def put(self, chunk: bytes) -> None:
-        """Keep a chunk."""
         self._ring.put(Chunk(chunk, of_device=False))
         if self._watch is not None:
             self._watch.take(chunk)
 
     def put_device(self, chunk: bytes) -> None:
-        """Keep a chunk of the GPU's records."""
         self._ring.put(Chunk(chunk, of_device=True))
         if self._watch is not None:
             self._watch.take_device(chunk)
 
     def put_loss(self, loss: Loss) -> None:
-        """Keep a loss, after the chunks that precede it."""
         self._ring.put(loss)
 
     def ask(self, reason: str) -> None:
-        """Request a recording, which is written now or after the one that is being written."""
         self._asked = self._asked or reason
 
     def follow(self) -> None:
@@ -136,12 +132,10 @@ class FlightRecorder(Store):
         return is_done
 
     def abandon(self) -> None:
-        """Leave out the rest of the recording that is being written."""
         if self._dump is not None:
             self._dump.abandon()
 
     def close(self) -> None:
-        """End the writing."""
         self._asked = ""
         if self._dump is not None:
             self._dump.abandon()
@@ -149,12 +143,10 @@ class FlightRecorder(Store):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Layer → events of the last recording."""
         return self.recordings[-1].counts if self.recordings else {}
 
     @property
     def losses(self) -> dict[str, int]:
-        """Layer → events lost, as the last recording has it."""
         return self.recordings[-1].losses if self.recordings else {}
 
     def _evict(self, segment: Segment, end_ns: int, has_no_room: bool) -> None:

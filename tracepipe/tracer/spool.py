@@ -112,11 +112,9 @@ class Spool(Store):
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
-        """Keep a chunk; if that fails, count its events as lost."""
         self._hold(chunk)
 
     def put_device(self, chunk: bytes) -> None:
-        """Keep a chunk of the GPU's records; if that fails, count its events as lost."""
         self._hold(chunk, of_device=True)
 
     def _hold(self, item: bytes | Loss, *, of_device: bool = False) -> None:
@@ -186,7 +184,6 @@ class Spool(Store):
         self._put_out(lines.encoded(), lines.counts())
 
     def put_loss(self, loss: Loss) -> None:
-        """Keep a loss, after the chunks that came before it."""
         self._hold(loss)
 
     def finish(self) -> None:
@@ -197,12 +194,10 @@ class Spool(Store):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Layer → events written."""
         return {layer: count for layer, count in self._counts.items() if count}
 
     @property
     def losses(self) -> dict[str, int]:
-        """Layer → events lost."""
         found = Counter(self._losses)
         if self._device_renderer is not None:
             found.update(self._device_renderer.losses)

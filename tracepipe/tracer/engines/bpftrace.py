@@ -118,7 +118,6 @@ class BpftraceEngine:
         return version
 
     def attach(self, plan: Plan, notify: Notify) -> BpftraceAttachment:
-        """Start bpftrace and wait until every probe is attached. Raises CaptureUnavailable."""
         if plan.windows is not None:
             raise CaptureUnavailable(
                 "Method bpftrace cannot record windows: it takes seconds or minutes to start and to stop.",
@@ -159,7 +158,6 @@ class BpftraceAttachment(Attachment):
         self.coverage.cover(plan, refused, notify)
 
     def start(self) -> None:
-        """Record what the plan's scope says, from now on; a command from its exec on."""
         scope = self._plan.scope
         self._start_ns = time.monotonic_ns()
         if scope.kind == "command":
@@ -208,7 +206,6 @@ class BpftraceAttachment(Attachment):
         return losses
 
     def renderer(self) -> RecordRenderer:
-        """The decoder of `collect`'s chunks."""
         start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
         return RecordRenderer(self._plan.probes, self._syscalls, self._plan.values, start_ns, self._names)
 
@@ -241,7 +238,6 @@ class BpftraceAttachment(Attachment):
             self.close()
 
     def close(self) -> None:
-        """Stop, if that was not done."""
         if not self._is_stopped:
             self._is_stopped = True
             self._process.close()

@@ -95,7 +95,6 @@ class ProbeAttachment(Attachment):
         self.coverage.cover(plan, self._say_refused(), notify)
 
     def start(self) -> None:
-        """Record what the plan's scope says, from now on; a command from its exec on."""
         scope = self._plan.scope
         self._drain.start()
         self._start_ns = time.monotonic_ns()
@@ -118,7 +117,6 @@ class ProbeAttachment(Attachment):
                     self._names[thread.tid] = comm_of(thread.pid, thread.tid)
 
     def prepare(self) -> None:
-        """Attach what is recorded in windows, unless it is. Raises CaptureUnavailable."""
         assert self._probing is not None
         if not self._probing.is_whole:
             self._maps.control[Control.IS_BUSY] = 1
@@ -150,29 +148,22 @@ class ProbeAttachment(Attachment):
         return int(self._plan.windows is None or not self._plan.windows.is_begin_followed)
 
     def hits(self) -> int:
-        """How often what begins a window was called since `arm`, or since the last one ended."""
         return self._maps.control[Control.BEGIN_HITS]
 
     def asked(self) -> int | None:
-        """When a call asked for a window, in which it waits until `let_go`; None if none does."""
         asked_ns = self._maps.control[Control.ASKED_NS]
         self._maps.control[Control.SEEN_NS] = asked_ns
         return asked_ns & ~_OVER or None
 
     def let_go(self) -> bool:
-        """Let the call that asked for a window go on; whether the window was over before it was begun."""
         is_over = bool(self._maps.control[Control.ASKED_NS] & _OVER)
         self._maps.control[Control.ASKED_NS] = 0
         return is_over
 
     def let_end(self) -> None:
-        """Let the call go on that ended a window, where it waits."""
         self._maps.control[Control.END_ASKED_NS] = 0
 
     def open_window(self, since_ns: int, at_ns: int | None = None, *, name: str = "") -> int:
-        """Begin a window now, which began elsewhere at `at_ns`: its time on CLOCK_MONOTONIC. It is due
-        `since_ns`, and begins later where probes are to be attached. Raises CaptureUnavailable.
-        """
         assert self._probing is not None
         is_late = not self._probing.is_whole or self.asked() is not None
         self.prepare()
@@ -188,24 +179,20 @@ class ProbeAttachment(Attachment):
         return now_ns
 
     def close_window(self, cause: Cause, at_ns: int | None = None) -> int:
-        """End the window that is open, now, which ended elsewhere at `at_ns`: the time."""
         self._maps.control[Control.WINDOW_NS] = 0
         now_ns = time.monotonic_ns() if at_ns is None else at_ns
         self._mark(window_record(now_ns, cause, begins=False))
         return now_ns
 
     def arm(self, windows: int) -> None:
-        """From now on let the plan's functions begin and end this number of windows."""
         self._maps.control[Control.BEGIN_HITS] = 0
         self._maps.control[Control.WINDOWS_LEFT] = windows
 
     def turns(self) -> list[Turn]:
-        """Windows that functions began and ended, in what was collected since the last call."""
         turns, self._turns = self._turns, []
         return turns
 
     def collect(self) -> bytes:
-        """Whole records, each with its ring header; b"" if there are none since the last call."""
         chunk = self._drain.take(self._marks[0][0] if self._marks else None)
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
@@ -218,7 +205,6 @@ class ProbeAttachment(Attachment):
         self._marks.append((self._drain.made_bytes, record))
 
     def lost(self) -> list[Loss]:
-        """The losses since the last call, by layer and processor."""
         now_ns = time.monotonic_ns()
         losses, unseen = list[Loss](), 0
         processors = self._maps.processors
@@ -250,7 +236,6 @@ class ProbeAttachment(Attachment):
         return losses
 
     def renderer(self) -> RecordRenderer:
-        """The decoder of `collect`'s chunks, for a recording that was started."""
         start_ns = 0 if self._plan.scope.kind == "command" else self._start_ns
         causes = self._plan.windows.causes if self._plan.windows else ()
         return RecordRenderer(
@@ -400,7 +385,6 @@ class BccEngine:
         return str(getattr(import_bcc(), "__version__", "unknown"))
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
-        """Compile and attach. Raises CaptureUnavailable."""
         return ProbeAttachment(compiled(platform.machine()), plan, notify)
 
 
@@ -416,7 +400,6 @@ class PrebuiltEngine:
         return str(json.loads(SHIPPED.read_text())["compiler"])
 
     def attach(self, plan: Plan, notify: Notify) -> ProbeAttachment:
-        """Attach the shipped programs. Raises CaptureUnavailable."""
         programs = json.loads(SHIPPED.read_text())["programs"][platform.machine()]
         return ProbeAttachment(
             {name: zlib.decompress(base64.b64decode(code)) for name, code in programs.items()}, plan, notify

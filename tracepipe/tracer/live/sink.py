@@ -39,7 +39,6 @@ class LiveSink(Store):
         self.cpu_losses: dict[str, dict[int, int]] = {}
 
     def begin(self, plan: Plan, start_ns: int) -> None:
-        """Called before the first `put`: records of this plan follow, from `start_ns` on."""
         syscalls = SYSCALLS.get(platform.machine(), {})
         self._totals = Totals(
             map(function_of, plan.probes), syscalls, start_ns, plan.layers, values=plan.values
@@ -48,12 +47,10 @@ class LiveSink(Store):
         self._thread.start()
 
     def put(self, chunk: bytes) -> None:
-        """Take whole records; returns immediately."""
         self._put_bytes += len(chunk)
         self._items.put(chunk)
 
     def put_loss(self, loss: Loss) -> None:
-        """Take a loss, after the records that came before it."""
         self._items.put(loss)
 
     def finish(self) -> None:
@@ -62,7 +59,6 @@ class LiveSink(Store):
         self._items.put(None)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for `is_done` for at most `timeout_s`, and return it."""
         self._thread.join(timeout_s)
         return self.is_done
 
@@ -71,7 +67,6 @@ class LiveSink(Store):
         self._behind_limit_bytes = -1
 
     def close(self) -> None:
-        """End the thread."""
         if self._thread.is_alive():
             self.abandon()
             self.finish()
@@ -85,13 +80,11 @@ class LiveSink(Store):
 
     @property
     def counts(self) -> dict[str, int]:
-        """Layer → events."""
         found = self.snapshot()
         return found.counts if found else {}
 
     @property
     def losses(self) -> dict[str, int]:
-        """Layer → events lost."""
         found = self.snapshot()
         return found.losses if found else {}
 

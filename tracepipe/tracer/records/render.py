@@ -97,7 +97,6 @@ class RecordRenderer:
                     self._unwritten_names[tid] = self._unwritten_names.pop(shown_tid)
 
     def carry(self) -> RecordCarry:
-        """An object that keeps what a renderer like this one needs from evicted records."""
         return RecordCarry(self._probes)
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
@@ -130,7 +129,6 @@ class RecordRenderer:
         return lines
 
     def render(self, chunk: bytes) -> Lines:
-        """The lines of the records in `chunk`, which has only whole records."""
         lines = Lines()
         add, calls, ids, unwritten = lines.event, self._calls, self._ids, self._unwritten_names
         for ts_ns, tid, tgid, number, kind, torn, cpu, a0, a1, a2, a3 in RECORD.iter_unpack(chunk):
@@ -181,7 +179,6 @@ class RecordRenderer:
         return lines
 
     def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → events of the records in `chunk`, which is not rendered."""
         counts: Counter[str] = Counter()
         by_kind, by_function = kinds_and_functions(chunk, len(self._calls))
         for kind, layer in LAYER_OF_KIND.items():

@@ -204,7 +204,6 @@ class RecordSpans:
         self._reported: set[tuple[int, int, int]] = set()
 
     def take(self, chunk: bytes) -> Iterator[Span]:
-        """The spans that ended in a chunk and exceed their limit."""
         if not self._kinds:
             return
         chunk = self._sieve.needed(chunk)
@@ -246,7 +245,6 @@ class RecordSpans:
                 del calls[:-OPEN_CALLS_MAX]  # the returns of some were lost
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """The open spans that exceed their limit, each reported once."""
         gone = set()
         for who, calls in self._open.items():
             tid = max(who, ~who)
@@ -318,7 +316,6 @@ class RecordCarry:
         self._parts: dict[int, list[bytes]] = {}
 
     def take(self, chunk: bytes) -> None:
-        """Take whole evicted records, in their order."""
         chunk = self._sieve.needed(chunk)
         words = memoryview(chunk).cast("I")
         places = range(0, len(chunk), RECORD_BYTES)
@@ -363,7 +360,6 @@ class RecordCarry:
         self._deep.clear()
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk before `start_ns`, and the others."""
         times = memoryview(chunk).cast("Q")[1 :: RECORD_BYTES // 8].tolist()
         if min(times, default=start_ns) >= start_ns:
             return b"", chunk
