@@ -136,7 +136,7 @@ class Spool(Store):
             return True
         if self.error is None:
             try:
-                offset = self._backlog_of(of_device).append(chunk)
+                offset = (self._device_backlog if of_device else self._backlog).append(chunk)
                 self._items.put(Span(offset, len(chunk), of_device))
                 self._size_bytes += len(chunk)
                 self._full_since_s = None
@@ -170,9 +170,6 @@ class Spool(Store):
         if self._full_since_s is None:
             self._full_since_s = time.monotonic()
         return time.monotonic() - self._full_since_s < _PATIENCE_S
-
-    def _backlog_of(self, of_device: bool) -> Backlog:
-        return self._device_backlog if of_device else self._backlog
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the header or the footer, while no lines are being rendered."""
@@ -251,18 +248,14 @@ class Spool(Store):
                 for piece in self._backlog.in_order(self._renderer.learn, self._abandoned.is_set, self._lose):
                     self._write_piece(piece)
             self._flush()
-            self._write_unwritten()
+            reason = f"not written: {why(self.error) if self.error else 'interrupted'}"
+            now_ns = time.monotonic_ns()
+            for layer, count in (self._unwritten + self._unkept).items():
+                bound = "at most: " if layer is None else ""
+                self._write_loss(Loss(layer, count, self._abandoned_ns or now_ns, now_ns, bound + reason))
             self._flush()
         except Exception as error:  # a bug: raised by the code that waits for the end
             self.error = error
-
-    def _write_unwritten(self) -> None:
-        reason = f"not written: {why(self.error) if self.error else 'interrupted'}"
-        now_ns = time.monotonic_ns()
-        start_ns = self._abandoned_ns or now_ns
-        for layer, count in (self._unwritten + self._unkept).items():
-            bound = "at most: " if layer is None else ""
-            self._write_loss(Loss(layer, count, start_ns, now_ns, bound + reason))
 
     def _next(self) -> Span | Loss | None:
         """Wait for the next item, and write waiting lines when it is time to, even if no item arrives."""
@@ -335,12 +328,10 @@ class Spool(Store):
                 self._unwritten[None] += size_bytes // RECORD_BYTES
             self._backlog.give_back(start + size_bytes)
 
-    def _lose(self, size_bytes: int, error: OSError) -> None:
+    def _lose(self, size_bytes: int, error: OSError, *, bound: str = "at most") -> None:
         """Count records that cannot be read back."""
-        self._lose_some(size_bytes // RECORD_BYTES, "at most", error)
-
-    def _lose_some(self, count: int, bound: str, error: OSError) -> None:
-        self._write_loss(unread(count, self._last_ns, time.monotonic_ns(), error, bound=bound))
+        count, now_ns = size_bytes // RECORD_BYTES, time.monotonic_ns()
+        self._write_loss(unread(count, self._last_ns, now_ns, error, bound=bound))
         self.error = self.error or unread_error(error)
 
     def _write_piece(self, piece: bytes) -> None:
@@ -358,27 +349,20 @@ class Spool(Store):
         except Exception as error:
             self._give_up(error)
             return False
-        self._write_lines(lines, text)
+        self._put_out(text, lines.counts())
+        self._written_bytes += len(text)
         self._rendered_bytes += len(chunk)
         return True
 
     def _encoded(self, lines: Lines) -> bytes:
-        """The lines as bytes, without those that exceed the limits."""
-        self._keep_within_limits(lines)
-        return lines.encoded()
-
-    def _write_lines(self, lines: Lines, text: bytes) -> None:
-        self._put_out(text, lines.counts())
-        self._written_bytes += len(text)
-
-    def _keep_within_limits(self, lines: Lines) -> None:
-        """Cut the lines that exceed the limits."""
+        """The lines as bytes, without those that exceed the limits, which are cut."""
         events, size_bytes = self._limits.events, self._limits.size_bytes
         if events is not None or size_bytes is not None:
             lines.cut(
                 sys.maxsize if events is None else max(events - sum(self._counts.values()), 0),
                 sys.maxsize if size_bytes is None else max(size_bytes - self._written_bytes, 0),
             )
+        return lines.encoded()
 
     def _write_device(self, span: Span) -> None:
         """Write the lines of a chunk of the GPU's records, which is decoded as a whole."""
@@ -386,7 +370,7 @@ class Spool(Store):
         try:
             chunk = self._device_backlog.read(span.offset, span.size_bytes)
         except OSError as error:
-            self._lose_some(1, "at least", error)
+            self._lose(RECORD_BYTES, error, bound="at least")
             return
         finally:
             self._device_backlog.give_back(span.offset + span.size_bytes)
@@ -401,7 +385,9 @@ class Spool(Store):
         if self._abandoned.is_set():
             self._unwritten.update(lines.counts())
         else:
-            self._write_lines(lines, self._encoded(lines))
+            text = self._encoded(lines)
+            self._put_out(text, lines.counts())
+            self._written_bytes += len(text)
 
     def _count(self, chunk: bytes, of_device: bool) -> Mapping[str, int]:
         """Layer → events in a chunk."""

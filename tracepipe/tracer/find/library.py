@@ -21,7 +21,8 @@ import re
 import shutil
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -61,10 +62,15 @@ def find_versions(program: str, name: str) -> dict[str, str]:
     """For each version of the library `name`, the file that the linker would load for `program`: soname →
     path.
     """
-    found: dict[str, str] = {}
-    for folder in [*_folders(_dynamic(program), program), *_default_folders()]:
-        for version, path in _in_folder(folder, name) if folder else _in_cache(name):
-            found.setdefault(version, path)
+    dynamic, found = _dynamic(program), dict[str, str]()
+    rpath = [] if dynamic.runpath else dynamic.rpath
+    before = [*_expanded(rpath, program), *_environment(), *_expanded(dynamic.runpath, program)]
+    cached = (
+        (version, file) for version, files in _cached().items() if is_version(version, name) for file in files
+    )
+    for version, file in (*_in_folders(before, name), *cached, *_in_folders(_default_folders(), name)):
+        if version not in found and paths.is_file(file):
+            found[version] = str(file.resolve())
     return found
 
 
@@ -104,7 +110,9 @@ class LibrarySearch:
         if "/" in library:
             return _at_path(library)
         if ".so" not in library:
-            return self._program_named(library)
+            found_program = shutil.which(library)
+            own = [program for program in self.programs() if Path(program).name == library]
+            return own or ([str(Path(found_program).resolve())] if found_program else [])
         given = [
             path for path, names in self._given.items() if any(same_library(name, library) for name in names)
         ]
@@ -190,11 +198,6 @@ class LibrarySearch:
                 found.setdefault(name, path)
         return found
 
-    def _program_named(self, name: str) -> list[str]:
-        own = [program for program in self.programs() if Path(program).name == name]
-        found = shutil.which(name)
-        return own or ([str(Path(found).resolve())] if found else [])
-
 
 def _at_path(pattern: str) -> list[str]:
     """The file with that path, or the ELF files that match the pattern, with links resolved."""
@@ -202,15 +205,12 @@ def _at_path(pattern: str) -> list[str]:
         return [str(Path(pattern).resolve())]
     root = Path("/" if pattern.startswith("/") else ".")
     files = [path for path in paths.fitting(root, pattern.lstrip("/")) if paths.is_file(path)]
-    return [path for path in dict.fromkeys(str(file.resolve()) for file in files) if _is_elf(path)]
-
-
-def _is_elf(path: str) -> bool:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(4) == b"\x7fELF"
-    except OSError:
-        return False
+    found = []
+    for path in dict.fromkeys(str(file.resolve()) for file in files):
+        with suppress(OSError), Path(path).open("rb") as file:
+            if file.read(4) == b"\x7fELF":
+                found.append(path)
+    return found
 
 
 def linked_libraries(program: str) -> dict[str, str]:
@@ -220,24 +220,21 @@ def linked_libraries(program: str) -> dict[str, str]:
     while waiting and len(found) < _NEEDED_LIMIT:
         path, inherited = waiting.popleft()
         dynamic = _dynamic(path)
-        own = [] if dynamic.runpath else [_expand(folder, path) for folder in dynamic.rpath]
-        folders = [*own, *([] if dynamic.runpath else inherited)]
+        folders = [] if dynamic.runpath else [*_expanded(dynamic.rpath, path), *inherited]
+        before = [*folders, *_environment(), *_expanded(dynamic.runpath, path)]
         for name in dynamic.needed:
-            if name not in found:
-                library = _needed(name, folders, dynamic, path)
-                if library is not None:
-                    found[name] = library
-                    waiting.append((library, folders))
+            candidates = [Path(name)]
+            if "/" not in name:
+                candidates = [Path(folder, name) for folder in before]
+                candidates += [
+                    *_cached().get(name, []),
+                    *(Path(folder, name) for folder in _default_folders()),
+                ]
+            library = next((str(file.resolve()) for file in candidates if paths.is_file(file)), "")
+            if library and name not in found:
+                found[name] = library
+                waiting.append((library, folders))
     return found
-
-
-def _needed(name: str, folders: list[str], dynamic: Dynamic, path: str) -> str | None:
-    if "/" in name:
-        return str(Path(name).resolve()) if paths.is_file(name) else None
-    before = [*folders, *_environment(), *(_expand(folder, path) for folder in dynamic.runpath)]
-    candidates = [Path(folder, name) for folder in before]
-    candidates += [*_cached().get(name, []), *(Path(folder, name) for folder in _default_folders())]
-    return next((str(file.resolve()) for file in candidates if paths.is_file(file)), None)
 
 
 def _programs(command: list[str]) -> list[str]:
@@ -273,43 +270,24 @@ def _dynamic(path: str, *, must: bool = False) -> Dynamic:
         return Dynamic([], [], [])  # a script: its interpreter loads, from the same folders without these
 
 
-def _folders(dynamic: Dynamic, program: str) -> Iterator[str]:
-    """The folders before the linker's cache; then "" for the cache."""
-    if not dynamic.runpath:
-        yield from (_expand(folder, program) for folder in dynamic.rpath)
-    yield from _environment()
-    yield from (_expand(folder, program) for folder in dynamic.runpath)
-    yield ""
-
-
 def _environment() -> list[str]:
     return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":") if folder]
 
 
-def _in_cache(name: str) -> Iterator[tuple[str, str]]:
-    for version, files in _cached().items():
-        if is_version(version, name):
-            yield from ((version, str(file.resolve())) for file in files if paths.is_file(file))
+def _in_folders(folders: Iterable[str], name: str) -> Iterator[tuple[str, Path]]:
+    """Versions of a library that the folders may have, and their files."""
+    for folder in folders:
+        yield name, Path(folder, name)
+        if name.endswith(".so"):  # any version
+            with suppress(OSError):
+                entries = sorted(entry.name for entry in Path(folder).iterdir())
+                yield from ((entry, Path(folder, entry)) for entry in entries if is_version(entry, name))
 
 
-def _in_folder(folder: str, name: str) -> Iterator[tuple[str, str]]:
-    exact = Path(folder, name)
-    if paths.is_file(exact):
-        yield name, str(exact.resolve())
-    if name.endswith(".so"):  # any version
-        try:
-            entries = sorted(entry.name for entry in Path(folder).iterdir())
-        except OSError:
-            return
-        for entry in entries:
-            if entry != name and is_version(entry, name) and paths.is_file(Path(folder, entry)):
-                yield entry, str(Path(folder, entry).resolve())
-
-
-def _expand(folder: str, program: str) -> str:
+def _expanded(folders: Iterable[str], program: str) -> list[str]:
     # The linker reads $ORIGIN from the file that is executed, links resolved.
     origin = str(Path(program).resolve().parent)
-    return folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)
+    return [folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders]
 
 
 def _default_folders() -> list[str]:
