@@ -141,6 +141,12 @@ def test_the_fast_path_lets_no_fault_by(second: dict[str, Any], field: str) -> N
     assert [(p.line, p.field) for p in problems] == [(11, field)]
 
 
+def test_the_filter_takes_a_name_of_any_type() -> None:
+    problems: list[Problem] = []
+    assert RecordCheck().keep([{**EVENT, "name": 1, "pid": 2, "tid": 2}], 2, problems) == []
+    assert [(p.line, p.field) for p in problems] == [(2, "name")]
+
+
 def test_the_filter_needs_a_length_of_each_x() -> None:
     good = {**EVENT, "phase": "X", "dur_ns": 1}
     problems: list[Problem] = []

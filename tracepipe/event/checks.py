@@ -266,8 +266,8 @@ class RecordCheck:
             key = None  # a field is missing or cannot be hashed: the full check reports it
         fault = first_fault(record)
         # X needs dur_ns, which only the full check sees.
-        is_short = key and len(self._good) < _GOOD_MAX and len(key[1]) <= _GOOD_CHARACTERS
-        if fault is None and key and is_short and key[2] != "X":
+        has_room = len(self._good) < _GOOD_MAX
+        if has_room and fault is None and key and key[2] != "X" and len(key[1]) <= _GOOD_CHARACTERS:
             self._good.add(key)
         return fault
 
