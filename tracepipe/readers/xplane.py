@@ -22,6 +22,7 @@ CLOCK_REALTIME.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from tracepipe.event.columns import SourceBatch
 from tracepipe.event.model import COLUMN_LIMIT, ID_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.readers.ids import LAUNCHES, Ids, flow_number
-from tracepipe.readers.recording import FirstProblems, Recording, cut_text
+from tracepipe.readers.recording import FirstProblems, Recording, counted_problems, cut_text
 from tracepipe.readers.sorted_events import SortedEvents, batches_of
 from tracepipe.readers.sorted_rows import FLOW, MARK, SLICE
 from tracepipe.readers.wire_fields import (
@@ -61,6 +62,7 @@ _STATS_MAX: Final = 256
 _GPU = re.compile(r"/device:GPU:(\d{1,9})")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
+_SIZE = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9}){2}")
 _FUNCTION = re.compile(r"(cu|cuda|hip)[A-Z]")
 _DETAIL = re.compile(r"(\w+):(\S*)")
 _HOST: Final = ("/host:", "Host CPUs", "Syscalls")
@@ -76,20 +78,32 @@ _DETAILS: Final = {
 _RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_bytes": "size"}
 # The stats for what an event produced, and for what it consumed: a type and a number each.
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
-_CONTEXTS: Final = (_MADE, _USED)
 _FLOWS_MAX: Final = 1 << 15
+_NAMES_MAX: Final = 1 << 14
+CLOCK: Final = "trace"
+_TASK: Final = "Task Environment"
+_START: Final = "profile_start_time"
+# Times of CLOCK_REALTIME after 1973 are above this. Times that count from the start of a profile are below
+# it.
+_REALTIME_NS: Final = 10**17
+_MESSAGE_BYTES_MAX: Final = 1 << 20
+_NAMES: Final = (b"/host:", b"/device:", b"/custom:", b"#Chip", _TASK.encode(), b"Host CPUs", b"Syscalls")
+_LEFT_OUT: Final = "name|names or stat|stats by number is|are left out: there are more than can be kept"
+_FLOWS_LEFT_OUT: Final = "flow|flows is|are left out: there are more than can be kept"
+_STATS_LEFT_OUT: Final = "stat|stats is|are left out: an event has more than can be kept"
 
 
 @dataclass(slots=True)
-class Meaning:
-    """The meaning of a plane's numbers: names and stats of events, and names of stats, up to a limit.
-    `left_out` counts what is not kept.
+class _Plane:
+    """A plane without its lines: names and stats of events, and names of stats, by their numbers, up to a
+    limit. `left_out` counts what is not kept.
     """
 
-    events: dict[int, str] = field(default_factory=dict)
-    stats_of: dict[int, list[bytes]] = field(default_factory=dict)
-    """By the number of an event that has some."""
-    stats: dict[int, str] = field(default_factory=dict)
+    name: str = ""
+    stats: Stats = field(default_factory=dict)
+    event_names: dict[int, str] = field(default_factory=dict)
+    event_stats: dict[int, list[bytes]] = field(default_factory=dict)
+    stat_names: dict[int, str] = field(default_factory=dict)
     left_out: int = 0
     _bytes: int = 0
 
@@ -99,10 +113,21 @@ class Meaning:
         self.left_out += not has_room
         return has_room
 
-    def add_event(self, id: int, data: bytes) -> None:
-        """Add an XEventMetadata. Raises WireError."""
+    def add_metadata(self, data: bytes, *, is_event: bool) -> None:
+        """Add an entry of the meanings of numbers: 1 id  2 value. Raises WireError."""
+        id, value = 0, b""
+        for entry in fields_of(data):
+            if entry.number == 1:
+                id = signed(entry.value)
+            elif entry.number == 2:
+                value = entry.data
+        if not is_event:
+            for one in fields_of(value):
+                if one.number == 2 and self._has_room(len(one.data)):
+                    self.stat_names[id] = cut_text(one.data.decode("utf-8", "replace"))
+            return
         name, shown, stats = "", "", []
-        for one in fields_of(data):
+        for one in fields_of(value):
             if one.number == 2:
                 name = one.data.decode("utf-8", "replace")
             elif one.number == 4:
@@ -114,231 +139,40 @@ class Meaning:
         name = cut_text(name or shown)
         stats_bytes = _LIST_BYTES + sum(_ONE_BYTES + len(one) for one in stats) if stats else 0
         if self._has_room(len(name) + stats_bytes):
-            self.events[id] = name
+            self.event_names[id] = name
             if stats:
-                self.stats_of[id] = stats
+                self.event_stats[id] = stats
 
-    def add_stat(self, id: int, data: bytes) -> None:
-        """Add an XStatMetadata. Raises WireError."""
+    def stat(self, data: bytes) -> Stats:
+        """An XStat by its name; empty where its value cannot be shown. Raises WireError."""
+        name, value = "", cast(Any, None)
         for one in fields_of(data):
-            if one.number == 2 and self._has_room(len(one.data)):
-                self.stats[id] = cut_text(one.data.decode("utf-8", "replace"))
+            if one.number == 1 and one.wire_type == VARINT:
+                id = signed(one.value)
+                name = self.stat_names.get(id, f"stat {id}")
+            elif one.number == 2 and one.wire_type == FIXED64:
+                value = double(one.data)
+            elif one.number in (3, 4) and one.wire_type == VARINT:
+                value = one.value if one.number == 3 else signed(one.value)
+            elif one.number == 5 and one.wire_type == BYTES:
+                value = one.data.decode("utf-8", "replace")
+            elif one.number == 7 and one.wire_type == VARINT:
+                value = self.stat_names.get(signed(one.value), one.value)
+        return {name: value} if name and value is not None else {}
 
 
 @dataclass(slots=True)
-class Plane:
-    """A plane without its lines."""
-
-    name: str = ""
-    meaning: Meaning = field(default_factory=Meaning)
-    raw_stats: list[bytes] = field(default_factory=list)
-    stats: Stats = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Line:
-    """A line without its events."""
+class _Line:
+    """A line without its events. `stream` is the GPU and the stream whose work it has. Events of other lines
+    are of a `thread`.
+    """
 
     id: int = 0
     name: str = ""
     timestamp_ns: int = 0
-
-
-def stat_of(data: bytes, meaning: Meaning) -> Stats:
-    """An XStat by its name; empty where its value cannot be shown. Raises WireError."""
-    name, value = "", cast(Any, None)
-    for one in fields_of(data):
-        if one.number == 1 and one.wire_type == VARINT:
-            id = signed(one.value)
-            name = meaning.stats.get(id, f"stat {id}")
-        elif one.number == 2 and one.wire_type == FIXED64:
-            value = double(one.data)
-        elif one.number in (3, 4) and one.wire_type == VARINT:
-            value = one.value if one.number == 3 else signed(one.value)
-        elif one.number == 5 and one.wire_type == BYTES:
-            value = one.data.decode("utf-8", "replace")
-        elif one.number == 7 and one.wire_type == VARINT:
-            value = meaning.stats.get(signed(one.value), one.value)
-    return {name: value} if name and value is not None else {}
-
-
-class PlaneEvents:
-    """Takes the events of one line after the other."""
-
-    def __init__(self) -> None:
-        self.sorted = SortedEvents()
-        self.aggregates = self.flows_left_out = self.stats_left_out = 0
-        self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
-        self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
-        self._ids = Ids()
-        self._least_ns = TIME_LIMIT_NS
-        self._names: dict[tuple[int, int | None], str] = {}
-        self._plane, self._line = Plane(), Line()
-        self._thread: dict[str, Any] = {}
-        self._place: tuple[int, int] | None = None
-        self._is_host = False
-
-    def is_after(self, ns: int) -> bool:
-        """Whether there are events, and all of them are after a time."""
-        return ns <= self._least_ns < TIME_LIMIT_NS
-
-    def begin(self, plane: Plane, line: Line) -> None:
-        """Begin with the events of a line."""
-        self._plane, self._line = plane, line
-        self._is_host = plane.name.startswith(_HOST)
-        gpu, stream = _GPU.match(plane.name), _STREAM.match(line.name)
-        self._place = (int(gpu[1]), int(stream[1])) if gpu and stream and int(gpu[1]) <= ID_LIMIT else None
-        process: Any = plane.stats.get("process_id") if self._is_host else plane.name
-        if type(process) is not int and self._is_host:
-            process = "host"
-        thread: Any = line.id if 0 <= line.id <= ID_LIMIT and self._is_host else line.name or str(line.id)
-        self._thread = self._ids.thread({"pid": process, "tid": thread}, {})
-        if self._is_host and "pid" in self._thread and line.name and len(self._names) < 1 << 14:
-            self._names[self._thread["pid"], self._thread["tid"]] = cut_text(line.name)
-
-    def name_records(self) -> list[Record]:
-        """Names of processes and threads."""
-        used = dict(self._ids.named()) | self._names
-        return [
-            {"type": "name", "pid": pid, "name": cut_text(name)} | ({} if tid is None else {"tid": tid})
-            for (pid, tid), name in used.items()
-        ]
-
-    def take(self, data: bytes) -> str:
-        """Take an XEvent. Return what is wrong with it, or "". Raises WireError."""
-        id = offset_ps = dur_ps = 0
-        is_aggregate = has_length = False
-        raw: list[bytes] = []
-        for one in fields_of(data):
-            if one.number == 4:
-                raw.append(one.data)
-            elif one.wire_type == VARINT and one.number in (1, 2, 3, 5):
-                value = signed(one.value)
-                if one.number == 1:
-                    id = value
-                elif one.number == 2:
-                    offset_ps = value
-                elif one.number == 3:
-                    dur_ps, has_length = value, True
-                else:
-                    is_aggregate = True
-        if is_aggregate:
-            self.aggregates += 1
-            return ""
-        # Begin and end are each rounded, so that events that nest still nest.
-        start_ns = self._line.timestamp_ns + (offset_ps + 500) // 1000
-        dur_ns = self._line.timestamp_ns + (offset_ps + dur_ps + 500) // 1000 - start_ns
-        if not (0 <= start_ns <= TIME_LIMIT_NS // 2 and 0 <= dur_ns <= TIME_LIMIT_NS // 2):
-            return "is at a time that a trace cannot have"
-        meaning = self._plane.meaning
-        name, stats = meaning.events.get(id) or f"event {id}", meaning.stats_of.get(id, ())
-        args: Stats = {}
-        stated = [*stats, *(stat for stat in raw if len(stat) <= _STAT_BYTES_MAX)]
-        self.stats_left_out += len(stats) + len(raw) - min(len(stated), _STATS_MAX)
-        for stat in stated[:_STATS_MAX]:
-            args |= stat_of(stat, meaning)
-        self._least_ns = min(self._least_ns, start_ns)
-        self._add(name, start_ns, dur_ns if has_length else None, args)
-        return ""
-
-    def _add(self, name: str, start_ns: int, dur_ns: int | None, args: Stats) -> None:
-        if self._place is not None:
-            self._on_stream(name, start_ns, dur_ns or 0, args)
-            return
-        launch = None
-        ends = [end for end in _CONTEXTS if set(end) <= args.keys()] if self._is_host else []
-        if ends and dur_ns is None:
-            dur_ns = 0  # a flow needs a slice
-        rank = MARK if dur_ns is None else SLICE
-        record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **self._thread}
-        if not self._is_host:
-            record |= {"type": "hook", "layer": self._line.name or f"line {self._line.id}"}
-        elif type(args.get("correlation_id")) is int:
-            record["type"] = "userspace"
-            # On NVIDIA's GPUs, XLA names a launch after its kernel.
-            is_launch = LAUNCHES.search(name) or not _FUNCTION.match(name)
-            launch = _launch(args) if is_launch and dur_ns is not None else None
-        elif name.startswith("$"):
-            record |= {"type": "hook", "layer": "python", "name": name[1:]}
-        else:
-            record |= {"type": "annotation", "domain": "xla"}
-            for end in ends:
-                self._end(end is _MADE, tuple(args[key] for key in end), start_ns)
-        self.sorted.add(start_ns, record, args, rank=rank, dur_ns=dur_ns, launch=launch)
-
-    def _end(self, is_made: bool, context: tuple[Any, ...], start_ns: int) -> None:
-        """Keep an end of a flow until all are known: one producer may have many consumers."""
-        if len(self._made) + len(self._used) >= _FLOWS_MAX:
-            self.flows_left_out += not is_made
-        elif is_made:
-            self._made[context] = start_ns, self._thread
-        else:
-            self._used.append((context, start_ns, self._thread))
-
-    def finish(self) -> None:
-        """Add the flows from producers to consumers."""
-        for at, (context, used_ns, user) in enumerate(self._used):
-            if context in self._made:
-                made_ns, maker = self._made[context]
-                number = flow_number("xla", *context, at)
-                for phase, ts_ns, thread in (("s", made_ns, maker), ("f", used_ns, user)):
-                    end = {
-                        "type": "annotation",
-                        "domain": "xla",
-                        "name": "context",
-                        "phase": phase,
-                        "flow": 0,
-                    }
-                    self.sorted.add(ts_ns, end | thread, {}, rank=FLOW, flow=number)
-        self._made, self._used = {}, []
-
-    def _on_stream(self, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:
-        assert self._place is not None
-        record: dict[str, Any] = {"name": name, "phase": "X", "gpu": self._place[0], "stream": self._place[1]}
-        detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
-        kind = _DETAILS.get(detail, "kernel")
-        for key, value in _DETAIL.findall(args.pop(detail, "")):
-            if key in ("grid", "block") and (size := _size(value)):
-                record[key] = size
-            else:
-                args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
-        launch = _launch(args)
-        if kind in ("alloc", "free"):
-            record |= {"type": "memory", "phase": "I", "name": kind, **self._thread}
-            self.sorted.add(start_ns, record, args, rank=MARK)
-            return
-        if kind == "kernel":
-            record["type"] = "gpu_kernel"
-        else:
-            called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
-            record |= {"type": "transfer", "name": called}
-            record.pop("grid", None)
-            record.pop("block", None)
-        self.sorted.add(start_ns, record, args, rank=SLICE, dur_ns=dur_ns, launch=launch)
-
-
-def _launch(args: Stats) -> int | None:
-    """The number of a launch, which calls share with their work; None where there is none."""
-    number = args.get("correlation_id")
-    return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
-
-
-def _size(text: str) -> list[int] | None:
-    """A grid or a block."""
-    parts = text.split(",")
-    if len(parts) != 3 or not all(_NUMBER.fullmatch(part) and len(part) < 10 for part in parts):
-        return None
-    return [int(part) for part in parts]
-
-
-CLOCK: Final = "trace"
-_TASK: Final = "Task Environment"
-_START: Final = "profile_start_time"
-# Times of CLOCK_REALTIME after 1973 are above this. Times that count from the start of a profile are below
-# it.
-_REALTIME_NS: Final = 10**17
-_MESSAGE_BYTES_MAX: Final = 1 << 20
-_NAMES: Final = (b"/host:", b"/device:", b"/custom:", b"#Chip", _TASK.encode(), b"Host CPUs", b"Syscalls")
+    stream: tuple[int, int] | None = None
+    thread: dict[str, Any] = field(default_factory=dict)
+    is_of_host: bool = False
 
 
 class _Space:
@@ -346,20 +180,28 @@ class _Space:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = WireFile(file)
-        self._in_columns = SortedEvents()
-        self.tables = self._in_columns.tables
-        self._events = PlaneEvents()
+        self._sorted = SortedEvents()
+        self._made: dict[tuple[Any, ...], tuple[int, dict[str, Any]]] = {}
+        """By what an event produced: its time and its thread."""
+        self._used: list[tuple[tuple[Any, ...], int, dict[str, Any]]] = []
+        """What events consumed, with their times and threads."""
+        self._ids = Ids()
+        self._names: dict[tuple[int, int | None], str] = {}
         self._problems = FirstProblems()
-        self._too_long = self._left_out = self._start_ns = 0
+        self._counted = Counter(dict.fromkeys((_LEFT_OUT, _FLOWS_LEFT_OUT, _STATS_LEFT_OUT), 0))
+        self._too_long = self._sums = self._start_ns = 0
+        self._least_ns = TIME_LIMIT_NS
         for place in self._fields(0, self._file.size, "the file"):
             if (place.number, place.wire_type) == (1, BYTES):
-                self._take(place)
-        self._events.finish()
+                self._read_plane(place)
+        self._add_flows()
 
-    @property
-    def clock(self) -> str:
-        """The clock of the times."""
-        return "realtime" if self._start_ns or self._events.is_after(_REALTIME_NS) else CLOCK
+    def recording(self) -> Recording:
+        """The recording. Times are those of CLOCK_REALTIME where all of them are, or the start is known."""
+        is_absolute = _REALTIME_NS <= self._least_ns < TIME_LIMIT_NS
+        clock = "realtime" if self._start_ns or is_absolute else CLOCK
+        header = new_header(clock=clock, clocks=[clock], engine="XLA's profiler")
+        return Recording(header, self._batches(0 if is_absolute else self._start_ns), self._sorted.tables)
 
     # Reading --------------------------------------------------------------------------------------------
 
@@ -380,8 +222,8 @@ class _Space:
             return b""
         return self._file.read(place.start, place.end)
 
-    def _take(self, where: Place) -> None:
-        plane, lines = Plane(), []
+    def _read_plane(self, where: Place) -> None:
+        plane, lines, stats = _Plane(), [], []
         for place in self._fields(where.start, where.end, f"the plane at byte {where.start}"):
             if place.wire_type != BYTES:
                 continue
@@ -393,89 +235,191 @@ class _Space:
                 if place.number == 2:
                     plane.name = data.decode("utf-8", "replace")
                 elif place.number in (4, 5):
-                    _meaning(data, place.number == 4, plane.meaning)
+                    plane.add_metadata(data, is_event=place.number == 4)
                 elif place.number == 6:
-                    plane.raw_stats.append(data)
+                    stats.append(data)
             except WireError:
                 self._say(f"{plane.name}: field {place.number} at byte {place.start} cannot be read")
-        for data in plane.raw_stats:
+        for data in stats:
             with suppress(WireError):
-                plane.stats |= stat_of(data, plane.meaning)
+                plane.stats |= plane.stat(data)
         if plane.name == _TASK and _START in plane.stats:
-            self._begin_at(plane.stats[_START])
-        self._left_out += plane.meaning.left_out
+            start_ns = plane.stats[_START]
+            if type(start_ns) is int and 0 <= start_ns <= TIME_LIMIT_NS // 2:
+                self._start_ns = start_ns
+            else:
+                self._say(f"{_TASK}: {_START} is not a time that a trace can have")
+        self._counted[_LEFT_OUT] += plane.left_out
         for place in lines:
-            self._line(plane, place)
+            self._read_line(plane, place)
 
-    def _begin_at(self, start_ns: object) -> None:
-        """Take the time from which the other times count."""
-        if type(start_ns) is int and 0 <= start_ns <= TIME_LIMIT_NS // 2:
-            self._start_ns = start_ns
-        else:
-            self._say(f"{_TASK}: {_START} is not a time that a trace can have")
-
-    def _line(self, plane: Plane, where: Place) -> None:
-        of = f"the line at byte {where.start} of {plane.name}"
-        line = Line()
+    def _read_line(self, plane: _Plane, where: Place) -> None:
+        line = _Line()
         with suppress(WireError):  # reported when its events are read
             for place in self._file.fields(where.start, where.end):
-                if place.wire_type == VARINT and place.number in (1, 3):
-                    if place.number == 1:
-                        line.id = signed(place.value)
-                    else:
-                        line.timestamp_ns = signed(place.value)
+                if place.wire_type == VARINT and place.number == 1:
+                    line.id = signed(place.value)
+                elif place.wire_type == VARINT and place.number == 3:
+                    line.timestamp_ns = signed(place.value)
                 elif place.wire_type == BYTES and place.number in (2, 11):
                     line.name = self._bytes(place).decode("utf-8", "replace") or line.name
-        self._events.begin(plane, line)
-        for place in self._fields(where.start, where.end, of):
+        line.is_of_host = plane.name.startswith(_HOST)
+        gpu, stream = _GPU.match(plane.name), _STREAM.match(line.name)
+        if gpu and stream and int(gpu[1]) <= ID_LIMIT:
+            line.stream = int(gpu[1]), int(stream[1])
+        process: Any = plane.stats.get("process_id") if line.is_of_host else plane.name
+        if type(process) is not int and line.is_of_host:
+            process = "host"
+        thread: Any = line.id if 0 <= line.id <= ID_LIMIT and line.is_of_host else line.name or str(line.id)
+        line.thread = self._ids.thread({"pid": process, "tid": thread}, {})
+        if line.is_of_host and "pid" in line.thread and line.name and len(self._names) < _NAMES_MAX:
+            self._names[line.thread["pid"], line.thread["tid"]] = cut_text(line.name)
+        for place in self._fields(where.start, where.end, f"the line at byte {where.start} of {plane.name}"):
             if (place.number, place.wire_type) == (4, BYTES):
                 try:
-                    message = self._events.take(self._bytes(place))
+                    message = self._read_event(plane, line, self._bytes(place))
                 except WireError:
                     message = "cannot be read"
                 if message:
                     self._say(f"{plane.name}: the event at byte {place.start} {message}")
 
+    def _read_event(self, plane: _Plane, line: _Line, data: bytes) -> str:
+        """Read an XEvent. Return what is wrong with it, or "". Raises WireError."""
+        id = offset_ps = dur_ps = 0
+        is_sum = has_length = False
+        stats: list[bytes] = []
+        for one in fields_of(data):
+            if one.number == 4:
+                stats.append(one.data)
+            elif one.wire_type == VARINT and one.number in (1, 2, 3, 5):
+                value = signed(one.value)
+                if one.number == 1:
+                    id = value
+                elif one.number == 2:
+                    offset_ps = value
+                elif one.number == 3:
+                    dur_ps, has_length = value, True
+                else:
+                    is_sum = True
+        if is_sum:
+            self._sums += 1
+            return ""
+        # Begin and end are each rounded, so that events that nest still nest.
+        start_ns = line.timestamp_ns + (offset_ps + 500) // 1000
+        dur_ns = line.timestamp_ns + (offset_ps + dur_ps + 500) // 1000 - start_ns
+        if not (0 <= start_ns <= TIME_LIMIT_NS // 2 and 0 <= dur_ns <= TIME_LIMIT_NS // 2):
+            return "is at a time that a trace cannot have"
+        name, of_name = plane.event_names.get(id) or f"event {id}", plane.event_stats.get(id, ())
+        args: Stats = {}
+        fitting = [*of_name, *(stat for stat in stats if len(stat) <= _STAT_BYTES_MAX)]
+        self._counted[_STATS_LEFT_OUT] += len(of_name) + len(stats) - min(len(fitting), _STATS_MAX)
+        for stat in fitting[:_STATS_MAX]:
+            args |= plane.stat(stat)
+        self._least_ns = min(self._least_ns, start_ns)
+        if line.stream is not None:
+            self._add_work(line, name, start_ns, dur_ns, args)
+        else:
+            self._add_event(line, name, start_ns, dur_ns if has_length else None, args)
+        return ""
+
+    def _add_event(self, line: _Line, name: str, start_ns: int, dur_ns: int | None, args: Stats) -> None:
+        launch = None
+        contexts = [keys for keys in (_MADE, _USED) if set(keys) <= args.keys()] if line.is_of_host else []
+        if contexts and dur_ns is None:
+            dur_ns = 0  # a flow needs a slice
+        record: dict[str, Any] = {"name": name, "phase": "I" if dur_ns is None else "X", **line.thread}
+        if not line.is_of_host:
+            record |= {"type": "hook", "layer": line.name or f"line {line.id}"}
+        elif type(args.get("correlation_id")) is int:
+            record["type"] = "userspace"
+            # On NVIDIA's GPUs, XLA names a launch after its kernel.
+            is_launch = LAUNCHES.search(name) or not _FUNCTION.match(name)
+            launch = _launch(args) if is_launch and dur_ns is not None else None
+        elif name.startswith("$"):
+            record |= {"type": "hook", "layer": "python", "name": name[1:]}
+        else:
+            record |= {"type": "annotation", "domain": "xla"}
+            for keys in contexts:
+                # Ends of flows are kept until all are known: one producer may have many consumers.
+                context = tuple(args[key] for key in keys)
+                if len(self._made) + len(self._used) >= _FLOWS_MAX:
+                    self._counted[_FLOWS_LEFT_OUT] += keys is _USED
+                elif keys is _MADE:
+                    self._made[context] = start_ns, line.thread
+                else:
+                    self._used.append((context, start_ns, line.thread))
+        rank = MARK if dur_ns is None else SLICE
+        self._sorted.add(start_ns, record, args, rank=rank, dur_ns=dur_ns, launch=launch)
+
+    def _add_work(self, line: _Line, name: str, start_ns: int, dur_ns: int, args: Stats) -> None:
+        """Add work of a stream."""
+        assert line.stream is not None
+        record: dict[str, Any] = {"name": name, "phase": "X", "gpu": line.stream[0], "stream": line.stream[1]}
+        detail = next((key for key in _DETAILS if type(args.get(key)) is str), "")
+        kind = _DETAILS.get(detail, "kernel")
+        for key, value in _DETAIL.findall(args.pop(detail, "")):
+            if key in ("grid", "block") and _SIZE.fullmatch(value):
+                record[key] = [int(part) for part in value.split(",")]
+            else:
+                args[_RENAMED.get(key, key)] = int(value) if _NUMBER.fullmatch(value) else value
+        launch = _launch(args)
+        if kind in ("alloc", "free"):
+            record |= {"type": "memory", "phase": "I", "name": kind, **line.thread}
+            self._sorted.add(start_ns, record, args, rank=MARK)
+            return
+        if kind == "kernel":
+            record["type"] = "gpu_kernel"
+        else:
+            called = "memset" if kind == "set" else direction_named(name.removeprefix("Memcpy"))
+            record |= {"type": "transfer", "name": called}
+            record.pop("grid", None)
+            record.pop("block", None)
+        self._sorted.add(start_ns, record, args, rank=SLICE, dur_ns=dur_ns, launch=launch)
+
+    def _add_flows(self) -> None:
+        """Add the flows from producers to consumers."""
+        for at, (context, used_ns, user) in enumerate(self._used):
+            if context in self._made:
+                made_ns, maker = self._made[context]
+                number = flow_number("xla", *context, at)
+                for phase, ts_ns, thread in (("s", made_ns, maker), ("f", used_ns, user)):
+                    end = {
+                        "type": "annotation",
+                        "domain": "xla",
+                        "name": "context",
+                        "phase": phase,
+                        "flow": 0,
+                    }
+                    self._sorted.add(ts_ns, end | thread, {}, rank=FLOW, flow=number)
+        self._made, self._used = {}, []
+
     # Batches --------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[SourceBatch]:
+    def _batches(self, ahead_ns: int) -> Iterator[SourceBatch]:
         """The events in the order of time, and the problems."""
-        ahead_ns = 0 if self._events.is_after(_REALTIME_NS) else self._start_ns
-        in_order = self._events.sorted.rows.in_order()
-        columns = (self._in_columns.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
-        return batches_of(columns, self._events.name_records(), self._problems.take(), self._stated())
+        in_order = self._sorted.rows.in_order()
+        columns = (self._sorted.columns(rows, rows.ts_ns + ahead_ns) for rows in in_order)
+        names: list[Record] = [
+            {"type": "name", "pid": pid, "name": cut_text(name)} | ({} if tid is None else {"tid": tid})
+            for (pid, tid), name in (dict(self._ids.named()) | self._names).items()
+        ]
+        return batches_of(columns, names, self._problems.take(), self._last_problems())
 
-    def _stated(self) -> Iterator[Problem]:
+    def _last_problems(self) -> Iterator[Problem]:
         yield from self._problems.rest("message|messages cannot be read")
         if self._too_long:
             messages = counted(self._too_long, "message|messages is|are")
             yield Problem(0, "", f"{messages} longer than {_MESSAGE_BYTES_MAX} bytes")
-        if self._left_out:
-            words = "name|names or stat|stats by number is|are left out: there are more than can be kept"
-            yield Problem(0, "", counted(self._left_out, words), skipped=False)
-        if self._events.flows_left_out:
-            words = "flow|flows is|are left out: there are more than can be kept"
-            yield Problem(0, "", counted(self._events.flows_left_out, words), skipped=False)
-        if self._events.stats_left_out:
-            words = "stat|stats is|are left out: an event has more than can be kept"
-            yield Problem(0, "", counted(self._events.stats_left_out, words), skipped=False)
-        if self._events.aggregates:
+        yield from counted_problems(self._counted)
+        if self._sums:
             words = "event|events has|have a sum instead of times: it|they is|are not drawn"
-            yield Problem(0, "num_occurrences", counted(self._events.aggregates, words), skipped=False)
+            yield Problem(0, "num_occurrences", counted(self._sums, words), skipped=False)
 
 
-def _meaning(data: bytes, is_event: bool, meaning: Meaning) -> None:
-    """Add an entry of a plane's maps to the meaning of its numbers. Raises WireError."""
-    id, value = 0, b""
-    for entry in fields_of(data):
-        if entry.number == 1:
-            id = signed(entry.value)
-        elif entry.number == 2:
-            value = entry.data
-    if is_event:
-        meaning.add_event(id, value)
-    else:
-        meaning.add_stat(id, value)
+def _launch(args: Stats) -> int | None:
+    """The number of a launch, which calls share with their work; None where there is none."""
+    number = args.get("correlation_id")
+    return number if type(number) is int and 0 < number <= COLUMN_LIMIT else None
 
 
 def sniff(head: bytes) -> bool:
@@ -497,8 +441,6 @@ def sniff(head: bytes) -> bool:
 def read(stream: BinaryIO) -> Recording:
     """The recording in a file, which is read to its end first. Raises InputError."""
     try:
-        space = _Space(stream)
+        return _Space(stream).recording()
     except OSError as e:
         raise InputError(f"cannot be read: {e.strerror}", "Copy it to another disk.") from e
-    header = new_header(clock=space.clock, clocks=[space.clock], engine="XLA's profiler")
-    return Recording(header, space.batches(), space.tables)
