@@ -132,7 +132,7 @@ def test_an_entry_with_everything_it_can_have() -> None:
     read.feed(f"d 0 64 1 5 0 0 two\nlines{END}\nd 0 64 1 5 0 1 rubbish{END}\n".encode())
     read.feed(b"1 0 65 1 5 0 0 5 4 0 0 a b c d e f\n")
     text = struct.unpack("<4Q", b"two\nlines".ljust(32, b"\0"))
-    assert records(read.take()) == [
+    assert records(read.release()) == [
         (record.MORE, 0x65, 5, 4, 0, 0, 0xE, 0xF, 0, 0),
         (record.TEXT, 0x65, 5, 4, 0, 0, *text),
         (record.CALL_ENTER, 0x65, 5, 4, 0, 0, 0xA, 0xB, 0xC, 0xD),
@@ -143,14 +143,14 @@ def test_an_entry_whose_text_was_lost_is_torn() -> None:
     read = lines(function(Argument("said", 0, "str")))
     # The texts of entry 0, which was lost itself, are not those of entry 1.
     read.feed(f"d 0 64 1 5 0 0 old{END}\nd 0 64 1 5 0 1 {END}\n1 0 70 1 5 1 0 5 4 0 0\n".encode())
-    assert records(read.take()) == [(record.CALL_ENTER, 0x70, 5, 4, 0, 1, 0, 0, 0, 0)]
+    assert records(read.release()) == [(record.CALL_ENTER, 0x70, 5, 4, 0, 1, 0, 0, 0, 0)]
 
 
 def test_a_long_text_is_put_together_from_both_pieces() -> None:
     read = lines(function(Argument("said", 0, "str")))
     read.feed(f"d 0 64 1 5 0 0 {'x' * 124}{END}\nd 0 64 1 5 0 1 {'y' * 3}{END}\n".encode())
     read.feed(b"1 0 65 1 5 0 0 5 4 0 0\n")
-    chunk = read.take()
+    chunk = read.release()
     texts = [struct.pack("<4Q", *a)[:31] for kind, *_, a in chunks_of(chunk) if kind == record.TEXT]
     assert b"".join(texts).rstrip(b"\0") == b"x" * 124 + b"y" * 3
 
@@ -163,13 +163,13 @@ def test_a_line_may_come_in_parts() -> None:
     read = lines(function())
     for part in (b"1 0 6", b"5 1 5 ", b"0 0 5 4 0 0", b"\n3 0 66 1 5 1 0 5 4 0 0 ffffffffffffffff\n"):
         read.feed(part)
-    assert [kind for kind, *_ in records(read.take())] == [record.CALL_ENTER, record.CALL_RETURN]
+    assert [kind for kind, *_ in records(read.release())] == [record.CALL_ENTER, record.CALL_RETURN]
 
 
 def test_deferred_entries_have_their_own_time_and_the_returns_place() -> None:
     read = lines(function())
     read.feed(b"4 1 50 0 5 0 50 5 4 10 0 0 0 0 0\n1 0 60 0 5 0 40 5 4 0 0\n3 0 61 0 5 1 0 5 4 0 0 0\n")
-    assert [(kind, ts_ns) for kind, ts_ns, *_ in records(read.take())] == [
+    assert [(kind, ts_ns) for kind, ts_ns, *_ in records(read.release())] == [
         (record.SYSCALL_ENTER, 0x50),
         (record.CALL_ENTER, 0x40),
         (record.CALL_RETURN, 0x61),
@@ -179,7 +179,7 @@ def test_deferred_entries_have_their_own_time_and_the_returns_place() -> None:
 def test_the_process_that_a_worker_serves_is_printed_before_entry_and_return() -> None:
     read = lines(in_kernel())
     read.feed(b"1 2 60 0 5 0 0 5 5 0 700000008 1000\n3 2 61 0 5 1 0 5 5 0 700000008 0\n")
-    assert [(kind, a0) for kind, _, _, _, _, _, a0, *_ in records(read.take())] == [
+    assert [(kind, a0) for kind, _, _, _, _, _, a0, *_ in records(read.release())] == [
         (record.SERVED, 7 << 32 | 8),
         (record.CALL_ENTER, 0x1000),
         (record.SERVED, 7 << 32 | 8),
@@ -192,7 +192,7 @@ def test_what_happens_everywhere_is_of_no_thread() -> None:
     assert r'"e 2 %lx %lx %lx %lx 0 0 0 0 0 %lx %lx\n"' in made
     read = lines(tracepoint())
     read.feed(b"e 2 60 3 5 0 0 0 0 0 0 2b 1\n")
-    assert records(read.take()) == [(record.EVENT, 0x60, 0, 0, 0, 0, 0x2B, 1, 0, 0)]
+    assert records(read.release()) == [(record.EVENT, 0x60, 0, 0, 0, 0, 0x2B, 1, 0, 0)]
 
 
 def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
@@ -213,7 +213,7 @@ def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
         read.feed(f"d 2 60 {cpu} {who} 0 0 {driver}{END}\nd 2 60 {cpu} {who} 0 1 idle{END}\n".encode())
     for ts_ns, cpu, number, seqno in ((0x61, 3, 0, 7), (0x62, 0, 0, 8), (0x63, 0, 1, 9)):
         read.feed(f"e 2 {ts_ns:x} {cpu} {IDLE + cpu:x} {number} 0 0 0 0 0 0 {seqno} 0\n".encode())
-    taken = records(read.take())
+    taken = records(read.release())
     assert [(kind, torn) for kind, _, _, _, _, torn, *_ in taken] == [
         *[(record.TEXT, 0), (record.TEXT, 0), (record.EVENT, 0)] * 2,
         (record.EVENT, 1),
@@ -225,18 +225,18 @@ def test_texts_of_a_tracepoint_are_printed_before_it() -> None:
 def test_lines_wait_for_those_of_other_processors() -> None:
     read = lines()
     read.feed(b"5 1 3000000 0 5 0 0 5 4 1 0 0\n5 1 5000000 0 5 1 0 5 4 1 0 0\n")
-    assert read.take(min(read.seen_ns.get(cpu, 0) for cpu in (0, 1))) == b""
+    assert read.release(min(read.newest_ns.get(cpu, 0) for cpu in (0, 1))) == b""
     read.feed(b"5 1 2000000 1 6 0 0 6 4 1 0 0\n5 1 6000000 1 6 1 0 6 4 1 0 0\n")
-    taken = records(read.take(min(read.seen_ns[cpu] for cpu in (0, 1))))
+    taken = records(read.release(min(read.newest_ns[cpu] for cpu in (0, 1))))
     assert [ts_ns for _, ts_ns, *_ in taken] == [0x2000000, 0x3000000]
-    assert [ts_ns for _, ts_ns, *_ in records(read.take())] == [0x5000000, 0x6000000]
+    assert [ts_ns for _, ts_ns, *_ in records(read.release())] == [0x5000000, 0x6000000]
 
 
 def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
     read = lines(function())
     read.feed(b"1 0 60 0 5 0 0 5 4 0 0\n3 0 90 0 5 3 0 5 4 0 0 0\n")
     read.feed(b"5 1 70 0 5 1 0 5 4 10 0 0\n4 1 95 0 5 2 0 5 4 10 0 0 0 0 0\n")
-    read.take()
+    read.release()
     found = sorted((loss.layer, loss.count, loss.start_ns, loss.end_ns) for loss in read.losses)
     assert found == [("syscall", 1, 0x70, 0x70), ("userspace", 2, 0x60, 0x90)]
 
@@ -244,7 +244,7 @@ def test_a_gap_counts_what_was_lost_of_which_layer_and_when() -> None:
 def test_losses_at_the_end_are_counted_too() -> None:
     read = lines(function())
     read.feed(b"1 0 60 0 5 0 0 5 4 0 0\n@s[5, 0]: 4\n@s[6, 3]: 2\n@s[7, 7]: 1\n@f[5, 0]: 8\n@f[6, 0]: 2\n")
-    read.take()
+    read.release()
     read.finish(0x10, 0x100)
     found = {(loss.layer, loss.count, loss.start_ns, loss.end_ns) for loss in read.losses}
     assert found == {("userspace", 3, 0x60, 0x100), ("scheduler", 2, 0x10, 0x100), (None, 1, 0x10, 0x100)}
@@ -255,7 +255,7 @@ def test_idle_threads_of_two_processors_have_sequences_of_their_own() -> None:
     read = lines()
     for ts_ns, cpu, number in ((0x60, 0, 0), (0x61, 1, 0), (0x62, 1, 1)):
         read.feed(f"7 3 {ts_ns:x} {cpu} {IDLE + cpu:x} {number} 0 5 4 0 0 0 0\n".encode())
-    read.take()
+    read.release()
     assert read.losses == []
 
 
@@ -274,7 +274,7 @@ def test_idle_threads_of_two_processors_have_sequences_of_their_own() -> None:
 def test_a_bad_line_is_counted_and_the_others_are_read(line: bytes) -> None:
     read = lines(function())
     read.feed(line + b"\n1 0 60 0 5 0 0 5 4 0 0\n")
-    assert len(records(read.take())) == 1
+    assert len(records(read.release())) == 1
     read.finish(1, 2)
     assert [(loss.layer, loss.count) for loss in read.losses] == [(None, 1)]
     assert line[:3].decode(errors="replace") in read.losses[0].reason
@@ -283,7 +283,7 @@ def test_a_bad_line_is_counted_and_the_others_are_read(line: bytes) -> None:
 def test_a_threads_name_may_be_anything() -> None:
     read = lines()
     read.feed(f"c 7 60 0 5 0 0 5 4 0 0 a\nb c{END}\n".encode())
-    ((kind, _, tid, tgid, *_, low, high, _, _),) = records(read.take())
+    ((kind, _, tid, tgid, *_, low, high, _, _),) = records(read.release())
     assert (kind, tid, tgid) == (record.THREAD_NAME, 5, 4)
     assert struct.pack("<QQ", low, high).rstrip(b"\0") == b"a\nb c"
 

@@ -45,15 +45,15 @@ FUNCTIONS = sorted(parameters())
     ],
 )
 def test_each_rule_takes_its_functions(function: str, recorded_by: set[str]) -> None:
-    assert {name for name, rule in CALL_RULES.items() if rule.takes(function)} == recorded_by
+    assert {name for name, rule in CALL_RULES.items() if rule.allows(function)} == recorded_by
 
 
 def test_what_allocates_copies_or_gives_names_is_never_left_out_as_a_question() -> None:
     hooks = [hook for name in CALL_SETS for hook in load_set(name).hooks if hook.effect]
     assert len(hooks) > 40
     for hook in hooks:
-        assert CALL_RULES["default"].takes(hook.pattern), hook.pattern
-        assert CALL_RULES["launches"].takes(hook.pattern) >= (hook.effect == "name"), hook.pattern
+        assert CALL_RULES["default"].allows(hook.pattern), hook.pattern
+        assert CALL_RULES["launches"].allows(hook.pattern) >= (hook.effect == "name"), hook.pattern
 
 
 def test_a_query_only_function_that_was_named_is_recorded() -> None:
@@ -106,4 +106,4 @@ def test_the_engines_for_gpus_take_the_same(tmp_path: Path) -> None:
 
     assert taken("none") == []
     for calls, rule in CALL_RULES.items():
-        assert taken(calls) == [name for name in FUNCTIONS if rule.takes(name)]
+        assert taken(calls) == [name for name in FUNCTIONS if rule.allows(name)]

@@ -39,7 +39,7 @@ def resumed(
     """What a renderer says of what was under way, and its lines of what was kept."""
     renderer = new_renderer(first_ns)
     carry = renderer.carry()
-    carry.take(dropped)
+    carry.add(dropped)
     begun = renderer.resume(carry.carried(), start_ns)
     return read(begun.texts), read(renderer.render(kept).texts)
 
@@ -128,9 +128,9 @@ def test_calls_without_a_recorded_begin_begin_with_what_is_kept() -> None:
 
 def test_nothing_of_a_thread_that_ended_is_carried() -> None:
     carry = RecordCarry(PROBES)
-    carry.take(raw(record.THREAD_NEW, 0, *name_of("worker")) + raw(record.CALL_ENTER, "cuInit"))
+    carry.add(raw(record.THREAD_NEW, 0, *name_of("worker")) + raw(record.CALL_ENTER, "cuInit"))
     assert all(carry.carried())
-    carry.take(raw(record.SWITCH_OUT, 0, _ZOMBIE))
+    carry.add(raw(record.SWITCH_OUT, 0, _ZOMBIE))
     assert carry.carried() == (b"", b"")
 
 
@@ -143,7 +143,7 @@ def test_nothing_of_an_ended_thread_is_kept() -> None:
             begun = raw(record.THREAD_NEW, 0, *name_of("forked"), tid=tid) + raw(record.CALL_ENTER, tid=tid)
             chunk = begun + raw(record.THREAD_END, tid=tid)
             renderer.render(chunk)
-            carry.take(chunk)
+            carry.add(chunk)
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
@@ -160,7 +160,7 @@ def test_nothing_of_an_ended_thread_is_kept() -> None:
 def test_threads_beyond_the_bound_are_forgotten_oldest_first() -> None:
     carry = RecordCarry(PROBES)
     for tid in range(1, THREADS_MAX + 3):
-        carry.take(raw(record.THREAD_NEW, 0, *name_of("worker"), tid=tid))
+        carry.add(raw(record.THREAD_NEW, 0, *name_of("worker"), tid=tid))
     assert len(carry.carried().known) == THREADS_MAX * RECORD_BYTES
     assert carry.carried().known.startswith(raw(record.THREAD_NEW, 0, *name_of("worker"), tid=3))
 
@@ -237,8 +237,8 @@ def still_open(lines: list[Line]) -> Iterator[tuple[int, int, str]]:
 def test_a_carry_of_carried_records_is_the_same() -> None:
     first, second = RecordCarry(PROBES), RecordCarry(PROBES)
     chance = random.Random(7)
-    first.take(b"".join(content for tid in range(1, 5) for _, content in thread_of_calls(chance, tid)))
-    second.take(b"".join(first.carried()))
+    first.add(b"".join(content for tid in range(1, 5) for _, content in thread_of_calls(chance, tid)))
+    second.add(b"".join(first.carried()))
     assert all(first.carried())
     assert second.carried() == first.carried()
 
@@ -262,9 +262,9 @@ def test_communicators_are_known_however_many_had_the_address() -> None:
     kept = more + RECORD.pack(30, 7, 7, reduce, record.CALL_ENTER, 0, 0, 0, 0, 0, 0)
     renderer = RecordRenderer(probes, SYSCALLS["x86_64"], {}, 0)
     carry = renderer.carry()
-    carry.take(b"".join(dropped))
+    carry.add(b"".join(dropped))
     again = renderer.carry()
-    again.take(b"".join(carry.carried()))
+    again.add(b"".join(carry.carried()))
     assert again.carried() == carry.carried()
     renderer.resume(carry.carried(), 25)
     (line,) = read(renderer.render(kept).texts)

@@ -70,7 +70,7 @@ def kernel(request: pytest.FixtureRequest) -> Iterator[Kernel]:
 
 
 def all_of(ring: Drain) -> bytes:
-    return b"".join(iter(ring.take, b""))
+    return b"".join(iter(ring.read, b""))
 
 
 def test_records_arrive_in_order_however_often_the_ring_is_filled(kernel: Kernel) -> None:
@@ -81,7 +81,7 @@ def test_records_arrive_in_order_however_often_the_ring_is_filled(kernel: Kernel
         taken += all_of(ring)
         assert taken == kernel.made
         assert kernel.consumer[0] == len(kernel.made)
-    assert ring.take() == b""
+    assert ring.read() == b""
     ring.close()
 
 
@@ -100,7 +100,7 @@ def test_where_memory_is_short_all_is_taken_in_smaller_chunks(
     monkeypatch.setattr(drain, "_LEAST_BYTES", 2 * RECORD_BYTES)
     monkeypatch.setattr("ctypes.string_at", short(ctypes.string_at, 1))  # of the ring, after it is copied
     monkeypatch.setattr(os, "pread", short(os.pread, 1))
-    monkeypatch.setattr(Ring, "take", short(Ring.take, 1))
+    monkeypatch.setattr(Ring, "read", short(Ring.read, 1))
     if is_moved:
         ring = moving(kernel)
     else:
@@ -136,7 +136,7 @@ def test_the_ring_is_emptied_though_nothing_is_taken_and_taken_in_chunks(
         assert all_of(ring) == kernel.made[-RING_BYTES:]
     kernel.make(2)
     ring.stop()
-    chunks = list(iter(ring.take, b""))
+    chunks = list(iter(ring.read, b""))
     if is_native:
         assert max(map(len, chunks)) == 3 * RECORD_BYTES
     assert b"".join(chunks) == kernel.made[-len(b"".join(chunks)) :]
@@ -177,7 +177,7 @@ def test_what_is_taken_while_it_is_moved_comes_once_and_in_order(
     for count in (FULL, 1, FULL // 2, 3, FULL // 3) * 20:
         room = FULL - (len(kernel.made) - kernel.consumer[0]) // RECORD_BYTES
         kernel.make(min(count, room))
-        taken += ring.take()
+        taken += ring.read()
     ring.stop()
     assert taken + all_of(ring) == kernel.made
     ring.close()
@@ -224,7 +224,7 @@ def test_records_that_move_between_two_looks_are_taken(kernel: Kernel) -> None:
         pytest.skip("without the native core nothing is moved")
     ring._core = Late(ring, kernel)
     kernel.make(FULL)
-    assert ring.take() == kernel.made
+    assert ring.read() == kernel.made
     ring.close()
 
 
@@ -259,9 +259,9 @@ def test_records_before_an_instant_are_taken_before_the_rest(kernel: Kernel) -> 
     kernel.make(7)
     until = ring.made_bytes
     kernel.make(5)
-    assert ring.take(until) == kernel.made[:until]
-    assert (ring.take(until), ring.taken_bytes) == (b"", until)
-    assert ring.take() == kernel.made[until:]
+    assert ring.read(until) == kernel.made[:until]
+    assert (ring.read(until), ring.taken_bytes) == (b"", until)
+    assert ring.read() == kernel.made[until:]
     ring.close()
 
 
@@ -314,7 +314,7 @@ def calls_of_write(thread: threading.Thread) -> int:
 
 def test_what_cannot_be_read_back_is_counted_and_the_rest_is_taken(kernel: Kernel) -> None:
     ring = moving(kernel)
-    first = ring.take(2 * RECORD_BYTES)
+    first = ring.read(2 * RECORD_BYTES)
     replace(ring._file, "/proc/self/mem")  # where there is nothing at so low an address: EIO
     kernel.make(3)
     assert first + all_of(ring) == kernel.made[: 2 * RECORD_BYTES] + kernel.made[-3 * RECORD_BYTES :]
@@ -346,7 +346,7 @@ def test_without_a_place_for_files_the_ring_is_taken_from(
     ring = Drain(kernel.map_fd, RING_BYTES)
     ring.start()
     kernel.make(9)
-    assert ring.take() == kernel.made
+    assert ring.read() == kernel.made
     ring.close()
 
 

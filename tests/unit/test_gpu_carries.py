@@ -32,9 +32,9 @@ def read(texts: list[str]) -> list[Line]:
 def resumed(renderer: DeviceRenderer, dropped: bytes, kept: bytes = b"") -> tuple[list[Line], list[Line]]:
     """The lines of what was under way, and those of what was kept."""
     carry = renderer.carry()
-    carry.take(dropped)
+    carry.add(dropped)
     again = renderer.carry()
-    again.take(b"".join(carry.carried()))
+    again.add(b"".join(carry.carried()))
     assert again.carried() == carry.carried()
     fresh = renderer.anew()
     begin = read(fresh.resume(carry.carried(), START_NS).texts)
@@ -62,14 +62,14 @@ def test_that_another_profiler_took_over_is_stated_in_later_recordings_too() -> 
 
 def test_a_repeated_message_of_a_process_is_kept_once() -> None:
     carry = kernel_renderer().carry()
-    carry.take(name(1, "add(int)") * 1000)
+    carry.add(name(1, "add(int)") * 1000)
     assert carry.carried().known == name(1, "add(int)")
 
 
 def test_what_is_kept_is_bounded() -> None:
     carry = kernel_renderer().carry()
     carry.memory.left_bytes = 1000
-    carry.take(b"".join(name(number, "k" * 100) for number in range(100)))
+    carry.add(b"".join(name(number, "k" * 100) for number in range(100)))
     assert 0 < len(carry.carried().known) < 1000
 
 

@@ -313,7 +313,7 @@ def test_samples_are_counted_and_carried_as_what_they_are() -> None:
     content = record(payload(1.0, 2.0))
     assert renderer.counts(content) == {"hook": 1}
     carry = renderer.carry()
-    carry.take(content)
+    carry.add(content)
     assert (carry.carried().known, carry.carried().under_way) == (b"", b"")
     assert len(renderer.anew().render(content).texts) == 1
 

@@ -42,7 +42,7 @@ from tracepipe.tracer.live.sink import LiveSink
 from tracepipe.tracer.live.totals import (
     FunctionTotal,
     Histogram,
-    Moved,
+    MemoryTotal,
     Snapshot,
     ThreadTotal,
     Totals,
@@ -456,13 +456,16 @@ def test_the_table() -> None:
 
 
 def test_the_table_states_what_was_moved() -> None:
-    allocated, copied = {"alloc": Moved(3, 3 << 20)}, {"HtoD": Moved(2, 2048), "DtoH": Moved(1, 1024)}
-    on_gpu = {"HtoD (GPU)": Moved(2, 2048)}
+    allocated, copied = (
+        {"alloc": MemoryTotal(3, 3 << 20)},
+        {"HtoD": MemoryTotal(2, 2048), "DtoH": MemoryTotal(1, 1024)},
+    )
+    on_gpu = {"HtoD (GPU)": MemoryTotal(2, 2048)}
     for snapshot, line in (
         (replace(SNAPSHOT, allocated=allocated), "allocated 3.00 MiB in 3"),
         (replace(SNAPSHOT, copied=copied | on_gpu), "copied 3.00 KiB in 3 (HtoD 2.00 KiB, DtoH 1.00 KiB)"),
         (replace(SNAPSHOT, copied=on_gpu), "copied 2.00 KiB in 2"),
-        (replace(SNAPSHOT, allocated=allocated, not_all_moved=True), "at least allocated 3.00 MiB in 3"),
+        (replace(SNAPSHOT, allocated=allocated, is_memory_partial=True), "at least allocated 3.00 MiB in 3"),
     ):
         assert view_lines(snapshot, View("./app"))[3].text == line
     function = replace(SNAPSHOT.functions[0], size_bytes=3 << 20)

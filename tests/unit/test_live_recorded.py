@@ -41,7 +41,7 @@ from tracepipe.readers import tracepipe1
 from tracepipe.recording.open import open_recording
 from tracepipe.recording.reading import Reading
 from tracepipe.tracer.live.recorded import RecordedTotals
-from tracepipe.tracer.live.totals import FunctionTotal, Moved, Snapshot, Totals, function_of
+from tracepipe.tracer.live.totals import FunctionTotal, MemoryTotal, Snapshot, Totals, function_of
 from tracepipe.tracer.records.record import Loss, loss_record
 from tracepipe.tracer.records.render import RecordRenderer
 
@@ -146,14 +146,14 @@ def test_both_cores_report_what_calls_did_to_memory() -> None:
     direct = totals.snapshot(ts_ns)
     read = read_totals(RecordRenderer(probes, {}, values).render(chunk).encoded())
     for snapshot in (direct, read):
-        assert snapshot.allocated == {"alloc": Moved(2, 4096 + (1 << 30))}
-        assert snapshot.copied == {"HtoD": Moved(2, 305), "DtoH": Moved(1, 300)}
-        assert not snapshot.not_all_moved
+        assert snapshot.allocated == {"alloc": MemoryTotal(2, 4096 + (1 << 30))}
+        assert snapshot.copied == {"HtoD": MemoryTotal(2, 305), "DtoH": MemoryTotal(1, 300)}
+        assert not snapshot.is_memory_partial
         assert {total.name: total.size_bytes for total in snapshot.functions if total.size_bytes} == {
             "cuMemAlloc_v2": 4096 + (1 << 30), "cudaMemcpy": 600, "cuMemcpyHtoD_v2": 5, "cudaMemset2D": 30,
         }  # fmt: skip
     totals.count(chunk)
-    assert totals.snapshot(ts_ns).not_all_moved
+    assert totals.snapshot(ts_ns).is_memory_partial
 
 
 def test_kernels_and_whole_calls_have_their_durations() -> None:

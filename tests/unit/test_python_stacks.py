@@ -153,7 +153,7 @@ def test_numbers_of_processes_become_ids_of_the_file() -> None:
 def test_a_stack_that_was_sent_before_what_is_kept_stands_in_the_file() -> None:
     """Of a recording of the last seconds, which begins with a decoder that has not seen it."""
     carry = kernel_renderer().carry()
-    carry.take(_stack(7, 55, "ours") + _call(7, 55, 1))
+    carry.add(_stack(7, 55, "ours") + _call(7, 55, 1))
     renderer = kernel_renderer()
     assert renderer.resume(carry.carried(), 5).texts == []
     stack, call = [json.loads(line) for line in renderer.render(_call(7, 55, 2)).texts]

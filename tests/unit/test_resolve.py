@@ -237,7 +237,7 @@ def test_why_functions_are_not_found(built: Path, tmp_path: Path) -> None:
     several = resolve([odd_set(tmp_path, text)], LibrarySearch(program))
     assert names(several) == ["oddAlloc_v2"]
     assert list(several.unresolved) == ["odd, uprobe:libodd.so:oddThree"]
-    assert [message.partition(": no such")[0] for message in several.passed_over] == [
+    assert [message.partition(": no such")[0] for message in several.skipped] == [
         "odd, uprobe:libodd.so:oddOne",
         "odd, uprobe:libodd.so:oddTwo",
     ]
@@ -255,7 +255,7 @@ def test_one_of_several_alternatives_is_enough(built: Path, kernel: Path) -> Non
         f"uprobe:{built}/*odd.so*:oddInit(a: i32)",
     ):
         selection = of(hook, command=program)
-        assert (names(selection), selection.unresolved, selection.passed_over) == (["oddInit"], {}, []), hook
+        assert (names(selection), selection.unresolved, selection.skipped) == (["oddInit"], {}, []), hook
         assert [argument.name for argument in selection.probes[0].signature.arguments] == ["a"]
     assert [probe.symbol for probe in of("kprobe:odd_ioctl|odd_unlocked_ioctl").probes] == [
         "odd_unlocked_ioctl"

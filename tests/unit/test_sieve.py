@@ -69,7 +69,7 @@ def cut(chunk: bytes, chance: random.Random) -> Iterator[bytes]:
 def carried(chunks: list[bytes]) -> Carried:
     carry = RecordCarry(PROBES)
     for chunk in chunks:
-        carry.take(chunk)
+        carry.add(chunk)
     return carry.carried()
 
 
@@ -78,7 +78,7 @@ def spans(chunks: list[bytes]) -> list[Span]:
     reader = RecordSpans(PROBES, wanted, {0: "a", 2: "b", 3: "not looked at"}, lambda _: True)
     found: list[Span] = []
     for now_ns, chunk in enumerate(chunks):
-        found += reader.take(chunk)
+        found += reader.ended(chunk)
         found += sorted(reader.under_way(now_ns * 10_000))
     return found
 

@@ -131,111 +131,113 @@ def test_what_is_not_recorded_is_refused_with_a_name_that_is_near() -> None:
 
 
 def test_a_call_that_took_longer_is_written_a_second_after_and_then_not_for_the_time_that_is_kept() -> None:
-    seen = watch("cuInit > 50ms")
-    seen.take(took("cuInit", 0, 50) + took("cuMemAlloc_v2", 0, 90))
-    assert seen.due(100 * MS) == ""
-    seen.take(took("cuInit", 100, 151))
-    assert [seen.due(at * MS) for at in (200, 1199)] == ["", ""]
-    assert seen.due(1200 * MS) == "cuInit > 50ms: cuInit took 51.0 ms"
-    seen.take(took("cuInit", 2000, 2100))
-    assert [seen.due(at * MS) for at in (2100, 5199, 5200, 6300)] == [""] * 4
-    seen.take(took("cuInit", 5300, 5400))
-    assert seen.due(6300 * MS) == ""
-    assert seen.due(7300 * MS) == "cuInit > 50ms: cuInit took 100 ms"
+    watching = watch("cuInit > 50ms")
+    watching.add(took("cuInit", 0, 50) + took("cuMemAlloc_v2", 0, 90))
+    assert watching.due(100 * MS) == ""
+    watching.add(took("cuInit", 100, 151))
+    assert [watching.due(at * MS) for at in (200, 1199)] == ["", ""]
+    assert watching.due(1200 * MS) == "cuInit > 50ms: cuInit took 51.0 ms"
+    watching.add(took("cuInit", 2000, 2100))
+    assert [watching.due(at * MS) for at in (2100, 5199, 5200, 6300)] == [""] * 4
+    watching.add(took("cuInit", 5300, 5400))
+    assert watching.due(6300 * MS) == ""
+    assert watching.due(7300 * MS) == "cuInit > 50ms: cuInit took 100 ms"
 
 
 def test_a_short_time_is_written_after_a_quarter_of_it() -> None:
-    seen = watch("cuInit > 50ms", last_ms=400)
-    seen.take(took("cuInit", 0, 60))
-    assert seen.due(60 * MS) == "" and seen.due(159 * MS) == ""
-    assert seen.due(160 * MS)
+    watching = watch("cuInit > 50ms", last_ms=400)
+    watching.add(took("cuInit", 0, 60))
+    assert watching.due(60 * MS) == "" and watching.due(159 * MS) == ""
+    assert watching.due(160 * MS)
 
 
 def test_a_call_that_does_not_end_is_written_too_and_again_when_it_does() -> None:
-    seen = watch("cuInit > 50ms")
-    seen.take(enter("cuInit", 0))
-    assert [seen.due(at * MS) for at in (50, 51, 1050)] == ["", "", ""]
-    assert seen.due(1051 * MS) == "cuInit > 50ms: cuInit still runs after 51.0 ms"
-    assert seen.due(9000 * MS) == ""
-    seen.take(raw(CALL_RETURN, "cuInit", ts_ns=9500 * MS))
-    assert seen.due(9500 * MS) == ""
-    assert seen.due(10500 * MS) == "cuInit > 50ms: cuInit took 9.50 s"
+    watching = watch("cuInit > 50ms")
+    watching.add(enter("cuInit", 0))
+    assert [watching.due(at * MS) for at in (50, 51, 1050)] == ["", "", ""]
+    assert watching.due(1051 * MS) == "cuInit > 50ms: cuInit still runs after 51.0 ms"
+    assert watching.due(9000 * MS) == ""
+    watching.add(raw(CALL_RETURN, "cuInit", ts_ns=9500 * MS))
+    assert watching.due(9500 * MS) == ""
+    assert watching.due(10500 * MS) == "cuInit > 50ms: cuInit took 9.50 s"
 
 
 def test_a_call_that_ends_before_it_is_written_is_written_with_its_length() -> None:
-    seen = watch("cuInit > 50ms")
-    seen.take(enter("cuInit", 0))
-    assert seen.due(60 * MS) == ""
-    seen.take(raw(CALL_RETURN, "cuInit", ts_ns=80 * MS))
-    assert seen.due(1060 * MS) == "cuInit > 50ms: cuInit took 80.0 ms"
+    watching = watch("cuInit > 50ms")
+    watching.add(enter("cuInit", 0))
+    assert watching.due(60 * MS) == ""
+    watching.add(raw(CALL_RETURN, "cuInit", ts_ns=80 * MS))
+    assert watching.due(1060 * MS) == "cuInit > 50ms: cuInit took 80.0 ms"
 
 
 def test_a_call_that_hangs_since_the_last_recording_is_written_when_the_time_has_passed() -> None:
-    seen = watch("cuInit > 50ms")
-    seen.take(took("cuInit", 0, 60))
-    assert seen.due(60 * MS) == ""
-    assert seen.due(1060 * MS).endswith("took 60.0 ms")
-    seen.take(enter("cuInit", 1070))
-    assert seen.due(5059 * MS) == ""
-    assert seen.due(5060 * MS) == ""
-    assert seen.due(6060 * MS) == "cuInit > 50ms: cuInit still runs after 3.99 s"
+    watching = watch("cuInit > 50ms")
+    watching.add(took("cuInit", 0, 60))
+    assert watching.due(60 * MS) == ""
+    assert watching.due(1060 * MS).endswith("took 60.0 ms")
+    watching.add(enter("cuInit", 1070))
+    assert watching.due(5059 * MS) == ""
+    assert watching.due(5060 * MS) == ""
+    assert watching.due(6060 * MS) == "cuInit > 50ms: cuInit still runs after 3.99 s"
 
 
 def test_calls_of_threads_and_nested_calls_are_distinguished() -> None:
-    seen = watch("cuInit > 50ms")
-    seen.take(enter("cuInit", 0, tid=1) + took("cuInit", 40, 41, tid=2))
+    watching = watch("cuInit > 50ms")
+    watching.add(enter("cuInit", 0, tid=1) + took("cuInit", 40, 41, tid=2))
     inner = (
         enter("cuInit", 10, tid=3)
         + took("cuInit", 20, 30, tid=3)
         + raw(CALL_RETURN, "cuInit", ts_ns=55 * MS, tid=3)
     )
-    seen.take(inner + raw(CALL_RETURN, "cuInit", ts_ns=45 * MS, tid=1))
-    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
+    watching.add(inner + raw(CALL_RETURN, "cuInit", ts_ns=45 * MS, tid=1))
+    assert watching.due(60 * MS) == "" and watching.due(2000 * MS) == ""
 
 
 def test_kernels_and_calls_of_cupti_are_looked_at() -> None:
     device = Device(kernel_renderer(), "userspace", "gpu_kernel")
-    seen = watch("kernel:^add > 400ns", "cudaLaunch* > 1ms", device=device)
-    seen.take_device(hello() + name(1, "add(int)") + name(2, "mul(int)"))
-    seen.take_device(
+    watching = watch("kernel:^add > 400ns", "cudaLaunch* > 1ms", device=device)
+    watching.add_device(hello() + name(1, "add(int)") + name(2, "mul(int)"))
+    watching.add_device(
         function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
     )
-    seen.take_device(record(KernelKind.KERNEL, kernel(100, 9, named=2)))
-    assert seen.due(0) == "" and seen.due(2000 * MS) == ""
-    seen.take_device(record(KernelKind.KERNEL, kernel(100, 9)))
-    assert seen.due(3000 * MS) == ""
-    assert seen.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
+    watching.add_device(record(KernelKind.KERNEL, kernel(100, 9, named=2)))
+    assert watching.due(0) == "" and watching.due(2000 * MS) == ""
+    watching.add_device(record(KernelKind.KERNEL, kernel(100, 9)))
+    assert watching.due(3000 * MS) == ""
+    assert watching.due(4000 * MS) == "kernel:^add > 400ns: add(int) took 500 ns"
 
 
 def test_a_call_of_cupti_that_took_longer_is_found_by_its_name() -> None:
-    seen = watch("cudaLaunch* > 99ns", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
-    seen.take_device(
+    watching = watch("cudaLaunch* > 99ns", device=Device(kernel_renderer(), "userspace", "gpu_kernel"))
+    watching.add_device(
         function(LAUNCH, "cudaLaunchKernel_v7000") + record(KernelKind.CALL, call(10, LAUNCH, 9))
     )
-    assert seen.due(0) == ""
-    assert seen.due(1000 * MS) == "cudaLaunch* > 99ns: cudaLaunchKernel took 100 ns"
+    assert watching.due(0) == ""
+    assert watching.due(1000 * MS) == "cudaLaunch* > 99ns: cudaLaunchKernel took 100 ns"
 
 
 def test_calls_of_the_warps_engine_are_looked_at_also_while_they_go_on() -> None:
     device = Device(warp_renderer(), "userspace", "gpu_kernel")
-    seen = watch("cuStreamSynchronize > 50ms", device=device)
-    seen.take_device(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS))
-    assert seen.due(30 * MS) == ""
-    seen.take_device(entry(5, 40 * MS))
-    assert seen.due(91 * MS) == ""
-    assert seen.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize still runs after 51.0 ms"
+    watching = watch("cuStreamSynchronize > 50ms", device=device)
+    watching.add_device(name(5, "cuStreamSynchronize") + entry(5, 10 * MS) + leave(5, 20 * MS))
+    assert watching.due(30 * MS) == ""
+    watching.add_device(entry(5, 40 * MS))
+    assert watching.due(91 * MS) == ""
+    assert (
+        watching.due(1091 * MS) == "cuStreamSynchronize > 50ms: cuStreamSynchronize still runs after 51.0 ms"
+    )
 
 
 def test_annotations_are_passed_over() -> None:
     device = Device(annotation_renderer(kernels=True), "userspace", "gpu_kernel", "annotation")
-    seen = watch("kernel:add > 400ns", device=device)
-    seen.take_device(
+    watching = watch("kernel:add > 400ns", device=device)
+    watching.add_device(
         begun(AnnotationKind.PUSH, "add") + name(1, "add(int)") + record(KernelKind.KERNEL, kernel(100, 9))
     )
-    assert seen.due(0) == ""
-    assert seen.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
+    assert watching.due(0) == ""
+    assert watching.due(1000 * MS) == "kernel:add > 400ns: add(int) took 500 ns"
     alone = Device(annotation_renderer(), "annotation")
-    watch("cuInit > 1ms", device=alone).take_device(begun(AnnotationKind.PUSH, "cuInit"))
+    watch("cuInit > 1ms", device=alone).add_device(begun(AnnotationKind.PUSH, "cuInit"))
 
 
 def blocked(start_ms: float, end_ms: float, number: int = FUTEX, tid: int = 12) -> bytes:
@@ -244,57 +246,57 @@ def blocked(start_ms: float, end_ms: float, number: int = FUTEX, tid: int = 12) 
 
 
 def test_a_system_call_that_took_longer_is_written(core: str) -> None:
-    seen = watch("syscall:fut* > 50ms", plan=WITH_SYSCALLS)
-    seen.take(blocked(0, 50) + blocked(50, 150, number=FUTEX + 1) + took("cuInit", 0, 200))
-    assert [seen.due(at * MS) for at in (200, 1200)] == ["", ""]
-    seen.take(blocked(1200, 1251))
-    assert seen.due(1260 * MS) == ""
-    assert seen.due(2260 * MS) == "syscall:fut* > 50ms: futex took 51.0 ms"
+    watching = watch("syscall:fut* > 50ms", plan=WITH_SYSCALLS)
+    watching.add(blocked(0, 50) + blocked(50, 150, number=FUTEX + 1) + took("cuInit", 0, 200))
+    assert [watching.due(at * MS) for at in (200, 1200)] == ["", ""]
+    watching.add(blocked(1200, 1251))
+    assert watching.due(1260 * MS) == ""
+    assert watching.due(2260 * MS) == "syscall:fut* > 50ms: futex took 51.0 ms"
 
 
 def test_a_system_call_without_an_end_is_written_unless_its_end_was_lost() -> None:
-    seen = watch("syscall:futex > 50ms", plan=WITH_SYSCALLS)
-    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=0) + blocked(40, 41))
-    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
-    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS))
-    assert seen.due(2051 * MS) == ""
-    assert seen.due(3051 * MS) == "syscall:futex > 50ms: futex still runs after 51.0 ms"
+    watching = watch("syscall:futex > 50ms", plan=WITH_SYSCALLS)
+    watching.add(raw(SYSCALL_ENTER, FUTEX, ts_ns=0) + blocked(40, 41))
+    assert watching.due(60 * MS) == "" and watching.due(2000 * MS) == ""
+    watching.add(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS))
+    assert watching.due(2051 * MS) == ""
+    assert watching.due(3051 * MS) == "syscall:futex > 50ms: futex still runs after 51.0 ms"
 
 
 def test_calls_of_a_thread_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracepipe.tracer.watch.own_namespace", lambda: None)
     gone, here = 1 << 30, os.getpid()
-    seen = watch("syscall:futex > 50ms", "cuInit > 50ms", plan=WITH_SYSCALLS)
-    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=0, tid=gone) + enter("cuInit", 0, tid=gone))
-    assert seen.due(60 * MS) == "" and seen.due(2000 * MS) == ""
-    seen.take(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS, tid=here))
-    assert seen.due(2051 * MS) == ""
-    assert seen.due(3051 * MS).endswith("futex still runs after 51.0 ms")
+    watching = watch("syscall:futex > 50ms", "cuInit > 50ms", plan=WITH_SYSCALLS)
+    watching.add(raw(SYSCALL_ENTER, FUTEX, ts_ns=0, tid=gone) + enter("cuInit", 0, tid=gone))
+    assert watching.due(60 * MS) == "" and watching.due(2000 * MS) == ""
+    watching.add(raw(SYSCALL_ENTER, FUTEX, ts_ns=2000 * MS, tid=here))
+    assert watching.due(2051 * MS) == ""
+    assert watching.due(3051 * MS).endswith("futex still runs after 51.0 ms")
 
 
 def test_a_range_that_took_longer_is_written_whatever_is_around_it() -> None:
     device = Device(annotation_renderer(), "annotation")
-    seen = watch("nvtx:step* > 50ms", device=device)
-    seen.take_device(
+    watching = watch("nvtx:step* > 50ms", device=device)
+    watching.add_device(
         begun(AnnotationKind.PUSH, "step 1", 0, at_ns=0) + begun(AnnotationKind.PUSH, "forward", 1, at_ns=0)
     )
-    seen.take_device(
+    watching.add_device(
         ended(AnnotationKind.POP, 1, at_ns=45 * MS) + ended(AnnotationKind.POP, 0, at_ns=50 * MS)
     )
-    assert [seen.due(at * MS) for at in (51, 1100)] == ["", ""]
-    seen.take_device(begun(AnnotationKind.PUSH, "step 2", 0, at_ns=1100 * MS))
-    seen.take_device(ended(AnnotationKind.POP, 0, at_ns=1151 * MS))
-    assert seen.due(1160 * MS) == ""
-    assert seen.due(2160 * MS) == "nvtx:step* > 50ms: step 2 took 51.0 ms"
+    assert [watching.due(at * MS) for at in (51, 1100)] == ["", ""]
+    watching.add_device(begun(AnnotationKind.PUSH, "step 2", 0, at_ns=1100 * MS))
+    watching.add_device(ended(AnnotationKind.POP, 0, at_ns=1151 * MS))
+    assert watching.due(1160 * MS) == ""
+    assert watching.due(2160 * MS) == "nvtx:step* > 50ms: step 2 took 51.0 ms"
 
 
 def test_a_range_of_a_process_is_its_own_whatever_thread_ends_it_and_is_written_while_it_goes_on() -> None:
     device = Device(annotation_renderer(kernels=True), "annotation", "gpu_kernel", "userspace")
-    seen = watch("nvtx:epoch > 50ms", device=device)
+    watching = watch("nvtx:epoch > 50ms", device=device)
     both = begun(AnnotationKind.START, "epoch", 7, at_ns=0) + begun(
         AnnotationKind.START, "epoch", 8, at_ns=20 * MS
     )
-    seen.take_device(both + ended(AnnotationKind.END, 7, tid=99, at_ns=45 * MS))
-    assert seen.due(70 * MS) == ""
-    assert seen.due(71 * MS) == ""
-    assert seen.due(1071 * MS) == "nvtx:epoch > 50ms: epoch still runs after 51.0 ms"
+    watching.add_device(both + ended(AnnotationKind.END, 7, tid=99, at_ns=45 * MS))
+    assert watching.due(70 * MS) == ""
+    assert watching.due(71 * MS) == ""
+    assert watching.due(1071 * MS) == "nvtx:epoch > 50ms: epoch still runs after 51.0 ms"

@@ -31,7 +31,7 @@ INCLUDE = Path(marks.__file__).parent / "include"
 
 def is_by_default(function: FunctionRow) -> bool:
     """True for a function of a set that a capture records without an option."""
-    return CALL_RULES["default"].takes(function.name) or set(function.sets).isdisjoint(CALL_SETS)
+    return CALL_RULES["default"].allows(function.name) or set(function.sets).isdisjoint(CALL_SETS)
 
 
 def try_hooks(request: CaptureRequest, notify: Notify) -> tuple[HitReport, CaptureSummary]:

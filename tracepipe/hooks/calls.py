@@ -32,7 +32,7 @@ class CallRule:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
 
-    def takes(self, function: str) -> bool:
+    def allows(self, function: str) -> bool:
         """Whether the function's calls are recorded."""
         if any(word in function for word in self.keep):
             return True

@@ -185,4 +185,4 @@ class Selection:
 
     probes: list[Probe] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
-    passed_over: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)

@@ -141,7 +141,7 @@ def _moved(snapshot: Snapshot) -> str:
             each = (f"{name} {size_text(one.size_bytes)}" for name, one in found.items())
             text += f" ({', '.join(each)})"
         parts.append(text)
-    return ("at least " if snapshot.not_all_moved else "") + " · ".join(parts)
+    return ("at least " if snapshot.is_memory_partial else "") + " · ".join(parts)
 
 
 def _function_columns(functions: list[FunctionTotal], snapshot: Snapshot, view: View) -> list[_Cells]:

@@ -82,12 +82,12 @@ class FlightRecorder(Store):
     def put(self, chunk: bytes) -> None:
         self._ring.put(Chunk(chunk, of_device=False))
         if self._watch is not None:
-            self._watch.take(chunk)
+            self._watch.add(chunk)
 
     def put_device(self, chunk: bytes) -> None:
         self._ring.put(Chunk(chunk, of_device=True))
         if self._watch is not None:
-            self._watch.take_device(chunk)
+            self._watch.add_device(chunk)
 
     def put_loss(self, loss: Loss) -> None:
         self._ring.put(loss)
@@ -161,7 +161,7 @@ class FlightRecorder(Store):
             carry: Carry = self._carry
             if item.of_device and self._device_renderer is not None and self._device_carry is not None:
                 decoder, carry = self._device_renderer, self._device_carry
-            carry.take(item.content)
+            carry.add(item.content)
             evicted.update(decoder.counts(item.content) if has_no_room else {})
         if evicted:
             self._no_room.append((end_ns, evicted))
@@ -261,7 +261,7 @@ class FlightRecorder(Store):
         for of_device, decoder in decoders.items():
             carry = decoder.carry()
             for chunk in (*(dump.of_device if of_device else dump.carried), *early[of_device]):
-                carry.take(chunk)
+                carry.add(chunk)
             spool.write_first(decoder.resume(carry.carried(), start_ns))
         spool.begin(self._plan, start_ns)
         if dump.is_abandoned:

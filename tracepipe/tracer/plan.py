@@ -101,7 +101,7 @@ def plan_of(
             raise TracepipeError(
                 f"{place}: {reason}", "Run tracepipe hooks list 'PATTERN' to see which functions there are."
             )
-    for message in selection.passed_over:
+    for message in selection.skipped:
         notify(f"skipped: {message}")
     origins = {hook.origin for hooks in users for hook in hooks.hooks}
     rule = call_rule(request.calls)
@@ -109,7 +109,7 @@ def plan_of(
         probe
         for probe in (_in_layer(found, request.layers) for found in selection.probes)
         if probe.hook.origin in origins
-        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.takes(probe.name)))
+        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.allows(probe.name)))
     ]
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)

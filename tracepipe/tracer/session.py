@@ -257,7 +257,7 @@ class _Session:
                 answer = self.windows.answer(order)
                 is_over = self.windows.step(now_ns, interrupts.asked, None if answer.message else order)
                 control.answer(ENDED if is_over and order.begins else answer)
-            tick.took(self._move_device() + self._move_probes() if store.takes_more() else 0)
+            tick.adapt(self._move_device() + self._move_probes() if store.takes_more() else 0)
             self._say_notes()
             if interrupts.asked > self._answered:
                 self._answered = interrupts.asked

@@ -587,7 +587,7 @@ class _Run:
         """
         return _times(self._block)[-1], self.number
 
-    def take(self, until: tuple[int, int]) -> bytes:
+    def read_until(self, until: tuple[int, int]) -> bytes:
         """Remove and return the records that were read, up to this place in the order."""
         bisect = bisect_right if self.number <= until[1] else bisect_left
         size_bytes = bisect(_times(self._block), until[0]) * RECORD_BYTES
@@ -607,7 +607,9 @@ def _merged(runs: list[_Run]) -> Iterator[bytes]:
         elif until is None:
             return
         else:
-            yield _by_time(b"".join(run.take(until) for run in sorted(opened, key=lambda run: run.number)))
+            yield _by_time(
+                b"".join(run.read_until(until) for run in sorted(opened, key=lambda run: run.number))
+            )
 
 
 def _times(records: bytes) -> memoryview:

@@ -58,14 +58,14 @@ class Watch:
         self._found: tuple[Condition, Span] | None = None
         self._write_at_ns = self._again_at_ns = 0
 
-    def take(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Read records of probes."""
-        self._look(self._records.take(chunk))
+        self._look(self._records.ended(chunk))
 
-    def take_device(self, chunk: bytes) -> None:
+    def add_device(self, chunk: bytes) -> None:
         """Read records of the GPUs' engine."""
         if self._channel is not None:
-            self._look(self._channel.take(chunk))
+            self._look(self._channel.ended(chunk))
 
     def due(self, now_ns: int) -> str:
         """Why a recording is to be written now; "" if none is."""
@@ -87,7 +87,7 @@ class Watch:
 
     def _look(self, spans: Iterable[Span]) -> None:
         for span in spans:
-            condition = self._conditions.of(span.name, span.kind, span.length_ns)
+            condition = self._conditions.first_true(span.name, span.kind, span.length_ns)
             if condition is None:
                 continue
             # The first one is the reason; if it was still open then, its end shows how long it took.
@@ -169,7 +169,7 @@ class Conditions:
         """The least limit that applies to a span of this name and kind; None if no condition applies."""
         return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
 
-    def of(self, name: str, kind: str, length_ns: int) -> Condition | None:
+    def first_true(self, name: str, kind: str, length_ns: int) -> Condition | None:
         """The first condition that is true for a span of this length."""
         fitting = (one for one in self.all if length_ns > one.limit_ns and one.fits(name, kind))
         return next(fitting, None)

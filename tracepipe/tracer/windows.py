@@ -50,7 +50,7 @@ class Pace:
 
     def __init__(self, number: int, calls: int) -> None:
         self._number, self._calls = number, calls
-        self._seen_ns: int | None = None
+        self._counted_ns: int | None = None
         self._due_ns: int | None = None
 
     def due_ns(self, now_ns: int, calls: int) -> int | None:
@@ -59,10 +59,10 @@ class Pace:
         """
         if calls > self._calls:
             is_near = self._due_ns is not None and self._due_ns - _LEAD_NS <= now_ns
-            if self._seen_ns is not None and not is_near:
-                a_call_ns = (now_ns - self._seen_ns) // (calls - self._calls)
+            if self._counted_ns is not None and not is_near:
+                a_call_ns = (now_ns - self._counted_ns) // (calls - self._calls)
                 self._due_ns = now_ns + (self._number - calls) * a_call_ns
-            self._seen_ns, self._calls = now_ns, calls
+            self._counted_ns, self._calls = now_ns, calls
         return self._due_ns
 
 

@@ -167,10 +167,10 @@ class Ring:
         """How many bytes have been written into the ring."""
         return self._producer[0] - self._first
 
-    def take(self, room_bytes: int) -> bytes:
+    def read(self, most_bytes: int) -> bytes:
         """The records up to the first that is still being written, with their headers; frees their space."""
         position = self._consumer[0]
-        size = min(self._producer[0] - position, room_bytes)
+        size = min(self._producer[0] - position, most_bytes)
         if not size:
             return b""
         start = mmap.PAGESIZE + (position & self._mask)

@@ -182,7 +182,7 @@ class BpftraceAttachment(Attachment):
         lines.clock.follow()
         lines.feed(self._process.read())
         if self._process.has_ended:
-            return lines.take()
+            return lines.release()
         now_ns = time.monotonic_ns()
         if not lines.is_waiting:
             return b""
@@ -191,14 +191,14 @@ class BpftraceAttachment(Attachment):
             behind = [
                 cpu
                 for cpu in self._processors
-                if now_ns - lines.clock.monotonic_ns(lines.seen_ns.get(cpu, 0)) > _BEHIND_NS
+                if now_ns - lines.clock.monotonic_ns(lines.newest_ns.get(cpu, 0)) > _BEHIND_NS
             ]
             self._word += 1
             unreached = self._order_on(behind, Order.MARK)
             # These are offline, or not allowed for this process: their lines are taken as they arrive.
             self._processors = [cpu for cpu in self._processors if cpu not in unreached]
             lines.marks.clear()
-        return lines.take(min(lines.seen_ns.get(cpu, 0) for cpu in self._processors))
+        return lines.release(min(lines.newest_ns.get(cpu, 0) for cpu in self._processors))
 
     def lost(self) -> list[Loss]:
         """The losses since the last call, exact for each layer: gaps in the sequence numbers of a thread."""
@@ -224,7 +224,7 @@ class BpftraceAttachment(Attachment):
                 and self._obeys(Order.MARK, _processors())
                 and self._obeys(Order.COUNTS)
             )
-            self._last_records = self._lines.take()
+            self._last_records = self._lines.release()
             if is_whole:
                 for layer, count in self._lines.filtered.items():
                     if (name := DROP_LAYERS[layer]) and count:
@@ -515,7 +515,7 @@ class Lines:
         self.counts: dict[int, int] = {}  # sequence → its next number, as printed at the end
         self.filtered: Counter[int] = Counter()  # layer → events
         self.clock = Clock(False)
-        self.seen_ns: dict[int, int] = {}  # processor → time of its last line
+        self.newest_ns: dict[int, int] = {}  # processor → time of its last line
         self._text_end = text_end.encode()
         self._text_counts = [sum(a.kind == "str" for a in probe.signature.arguments) for probe in probes]
         self._rest = b""
@@ -552,7 +552,7 @@ class Lines:
                 self._unread += 1
                 self._unread_line = self._unread_line or line[:60]
 
-    def take(self, until_ns: int | None = None) -> bytes:
+    def release(self, until_ns: int | None = None) -> bytes:
         """The records of all lines that were printed before `until_ns`, a time of `nsecs`; of all lines if
         None.
         """
@@ -606,7 +606,7 @@ class Lines:
         if line.startswith(b"k "):
             clock_ns, cpu, which, word = (int(part, 16) for part in line[2:].split(b" "))
             self.marks.append(Mark(which, word, cpu, clock_ns))
-            self.seen_ns[cpu] = clock_ns
+            self.newest_ns[cpu] = clock_ns
             return
         text = b""
         if line.startswith(_STARTS_WITH_TEXT):
@@ -614,7 +614,7 @@ class Lines:
         else:
             parts = line.split(b" ")
         kind, layer, clock_ns, cpu, who, number, *fields = [int(part, 16) for part in parts]
-        self.seen_ns[cpu] = clock_ns
+        self.newest_ns[cpu] = clock_ns
         if kind == record.TEXT:
             self._texts.setdefault(who, {})[number, fields[0]] = text
             return

@@ -82,38 +82,38 @@ class Drain:
         """The size of all records that have come into the ring so far."""
         return self._ring.made if self._ring is not None else int(self._core.tp_ring_made(self._there))
 
-    def take(self, until_bytes: int | None = None) -> bytes:
+    def read(self, until_bytes: int | None = None) -> bytes:
         """The next whole records, at most some megabytes; b"" if there are none. `until_bytes`: only records
         that had arrived when `made_bytes` had this value.
         """
         try:
-            return self._take(until_bytes)
+            return self._read(until_bytes)
         except MemoryError:
             self._chunk_bytes = _LEAST_BYTES
-            return self._take(until_bytes)
+            return self._read(until_bytes)
 
-    def _take(self, until_bytes: int | None) -> bytes:
+    def _read(self, until_bytes: int | None) -> bytes:
         while True:
-            room_bytes = self._chunk_bytes
+            most_bytes = self._chunk_bytes
             if until_bytes is not None:
-                room_bytes = min(until_bytes - self.taken_bytes, room_bytes)
+                most_bytes = min(until_bytes - self.taken_bytes, most_bytes)
             if self._ring is not None:
-                return self._took(self._ring.take(room_bytes))
-            moved_bytes = min(self._core.tp_ring_left(self._there) - self.taken_bytes, room_bytes)
+                return self._noted(self._ring.read(most_bytes))
+            moved_bytes = min(self._core.tp_ring_left(self._there) - self.taken_bytes, most_bytes)
             if moved_bytes:
                 if chunk := self._read_back(moved_bytes):
-                    return self._took(chunk)
+                    return self._noted(chunk)
                 continue
-            room_bytes = min(self.made_bytes - self.taken_bytes, room_bytes)
-            if not room_bytes:
+            most_bytes = min(self.made_bytes - self.taken_bytes, most_bytes)
+            if not most_bytes:
                 return b""
-            there = ctypes.create_string_buffer(room_bytes)
-            size_bytes = self._core.tp_ring_copy(self._there, self.taken_bytes, there, room_bytes)
+            there = ctypes.create_string_buffer(most_bytes)
+            size_bytes = self._core.tp_ring_copy(self._there, self.taken_bytes, there, most_bytes)
             if size_bytes >= 0:
                 # If this raises MemoryError, the records are still in the ring.
                 chunk = ctypes.string_at(there, size_bytes)
                 if self._core.tp_ring_leave(self._there, self.taken_bytes, size_bytes):
-                    return self._took(chunk)
+                    return self._noted(chunk)
 
     def unread(self) -> Unread | None:
         """The records that could not be read back since the last call."""
@@ -121,7 +121,7 @@ class Drain:
         return unread
 
     def stop(self) -> None:
-        """Stop after the last record: the rest comes with the next calls of `take`. A second call does
+        """Stop after the last record: the rest comes with the next calls of `read`. A second call does
         nothing.
         """
         if self._threads:
@@ -154,7 +154,7 @@ class Drain:
             self._leave(size_bytes)
         return b""
 
-    def _took(self, chunk: bytes) -> bytes:
+    def _noted(self, chunk: bytes) -> bytes:
         if chunk:
             self._last_ns = RECORD.unpack_from(chunk, len(chunk) - RECORD_BYTES)[0]
             self._leave(len(chunk))
@@ -197,7 +197,7 @@ class Tick:
         if is_short:
             self.longest_s = SHORT_S
 
-    def took(self, size_bytes: int) -> None:
+    def adapt(self, size_bytes: int) -> None:
         """Adapt `wait_s` to the bytes that the last look found."""
         is_little = size_bytes * _LITTLE <= self._ring_bytes
         self.wait_s = min(2 * self.wait_s, self.longest_s) if is_little else SHORT_S

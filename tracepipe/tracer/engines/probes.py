@@ -67,7 +67,7 @@ class ProbeAttachment(Attachment):
         self.is_unordered = plan.filters.min_duration_ns > 0 or self._namespace is not None
         self._start_ns = time.monotonic_ns()
         self._names: dict[int, str] = {}
-        self._seen_drops: dict[int, int] = {}
+        self._counted_drops: dict[int, int] = {}
         self._polled_ns = time.monotonic_ns()
         self._marks: deque[tuple[int, bytes]] = deque()  # (bytes in the ring before it, record of a window)
         self._turns: list[Turn] = []
@@ -193,7 +193,7 @@ class ProbeAttachment(Attachment):
         return turns
 
     def collect(self) -> bytes:
-        chunk = self._drain.take(self._marks[0][0] if self._marks else None)
+        chunk = self._drain.read(self._marks[0][0] if self._marks else None)
         if self._plan.windows is not None:
             self._turns += [Turn(ts_ns, begins) for ts_ns, begins in windows_in(chunk)]
         while self._marks and self._marks[0][0] <= self._drain.taken_bytes:
@@ -209,10 +209,10 @@ class ProbeAttachment(Attachment):
         losses, unseen = list[Loss](), 0
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.drops):
-            count = total - self._seen_drops.get(slot, 0)
+            count = total - self._counted_drops.get(slot, 0)
             if not count:
                 continue
-            self._seen_drops[slot] = total
+            self._counted_drops[slot] = total
             which, cpu = divmod(slot, processors)
             if which == UNSEEN:
                 unseen += count

@@ -91,7 +91,7 @@ class FunctionTables:
         self._notify = notify
         self._tables: dict[tuple[str, bool], Functions] = {}
 
-    def of(self, library: str, libraries: LibrarySearch, index: HookIndex) -> dict[str, Functions]:
+    def functions_of(self, library: str, libraries: LibrarySearch, index: HookIndex) -> dict[str, Functions]:
         """The functions of a library (a soname, a path, "" for the program) that hooks may match, by file.
 
         If the program has linked in a library statically, its functions replace those of the shared library.

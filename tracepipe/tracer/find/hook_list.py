@@ -159,7 +159,7 @@ def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing
     # One function can have several probes, each with its condition.
     rows = {(probe.symbol, probe.place): _hooked_row(probe, sets) for probe in selection.probes}
     listing.rows = sorted(rows.values(), key=lambda row: row.spec)
-    listing.notes += [f"skipped: {message}" for message in selection.passed_over]
+    listing.notes += [f"skipped: {message}" for message in selection.skipped]
     reasons = [why if name == text else f"{name}: {why}" for name, why in selection.unresolved.items()]
     if rows:
         listing.notes += reasons
@@ -208,7 +208,7 @@ def _library_rows(
     for library in (*named, *libraries.unused(named)):
         index = [(hooks.name, _index(hooks, "uprobe", library)) for hooks in sets]
         everything = HookIndex(hook for hooks in sets for hook in hooks.hooks if hook.library == library)
-        files = tables.of(library, libraries, everything)
+        files = tables.functions_of(library, libraries, everything)
         if not files:
             notes.append(f"no {library}: {libraries.where(library)}")
         for path, functions in files.items():

@@ -109,7 +109,7 @@ class _SetSearch:
         for library in dict.fromkeys(hook.library for hook in all_hooks):
             hooks = [hook for hook in all_hooks if hook.library == library]
             index = HookIndex(hooks, variants)
-            files = tables.of(library, libraries, index)
+            files = tables.functions_of(library, libraries, index)
             for path, functions in files.items():
                 self._add_functions(path, functions, index)
             if not self.hooks.is_shipped and self._without_fit(hooks):
@@ -194,10 +194,10 @@ class _SetSearch:
     def report(self, selection: Selection) -> None:
         """Add the messages for the user about a set or its hooks, joined where the reason is the same."""
         lacking: dict[str, list[Hook]] = {}
-        passed_over: dict[str, list[Hook]] = {}
+        skipped: dict[str, list[Hook]] = {}
         for (origin, reason), hook in self._reasons.items():
             if origin not in self._fitted:  # an alternative may have been found since then
-                which = passed_over if hook.group in self._groups else lacking
+                which = skipped if hook.group in self._groups else lacking
                 which.setdefault(reason, []).append(hook)
         name = self.hooks.name
         if self.hooks.is_shipped:
@@ -210,8 +210,8 @@ class _SetSearch:
                 selection.unresolved[name] = "; ".join(reasons)
         else:
             selection.unresolved.update(self._messages(lacking))
-            over = self._messages(passed_over)
-            selection.passed_over.extend(f"{place}: {why}" for place, why in over.items())
+            over = self._messages(skipped)
+            selection.skipped.extend(f"{place}: {why}" for place, why in over.items())
 
     def _messages(self, by_reason: dict[str, list[Hook]]) -> dict[str, str]:
         messages = {}

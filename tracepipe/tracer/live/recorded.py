@@ -151,7 +151,7 @@ class RecordedTotals:
         size = args.get("size", args.get("size_bytes"))
         number = self._numbers.get(Function("userspace", str(args.get("call"))))
         size_bytes = size if isinstance(size, int) else 0
-        totals.moved.add(rule.moves, size_bytes, is_copy=rule.is_copy, number=number)
+        totals.memory.add(rule.moves, size_bytes, is_copy=rule.is_copy, number=number)
 
     def _count(self, batch: SourceBatch, tables: Tables) -> None:
         for number, count in Counter(batch.events.shape.tolist()).items():
@@ -188,7 +188,7 @@ class RecordedTotals:
         function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
         number = self._numbers.get(function)
         if number is None:
-            number = self._numbers[function] = totals.meet(function)
+            number = self._numbers[function] = totals.add_function(function)
         return replace(rule, tid=tid, pid=pid, kind=_OF_PHASE[shape.phase], number=number)
 
     def _syscall(self, name: str) -> int:

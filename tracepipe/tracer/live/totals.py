@@ -116,7 +116,7 @@ class FunctionTotal:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them;
-    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `not_all_moved`: some calls
+    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `is_memory_partial`: some calls
     were not examined.
     """
 
@@ -127,9 +127,9 @@ class Snapshot:
     threads: list[ThreadTotal] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)
-    allocated: dict[str, Moved] = field(default_factory=dict)
-    copied: dict[str, Moved] = field(default_factory=dict)
-    not_all_moved: bool = False
+    allocated: dict[str, MemoryTotal] = field(default_factory=dict)
+    copied: dict[str, MemoryTotal] = field(default_factory=dict)
+    is_memory_partial: bool = False
 
     @property
     def unmeasured(self) -> int:
@@ -180,9 +180,9 @@ class Totals:
         self._known: list[Function] = []
         self._instants: set[int] = set()
         self._with_effects: dict[int, Probe] = {}
-        self.moved = MovedTotals(values or {})
+        self.memory = MemoryTotals(values or {})
         for function in functions:
-            self.meet(function)
+            self.add_function(function)
         self._syscalls, self._start_ns, self._layers = syscalls, start_ns, layers
         self._functions, self._system_calls = _Calls(), _Calls()
         self._stacks: dict[int, list[_Open]] = {}
@@ -192,7 +192,7 @@ class Totals:
         self._losses: dict[str, int] = {}
         self._untrimmed_bytes = 0
 
-    def meet(self, function: Function) -> int:
+    def add_function(self, function: Function) -> int:
         """Add a function; returns its id."""
         number = len(self._known)
         self._known.append(function)
@@ -215,12 +215,12 @@ class Totals:
         entered, durations = self._functions.entered, self._functions.durations
         numbers, spans = self._system_calls.entered, self._system_calls.durations
         stacks, in_syscall, instants = self._stacks, self._in_syscall, self._instants
-        with_effects, moved = self._with_effects, self.moved
+        with_effects, memory = self._with_effects, self.memory
         for ts_ns, tid, tgid, number, kind, a0, a1, a2, a3 in rows:
             if kind == CALL_ENTER:
                 entered[number] += 1
                 if number in with_effects:
-                    moved.enter(tid, number, with_effects[number], ts_ns, (a0, a1, a2, a3))
+                    memory.enter(tid, number, with_effects[number], ts_ns, (a0, a1, a2, a3))
                 if number in instants:
                     continue
                 if tid in stacks:
@@ -234,7 +234,7 @@ class Totals:
                 else:
                     self._return_below(stack, number, ts_ns)
                 if number in with_effects:
-                    moved.leave(tid, number, with_effects[number], ts_ns, a0, a1)
+                    memory.leave(tid, number, with_effects[number], ts_ns, a0, a1)
             elif kind == SYSCALL_ENTER:
                 numbers[number] += 1
                 in_syscall[tid] = number, ts_ns
@@ -251,7 +251,7 @@ class Totals:
                 entered[number] += 1
             elif kind == MORE:
                 if number in with_effects:
-                    moved.more(tid, number, (a0, a1, a2, a3))
+                    memory.more(tid, number, (a0, a1, a2, a3))
             elif kind == WHOLE:
                 entered[number] += 1
                 durations[number].append(a0)
@@ -301,7 +301,7 @@ class Totals:
         if layer in (None, "scheduler"):
             self._scheduler.forget()
         if layer in (None, "userspace"):
-            self.moved.forget()
+            self.memory.forget()
         if layer is None:
             self._stacks.clear()
         else:
@@ -353,9 +353,9 @@ class Totals:
             self._scheduler.threads(now_ns),
             counts,
             dict(self._losses),
-            self.moved.allocated(),
-            self.moved.copied(),
-            self.moved.is_partial,
+            self.memory.allocated(),
+            self.memory.copied(),
+            self.memory.is_partial,
         )
 
     def _total(
@@ -367,7 +367,7 @@ class Totals:
         if calls is self._functions and number in self._instants:
             unmeasured = 0
         oldest_ns = min(entered_ns, default=0)
-        size_bytes = self.moved.bytes_of.get(number, 0) if calls is self._functions else 0
+        size_bytes = self.memory.bytes_of.get(number, 0) if calls is self._functions else 0
         return FunctionTotal(
             layer, name, count, latencies, len(entered_ns), oldest_ns, unmeasured, size_bytes
         )
@@ -545,20 +545,20 @@ def _total(thread: _Thread, running_ns: int, ended: int = 0) -> ThreadTotal:
 
 
 @dataclass(slots=True)
-class Moved:
+class MemoryTotal:
     """How often an operation was done, and its total size."""
 
     count: int = 0
     size_bytes: int = 0
 
 
-class MovedTotals:
+class MemoryTotals:
     """Adds up the effects of calls. A runtime call and the driver call inside it count once."""
 
     def __init__(self, value_names: Mapping[str, Mapping[int, str]]) -> None:
         self._names = {name: dict(values) for name, values in value_names.items()}
-        self._allocated: dict[str, Moved] = {}
-        self._copied: dict[str, Moved] = {}
+        self._allocated: dict[str, MemoryTotal] = {}
+        self._copied: dict[str, MemoryTotal] = {}
         self.bytes_of: defaultdict[int, int] = defaultdict(int)
         """Function id → bytes."""
         self.is_partial = False
@@ -586,7 +586,7 @@ class MovedTotals:
             self.bytes_of[number] += size_bytes
         if not is_copy and name not in _ALLOCATING:
             return
-        moved = (self._copied if is_copy else self._allocated).setdefault(name, Moved())
+        moved = (self._copied if is_copy else self._allocated).setdefault(name, MemoryTotal())
         moved.count += 1
         moved.size_bytes += size_bytes
 
@@ -596,11 +596,11 @@ class MovedTotals:
         self._effects = Effects(self._names)
         self._more.clear()
 
-    def allocated(self) -> dict[str, Moved]:
+    def allocated(self) -> dict[str, MemoryTotal]:
         """Name of the event → what was allocated."""
         return {name: replace(moved) for name, moved in self._allocated.items()}
 
-    def copied(self) -> dict[str, Moved]:
+    def copied(self) -> dict[str, MemoryTotal]:
         """Direction → what was copied."""
         return {name: replace(moved) for name, moved in self._copied.items()}
 

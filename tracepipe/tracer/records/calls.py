@@ -385,7 +385,7 @@ class KernelNames:
             tgid = self._parents[tgid]
         return ""
 
-    def meet(self, tid: int, tgid: int, creator_tid: int = 0) -> None:
+    def add_thread(self, tid: int, tgid: int, creator_tid: int = 0) -> None:
         """Note a thread of a process, and the thread that created it if it is known."""
         self._process_of[tid] = tgid
         parent = self._process_of.get(creator_tid, creator_tid)

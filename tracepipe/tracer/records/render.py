@@ -265,7 +265,7 @@ class RecordRenderer:
             if self._names.get(tid) != name:
                 self._names[tid] = self._unwritten_names[tid] = name
             self._in_syscall.setdefault(tid, None)
-            self._calls.kernels.meet(tid, tgid, number if kind == THREAD_NEW else 0)
+            self._calls.kernels.add_thread(tid, tgid, number if kind == THREAD_NEW else 0)
         elif kind == THREAD_END:
             self._forget(tid)
         elif kind == MORE:

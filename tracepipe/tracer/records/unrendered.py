@@ -159,7 +159,7 @@ class Wanted(Protocol):
 class SpanReader(Protocol):
     """Finds long spans among the records of a recording, from its first record on."""
 
-    def take(self, chunk: bytes) -> Iterator[Span]:
+    def ended(self, chunk: bytes) -> Iterator[Span]:
         """The spans that ended in a chunk and exceed their limit."""
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
@@ -203,7 +203,7 @@ class RecordSpans:
         self._open: dict[int, list[tuple[int, int]]] = {}
         self._reported: set[tuple[int, int, int]] = set()
 
-    def take(self, chunk: bytes) -> Iterator[Span]:
+    def ended(self, chunk: bytes) -> Iterator[Span]:
         if not self._kinds:
             return
         chunk = self._sieve.needed(chunk)
@@ -285,7 +285,7 @@ class Carry(Protocol):
     Another carry that takes what this one carried, the known records first, carries the same.
     """
 
-    def take(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Take whole evicted records, in their order."""
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
@@ -315,7 +315,7 @@ class RecordCarry:
         self._running: dict[int, bytes] = {}
         self._parts: dict[int, list[bytes]] = {}
 
-    def take(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         chunk = self._sieve.needed(chunk)
         words = memoryview(chunk).cast("I")
         places = range(0, len(chunk), RECORD_BYTES)

@@ -236,7 +236,7 @@ class ChannelCarry:
         self._keepers = [keeper for _, keeper in pairs]
         self._by_kind = {kind: keeper for kinds, keeper in pairs for kind in kinds}
 
-    def take(self, chunk: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Take complete records that are evicted, in order."""
         for record, at, end in placed_records(chunk):
             keeper = self._by_kind.get(record.kind)
@@ -296,7 +296,7 @@ class ChannelSpans:
         self._finders = [finder for _, finder in pairs]
         self._by_kind = {kind: finder for kinds, finder in pairs for kind in kinds}
 
-    def take(self, chunk: bytes) -> Iterator[Span]:
+    def ended(self, chunk: bytes) -> Iterator[Span]:
         """What ended in a chunk and took longer than its limit."""
         for record in records(chunk):
             with suppress(*REFUSALS):  # they are counted when the records are rendered
