@@ -24,8 +24,9 @@ SOURCES = {
 # Events go one way: tracer and readers → event → clocks → layout → converters, reports. What each room may
 # import of the package, itself aside; a name stands for the rooms in it too.
 ROOMS: dict[str, set[str]] = {
-    "event": {"native"},
+    "event": {"native", "event.model"},
     "event.counters": set(),
+    "event.model": set(),
     "hooks": set(),
     "tracer.request": {"hooks"},
     "tracer.summary": {"event"},
@@ -41,7 +42,7 @@ ROOMS: dict[str, set[str]] = {
         "tracer.find", "native",
     },
     "tracer.gpu": {
-        "event.counters", "hooks", "tracer.request", "tracer.records", "tracer.find",
+        "event.counters", "event.model", "hooks", "tracer.request", "tracer.records", "tracer.find",
         "tracer.engines",
     },
     "tracer": {"event", "hooks", "tracer"},

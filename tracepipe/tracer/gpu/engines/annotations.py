@@ -23,6 +23,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
+from tracepipe.event.model import ID_LIMIT, NAME_BYTES_MAX, RANGE_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.engines.renderer import (
     Decoder,
@@ -43,7 +44,6 @@ from tracepipe.tracer.gpu.engines.transport import (
     Malformed,
     MemoryLimit,
 )
-from tracepipe.tracer.records.bounds import ID_LIMIT, NAME_BYTES_MAX, RANGE_LIMIT
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import NVTX, Carried, Span, Wanted
 

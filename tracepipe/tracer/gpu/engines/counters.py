@@ -45,6 +45,7 @@ from tracepipe.event.counters import (
     SM_CLOCK,
     TENSOR_ACTIVE,
 )
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.printable import printable
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
@@ -53,7 +54,6 @@ from tracepipe.tracer.gpu.engines.renderer import Decoder, MakeDecoder, Recordin
 from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
-from tracepipe.tracer.records.bounds import COUNT_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.record import Loss
 from tracepipe.tracer.request import Notify

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
 from tracepipe.tracer.gpu.choice import CALLS_VARIABLE, calls_text
 from tracepipe.tracer.gpu.engines.renderer import (
@@ -54,7 +55,6 @@ from tracepipe.tracer.gpu.engines.transport import (
     text,
 )
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
-from tracepipe.tracer.records.bounds import ID_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL as CALL_SPAN
 from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple
 
+from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.tracer.gpu.build.driver import limits_of, uuid_text
 from tracepipe.tracer.gpu.engines.transport import (
@@ -36,7 +37,6 @@ from tracepipe.tracer.gpu.engines.transport import (
     records,
     text,
 )
-from tracepipe.tracer.records.bounds import COUNT_LIMIT, INDEX_LIMIT
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import CALL, KERNEL, Carried, Span, Wanted
 

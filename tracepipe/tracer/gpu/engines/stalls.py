@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 from enum import IntEnum
 from typing import Any, Final
 
+from tracepipe.event.model import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
 from tracepipe.tracer.gpu.engines.renderer import Decoder, Keeper, Process, Recording
 from tracepipe.tracer.gpu.engines.transport import (
     ENTRY_BYTES,
@@ -23,7 +24,6 @@ from tracepipe.tracer.gpu.engines.transport import (
     printable,
     text,
 )
-from tracepipe.tracer.records.bounds import COLUMN_LIMIT, COUNT_LIMIT, NAME_BYTES_MAX
 from tracepipe.tracer.records.line import Lines
 
 STALLS_VARIABLE: Final = "TRACEPIPE_GPU_STALLS"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
-from tracepipe.tracer.records.bounds import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import COUNT_LIMIT, ID_LIMIT, TIME_LIMIT_NS
 
 INJECTION_VARIABLE: Final = "CUDA_INJECTION64_PATH"
 """The variable that names the library which the CUDA driver loads into a program."""

@@ -9,8 +9,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Final, NamedTuple
 
-from tracepipe.tracer.gpu.engines.transport import Malformed
-from tracepipe.tracer.records.bounds import (
+from tracepipe.event.model import (
     COLUMN_LIMIT,
     INDEX_LIMIT,
     MASK_LIMIT,
@@ -19,6 +18,7 @@ from tracepipe.tracer.records.bounds import (
     SM_LIMIT,
     TIME_LIMIT_NS,
 )
+from tracepipe.tracer.gpu.engines.transport import Malformed
 
 
 class WarpKind(IntEnum):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tracepipe.errors import CaptureUnavailable
+from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
 from tracepipe.hooks.names import near_names
 from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
@@ -46,7 +47,6 @@ from tracepipe.tracer.gpu.engines.transport import (
     read_name,
 )
 from tracepipe.tracer.gpu.engines.warp_records import WarpKind
-from tracepipe.tracer.records.bounds import COUNT_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.records.unrendered import KERNEL, Carried, Span, Wanted
