@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tracepipe import __version__
+from tracepipe.api import described_reports
 from tracepipe.cli.ending import ended
 from tracepipe.cli.help import put_help
 from tracepipe.terminal.output import guard, put
@@ -82,22 +83,17 @@ class _Commands(TyperGroup):
             self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from tracepipe.api.reports import REPORTS
-
-        return [*_COMMANDS, *REPORTS]
+        return [*_COMMANDS, *described_reports()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        place, about = _COMMANDS.get(cmd_name, ("", ""))
-        if not place:
-            from tracepipe.api.reports import REPORTS
-
-            if cmd_name not in list(REPORTS):  # `in` would load the report
-                with self._listing():  # so that similar names can be suggested
-                    self.commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-                return None
-            place, about = "reports", REPORTS.about(cmd_name)
+        places = _COMMANDS | {name: ("reports", about) for name, about in described_reports().items()}
+        if cmd_name not in places:
+            with self._listing():  # so that similar names can be suggested
+                self.commands = {name: self.get_command(ctx, name) for name in places}
+            return None
+        place, about = places[cmd_name]
         if self._is_listing:
             panel = "Reports" if place == "reports" else None
             return TyperCommand(cmd_name, help=about, rich_help_panel=panel)
