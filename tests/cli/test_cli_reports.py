@@ -347,7 +347,7 @@ def printed_and_loaded(*argv: str) -> tuple[str, set[str]]:
 def test_a_command_loads_what_it_needs_alone() -> None:
     _, loaded = printed_and_loaded("validate", SAMPLE)
     assert {"tracepipe.cli.convert", "tracepipe.readers"} <= loaded
-    others = {f"tracepipe.cli.{name}" for name in ("capture", "hooks", "reports")}
+    others = {f"tracepipe.cli.{name}" for name in ("capture", "dataset", "live", "machine", "reports")}
     assert not loaded & {*others, "tracepipe.tracer", "tracepipe.reports", "tracepipe.terminal.live_view"}
 
 

@@ -287,7 +287,7 @@ def test_another_operating_system_is_reported_and_nothing_is_tried() -> None:
 
 def test_an_area_is_a_line() -> None:
     def gpus(examination: Examination) -> Iterator[Diagnosis]:
-        assert examination.of("layers"), "areas see what was found before"
+        assert examination.found_in("layers"), "areas see what was found before"
         yield Diagnosis("gpu", "0", "works", examination.machine.nvidia)
 
     seen: list[str] = []

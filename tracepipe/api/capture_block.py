@@ -43,7 +43,7 @@ _CODE = (
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to record, and into which file."""
+    """A recording to make, and its files."""
 
     request: CaptureRequest
     output: str
@@ -93,7 +93,7 @@ class Capture:
         self.path = order.output
         """The recording."""
         self.notes: list[str] = []
-        """What the user should know: which method is used, and which layers cannot be recorded."""
+        """Notes for the user: which method is used, and which layers cannot be recorded."""
         self._order, self._notify = order, notify
         self._owner = 0
         self._recorder: subprocess.Popen[bytes] | None = None
@@ -104,15 +104,15 @@ class Capture:
         self._writes = 0
         self._written: list[Written] = []
         self._asking = threading.Lock()
-        self._hearing = threading.Condition()
-        self._is_heard = False
+        self._receiving = threading.Condition()
+        self._is_receiving = False
 
     def __enter__(self) -> Capture:
         if self._recorder is not None:
             raise TracepipeError("A capture records once.", "Call tracepipe.capture again for another.")
         self._start()
         try:
-            self._hear_until(lambda: self._has_begun)
+            self._receive_until(lambda: self._has_begun)
         except BaseException:
             self._send(STOP)
             self._close()
@@ -139,7 +139,7 @@ class Capture:
     def wait(self) -> CaptureSummary:
         """Wait until the recording ends: with its command or its processes, or by a limit."""
         try:
-            return self._heard_out()
+            return self._wait_for_summary()
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -147,7 +147,7 @@ class Capture:
     def stop(self) -> CaptureSummary:
         """End the recording now. A command is interrupted, and killed two seconds later."""
         self._send(STOP)
-        return self._heard_out()
+        return self._wait_for_summary()
 
     def write_now(self, timeout_s: float = 60.0) -> str:
         """Write what `last` kept, as SIGUSR2 does, wait for that, and return the path of the file. The
@@ -157,7 +157,7 @@ class Capture:
         if self._order.request.last is None:
             raise TracepipeError("This capture keeps no last events that it could write.", 'Give last="10s".')
         self._check_not_forked()
-        with self._hearing:
+        with self._receiving:
             if self._summary is not None:
                 raise TracepipeError(f"{self.path} is complete.", "Call it before the end of the block.")
             self._send(WRITE)
@@ -167,7 +167,7 @@ class Capture:
         def written() -> Written | None:
             return next((one for one in self._written if one.asked >= number), None)
 
-        if not self._hear_until(lambda: bool(written() or self._summary), timeout_s):
+        if not self._receive_until(lambda: bool(written() or self._summary), timeout_s):
             raise CaptureTimeout(
                 f"The last events were not written within {timeout_s:g} s.",
                 "They will be written: look for the file in run.summary.recordings.",
@@ -184,14 +184,14 @@ class Capture:
         """Begin a window of a capture with `start_on="api"`. Everything is recorded from when this returns.
         Raises TracepipeError while a window is open, and when the recording has ended.
         """
-        _check(self._obeyed(WindowOrder(True, name)))
+        _check(self._answer_to(WindowOrder(True, name)))
 
     def end_window(self) -> None:
         """End the open window of a capture that begins or ends windows by `"api"`. A window of `begin_window`
         may have ended before, by `duration` or `stop_on`. Raises TracepipeError where there was no window,
         and when the recording has ended.
         """
-        _check(self._obeyed(WindowOrder(False)))
+        _check(self._answer_to(WindowOrder(False)))
 
     @contextmanager
     def window(self, name: str = "") -> Iterator[None]:
@@ -201,15 +201,15 @@ class Capture:
             yield
         except BaseException:
             with suppress(TracepipeError):  # the exception that ended the block is raised on
-                self._obeyed(WindowOrder(False))
+                self._answer_to(WindowOrder(False))
             raise
-        answer = self._obeyed(WindowOrder(False))
+        answer = self._answer_to(WindowOrder(False))
         if answer != ENDED:
             _check(answer)
 
     @property
     def summary(self) -> CaptureSummary:
-        """What was recorded. Raises TracepipeError before the end."""
+        """The summary of the recording. Raises TracepipeError before the end."""
         if self._summary is None:
             raise TracepipeError(f"{self.path} is not complete.", "Leave the block first, or call stop().")
         return self._summary
@@ -242,7 +242,7 @@ class Capture:
         self._connection = ours
         self._send(self._order)
 
-    def _obeyed(self, order: WindowOrder) -> Answer:
+    def _answer_to(self, order: WindowOrder) -> Answer:
         """Send an order for a window and return the recorder's answer. Raises TracepipeError if the capture
         does not take such orders from a program.
         """
@@ -256,7 +256,7 @@ class Capture:
         with self._asking:
             self._answer = None
             self._send(order)
-            self._hear_until(lambda: self._answer is not None or self._summary is not None)
+            self._receive_until(lambda: self._answer is not None or self._summary is not None)
             return self._answer or ENDED
 
     def _check_not_forked(self) -> None:
@@ -266,37 +266,37 @@ class Capture:
                 "This process was forked from the one that began the capture.", "Call it in that process."
             )
 
-    def _heard_out(self) -> CaptureSummary:
-        self._hear_until(lambda: self._summary is not None)
+    def _wait_for_summary(self) -> CaptureSummary:
+        self._receive_until(lambda: self._summary is not None)
         assert self._summary is not None
         return self._summary
 
-    def _hear_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
+    def _receive_until(self, is_there: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Receive messages of the recorder until `is_there()`; one thread receives for all that wait. Return
         False if the time is over before. Raises the error with which the recording ended.
         """
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            with self._hearing:
+            with self._receiving:
                 if is_there():
                     return True
                 left_s = None if give_up_s is None else give_up_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return False
-                if self._is_heard:
-                    self._hearing.wait(left_s)
+                if self._is_receiving:
+                    self._receiving.wait(left_s)
                     continue
-                self._is_heard = True
+                self._is_receiving = True
             try:
-                message = self._received(left_s)
+                message = self._receive(left_s)
             finally:
-                with self._hearing:
-                    self._is_heard = False
-                    self._hearing.notify_all()
+                with self._receiving:
+                    self._is_receiving = False
+                    self._receiving.notify_all()
             if message is not None:
-                self._take(message)
+                self._handle(message)
 
-    def _received(self, timeout_s: float | None = None) -> Message | None:
+    def _receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message of the recorder, None if none comes in time."""
         if self._connection is None:
             raise TracepipeError(f"{self.path} is not being recorded.", "Use it in a with statement.")
@@ -319,7 +319,7 @@ class Capture:
             self._written.append(message)
         return message
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         """Handle a message. Raises the error with which the recording ended."""
         if isinstance(message, str):
             self._note(message)

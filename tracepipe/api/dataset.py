@@ -100,9 +100,9 @@ def query(
     options = options or QueryOptions()
     to = partial(replacing, output, force=force, sources=[path], on_terminal=options.format in _FOR_PEOPLE)
     if paths.is_folder(path):
-        from tracepipe.sql.datasets import asked
+        from tracepipe.sql.datasets import query_dataset
 
-        with asked(path, sql) as rows, to() as out:
+        with query_dataset(path, sql) as rows, to() as out:
             return write_rows(rows, options.format, out)
     shell = find_shell(options.trace_processor)
     if path.endswith(_TRACES):

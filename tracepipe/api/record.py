@@ -126,11 +126,11 @@ def record(
             f"{output} cannot be both the recording and the command's output", "Name another file for one."
         )
     summary, failures = None, list[OutputError]()
-    with Uploads(notify) as uploads, ExitStack() as kept:
+    with Uploads(notify) as uploads, ExitStack() as stack:
 
         def complete() -> None:
             try:
-                kept.close()
+                stack.close()
             except OutputError as error:
                 failures.append(error)
 
@@ -143,7 +143,7 @@ def record(
             if request.last is None
             else NumberedOutputs(output, outputs, force=force)
         )
-        sink = kept.enter_context(opened)
+        sink = stack.enter_context(opened)
         of_command: AbstractContextManager[int] = (
             named_at_once(command_output, force=force, option="--command-output")
             if command_output

@@ -96,7 +96,7 @@ def make(
         top = getattr(options, "top", None)
         return make_of_job(first, target, top=JOB_TOP if top is None else top, force=force)
     # The recordings that options name come after the inputs; their format is that of their content.
-    found = partial(_found, report, [*inputs, *([path] for path in beside.values())], options, how, showing)
+    found = partial(_run, report, [*inputs, *([path] for path in beside.values())], options, how, showing)
     if report.output is None:
         facts, result = found()
         return Made(report.name, result, facts)
@@ -140,10 +140,10 @@ def make_of_job(
 
         require("ranks -o", NEEDS)
         ending = _ending_of(output, ENDINGS)
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         # Before all else: a file that is there already is known at once.
-        out = kept.enter_context(replacing(output, force=force)) if ending else None
-        job = Job(kept.enter_context(opened(engine, found, master)), found)
+        out = stack.enter_context(replacing(output, force=force)) if ending else None
+        job = Job(stack.enter_context(opened(engine, found, master)), found)
         result = report(job, top, step)
         if out is not None:
             from tracepipe.ranks.page import write
@@ -152,7 +152,7 @@ def make_of_job(
     return Made("ranks", result, dataset=dataset, output=output)
 
 
-def _found(
+def _run(
     report: Report, sides: list[list[str]], options: object, how: ReadOptions, showing: Showing
 ) -> tuple[list[Facts], Result]:
     """The facts of the recordings, in order, and the report's result."""

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tracepipe import __version__
 from tracepipe.api import described_reports
-from tracepipe.cli.ending import ended
+from tracepipe.cli.ending import exit_code_of
 from tracepipe.cli.help import put_help
 from tracepipe.terminal.output import guard, put
 
@@ -88,12 +88,11 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands:
             return self.commands[cmd_name]
-        places = _COMMANDS | {name: ("reports", about) for name, about in described_reports().items()}
-        if cmd_name not in places:
+        place, about = _COMMANDS.get(cmd_name) or ("reports", described_reports().get(cmd_name, ""))
+        if not about:
             with self._listing():  # so that similar names can be suggested
-                self.commands = {name: self.get_command(ctx, name) for name in places}
+                self.commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
             return None
-        place, about = places[cmd_name]
         if self._is_listing:
             panel = "Reports" if place == "reports" else None
             return TyperCommand(cmd_name, help=about, rich_help_panel=panel)
@@ -199,8 +198,8 @@ def main() -> None:
         out.flush()
         return code
 
-    code = ended(run)
-    ended(out.flush, quietly=True)
+    code = exit_code_of(run)
+    exit_code_of(out.flush, quietly=True)
     err.flush()
     # A bug does not come here, and leaves the guards for the interpreter's traceback.
     sys.stdout, sys.stderr = streams

@@ -46,7 +46,7 @@ _WITH_WORDS = (
 )
 
 
-def ended(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
+def exit_code_of(step: Callable[[], Any], quietly: bool = False) -> int | str | None:
     """Run a step of a command, and return its exit code. A bug keeps its traceback. `quietly`: print no
     error.
     """

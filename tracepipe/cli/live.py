@@ -71,7 +71,7 @@ def live(
                 "Write them before the -.",
             )
         interrupts = _Interrupts()
-        with interrupts.taken():
+        with interrupts.counted():
             remarks = watch_recording(
                 lambda totals, title: view(totals, sys.stdout, title, on_unseen=interrupts.end)
             )
@@ -100,9 +100,9 @@ class _Interrupts:
         self._is_next_ours = False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """While the context is open, interrupts are counted."""
-        before = signal.signal(signal.SIGINT, self._take)
+        before = signal.signal(signal.SIGINT, self._count)
         try:
             yield
         finally:
@@ -113,7 +113,7 @@ class _Interrupts:
         self._is_next_ours = True
         os.kill(os.getpid(), signal.SIGINT)
 
-    def _take(self, number: int, _: FrameType | None) -> None:
+    def _count(self, number: int, _: FrameType | None) -> None:
         if self._is_next_ours:
             raise KeyboardInterrupt
         self._is_next_ours = True

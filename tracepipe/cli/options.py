@@ -18,7 +18,6 @@ import typer
 from tracepipe.api.options import OUTPUT
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.options import REGEX, SIZE, TIME, Option, options_of
-from tracepipe.terminal.messages import choices
 
 COMMAND_LAST: Final = {"allow_interspersed_args": False}
 """The settings of a command that runs another: what follows the first argument is not for it."""
@@ -80,7 +79,7 @@ class Changed:
     flags: Mapping[str, tuple[str, ...]] | None = None
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Make a command for Typer. A parameter whose type is a dataclass is replaced with the dataclass's
     options, and a parameter that is annotated with an `Option` becomes that option. An option that two
     dataclasses have is one option, and both get its value. All parameters are keywords.
@@ -110,7 +109,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             parameters[name] = keyword(name, parameter.default, parameter.annotation)
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> Any:
         # None is what Typer gives where an option is not given and its default is not a text or a number.
         values = {name: _value(value, kinds.get(name)) for name, value in given.items() if value is not None}
         made = {
@@ -118,7 +117,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             for name, (kind, own) in groups.items()
         }
         grouped = {field for _, own in groups.values() for field in own}
-        command(**{name: value for name, value in values.items() if name not in grouped}, **made)
+        return command(**{name: value for name, value in values.items() if name not in grouped}, **made)
 
     run.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
     run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
@@ -142,7 +141,9 @@ def _parameter(
     if default is True:
         flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
     if option.choices:
-        allowed = choices(name.title(), option.choices)
+        # Typer makes choices of an Enum of texts.
+        texts = {choice.replace("-", "_"): choice for choice in option.choices}
+        allowed: Any = Enum(name.title(), texts, type=str)  # type: ignore[misc]
         kind, default = (allowed, default) if default in option.choices else (allowed | None, None)
     elif option.repeats:
         kind, default = (list[int] if option.metavar == "PID" else list[str]) | None, None

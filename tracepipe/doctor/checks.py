@@ -42,8 +42,8 @@ class Examination:
     trials: Trials
     found: list[Diagnosis] = field(default_factory=list)
 
-    def of(self, area: str) -> list[Diagnosis]:
-        """What was found in an area."""
+    def found_in(self, area: str) -> list[Diagnosis]:
+        """The diagnoses of an area."""
         return [diagnosis for diagnosis in self.found if diagnosis.area == area]
 
 
@@ -209,7 +209,7 @@ def methods(examination: Examination) -> Iterator[Diagnosis]:
 
 def layers(examination: Examination) -> Iterator[Diagnosis]:
     """Try each layer by attaching to something harmless."""
-    works = [f.name for f in examination.of("methods") if f.state == WORKS and f.name != "auto"]
+    works = [f.name for f in examination.found_in("methods") if f.state == WORKS and f.name != "auto"]
     suffix = f"; by {', '.join(works)}" if works else ""
     if examination.machine.system != _LINUX:
         for name in ("userspace", "syscall", "kernel", "scheduler"):

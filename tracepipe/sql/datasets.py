@@ -76,7 +76,7 @@ class Rows:
 
 
 @contextmanager
-def asked(path: str, sql: str) -> Iterator[Rows]:
+def query_dataset(path: str, sql: str) -> Iterator[Rows]:
     """The rows of the last statement of some SQL on the dataset at a path, while the context is open.
 
     Raises QueryError, also from the parts, InputError where there is no dataset, LibraryMissing.

@@ -125,10 +125,10 @@ def _head(snapshot: Snapshot, view: View) -> Iterator[Line]:
         text += f" · {unmeasured:,} {agree(unmeasured, 'call|calls')} counted without a latency"
     yield Line(text, "loss" if losses else "")
     if snapshot.allocated or snapshot.copied:
-        yield Line(_moved(snapshot))
+        yield Line(_memory_text(snapshot))
 
 
-def _moved(snapshot: Snapshot) -> str:
+def _memory_text(snapshot: Snapshot) -> str:
     """How much was allocated and copied; from the GPU's own records if no call states it."""
     by_calls = {name: one for name, one in snapshot.copied.items() if not name.endswith("(GPU)")}
     parts = []
@@ -208,19 +208,19 @@ def _table(columns: list[_Cells], width: int) -> Iterator[Line]:
     """
     name = next(column for column in columns if column.is_text and not column.spare)
 
-    def room_for_name(kept: list[_Cells]) -> int:
-        return width - sum(column.width + _GAP for column in kept if column is not name)
+    def columns_for_name(shown: list[_Cells]) -> int:
+        return width - sum(column.width + _GAP for column in shown if column is not name)
 
-    kept = columns
+    shown = columns
     while (
-        room_for_name(kept) < min(name.width, _NAME_COLUMNS)
-        and (spare := min((c for c in kept if c.spare), key=lambda c: c.spare, default=None)) is not None
+        columns_for_name(shown) < min(name.width, _NAME_COLUMNS)
+        and (spare := min((c for c in shown if c.spare), key=lambda c: c.spare, default=None)) is not None
     ):
-        kept = [column for column in kept if column is not spare]
-    name_width = max(8, min(name.width, room_for_name(kept)))
+        shown = [column for column in shown if column is not spare]
+    name_width = max(8, min(name.width, columns_for_name(shown)))
     for row in range(-1, len(name.cells)):
         cells = []
-        for column in kept:
+        for column in shown:
             cell = column.name if row < 0 else column.cells[row]
             if column is name and len(cell) > name_width:
                 cell = cell[: name_width - 1] + "…"

@@ -276,14 +276,14 @@ class _OnTerminal(_Drawing):
         self._output.fit()
         if snapshot is None:
             return
-        kept = [old for old in self._snapshots if snapshot.now_ns - old.now_ns <= _RATE_NS]
-        self._snapshots = [*kept, snapshot]
+        recent = [old for old in self._snapshots if snapshot.now_ns - old.now_ns <= _RATE_NS]
+        self._snapshots = [*recent, snapshot]
         size = self._console.size
         view = replace(
             self._view,
             top=min(self._view.top or size.height, functions_that_fit(size.height - 1, snapshot)),
             width=size.width,
-            before=kept[0] if kept else None,
+            before=recent[0] if recent else None,
         )
         self._lines = view_lines(snapshot, view)
         self._live.update(_Frame(self._lines, self.unprinted), refresh=True)

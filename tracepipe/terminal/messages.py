@@ -1,13 +1,12 @@
-"""Shared parts of the commands: choices, progress."""
+"""Progress of a command on the terminal: a bar, or a line with the current step."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
-from typing import Any, TextIO
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from tracepipe.printable import printable
 from tracepipe.terminal.output import can_draw, unguarded
@@ -15,11 +14,6 @@ from tracepipe.terminal.output import can_draw, unguarded
 Progress = Callable[[int, int], None]
 """Called with the bytes read and the total bytes, 0 if unknown."""
 _QUIET_S = 1.0
-
-
-def choices(name: str, values: Iterable[str]) -> Any:
-    """An Enum of strings, from which Typer makes choices."""
-    return Enum(name, {value.replace("-", "_"): value for value in values}, type=str)
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self.trace = trace
         self.ui = ui
         self.fetched = threading.Event()
-        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._free_connections = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         # The UI shows the last part of the URL unchanged as title, so nothing in it may need quoting.
         self.trace_path = f"/{secrets.token_urlsafe(16)}/{_UNSAFE.sub('_', trace.name)}"
         try:
@@ -152,13 +152,13 @@ class TraceServer(socketserver.ThreadingTCPServer):
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
     ) -> None:
         """Answer on a new thread, or close the connection if there are too many."""
-        if not self._room.acquire(blocking=False):
+        if not self._free_connections.acquire(blocking=False):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no further thread can start
-            self._room.release()
+            self._free_connections.release()
             self.shutdown_request(request)
 
     def process_request_thread(
@@ -168,7 +168,7 @@ class TraceServer(socketserver.ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._free_connections.release()
 
     def handle_error(
         self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
@@ -435,7 +435,7 @@ _SPECIAL = re.compile(r"[.*+?^${}()|\[\]\\/]")
 
 def first_screen(trace: Path) -> str:
     """Parameters for a link to the UI, each after a `&`; none if the trace has no such packet."""
-    stated = _stated(trace)
+    stated = _read_first_screen(trace)
     if stated is None:
         return ""
     start_ns, end_ns, pins = stated
@@ -453,7 +453,7 @@ def first_screen(trace: Path) -> str:
     return "&" + urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)
 
 
-def _stated(trace: Path) -> tuple[int, int, list[str]] | None:
+def _read_first_screen(trace: Path) -> tuple[int, int, list[str]] | None:
     """Start and end of the work, and names of tracks to be pinned."""
     try:
         with trace.open("rb") as file:
