@@ -82,10 +82,18 @@ class ProbeAttachment(Attachment):
         except OSError as error:
             raise explain(Operation.MAP, error) from error
         self._drain = Drain(self._maps["ring"], plan.ring_bytes)
-        _make_room_for_links()
+        # Where every probe needs a descriptor, libcuda and libcudart exceed the usual limit of 1024.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self._constants = self._constants_of(plan)
         try:
-            self._attach()
+            self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
+            if "syscall" in plan.own:
+                self._maps.want_syscalls(list(self._syscalls))
+            self._probing = Probing(plan, self._code)
+            self._probing.attach()
+            self._maps.control[Control.IS_READY] = self._is_ready
         except OSError as error:
             self.close()
             raise explain(Operation.ANY, error) from error
@@ -250,7 +258,13 @@ class ProbeAttachment(Attachment):
         self.let_end()
         bpf.map_clear(self._maps["tracked"], 4)
         if self._probing is not None:
-            self._detach(self._probing)
+            quick, slow = self._probing.detach()
+            # These are closed first, and here: until then every process that calls the functions pays for
+            # them.
+            for link in quick:
+                os.close(link)
+            if slow:
+                _close_in_background(slow)
         self._drain.stop()
         processors = self._maps.processors
         for slot, total in enumerate(self._maps.filtered):
@@ -258,14 +272,6 @@ class ProbeAttachment(Attachment):
             if total and layer:
                 self.filtered[layer] = self.filtered.get(layer, 0) + total
                 self._maps.filtered[slot] = 0
-
-    def _detach(self, probing: Probing) -> None:
-        quick, slow = probing.detach()
-        # These are closed first, and here: until then every process that calls the functions pays for them.
-        for link in quick:
-            os.close(link)
-        if slow:
-            _close_in_background(slow)
 
     def close(self) -> None:
         """Detach, if that was not done, and free the ring and the maps."""
@@ -304,15 +310,6 @@ class ProbeAttachment(Attachment):
         constants = {**self._constants, **own}
         return filled_in(self._programs[program], self._maps.descriptors, constants, fields)
 
-    def _attach(self) -> None:
-        plan = self._plan
-        self._maps.put_specs(b"".join(spec_of(probe, plan.filters) for probe in plan.probes))
-        if "syscall" in plan.own:
-            self._maps.want_syscalls(list(self._syscalls))
-        self._probing = Probing(plan, self._code)
-        self._probing.attach()
-        self._maps.control[Control.IS_READY] = self._is_ready
-
     def _say_refused(self) -> set[int]:
         """Report the functions that cannot be recorded, each once; returns the numbers of all such probes."""
         refused = self._probing.refused if self._probing else set()
@@ -326,15 +323,6 @@ class ProbeAttachment(Attachment):
                 self._notify(f"not recorded, {why}: {', '.join(sorted(names))}")
         self._reported_refused |= refused
         return refused
-
-
-def _make_room_for_links() -> None:
-    """Raise the limit of descriptors: where every probe needs one, libcuda and libcudart exceed the usual
-    1024.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _close_in_background(descriptors: list[int]) -> None:

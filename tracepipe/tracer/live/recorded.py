@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracepipe.event.columns import SPECIAL, SourceBatch
 from tracepipe.event.model import MONOTONIC, Header
-from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
 from tracepipe.tracer.live.totals import WHOLE, Function, Row, Snapshot, Totals
@@ -33,7 +32,7 @@ from tracepipe.tracer.records.record import (
 from tracepipe.tracer.records.syscalls import state_of_text
 
 if TYPE_CHECKING:
-    from tracepipe.event.model import Record
+    pass
 
 _OF_PHASE = {"B": CALL_ENTER, "E": CALL_RETURN, "I": EVENT, "X": WHOLE}
 _OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
@@ -46,8 +45,8 @@ _OF_MEMORY = frozenset({"memory", "transfer"})
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What the events of a shape become: a row with this kind and id, of a thread, which `comm` names if it
-    is not empty. `is_dated`: their times are of the recording's own clock. `moves` is the name of the
+    """The events of a shape become rows with this kind and id, of a thread, which `comm` names if it is not
+    empty. `is_dated`: their times are of the recording's own clock. `operation` is the name of the
     operation on memory. `kind` is None for events that are not calls.
     """
 
@@ -55,7 +54,7 @@ class _Rule:
     pid: int
     comm: str
     is_dated: bool
-    moves: str = ""
+    operation: str = ""
     is_copy: bool = False
     kind: int | None = None
     number: int = 0
@@ -76,7 +75,7 @@ class RecordedTotals:
         self._numbers: dict[Function, int] = {}
         self._syscalls: dict[int, str] = {}
         self._syscall_numbers: dict[str, int] = {}
-        self._rules: list[_Rule | None] = []
+        self._rules: dict[int, _Rule] = {}
         self._rounds = 0
         self._counts: Counter[str] = Counter()
         self._last_ns = self._start_ns or 0
@@ -86,31 +85,49 @@ class RecordedTotals:
     def add(self, batch: SourceBatch, tables: Tables) -> None:
         """Add the events of a batch."""
         if self._rounds != tables.rounds:
-            self._rules, self._rounds = [], tables.rounds
+            self._rules, self._rounds = {}, tables.rounds
+        events = batch.events
         with self._lock:
-            totals = self._begun(batch)
-            rows: list[Row] = []
-            columns = (batch.events.ts_ns, batch.events.shape, batch.events.args, batch.events.dur_ns)
+            if self._totals is None:  # they begin with the recording, or with its first event
+                if self._start_ns is None:
+                    self._start_ns = self._last_ns = min(events.ts_ns.tolist(), default=0)
+                self._totals = Totals(
+                    (), self._syscalls, self._start_ns, self._layers, name_of=lambda pid, tid: ""
+                )
+            totals, rows = self._totals, list[Row]()
+            columns = (events.ts_ns, events.shape, events.args, events.dur_ns)
             for ts_ns, number, args, dur_ns in zip(*(one.tolist() for one in columns), strict=True):
                 if number == SPECIAL:
-                    self._take_other(batch.others[args], rows, totals)
+                    other = batch.others[args]
+                    if isinstance(other, Warps):
+                        self._counts["gpu_warp"] += len(other)
+                    elif other["type"] == "loss":  # it ends the open calls
+                        totals.add_rows(rows, len(rows) * RECORD_BYTES)
+                        rows.clear()
+                        totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
                     continue
-                rule = self._rule(number, tables, totals)
+                rule = self._rules.get(number) or self._add_rule(number, tables, totals)
                 if rule.is_dated and ts_ns > self._last_ns:
                     self._last_ns = ts_ns
                 if rule.comm:
                     totals.name_thread(rule.tid, rule.pid, rule.comm)
-                if rule.moves:
-                    self._take_moved(rule, tables.args(args), totals)
+                if rule.operation:  # with its call, if the event names it
+                    given = tables.args(args)
+                    call = self._numbers.get(Function("userspace", str(given.get("call"))))
+                    size = given.get("size", given.get("size_bytes"))
+                    size_bytes = size if isinstance(size, int) else 0
+                    totals.memory.add(rule.operation, size_bytes, is_copy=rule.is_copy, number=call)
                 if rule.kind is None:
                     continue
                 a0 = dur_ns
                 if rule.kind == SWITCH_OUT:
                     a0 = state_of_text(tables.args(args).get("prev_state"))
                 rows.append((ts_ns, rule.tid, rule.pid, rule.number, rule.kind, a0, 0, 0, 0))
-            _flush(rows, totals)
+            totals.add_rows(rows, len(rows) * RECORD_BYTES)
             self._read_at_ns = time.monotonic_ns()
-            self._count(batch, tables)
+            for number, count in Counter(events.shape.tolist()).items():
+                if number != SPECIAL and (shape := tables.shapes[number]) is not None:
+                    self._counts[shape.type] += count
 
     def finish(self, end_ns: int | None) -> None:
         """Called at the end. `end_ns` is when the recording ended, if it states that."""
@@ -127,78 +144,30 @@ class RecordedTotals:
                 return Snapshot(now_ns, self._start_ns or now_ns, self._layers)
             return replace(self._totals.snapshot(now_ns), counts=dict(self._counts))
 
-    def _begun(self, batch: SourceBatch) -> Totals:
-        """The totals, which begin with the recording, or with its first event."""
-        if self._totals is None:
-            if self._start_ns is None:
-                self._start_ns = min(batch.events.ts_ns.tolist(), default=0)
-                self._last_ns = self._start_ns
-            self._totals = Totals(
-                (), self._syscalls, self._start_ns, self._layers, name_of=lambda pid, tid: ""
-            )
-        return self._totals
-
-    def _take_other(self, other: Record | Warps, rows: list[Row], totals: Totals) -> None:
-        """Take other items: a loss ends the open calls, and warps are counted."""
-        if isinstance(other, Warps):
-            self._counts["gpu_warp"] += len(other)
-        elif other["type"] == "loss":
-            _flush(rows, totals)
-            totals.lose(Loss(other.get("layer"), other["count"], 0, 0, ""))
-
-    def _take_moved(self, rule: _Rule, args: Args, totals: Totals) -> None:
-        """Add an operation on memory, with its call if the event names it."""
-        size = args.get("size", args.get("size_bytes"))
-        number = self._numbers.get(Function("userspace", str(args.get("call"))))
-        size_bytes = size if isinstance(size, int) else 0
-        totals.memory.add(rule.moves, size_bytes, is_copy=rule.is_copy, number=number)
-
-    def _count(self, batch: SourceBatch, tables: Tables) -> None:
-        for number, count in Counter(batch.events.shape.tolist()).items():
-            if number != SPECIAL:
-                shape = tables.shapes[number]
-                assert shape is not None
-                self._counts[shape.type] += count
-
-    def _rule(self, number: int, tables: Tables, totals: Totals) -> _Rule:
+    def _add_rule(self, number: int, tables: Tables, totals: Totals) -> _Rule:
         """The rule for the events of a shape."""
-        if number >= len(self._rules):
-            self._rules += [None] * (len(tables.shapes) - len(self._rules))
-        rule = self._rules[number]
-        if rule is None:
-            shape = tables.shapes[number]
-            assert shape is not None
-            rule = self._rules[number] = self._rule_of(shape, totals)
-        return rule
-
-    def _rule_of(self, shape: Shape, totals: Totals) -> _Rule:
+        shape = tables.shapes[number]
+        assert shape is not None
         tid, pid = shape.tid or 0, shape.pid or 0
         rule = _Rule(tid, pid, "" if shape.on_stream else shape.comm or "", shape.clock is None)
         if shape.type in _OF_MEMORY and shape.phase != "E":
-            moves = shape.name + " (GPU)" * shape.on_stream
-            rule = replace(rule, moves=moves, is_copy=shape.type == "transfer")
-        if shape.type == "gpu_thread" or (shape.type in _OF_MEMORY and not shape.on_stream):
-            return rule
+            operation = shape.name + " (GPU)" * shape.on_stream
+            rule = replace(rule, operation=operation, is_copy=shape.type == "transfer")
+        is_call = shape.type != "gpu_thread" and (shape.type not in _OF_MEMORY or shape.on_stream)
         if shape.type == "scheduler" and (kind := _OF_SCHEDULER.get((shape.name, shape.phase))):
-            return replace(rule, kind=kind)
-        if shape.type == "syscall" and (kind := _OF_SYSCALLS.get(shape.phase)):
-            return replace(rule, kind=kind, number=self._syscall(shape.name))
-        if shape.on_stream:  # each stream is a thread, with a negative id
-            tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
-        function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
-        number = self._numbers.get(function)
-        if number is None:
-            number = self._numbers[function] = totals.add_function(function)
-        return replace(rule, tid=tid, pid=pid, kind=_OF_PHASE[shape.phase], number=number)
-
-    def _syscall(self, name: str) -> int:
-        number = self._syscall_numbers.get(name)
-        if number is None:
-            number = self._syscall_numbers[name] = len(self._syscalls)
-            self._syscalls[number] = name
-        return number
-
-
-def _flush(rows: list[Row], totals: Totals) -> None:
-    totals.add_rows(rows, len(rows) * RECORD_BYTES)
-    rows.clear()
+            rule = replace(rule, kind=kind)
+        elif shape.type == "syscall" and (kind := _OF_SYSCALLS.get(shape.phase)):
+            syscall = self._syscall_numbers.setdefault(shape.name, len(self._syscall_numbers))
+            self._syscalls[syscall] = shape.name
+            rule = replace(rule, kind=kind, number=syscall)
+        elif is_call:
+            if shape.on_stream:  # each stream is a thread, with a negative id
+                tid, pid = -1 - (shape.stream or 0), -1 - (shape.gpu or 0)
+            function = Function(shape.type, shape.name, shape.phase == "I", shape.layer or "")
+            if function not in self._numbers:
+                self._numbers[function] = totals.add_function(function)
+            rule = replace(
+                rule, tid=tid, pid=pid, kind=_OF_PHASE[shape.phase], number=self._numbers[function]
+            )
+        self._rules[number] = rule
+        return rule

@@ -116,8 +116,8 @@ class FunctionTotal:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """All totals at one instant of CLOCK_MONOTONIC. `counts` are events by layer, as a file has them;
-    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `is_memory_partial`: some calls
-    were not examined.
+    `allocated` and `copied` are by the names of their events (`alloc`, `HtoD`); `is_memory_partial`: some
+    calls were not examined.
     """
 
     now_ns: int
@@ -452,9 +452,15 @@ class SchedulerTotals:
         self.events += 1
         thread = self._threads.get(tid)
         if thread is None or thread.has_ended:
-            thread = self._new(tid, tgid)
+            thread = self._thread(tid, tgid)
         if kind == SWITCH_OUT:
-            self._leave(thread, ts_ns, a0, a1)
+            thread.switches += 1
+            if a1 == MET_RUNNING:
+                thread.running_ns += max(0, ts_ns - self._start_ns)
+            elif a1 != UNREPORTED and thread.in_ns is not None:
+                thread.running_ns += max(0, ts_ns - thread.in_ns)
+            thread.in_ns, thread.out_ns, thread.woken_ns = None, ts_ns, None
+            thread.reason = PREEMPTED if a0 in _RUNNABLE else state_text(a0)
             thread.has_ended = bool(a0 & _ENDED)
             return thread.has_ended
         if kind == SWITCH_IN:
@@ -470,9 +476,7 @@ class SchedulerTotals:
 
     def learn(self, kind: int, tid: int, tgid: int, a0: int, a1: int) -> None:
         """Take a thread's start, name, or ids in the capture's pid namespace."""
-        thread = self._threads.get(tid)
-        if thread is None or thread.has_ended:
-            thread = self._new(tid, tgid)
+        thread = self._thread(tid, tgid)
         if kind == THREAD_IDS:
             thread.pid, thread.shown_tid = a0 >> 32, a0 & 0xFFFFFFFF
         else:
@@ -480,9 +484,7 @@ class SchedulerTotals:
 
     def name(self, tid: int, tgid: int, name: str) -> None:
         """Take a thread's name."""
-        thread = self._threads.get(tid)
-        if thread is None or thread.has_ended:
-            thread = self._new(tid, tgid)
+        thread = self._thread(tid, tgid)
         thread.name = name
 
     def forget(self) -> None:
@@ -506,25 +508,19 @@ class SchedulerTotals:
             totals.append(_total(self._rest, self._rest.running_ns, self._rest_count))
         return totals
 
-    def _leave(self, thread: _Thread, ts_ns: int, state: int, note: int) -> None:
-        thread.switches += 1
-        if note == MET_RUNNING:
-            thread.running_ns += max(0, ts_ns - self._start_ns)
-        elif note != UNREPORTED and thread.in_ns is not None:
-            thread.running_ns += max(0, ts_ns - thread.in_ns)
-        thread.in_ns, thread.out_ns, thread.woken_ns = None, ts_ns, None
-        thread.reason = PREEMPTED if state in _RUNNABLE else state_text(state)
-
-    def _new(self, tid: int, tgid: int) -> _Thread:
+    def _thread(self, tid: int, tgid: int) -> _Thread:
+        """A thread that has not ended: its id may be that of one that has."""
+        if (known := self._threads.get(tid)) is not None and not known.has_ended:
+            return known
         old = self._threads.pop(tid, None)
         if old is not None:
             self._sum_up(old)
         elif len(self._threads) >= self._sum_up_at:
-            gone = [known for known, thread in self._threads.items() if thread.has_ended]
+            gone = [ended for ended, thread in self._threads.items() if thread.has_ended]
             if len(self._threads) - len(gone) >= _THREADS_MAX:
                 gone = list(self._threads)[: _THREADS_MAX // 2]
-            for known in gone:
-                self._sum_up(self._threads.pop(known))
+            for ended in gone:
+                self._sum_up(self._threads.pop(ended))
             self._sum_up_at = max(_ENDED_KEPT, min(2 * len(self._threads), _THREADS_MAX))
         thread = self._threads[tid] = _Thread(tgid, tid)
         return thread

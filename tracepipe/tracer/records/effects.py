@@ -66,7 +66,11 @@ class Effects:
             thread = self._threads[tid] = _Thread()
         elif len(thread.open) >= OPEN_CALLS_MAX:
             del thread.open[0]
-        thread.open.append((self._effect_of(probe), ts_ns, words))
+        # By identity, as hashing a probe would hash all of its hook. The effect keeps the probe alive.
+        effect = self._effects.get(id(probe))
+        if effect is None:
+            effect = self._effects[id(probe)] = _Effect(probe, self._names)
+        thread.open.append((effect, ts_ns, words))
 
     def leave(self, tid: int, probe: Probe, ts_ns: int, result: int, out: int) -> Done | None:
         """The effect of a call that returns; None if it had none, or a call inside it has reported it.
@@ -100,13 +104,6 @@ class Effects:
             return None
         return Done(effect, entered_ns, ts_ns, words, size_bytes, address)
 
-    def _effect_of(self, probe: Probe) -> _Effect:
-        # By identity, as hashing a probe would hash all of its hook. The effect keeps the probe alive.
-        effect = self._effects.get(id(probe))
-        if effect is None:
-            effect = self._effects[id(probe)] = _Effect(probe, self._names)
-        return effect
-
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -134,7 +131,22 @@ class Done:
 
     def add_to(self, lines: Lines, where: Where) -> None:
         """Add the line of the effect."""
-        (self.effect.add_transfer if self.is_copy else self.effect.add_memory)(lines, self, where)
+        effect, args = self.effect, "" if self.size_bytes is None else f',"size":{self.size_bytes}'
+        if self.address:  # an allocation whose address could not be read has 0
+            args += f',"address":{self.address}'
+        if self.direction:
+            args += f',"direction":{json.dumps(self.direction)}'
+        shown = effect.shown(self.words)
+        args = f"{args},{shown},{effect.call}" if shown else f"{args},{effect.call}"
+        is_span = self.is_copy and not effect.is_async
+        head = effect.heads.get(self.name)
+        if head is None:
+            layer = "transfer" if self.is_copy else "memory"
+            head = effect.heads[self.name] = Head(layer, self.name, "X" if is_span else "I")
+        if is_span:
+            lines.span(self.entered_ns, self.ts_ns - self.entered_ns, head, where, args[1:])
+        else:
+            lines.event(self.ts_ns, head, *where, args[1:])
 
 
 class _Thread:
@@ -163,16 +175,18 @@ class _Effect:
         self.kind = hook.effect
         self._values = values(probe.signature)
         self.address = self._address_reader()
-        self._shown = argument_text(probe.signature, {}, _SHOWN.get(self.kind, _SHOWN_OF_MEMORY))
+        self.shown = argument_text(probe.signature, {}, _SHOWN.get(self.kind, _SHOWN_OF_MEMORY))
         self.size_bytes = self._size_reader()
-        self._call = f'"call":{json.dumps(probe.symbol)}'
-        self._heads: dict[str, Head] = {}
-        self._is_async = "Async" in probe.symbol
+        self.call = f'"call":{json.dumps(probe.symbol)}'
+        self.heads: dict[str, Head] = {}
+        self.is_async = "Async" in probe.symbol
         self._fixed_direction = direction_named(hook.direction)
         chosen = self._values.get("direction")
         self._chosen_direction = chosen.reader() if chosen is not None else None
         self._directions = value_names.get(chosen.kind, {}) if chosen is not None else {}
-        self._result_mask = (1 << _bits(probe.signature.result)) - 1 if probe.signature.result else 0
+        result = probe.signature.result
+        bits = Argument("", 0, result).bits if result in INTEGER_KINDS else 32
+        self._result_mask = (1 << bits) - 1 if result else 0
 
     def succeeded(self, result: int) -> bool:
         """Whether the result is 0, which is success in every API, or the function has no result."""
@@ -184,36 +198,6 @@ class _Effect:
             return self._fixed_direction
         name = direction_named(self._directions.get(self._chosen_direction(words), ""))
         return "" if name == _UNDECIDED else name
-
-    def add_transfer(self, lines: Lines, done: Done, where: Where) -> None:
-        """Add the line of a copy."""
-        way = f',"direction":{json.dumps(done.direction)}' if done.direction else ""
-        args = f'"size":{done.size_bytes}{way}{self._members(done.words)}'
-        head = self._head(done.name)
-        if self._is_async:
-            lines.event(done.ts_ns, head, *where, args)
-        else:
-            lines.span(done.entered_ns, done.ts_ns - done.entered_ns, head, where, args)
-
-    def add_memory(self, lines: Lines, done: Done, where: Where) -> None:
-        """Add the line of an allocation, a free or a fill."""
-        members = "" if done.size_bytes is None else f',"size":{done.size_bytes}'
-        if done.address:  # an allocation whose address could not be read has 0
-            members += f',"address":{done.address}'
-        members += self._members(done.words)
-        lines.event(done.ts_ns, self._head(done.name), *where, members[1:])
-
-    def _head(self, name: str) -> Head:
-        head = self._heads.get(name)
-        if head is None:
-            is_copy = self.kind == _TRANSFER
-            phase = "X" if is_copy and not self._is_async else "I"
-            head = self._heads[name] = Head("transfer" if is_copy else "memory", name, phase)
-        return head
-
-    def _members(self, words: Words) -> str:
-        shown = self._shown(words)
-        return f",{shown},{self._call}" if shown else f",{self._call}"
 
     def _address_reader(self) -> Callable[[Words, int], int]:
         """A function that reads the address of a call, from its words or its `out` argument; 0 if it is
@@ -246,7 +230,3 @@ class _Effect:
             element_bytes = found["value"].bits // 8
         height = found["height"].reader() if "height" in found else lambda words: 1
         return lambda words: read(words) * element_bytes * height(words)
-
-
-def _bits(kind: str) -> int:
-    return Argument("", 0, kind).bits if kind in INTEGER_KINDS else 32
