@@ -1,1 +1,1 @@
-"""What can be hooked: sets of hooks, their signatures, and how a call's arguments are laid out."""
+"""Hooks: their sets, their signatures, and how a call's arguments are laid out."""

@@ -173,7 +173,7 @@ class Probe:
 
     @property
     def signature(self) -> Signature:
-        """What is recorded at the probe."""
+        """The signature of the recorded function."""
         return self.hook.signature
 
 

@@ -370,7 +370,7 @@ def _effects() -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
 
 
 def effect_of(name: str) -> tuple[str, str]:
-    """What a successful call does (`alloc`, …, `transfer`) and the direction; "" if unknown."""
+    """The effect of a successful call (`alloc`, …, `transfer`) and its direction; "" if unknown."""
     known, variants = _effects()
     before = ""
     while name not in known and name != before:

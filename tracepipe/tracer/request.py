@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 from tracepipe.errors import CaptureUnavailable, OutputError, TracepipeError
 from tracepipe.hooks.calls import call_rule
@@ -35,7 +35,7 @@ GPU_LAYERS = {"gpu_kernel": "kernels", "gpu_warp": "warps", "gpu_thread": "warps
 """Layers that only engines for GPUs record → the engine that records it at the least cost."""
 RING_LEAST_BYTES = 4096
 """The smallest buffer between the kernel and this process: a page."""
-API = "api"
+API: Final = "api"
 """The trigger of a window for a program that uses the library to record itself or a command."""
 _ANY_NUMBER = 2**31 - 1
 STACKS = ("python", "off")
@@ -43,8 +43,10 @@ STACKS = ("python", "off")
 LAYER_NAMES = (*PROBED_LAYERS, *CALL_LAYERS, *GPU_LAYERS, ANNOTATION)
 """All layers that can be recorded, by their names in the file."""
 
-SIGNAL, PROFILER = "signal", "profiler"
-_FORMS = {
+SIGNAL: Final = "signal"
+PROFILER: Final = "profiler"
+TriggerKind = Literal["profiler", "signal", "call", "nvtx", "kernel", "api"]
+_FORMS: dict[TriggerKind, str] = {
     PROFILER: PROFILER,
     SIGNAL: SIGNAL,
     "call": "call:FUNCTION#N",
@@ -95,7 +97,7 @@ def last_of(
     limits: Limits,
     windows: Windows,
 ) -> Last | None:
-    """What a flight recorder keeps; None without `--last`. Raises TracepipeError."""
+    """The bounds of a flight recorder; None without `--last`. Raises TracepipeError."""
     if duration_ns is None:
         if size_bytes is not None:
             raise TracepipeError("--last-size bounds what --last keeps.", "Give --last 10s too.")
@@ -221,7 +223,8 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """What a flight recorder keeps: the events of the last `duration_ns`, as many as fit into `size_bytes`.
+    """The bounds of a flight recorder: it keeps the events of the last `duration_ns` that fit into
+    `size_bytes`.
 
     It writes them when the recording ends, when it is asked to, and when a condition of `when` is met.
     """
@@ -233,7 +236,7 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What to record, and whose events: those of a command that is started, or of running processes.
+    """A request to record the events of a command that is started, or of running processes.
 
     `layers` are names of LAYER_NAMES; those of GPU_LAYERS ask for an engine for GPUs. `calls` is a name of
     CALL_RULES: it selects the recorded CUDA calls. Functions that `hooks` name are always recorded. `stacks`,
@@ -293,7 +296,7 @@ class Scope:
     process). `children`: the processes that they fork are recorded too.
     """
 
-    kind: str
+    kind: Literal["command", "pids", "comm", "system"]
     pids: tuple[int, ...] = ()
     comm: str = ""
     children: bool = True
@@ -333,7 +336,7 @@ class WindowPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an engine attaches: the probes, and for the layers of `own` (`syscall`, `scheduler`) the layer's
+    """The plan for an engine: the probes, and for the layers of `own` (`syscall`, `scheduler`) the layer's
     tracepoints.
 
     `values` names the values of the argument kinds in the probes' signatures. Without `windows`, everything
@@ -352,9 +355,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What begins or ends a window when it happens for the `number`th time. `name` is what it waits for."""
+    """An event that begins or ends a window when it happens for the `number`th time; `name` is its function,
+    range or kernel.
+    """
 
-    kind: str
+    kind: TriggerKind
     name: str = ""
     number: int = 1
 
@@ -405,7 +410,7 @@ def trigger_of(text: str, option: str) -> Trigger | None:
 
 
 def ending(begins: Trigger | None, stop_on: Trigger | None) -> Trigger | None:
-    """What ends a window: the named trigger, or the counterpart of the one that begins it."""
+    """The end of a window: the named trigger, or the counterpart of the one that begins it."""
     if stop_on is None and begins is not None and begins.kind in _PAIRED:
         return replace(begins, number=1)
     return stop_on

@@ -1,4 +1,4 @@
-"""What a capture recorded, as figures and as text."""
+"""The summary of a capture, as figures and as text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
-    """What was recorded: counts, losses and filtered events by layer, how it ended, wall time, engine.
+    """A recording's counts, losses and filtered events by layer, how it ended, wall time, engine.
 
     `cpu_losses` are the losses of a layer by processor, where the processor is known. `exit_code` is the
     target's as a shell gives it: its own, or 128 + the signal that ended it. `windows` is None for a

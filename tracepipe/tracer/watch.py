@@ -19,7 +19,7 @@ from tracepipe.hooks.names import did_you_mean
 from tracepipe.tracer.engines.engine import DeviceEngine, DeviceRenderer
 from tracepipe.tracer.machine.processes import own_namespace
 from tracepipe.tracer.records.syscalls import SYSCALLS
-from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span
+from tracepipe.tracer.records.unrendered import CALL, KERNEL, NVTX, SYSCALL, RecordSpans, Span, SpanKind
 from tracepipe.tracer.request import Last, Plan
 from tracepipe.units import duration_ns, duration_text
 
@@ -28,7 +28,7 @@ AFTER_NS: Final = 10**9
 then has what followed, and the GPU's work, which is reported up to 25 ms late.
 """
 
-FORMS: Final = {
+FORMS: Final[dict[SpanKind, str]] = {
     CALL: "FUNCTION > 50ms",
     SYSCALL: "syscall:NAME > 50ms",
     NVTX: "nvtx:RANGE > 200ms",
@@ -145,11 +145,11 @@ class Condition:
     """
 
     text: str
-    kind: str
+    kind: SpanKind
     pattern: str
     limit_ns: int
 
-    def fits(self, name: str, kind: str) -> bool:
+    def fits(self, name: str, kind: SpanKind) -> bool:
         """Whether the condition applies to a span of this name and kind."""
         if kind != self.kind:
             return False
@@ -165,11 +165,11 @@ class Conditions:
         self.all = [_condition(text) for text in texts]
         self.kinds = frozenset(one.kind for one in self.all)
 
-    def limit_ns(self, name: str, kind: str) -> int | None:
+    def limit_ns(self, name: str, kind: SpanKind) -> int | None:
         """The least limit that applies to a span of this name and kind; None if no condition applies."""
         return min((one.limit_ns for one in self.all if one.fits(name, kind)), default=None)
 
-    def first_true(self, name: str, kind: str, length_ns: int) -> Condition | None:
+    def first_true(self, name: str, kind: SpanKind, length_ns: int) -> Condition | None:
         """The first condition that is true for a span of this length."""
         fitting = (one for one in self.all if length_ns > one.limit_ns and one.fits(name, kind))
         return next(fitting, None)
@@ -179,12 +179,14 @@ def _condition(text: str) -> Condition:
     named, sign, time = text.rpartition(">")
     if not sign:
         raise _refused(text, "it has no '>' and time")
-    kind, name = CALL, named.strip()
+    kind: SpanKind = CALL
+    name = named.strip()
     if found := _KIND.fullmatch(name):
-        kind, name = found[1], found[2]
-        if kind not in FORMS:
-            hint = did_you_mean(kind, FORMS)
-            raise _refused(text, f"{kind!r} is not a known condition", hint)
+        word, name = found[1], found[2]
+        if word not in FORMS:
+            hint = did_you_mean(word, FORMS)
+            raise _refused(text, f"{word!r} is not a known condition", hint)
+        kind = word
     if not name:
         raise _refused(text, "there is no name before '>'")
     try:

@@ -1,4 +1,4 @@
-"""What the BPF programs must know about each probe: struct spec of probes.bpf.c.
+"""The facts about each probe that the BPF programs need: struct spec of probes.bpf.c.
 
     0       8        16      17      18    19          20     21      22          23
     ┌───────┬────────┬───────┬───────┬─────┬───────────┬──────┬───────┬───────────┬──────────────┐

@@ -129,7 +129,7 @@ class _Links:
 
 
 class Probing:
-    """What a plan attaches, and which of it is attached."""
+    """The programs of a plan, and which of them are attached."""
 
     def __init__(self, plan: Plan, code: Code) -> None:
         """Prepare the programs. Raises CaptureUnavailable."""

@@ -53,7 +53,7 @@ _WHO = f"(tid == 0 ? (uint64){IDLE:#x} + cpu : (uint64)tid)"
 
 
 class Order(IntEnum):
-    """What this process tells the script: the second argument of its call; the first is the word."""
+    """An order to the script: the second argument of the call; the first is the word."""
 
     TRACK = 1  # word: tgid<<32|tid of a thread that already exists
     START = 2  # word: process whose next exec starts the recording, or 0

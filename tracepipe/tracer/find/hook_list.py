@@ -153,7 +153,7 @@ def _count(
 
 
 def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing:
-    """What a hook, a set or a file of hooks finds, resolved as in a capture."""
+    """The functions that a hook, a set or a file of hooks finds, as in a capture."""
     listing = Listing()
     selection = resolve(read_hooks([text]), libraries, is_partial=True, notify=listing.notes.append)
     # One function can have several probes, each with its condition.

@@ -1,1 +1,1 @@
-"""What this machine is, what runs on it, and what its refusals mean."""
+"""This machine: its facts, its processes, and the meaning of its refusals."""

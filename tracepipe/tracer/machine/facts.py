@@ -1,4 +1,4 @@
-"""What this machine allows a process to do, as far as that can be read without trying it.
+"""The facts that decide what a process may do on this machine, as far as they can be read without trying.
 
 A field is None, "" or empty where it is unknown: on systems other than Linux, or where a file cannot be read.
 """

@@ -29,7 +29,7 @@ _OLDEST = (5, 15)  # bpf_get_attach_cookie
 
 
 class Operation(Enum):
-    """What was requested; ANY where the caller does not know which kind of probe it was."""
+    """A request to the kernel; ANY where the caller does not know which kind of probe it was."""
 
     MAP = "a map"
     PROGRAM = "a program"

@@ -323,7 +323,7 @@ class Communicators:
         self._made_of: Counter[tuple[int, int, str]] = Counter()
 
     def members(self, tgid: int, comm: int) -> str:
-        """What is known of a communicator, as members of `args`; "" if nothing is."""
+        """The members of `args` that describe a communicator; "" if it is not known."""
         group = self._groups.get((tgid, comm))
         return "" if group is None else group.members
 

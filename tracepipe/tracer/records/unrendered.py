@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
 from tracepipe.native import library
@@ -55,6 +55,7 @@ CALL: Final = "call"
 SYSCALL: Final = "syscall"
 KERNEL: Final = "kernel"
 NVTX: Final = "nvtx"
+SpanKind = Literal["call", "syscall", "kernel", "nvtx"]
 
 THREADS_MAX = 1 << 16
 """The most threads whose names and ids are carried; the oldest are forgotten first, as not every end is seen.
@@ -141,7 +142,7 @@ class Span(NamedTuple):
 
     name: str
     length_ns: int
-    kind: str = CALL
+    kind: SpanKind = CALL
     is_over: bool = True
 
 
@@ -149,10 +150,10 @@ class Wanted(Protocol):
     """The calls and kernels that are looked for."""
 
     @property
-    def kinds(self) -> Collection[str]:
+    def kinds(self) -> Collection[SpanKind]:
         """The kinds that are looked for; others can be ignored."""
 
-    def limit_ns(self, name: str, kind: str) -> int | None:
+    def limit_ns(self, name: str, kind: SpanKind) -> int | None:
         """The duration beyond which a span with this name is reported; None: it never is."""
 
 
