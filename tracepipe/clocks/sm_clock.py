@@ -18,7 +18,6 @@ All numbers are 64-bit integers. `LIMIT` limits the input: results are at most 3
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -27,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tracepipe.event.columns import Bools, Bytes, Int64s, distinct
+from tracepipe.native import checked, owned
 from tracepipe.native.signatures import Batches
 
 Columns = tuple[Int64s | None, ...]
@@ -406,7 +406,7 @@ def _put(readings: Readings, off: Int64s, lines: Int64s, step_ns: int) -> Int64s
     return found
 
 
-_REFINED, _BAD_LENGTHS, _NO_MEMORY = 1, -1, -2
+_REFINED, _BAD_LENGTHS = 1, -1
 _BASE_LIMIT_NS = 1 << 62
 HAS_CLOCKS, HAS_SLOT, HAS_COUNTS = 1, 2, 4
 """Flags for the columns of a batch: those without which no finer times are found, slot, and exit_count."""
@@ -417,10 +417,7 @@ class NativeSmClocks:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._refine, self._refine_all = library.tp_sm_clocks_refine, library.tp_sm_clocks_refine_all
-        self._clocks = library.tp_sm_clocks_new()
-        if not self._clocks:
-            raise MemoryError
-        weakref.finalize(self, library.tp_sm_clocks_free, self._clocks)
+        self._clocks = owned(self, library.tp_sm_clocks_new(), library.tp_sm_clocks_free)
 
     def refine(self, base_ns: int, warps_read: WarpReadings) -> tuple[Int64s, Int64s] | None:
         """`entry_ns` and `exit_ns` of a batch, finer than they were read; None where they cannot be.
@@ -436,11 +433,7 @@ class NativeSmClocks:
         done = self._refine(
             self._clocks, base_ns, warps, exits, *addresses, entered.ctypes.data, stayed.ctypes.data
         )
-        if done == _BAD_LENGTHS:
-            raise ValueError("the counts of exits do not add up to the exits")
-        if done == _NO_MEMORY:
-            raise MemoryError
-        return (entered, stayed) if done == _REFINED else None
+        return (entered, stayed) if _checked(done) == _REFINED else None
 
     def refine_all(
         self, base_ns: Int64s, warps: Int64s, exits: Int64s, has: Bytes, columns: Sequence[Int64s | None]
@@ -461,11 +454,14 @@ class NativeSmClocks:
             ctypes.byref(Batches(*of_batches, *addresses)),
             *(column.ctypes.data for column in (entered, stayed, finer)),
         )
-        if done == _BAD_LENGTHS:
-            raise ValueError("the counts of exits do not add up to the exits")
-        if done == _NO_MEMORY:
-            raise MemoryError
+        _checked(done)
         return finer, entered, stayed
+
+
+def _checked(result: int) -> int:
+    if result == _BAD_LENGTHS:
+        raise ValueError("the counts of exits do not add up to the exits")
+    return checked(result)
 
 
 def _address(column: Int64s | None, count: int) -> int | None:

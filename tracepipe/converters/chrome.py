@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import weakref
 from array import array
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
@@ -36,7 +35,7 @@ from tracepipe.layout.timeline import (
     shown_before,
     shows_launch,
 )
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned
 
 PLACES, TOPS, COUNTS, NAMES, KERNELS, BEFORE, LAUNCH, AFTER, MARK, ARGS, LINES = range(11)
 """Texts that are made once. By the id of a track: its ids and the key of the time, the same after its
@@ -314,10 +313,7 @@ class NativeChromeEvents(ChromeEvents):
 
     def __init__(self, core: ctypes.CDLL, out: BinaryIO, base_ns: int) -> None:
         self._core = core
-        self._events = core.tp_chrome_new(base_ns)
-        if not self._events:
-            raise MemoryError
-        weakref.finalize(self, core.tp_chrome_free, self._events)
+        self._events = owned(self, core.tp_chrome_new(base_ns), core.tp_chrome_free)
         self._rows = _Ids()
         self._gpus: dict[int, _Gpu] = {}
         self._kernel_count = 0
@@ -325,17 +321,11 @@ class NativeChromeEvents(ChromeEvents):
         """Arguments whose text Python made."""
         super().__init__(out, base_ns)
 
-    @staticmethod
-    def _checked(result: int) -> int:
-        if result < 0:
-            raise MemoryError
-        return result
-
     def give(self, which: int, at: int, text: bytes) -> None:
         self._give(which, at, text, 0)
 
     def _give(self, which: int, at: int, text: bytes, shadows: int) -> None:
-        self._checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
+        checked(self._core.tp_chrome_set(self._events, which, at, text, len(text), shadows))
 
     def forget(self) -> None:
         super().forget()
@@ -343,7 +333,7 @@ class NativeChromeEvents(ChromeEvents):
         self._core.tp_chrome_forget(self._events)
 
     def line(self, text: bytes) -> None:
-        self._checked(self._core.tp_chrome_line(self._events, text, len(text)))
+        checked(self._core.tp_chrome_line(self._events, text, len(text)))
 
     def flush(self) -> None:
         lines = ctypes.c_void_p()
@@ -359,7 +349,7 @@ class NativeChromeEvents(ChromeEvents):
         at, count = 0, len(view.order)
         while at < count:
             write = self._core.tp_chrome_write
-            at = self._checked(write(self._events, ops, *given, at, count, ctypes.byref(is_odd)))
+            at = checked(write(self._events, ops, *given, at, count, ctypes.byref(is_odd)))
             if not is_odd.value:
                 self.flush()
                 continue
@@ -367,7 +357,7 @@ class NativeChromeEvents(ChromeEvents):
             text = self._odd_text(drawn, op)
             if text is not None:
                 place = int(view.order[at])
-                self._checked(self._core.tp_chrome_one(self._events, ops, tracks, place, text, len(text)))
+                checked(self._core.tp_chrome_one(self._events, ops, tracks, place, text, len(text)))
                 at += 1
 
     def _odd_text(self, drawn: Drawn, op: Op) -> bytes | None:
@@ -400,7 +390,7 @@ class NativeChromeEvents(ChromeEvents):
         )
         at, count = 0, len(changes.ts_ns)
         while at < count:
-            at = self._checked(self._core.tp_chrome_warps(self._events, *columns, counter, at, count))
+            at = checked(self._core.tp_chrome_warps(self._events, *columns, counter, at, count))
             self.flush()
 
 

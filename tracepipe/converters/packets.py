@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import weakref
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, cast
@@ -37,6 +36,7 @@ from tracepipe.layout.timeline import (
     Track,
     WarpChanges,
 )
+from tracepipe.native import checked, owned
 
 SMALL_END = 1 << 11
 _U64 = (1 << 64) - 1
@@ -591,22 +591,13 @@ TRACK_EVENT: Final = 11
 _Kernels = np.dtype([("name", np.int64), ("warps", np.int64), ("x", np.int64), ("y", np.int64)])
 
 
-def checked(result: int) -> int:
-    """A result of the core. Raises MemoryError where it is below 0."""
-    if result < 0:
-        raise MemoryError
-    return result
-
-
 class NativeStream:
     """The packets of one sequence, which the core keeps until they are taken."""
 
     def __init__(self, core: ctypes.CDLL, id: int, clock: int, base_ns: int) -> None:
         self._core = core
-        self.packets = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
-        if not self.packets:
-            raise MemoryError
-        weakref.finalize(self, core.tp_perfetto_free, self.packets)
+        made = core.tp_perfetto_new(int.from_bytes(os.urandom(8), "little"), id, clock, base_ns)
+        self.packets = owned(self, made, core.tp_perfetto_free)
 
     def packet(self, ts_ns: int, field: int, body: bytes) -> None:
         """Write a packet with a message that is its `field`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from typing import Any, Final
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, TraceColumns, grown
 from tracepipe.event.nesting import NO_ROW, Early, Nesting, Outcomes, ShapeRow, WarpStarts
 from tracepipe.event.ops import Op, OpColumns
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned
 from tracepipe.native.signatures import Events, Shapes, Starts
 
 _ROWS, _UNCLOSED, _NO_BEGIN, _OVERLAPS, _UNDRAWN, _OPS, _EARLY = range(7)
@@ -26,10 +25,7 @@ class NativeNesting:
 
     def __init__(self, core: ctypes.CDLL, ioctl: int) -> None:
         self._core = core
-        self._nest = core.tp_nest_new(ioctl)
-        if not self._nest:
-            raise MemoryError
-        weakref.finalize(self, core.tp_nest_free, self._nest)
+        self._nest = owned(self, core.tp_nest_new(ioctl), core.tp_nest_free)
         self._ops = OpColumns()
         self._shapes: dict[str, Any] = {name: np.empty(0, kind) for name, kind in _SHAPE_KINDS.items()}
         self._causality = 0
@@ -55,13 +51,7 @@ class NativeNesting:
         return int(self._core.tp_nest_base(self._nest, row))
 
     def add_row(self, on_stream: bool = False) -> int:
-        return self._checked(self._core.tp_nest_row(self._nest, NO_ROW, on_stream))
-
-    @staticmethod
-    def _checked(result: int) -> int:
-        if result < 0:
-            raise MemoryError
-        return result
+        return checked(self._core.tp_nest_row(self._nest, NO_ROW, on_stream))
 
     def forget_rows(self) -> None:
         self._core.tp_nest_forget_rows(self._nest)
@@ -124,7 +114,7 @@ class NativeNesting:
         count = self._core.tp_nest_events(
             self._nest, *refs, batches, start, stop, ctypes.byref(ops), self._ops.count
         )
-        self._ops.count = self._checked(count)
+        self._ops.count = checked(count)
 
     def one(self, row: int, phase: str, ts_ns: int, dur_ns: int | None, name: int, event: int) -> None:
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 1))
@@ -132,7 +122,7 @@ class NativeNesting:
         count = self._core.tp_nest_one(
             self._nest, row, ord(phase), ts_ns, dur_ns, name, event, ctypes.byref(ops), self._ops.count
         )
-        self._ops.count = self._checked(count)
+        self._ops.count = checked(count)
 
     def overlap_row(self, row: int, ts_ns: int, end_ns: int) -> int:
         at = int(self._core.tp_nest_overlap_row(self._nest, row, ts_ns, end_ns))
@@ -147,7 +137,7 @@ class NativeNesting:
     def close(self, row: int, ts_ns: int) -> None:
         ops = self._ops.reserve(self._core.tp_nest_most(self._nest, 0))
         count = self._core.tp_nest_close(self._nest, row, ts_ns, ctypes.byref(ops), self._ops.count)
-        self._ops.count = self._checked(count)
+        self._ops.count = checked(count)
 
 
 AnyNesting = Nesting | NativeNesting

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tracepipe.event.columns import NO_INDEX, Index, Three
+import numpy as np
+
+from tracepipe.event.columns import NO_INDEX, AnyArray, Index, Three
 from tracepipe.event.model import HOST_LAYERS
 from tracepipe.event.vocabulary import RUNNING, WAKEUP, direction_named
+
+if TYPE_CHECKING:
+    from tracepipe.event.tables import Tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +106,28 @@ def index_of(record: Mapping[str, Any]) -> Index | None:
         return None
     nowhere = NO_INDEX[:3]
     return (*record.get("block", nowhere), *record.get("thread", nowhere))
+
+
+class ShapeColumn:
+    """A number for each shape of a recording, which is computed once. `value` gets a shape and its number."""
+
+    def __init__(
+        self, tables: Tables, value: Callable[[Shape, int], int], kind: type[np.generic], none: int = 0
+    ) -> None:
+        self._tables, self._value, self._none = tables, value, none
+        self._rounds = 0
+        self._values: AnyArray = np.full(2, none, kind)
+
+    def values(self) -> AnyArray:
+        """The numbers by the numbers of shapes. The last two are those of rows without a shape, `none`."""
+        tables, ends = self._tables, self._values[-2:]
+        if self._rounds != tables.rounds:
+            self._rounds, self._values = tables.rounds, ends
+        known = len(self._values) - 2
+        if known < len(tables.shapes):
+            new = [
+                self._none if shape is None else self._value(shape, number)
+                for number, shape in enumerate(tables.shapes[known:], known)
+            ]
+            self._values = np.concatenate([self._values[:known], np.array(new, ends.dtype), ends])
+        return self._values

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bools, Bytes, EventColumns, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, EventColumns, Int32s, Int64s, distinct
 from tracepipe.event.model import Record
+from tracepipe.event.shape import Shape, ShapeColumn
 
 if TYPE_CHECKING:
     from tracepipe.event.tables import Tables
@@ -199,33 +200,33 @@ LAUNCHES_MAX = 1 << 16
 _NEITHER, _CALL, _WORK = range(3)
 
 
+def _part_of(shape: Shape, _: int) -> int:
+    """Whether the events of a shape are a launch's call, its work or neither."""
+    if not shape.has_launch or shape.phase == "E":
+        return _NEITHER
+    return _WORK if shape.on_stream else _CALL
+
+
 class LaunchStacks:
     """Remembers the stacks of the last launches. In the file, a call comes before its work."""
 
     def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+        self._parts = ShapeColumn(tables, _part_of, np.uint8)
         self._launches: Int64s = np.zeros(0, np.int64)
         self._stacks: Int64s = np.zeros(0, np.int64)
         """Indexed by the lower bits of a launch's id; empty until the first stack is read."""
-        self._rounds = 0
-        self._parts: Bytes = np.zeros(0, np.uint8)
-        """By the number of a shape: whether its events are a launch's call, its work or neither."""
 
     def give(self, events: EventColumns) -> None:
         """Set the stacks of the kernels and copies of a batch."""
         if events.stack is None and not len(self._stacks):
             return
-        part = np.full(len(events), _NEITHER, np.uint8)
-        shaped = events.shape >= 0
-        part[shaped] = self._parts_of()[events.shape[shaped]]
+        part = self._parts.values()[events.shape]
         at = np.flatnonzero(part)
         if not len(at):
             return
         if not len(self._stacks):
-            self._launches, self._stacks = (
-                np.zeros(LAUNCHES_MAX, np.int64),
-                np.full(LAUNCHES_MAX, NONE, np.int64),
-            )
+            self._launches = np.zeros(LAUNCHES_MAX, np.int64)
+            self._stacks = np.full(LAUNCHES_MAX, NONE, np.int64)
         stack = np.full(len(events), NONE, np.int64) if events.stack is None else events.stack.copy()
         calls = part[at] == _CALL
         found = self._last(events.launch[at], calls, stack[at])
@@ -249,17 +250,3 @@ class LaunchStacks:
         ends = np.append(is_first[1:], True) & (last != NONE)
         self._launches[places[ends]], self._stacks[places[ends]] = id[ends], of_last[ends]
         return found
-
-    def _parts_of(self) -> Bytes:
-        tables = self._tables
-        if self._rounds != tables.rounds:
-            self._rounds, self._parts = tables.rounds, self._parts[:0]
-        new = [
-            (_WORK if shape.on_stream else _CALL)
-            if shape is not None and shape.has_launch and shape.phase != "E"
-            else _NEITHER
-            for shape in tables.shapes[len(self._parts) :]
-        ]
-        if new:
-            self._parts = np.concatenate([self._parts, np.array(new, np.uint8)])
-        return self._parts

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tracepipe.event.columns import NONE, Bytes, TraceColumns
+from tracepipe.event.columns import NONE, TraceColumns
 from tracepipe.event.nesting import NO_ROW
 from tracepipe.event.ops import BEGIN, END, Op, op_of
-from tracepipe.event.shape import Shape
+from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.vocabulary import OPERATORS, RANGES_ON_GPU
 from tracepipe.layout.rows import Rows
 
@@ -93,33 +93,29 @@ class RangesOnGpu:
         self._before: dict[int, _Caller] = {}
         """By launch: the last ones, and the ones before them."""
         self._tracks: dict[tuple[int, int, _Thread], dict[str | None, _Track]] = {}
-        self._rounds = 0
         self._has_own = False
         """Whether the recording has ranges on GPUs itself."""
-        self._parts: Bytes = np.zeros(0, np.uint8)
-        """By the number of a shape: which of these its events are."""
+        self._parts = ShapeColumn(self._tables, self._part_of, np.uint8)
 
     def draw(self, events: TraceColumns) -> None:
         """Draw the ranges of the work of a batch."""
-        parts = self._parts_of()
-        if not len(parts):
-            return
-        part = np.where(events.shape >= 0, parts[np.maximum(events.shape, 0)], _NEITHER)
+        part = self._parts.values()[events.shape]
+        if self._has_own:
+            part[part == _WHOLE_RANGE] = _NEITHER
         if not self._callers and not ((part == _RANGE) | (part == _WHOLE_RANGE)).any():
             return
         at = np.flatnonzero(part)
         # Of ranges that begin at the same time, the longest is around the others.
         length_ns = np.where(part[at] == _WHOLE_RANGE, events.dur_ns[at], 0)
         at = at[np.lexsort((-length_ns, events.ts_ns[at]))]
-        columns = (events.ts_ns, events.dur_ns, events.launch, events.shape)
-        for ts_ns, dur_ns, launch, number in zip(*(one[at].tolist() for one in columns), strict=True):
-            shape = self._tables.shapes[number]
-            assert shape is not None
-            if parts[number] == _RANGE:
+        columns = (events.ts_ns, events.dur_ns, events.launch, events.shape, part)
+        for ts_ns, dur_ns, launch, number, kind in zip(*(one[at].tolist() for one in columns), strict=True):
+            shape = self._rows.shape(number)
+            if kind == _RANGE:
                 self._take_range(shape, ts_ns, _NEVER)
-            elif parts[number] == _WHOLE_RANGE:
+            elif kind == _WHOLE_RANGE:
                 self._take_range(shape, ts_ns, ts_ns + dur_ns)
-            elif parts[number] == _CALL:
+            elif kind == _CALL:
                 self._call(launch, (shape.pid, shape.tid), ts_ns)
             else:
                 self._work(ts_ns, ts_ns + dur_ns, launch, shape)
@@ -130,18 +126,17 @@ class RangesOnGpu:
             self._rows.nesting.add(*self._ops)
             self._ops.clear()
 
-    def _parts_of(self) -> Bytes:
-        tables = self._tables
-        if self._rounds != tables.rounds:
-            self._rounds, self._parts = tables.rounds, self._parts[:0]
-        new = tables.shapes[len(self._parts) :]
-        if new:
-            parts = np.concatenate([self._parts, np.array([_part_of(shape) for shape in new], np.uint8)])
-            self._has_own |= any(shape is not None and shape.layer == RANGES_ON_GPU for shape in new)
-            if self._has_own:
-                parts[parts == _WHOLE_RANGE] = _NEITHER
-            self._parts = parts
-        return self._parts
+    def _part_of(self, shape: Shape, _: int) -> int:
+        self._has_own |= shape.layer == RANGES_ON_GPU
+        if shape.type == "annotation":
+            if shape.range is not None or shape.phase not in "BEX":
+                return _NEITHER
+            if shape.phase == "X":
+                return _NEITHER if shape.domain in OPERATORS else _WHOLE_RANGE
+            return _RANGE
+        if not shape.has_launch or shape.phase == "E":
+            return _NEITHER
+        return _WORK if shape.on_stream else _CALL
 
     # What threads do -----------------------------------------------------------------------------------
 
@@ -224,17 +219,3 @@ class RangesOnGpu:
             for track in tracks.values():
                 self._close(track, 0, end_ns)
         self._draw()
-
-
-def _part_of(shape: Shape | None) -> int:
-    if shape is None:
-        return _NEITHER
-    if shape.type == "annotation":
-        if shape.range is not None or shape.phase not in "BEX":
-            return _NEITHER
-        if shape.phase == "X":
-            return _NEITHER if shape.domain in OPERATORS else _WHOLE_RANGE
-        return _RANGE
-    if not shape.has_launch or shape.phase == "E":
-        return _NEITHER
-    return _WORK if shape.on_stream else _CALL

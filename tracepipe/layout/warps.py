@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +46,7 @@ from tracepipe.layout.timeline import (
     joined_slices,
     kernel_of,
 )
-from tracepipe.native import library
+from tracepipe.native import checked, library, owned
 
 CHANGES: Final = {"ts_ns": np.int64, "kind": np.uint8, "slice": np.int32, "delta": np.int8, "mask": np.int64}
 """The columns of changes. `delta` is by how much the count of running warps changes."""
@@ -167,18 +166,14 @@ class NativeSlots:
 
     def __init__(self, core: ctypes.CDLL) -> None:
         self._core = core
-        self._warps = core.tp_warps_new()
-        if not self._warps:
-            raise MemoryError
-        weakref.finalize(self, core.tp_warps_free, self._warps)
+        self._warps = owned(self, core.tp_warps_new(), core.tp_warps_free)
 
     def decide(
         self, rows: int, sizes: Int64s, bases_ns: Int64s, begin_ns: Int64s, stay_ns: Int64s, row: Int32s
     ) -> Bytes:
         fate = np.empty(len(begin_ns), np.uint8)
         columns = (column.ctypes.data for column in (sizes, bases_ns, begin_ns, stay_ns, row, fate))
-        if self._core.tp_warps_take(self._warps, rows, len(sizes), *columns):
-            raise MemoryError
+        checked(self._core.tp_warps_take(self._warps, rows, len(sizes), *columns))
         return fate
 
     def running(self, ts_ns: Int64s, delta: Ints, before_ns: int, running: int) -> tuple[Int64s, Int64s, int]:
@@ -188,9 +183,7 @@ class NativeSlots:
         count = self._core.tp_warps_running(
             len(ts_ns), ts_ns.ctypes.data, delta.ctypes.data, before_ns, *columns, ctypes.byref(now)
         )
-        if count < 0:
-            raise MemoryError
-        return order, value[:count], now.value
+        return order, value[: checked(count)], now.value
 
 
 def new_slots() -> Slots | NativeSlots:
@@ -205,8 +198,7 @@ def entry_order(entry_ns: Int64s) -> Int64s:
     if core is None:
         return np.argsort(entry_ns, kind="stable")
     order = np.empty(len(entry_ns), np.int64)
-    if core.tp_order(entry_ns.ctypes.data, len(entry_ns), order.ctypes.data):
-        raise MemoryError
+    checked(core.tp_order(entry_ns.ctypes.data, len(entry_ns), order.ctypes.data))
     return order
 
 

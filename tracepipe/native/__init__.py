@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -53,6 +55,21 @@ def how_to_build() -> str:
     except build.NoCompiler:
         return f"{build.INSTALL} && {command}"
     return command
+
+
+def owned(owner: object, pointer: int | None, free: Callable[[int], None]) -> int:
+    """The pointer to memory of the core, which is freed with its owner. Raises MemoryError if it is null."""
+    if not pointer:
+        raise MemoryError
+    weakref.finalize(owner, free, pointer)
+    return pointer
+
+
+def checked(result: int) -> int:
+    """A result of the core. Raises MemoryError where it is below 0."""
+    if result < 0:
+        raise MemoryError
+    return result
 
 
 def _is_refused() -> bool:

@@ -38,7 +38,7 @@ from tracepipe.event.native_nesting import new_nesting
 from tracepipe.event.nesting import NO_ROW, ShapeRow
 from tracepipe.event.ops import BEGIN, END
 from tracepipe.event.order import order_of
-from tracepipe.event.shape import Shape
+from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Args, Tables
 from tracepipe.event.vocabulary import ADDRESS_KEYS, MEMORY_IN_USE, RUNNING
 from tracepipe.event.warps import PlacedWarps
@@ -406,7 +406,7 @@ class Chosen:
 
 
 class Choice:
-    """Chooses the rows of one recording. Call `take` for each batch, and `finish` once."""
+    """Chooses the rows of one recording. Call `add_batch` for each batch, and `finish` once."""
 
     def __init__(self, tables: Tables, stretch: Stretch) -> None:
         self.chosen = Chosen()
@@ -420,9 +420,8 @@ class Choice:
         self._others: dict[int, Record | PlacedWarps] = {}
         """By row, the records that wait for their turn."""
         self._open_windows: list[tuple[int, int]] = []
-        self._kinds: Any = np.zeros(2, np.uint16)
-        self._work: Any = np.zeros(2, np.int8)
-        """By the number of a shape; the last two places are for SPECIAL and NONE."""
+        self._kinds = ShapeColumn(tables, self._kind, np.uint16)
+        self._work = ShapeColumn(tables, _work, np.int8, NONE)
 
     def add_batch(self, batch: TraceBatch, first: int) -> None:
         """Take the next batch; `first` is the number of the first row of its source batch."""
@@ -466,7 +465,6 @@ class Choice:
         else:
             self._tables.keep(nothing, nothing)
         self._calls.forget_shapes()
-        self._kinds, self._work = np.zeros(2, np.uint16), np.zeros(2, np.int8)
 
     def finish(self) -> Chosen:
         """Return the chosen rows."""
@@ -492,10 +490,9 @@ class Choice:
         self._choose(whole.take(slice(ready)), rows[:ready])
 
     def _choose(self, events: TraceColumns, rows: Int64s) -> None:
-        self._add_shapes()
         ends_ns = events.ts_ns + events.dur_ns
         self.chosen.last_ns = max(self.chosen.last_ns, int(ends_ns.max(initial=-TIME_LIMIT_NS)))
-        kinds = self._kinds[events.shape]
+        kinds = self._kinds.values()[events.shape]
         self._marks.add(rows[(kinds & NAMING) != 0])
         instants = (kinds & (MATCHED | WHOLE | OF_THREAD)) == 0
         self._marks.add(rows[instants & (events.shape != SPECIAL) & self._stretch.holds(events.ts_ns)])
@@ -531,7 +528,7 @@ class Choice:
 
     def _take_calls(self, events: TraceColumns, rows: Int64s, kinds: Ints) -> None:
         """Take slices."""
-        work = self._work[events.shape].astype(np.int64)
+        work = self._work.values()[events.shape].astype(np.int64)
         matched = np.flatnonzero(kinds & MATCHED)
         begun, ended = self._calls.match(events.take(matched), rows[matched], work[matched])
         at = np.flatnonzero(kinds & WHOLE)
@@ -611,23 +608,7 @@ class Choice:
         assert shape is not None
         return shape
 
-    def _add_shapes(self) -> None:
-        """Classify the new shapes."""
-        known = len(self._kinds) - 2
-        new = self._tables.shapes[known:]
-        if not new:
-            return
-        kinds = [0 if shape is None else self._kind(known + at, shape) for at, shape in enumerate(new)]
-        self._kinds = np.concatenate([self._kinds[:known], np.array([*kinds, 0, 0], np.uint16)])
-        work = [
-            NONE
-            if shape is None or not shape.has_launch or shape.type == "gpu_thread"
-            else int(shape.on_stream)
-            for shape in new
-        ]
-        self._work = np.concatenate([self._work[:known], np.array([*work, NONE, NONE], np.int8)])
-
-    def _kind(self, number: int, shape: Shape) -> int:
+    def _kind(self, shape: Shape, number: int) -> int:
         """The bits for how the events of a shape are treated."""
         kind = MATCHED if self._calls.add_shape(number, shape) else 0
         kind |= WHOLE * (shape.phase == "X")
@@ -640,6 +621,11 @@ class Choice:
         kind |= NAMED * bool(shape.comm)
         kind |= NAMING * (bool(shape.comm) and shape.type == "annotation" and shape.phase == "I")
         return kind
+
+
+def _work(shape: Shape, _: int) -> int:
+    """1 for the work of launches, 0 for their calls, else NONE."""
+    return int(shape.on_stream) if shape.has_launch and shape.type != "gpu_thread" else NONE
 
 
 def _last_of_each(shapes: Ints, wanted: Bools) -> tuple[list[int], list[int]]:

@@ -19,7 +19,7 @@ from tracepipe.clocks.common_events import CELL_BITS, CommonEvents
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
 from tracepipe.event.origins import HOSTS_MAX, IDS_APART, MADE_UP, Numbers, Origins, id_on
-from tracepipe.event.shape import Shape
+from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
 from tracepipe.event.warps import PlacedWarps
@@ -47,6 +47,7 @@ class Survey:
     None where that is not known.
     """
 
+    tables: Tables
     common: CommonEvents
     realtime_ns: int | None = None
     pids: set[int] = field(default_factory=set)
@@ -60,12 +61,12 @@ class Survey:
     is_begun: bool = False
 
     _rounds: int = 0
-    _flags: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
-    """By the number of a shape: what its events are, as flags."""
-    _keys: Ints = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """By the number of a shape: the key of its launch calls, 0 for other events."""
-    _calls: Ints = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """By the number of a shape: the key of calls of its thread and name, 0 for other events."""
+    _flags: ShapeColumn = field(init=False)
+    """What the events of a shape are, as flags."""
+    _keys: ShapeColumn = field(init=False)
+    """The key of the launch calls of a shape, 0 for other events."""
+    _calls: ShapeColumn = field(init=False)
+    """The key of the calls of a shape's thread and name, 0 for other events."""
 
     _open: dict[tuple[int | None, int | None, str], int] = field(default_factory=dict)
     """By process, thread and function of an open launch call: the key of its kernel."""
@@ -73,40 +74,48 @@ class Survey:
     """The key of a kernel by process and number of arguments, 0 for arguments without a kernel."""
     _launches_seen: int = 0
 
-    def add_shapes(self, tables: Tables) -> None:
-        """Note the new shapes."""
-        if self._rounds != tables.rounds:
-            self._rounds = tables.rounds
-            self._kernels.clear()
-            self._flags, self._keys, self._calls = self._flags[:0], self._keys[:0], self._calls[:0]
-        new = tables.shapes[len(self._flags) :]
-        for shape in new:
-            if shape is not None:
-                if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
-                    self.pids.add(shape.pid)
-                if shape.gpu is not None or shape.on_stream:
-                    self.gpus.add(shape.gpu or 0)
-                if shape.cpu is not None:
-                    self.cpus = max(self.cpus, shape.cpu + 1)
-        if new:
-            calls = [_key_of_name(shape) for shape in new]
-            flags = [_flags_of(shape, is_call=call > 0) for shape, call in zip(new, calls, strict=True)]
-            keys = [_key_of_call(shape) for shape in new]
-            self._flags = np.concatenate([self._flags, np.array(flags, np.uint8)])
-            self._keys = np.concatenate([self._keys, np.array(keys, np.uint64)])
-            self._calls = np.concatenate([self._calls, np.array(calls, np.uint64)])
+    def __post_init__(self) -> None:
+        self._flags = ShapeColumn(self.tables, self._flags_of, np.uint8)
+        self._keys = ShapeColumn(self.tables, _key_of_call, np.uint64)
+        self._calls = ShapeColumn(self.tables, _key_of_name, np.uint64)
 
-    def note(self, batch: TraceBatch, tables: Tables) -> None:
+    def _flags_of(self, shape: Shape, number: int) -> int:
+        """The flags of a new shape, of which the numbers are noted."""
+        if shape.pid is not None and shape.pid < MADE_UP and len(self.pids) < _PROCESSES_MAX:
+            self.pids.add(shape.pid)
+        if shape.gpu is not None or shape.on_stream:
+            self.gpus.add(shape.gpu or 0)
+        if shape.cpu is not None:
+            self.cpus = max(self.cpus, shape.cpu + 1)
+        is_call, is_nccl = _key_of_name(shape, number) > 0, shape.on_stream and "nccl" in shape.name.lower()
+        begins, ends = is_call and shape.phase in ("B", "X"), is_call and shape.phase in ("E", "X")
+        launches = is_call and (LAUNCHES in shape.name or (shape.has_launch and shape.phase == "X"))
+        kinds = _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
+        return kinds | _LAUNCHES * launches
+
+    def note_shapes(self) -> None:
+        """Note the new shapes."""
+        if self._rounds != self.tables.rounds:
+            self._rounds = self.tables.rounds
+            self._kernels.clear()
+        self._flags.values()
+
+    def finish(self) -> None:
+        """Note the last shapes, and release the tables: there may be many surveys."""
+        self.note_shapes()
+        del self.tables, self._flags, self._keys, self._calls
+
+    def note(self, batch: TraceBatch) -> None:
         """Note the events of a batch."""
-        self.add_shapes(tables)
-        events = batch.events
+        self.note_shapes()
+        events, tables = batch.events, self.tables
         is_event = events.shape >= 0
         if is_event.any():
             whole = tables.are_whole()[events.shape]
             ends_ns = events.ts_ns[whole] + events.dur_ns[whole]
             last_ns = int(events.ts_ns[is_event].max())
             self._see_times(int(events.ts_ns[is_event].min()), last_ns, int(ends_ns.max(initial=last_ns)))
-            flags = np.where(is_event, self._flags[np.maximum(events.shape, 0)], 0)
+            flags = self._flags.values()[events.shape]
             has = (flags & _HAS_LAUNCH) > 0
             if has.any():
                 self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
@@ -130,7 +139,7 @@ class Survey:
     def _see_launches(self, batch: TraceBatch, tables: Tables, has: Bools) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
         events = batch.events
-        keys = self._keys[np.maximum(events.shape, 0)]
+        keys = self._keys.values()[events.shape]
         at = np.flatnonzero(has & (keys > 0))
         of_call = (events.launch[at] & _CORRELATION).astype(np.uint64) * _SPREADING ^ keys[at]
         lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
@@ -144,7 +153,7 @@ class Survey:
         for flag, times in ((_BEGINS, calls.begins), (_ENDS, calls.ends)):
             at = np.flatnonzero(flags & flag)
             ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
-            times.add(self._cells(self._calls[events.shape[at]], ns), ns)
+            times.add(self._cells(self._calls.values()[events.shape[at]], ns), ns)
 
     def _see_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
         """Note when launches began and ended, by kernel: some tools name launches after their kernels."""
@@ -209,31 +218,21 @@ class Survey:
         )
 
 
-def _flags_of(shape: Shape | None, *, is_call: bool) -> int:
-    if shape is None:
-        return 0
-    is_nccl = shape.on_stream and "nccl" in shape.name.lower()
-    begins, ends = is_call and shape.phase in ("B", "X"), is_call and shape.phase in ("E", "X")
-    launches = is_call and (LAUNCHES in shape.name or (shape.has_launch and shape.phase == "X"))
-    kinds = _HAS_LAUNCH * shape.has_launch | _IS_NCCL * is_nccl | _BEGINS * begins | _ENDS * ends
-    return kinds | _LAUNCHES * launches
-
-
 def _key(of: object) -> int:
     text = repr(of).encode("utf-8", "replace")
     return zlib.crc32(text) << 32 | zlib.adler32(text)
 
 
-def _key_of_call(shape: Shape | None) -> int:
+def _key_of_call(shape: Shape, _: int) -> int:
     """The key of the launch calls of a shape; 0 for other events."""
-    if shape is None or shape.on_stream or not shape.has_launch or shape.phase not in ("B", "X"):
+    if shape.on_stream or not shape.has_launch or shape.phase not in ("B", "X"):
         return 0
     return _key((shape.pid, shape.name)) | 1
 
 
-def _key_of_name(shape: Shape | None) -> int:
+def _key_of_name(shape: Shape, _: int) -> int:
     """The key of the calls of a library with one thread and name; 0 for other events."""
-    if shape is None or shape.type != "userspace" or shape.tid is None or not shape.name:
+    if shape.type != "userspace" or shape.tid is None or not shape.name:
         return 0
     return _key((shape.pid, shape.tid, shape.name)) | 1
 
@@ -242,10 +241,10 @@ def surveyed(opened: OpenRecording, path: str) -> Survey:
     """Survey a recording by reading it once."""
     header, clock = opened.recording.header, opened.clocks.trace_clock
     realtime_ns = Source(path, header, clock).ahead_ns(REALTIME, clock)
-    survey, tables = Survey(CommonEvents(opened.source), realtime_ns), opened.recording.tables
+    survey = Survey(opened.recording.tables, CommonEvents(opened.source), realtime_ns)
     for batch, _ in Reading(opened, path).placed():
-        survey.note(batch, tables)
-    survey.add_shapes(tables)
+        survey.note(batch)
+    survey.finish()
     return survey
 
 
