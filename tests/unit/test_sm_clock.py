@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,9 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stamped import Stamping
+from tests.support.warp_readings import Batch, LikelyGpu, hostile_batches, read
+from tracepipe.clocks import sm_clock
+from tracepipe.clocks import sm_clock as native
 from tracepipe.clocks.sm_clock import LIMIT, SmClocks, WarpReadings
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COLUMN_LIMIT, Record, new_header
+from tracepipe.native import library as loaded
 
 BASE_NS = 1_795_261_916_236_035_584
 COLUMNS = ("entry_ns", "exit_ns", "sm", "slot", "entry_clk", "exit_clk", "exit_count")
@@ -109,8 +114,8 @@ def assert_in_steps(batch: dict[str, Any], columns: tuple[list[int], list[int]],
     step_ns = step_ns or max(1, *(more - read for more, read in zip(entered, entry, strict=True))) + 1
     assert all(0 <= more - read < step_ns for more, read in zip(entered, entry, strict=True))
     assert all(ns >= 0 for ns in stayed)
-    for at, stay, read in zip(owners, stayed, exits, strict=True):
-        assert 0 <= entered[at] + stay - entry[at] - read < step_ns
+    for at, stay, read_ns in zip(owners, stayed, exits, strict=True):
+        assert 0 <= entered[at] + stay - entry[at] - read_ns < step_ns
 
 
 @pytest.mark.parametrize("ghz", [1.98, 0.345])
@@ -340,3 +345,103 @@ def test_a_gpu_clock_that_stands_alone_is_refined_too() -> None:
     starts = [record["ts_ns"] - BASE_NS + ns for ns in record["entry_ns"]]
     assert mean(abs(a - b) for a, b in zip(starts, gpu.entered, strict=True)) < 1
     assert record["source_ns"] == [batch["ts_ns"] + ns for ns in batch["entry_ns"]]
+
+
+@pytest.fixture
+def library() -> ctypes.CDLL:
+    core = loaded()
+    if core is None:
+        pytest.skip("there is no compiled core")
+    return core
+
+
+def found_by_both(library: ctypes.CDLL, batches: list[Batch]) -> int:
+    """How many of a GPU's batches both make finer, and the same."""
+    reference, in_c, finer = sm_clock.SmClocks(), native.NativeSmClocks(library), 0
+    for batch in batches:
+        before = [None if column is None else column.copy() for column in batch[1:]]
+        expected, found = reference.refine(*read(batch)), in_c.refine(*read(batch))
+        for column, was in zip(batch[1:], before, strict=True):
+            assert column is None or was is None or np.array_equal(column, was)
+        assert (expected is None) == (found is None)
+        if expected is not None and found is not None:
+            assert all(map(np.array_equal, expected, found))
+            finer += 1
+    return finer
+
+
+@pytest.mark.slow
+def test_both_find_the_same_in_what_gpus_read(library: ctypes.CDLL) -> None:
+    batches = [LikelyGpu(seed).batches() for seed in range(150)]
+    finer = sum(found_by_both(library, some) for some in batches)
+    assert finer > sum(map(len, batches)) // 3
+
+
+@pytest.mark.slow
+def test_both_find_the_same_in_what_no_gpu_reads(library: ctypes.CDLL) -> None:
+    batches = [hostile_batches(seed) for seed in range(600)]
+    assert sum(found_by_both(library, some) for some in batches) > 20
+
+
+def test_every_sm_and_slot_has_its_place(library: ctypes.CDLL) -> None:
+    dice, warps = np.random.default_rng(1), 30_000
+    sm, slot = dice.integers(0, 1 << 16, warps), dice.integers(0, 1 << 12, warps)
+    sm[-3:], slot[-3:] = (0, 65535, 65535), (4095, 0, 4095)
+    entry_ns = dice.integers(0, 50, warps) * 1024
+    batches: list[Batch] = []
+    for base_ns in range(0, 4 * 1024, 1024):
+        stay_ns = dice.integers(1, 4, warps) * 1024
+        clk = (entry_ns + base_ns) * 2 + dice.integers(0, 1024, warps), stay_ns * 2
+        batches.append((base_ns, entry_ns, stay_ns, sm, slot, *clk, None))
+        entry_ns = entry_ns + stay_ns - 1024  # the next enter when those before leave
+    assert found_by_both(library, batches) == 4
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "pipe", "equal", "far"])
+def test_no_order_of_readings_takes_long(library: ctypes.CDLL, order: str) -> None:
+    warps = 200_000
+    rising = np.arange(warps)
+    off_clk = {
+        "rising": rising,
+        "falling": rising[::-1],
+        "pipe": np.minimum(rising, rising[::-1]),
+        "equal": rising % 2,
+        "far": np.where(rising % 2 == 1, 1 << np.minimum(rising % 64, 50), rising),
+    }[order]
+    ns = rising * 32
+    zeros = np.zeros(warps, np.int64)
+    batch = (0, ns, zeros + 3200, zeros, None, ns * 2 + off_clk, zeros + 6400, None)
+    assert found_by_both(library, [batch]) == 1
+
+
+@pytest.mark.parametrize("value", [-1, 2, 1 << 62, -(1 << 63)])
+def test_counts_that_do_not_add_up_are_refused(library: ctypes.CDLL, value: int) -> None:
+    one, counts = np.array([1, 1]), np.array([1, value])
+    for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
+        with pytest.raises(ValueError, match="do not add up"):
+            clocks.refine(0, WarpReadings(one, one, one, one, one, one, counts))
+
+
+@pytest.mark.parametrize("at", range(7))
+def test_columns_of_other_lengths_are_refused(library: ctypes.CDLL, at: int) -> None:
+    columns = [np.array([1, 1])] * 7
+    columns[at] = np.array([1])
+    for clocks in (sm_clock.SmClocks(), native.NativeSmClocks(library)):
+        with pytest.raises(ValueError):
+            clocks.refine(0, WarpReadings(*columns))
+
+
+def test_columns_of_other_numbers_are_refused(library: ctypes.CDLL) -> None:
+    one, two = np.array([1, 1]), np.array([1, 1, 2, 2])
+    for column in (one.astype(np.int32), one.astype(np.uint64), two[::2], one.astype(np.float64)):
+        with pytest.raises(TypeError):
+            columns = WarpReadings(one, one, column, None, one, one, None)  # type: ignore[arg-type]
+            native.NativeSmClocks(library).refine(0, columns)
+
+
+@pytest.mark.parametrize("base_ns", [-1, 1 << 62, 1 << 64, (1 << 64) + 5])
+def test_a_base_out_of_the_limits_refines_no_times(library: ctypes.CDLL, base_ns: int) -> None:
+    _, columns = read(LikelyGpu(5).batch(600))
+    for make in (sm_clock.SmClocks, lambda: native.NativeSmClocks(library)):
+        assert make().refine(0, columns) is not None
+        assert make().refine(base_ns, columns) is None
