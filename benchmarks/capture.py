@@ -187,11 +187,11 @@ def with_tracepipe(command: list[str], method: str, layers: str, suffix: str = "
 
 def capture_side(method: str, layers: str, recording: str, command: list[str]) -> None:
     """The process of `with_tracepipe`: one capture, with its summary next to the recording."""
-    from tracepipe.recording.files import keeping
+    from tracepipe.recording.outputs import written_recording
     from tracepipe.tracer import CaptureRequest, capture
 
     request = CaptureRequest(command, layers=tuple(layers.split(",")), method=method)
-    with keeping(recording, force=False) as sink:
+    with written_recording(recording, force=False) as sink:
         summary = capture(request, sink, notify=lambda message: print(message, file=sys.stderr))
     keys = ("attach_ns", "detach_ns", "counts", "losses")
     Path(recording).with_name("summary.json").write_text(

@@ -352,7 +352,7 @@ def test_paths_load_nothing_for_urls(line: list[str]) -> None:
 def kept(url: str, content: bytes, messages: list[str], *, force: bool = False) -> list[OutputError]:
     """Keep a recording for a URL, as a capture does."""
     with Uploads(messages.append) as uploads:
-        with uploads.keeping(url, force=force) as sink:
+        with uploads.written_recording(url, force=force) as sink:
             sink.write(content)
         return uploads.wait()
 
@@ -381,7 +381,7 @@ def test_a_capture_that_fails_sends_what_it_has(bucket: Bucket) -> None:
     with (
         pytest.raises(RuntimeError),
         Uploads(messages.append) as uploads,
-        uploads.keeping(url, force=False) as sink,
+        uploads.written_recording(url, force=False) as sink,
     ):
         sink.write(b"a line\n")
         raise RuntimeError
@@ -439,7 +439,7 @@ def test_the_second_signal_ends_the_copying(
     messages: list[str] = []
     running = Uploads(messages.append)
     url = bucket.url("ended/3.jsonl")
-    with running.keeping(url, force=False) as sink:
+    with running.written_recording(url, force=False) as sink:
         sink.write(b"a line\n")
     with pytest.raises(SystemExit):
         running.wait()

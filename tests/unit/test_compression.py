@@ -24,7 +24,7 @@ from tracepipe.errors import InputError, OutputError, TracepipeError
 from tracepipe.recording.compression import compressing
 from tracepipe.recording.convert import check
 from tracepipe.recording.files import open_input
-from tracepipe.recording.outputs import keeping
+from tracepipe.recording.outputs import written_recording
 from tracepipe.tracer.records.line import Lines
 from tracepipe.tracer.request import Limits, Plan, Scope
 from tracepipe.tracer.spool import PART_BYTES, Spool
@@ -54,7 +54,7 @@ EVENTS = re.compile(rb'"phase".*}')
 def write(path: Path, parts: list[bytes]) -> list[int]:
     """A recording of these parts; returns the sizes in bytes that the file had after each."""
     ends = []
-    with keeping(str(path), force=True) as out:
+    with written_recording(str(path), force=True) as out:
         for part in parts:
             out.write(part)
             out.flush()
@@ -77,7 +77,7 @@ def test_a_recording_is_what_its_name_says(
 ) -> None:
     path = tmp_path / f"run.jsonl{suffix}"
     lines = b"".join(map(event, range(1000)))
-    with keeping(str(path), force=False) as out:
+    with written_recording(str(path), force=False) as out:
         for some in lines.splitlines(keepends=True):
             out.write(some)
     assert unpack(path.read_bytes()) == lines
@@ -137,7 +137,10 @@ def test_what_the_disk_did_not_take_in_the_end_is_an_error(
 
     monkeypatch.setattr("tracepipe.recording.compression.os.fsync", fsync)
     path = tmp_path / "run.jsonl"
-    with pytest.raises(OutputError, match="Input/output error"), keeping(str(path), force=False) as out:
+    with (
+        pytest.raises(OutputError, match="Input/output error"),
+        written_recording(str(path), force=False) as out,
+    ):
         out.write(event(1))
     assert path.read_bytes() == event(1)
 
@@ -235,7 +238,10 @@ def test_zeros_behind_a_member_are_passed_over(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_when_the_recording_ends_is_an_error(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"run{suffix}"
     os.symlink("/dev/full", path)
-    with pytest.raises(OutputError, match="No space left on device"), keeping(str(path), force=False) as out:
+    with (
+        pytest.raises(OutputError, match="No space left on device"),
+        written_recording(str(path), force=False) as out,
+    ):
         out.write(event(1))
 
 
@@ -269,7 +275,7 @@ def spooled(sink: BinaryIO, records: int, **options: Any) -> Spool:
 def test_a_size_is_that_of_the_lines_before_they_are_compressed(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"run{suffix}"
     size_bytes = 100 * len(event(0)) + 7
-    with keeping(str(path), force=False) as sink:
+    with written_recording(str(path), force=False) as sink:
         spool = spooled(sink, 5_000, limits=Limits(size_bytes=size_bytes))
         spool.finish()
         assert spool.wait(60)
@@ -288,7 +294,7 @@ def test_lines_are_in_the_file_soon_though_no_more_come(
     def has(lines: int) -> bool:
         return read(Path(f"{path}.part"))[0].count(b"\n") >= lines
 
-    with keeping(str(path), force=False) as sink:
+    with written_recording(str(path), force=False) as sink:
         spool = spooled(sink, 1)
         for lines in (1, 2):  # the second time by the same clock
             wait_until(partial(has, lines))

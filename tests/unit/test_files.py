@@ -21,7 +21,7 @@ import zstandard
 from tracepipe.errors import InputError, OutputError
 from tracepipe.recording import outputs
 from tracepipe.recording.files import HEAD_BYTES, open_input
-from tracepipe.recording.outputs import default_output, keeping, replacing
+from tracepipe.recording.outputs import default_output, replacing, written_recording
 
 said_by_command = partial(outputs.named_at_once, option="--command-output")
 
@@ -205,7 +205,7 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files away, which needs root")
-@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, written_recording, said_by_command])
 def test_files_that_are_made_under_sudo_belong_to_the_caller(
     opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +279,9 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert caught.value.hint == "Name another place with -o."
 
 
-@pytest.mark.parametrize("opened", [outputs.replacing, keeping, outputs.replacing_folder, said_by_command])
+@pytest.mark.parametrize(
+    "opened", [outputs.replacing, written_recording, outputs.replacing_folder, said_by_command]
+)
 def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="File name too long") as caught:
         opened(str(tmp_path / ("x" * 300)), force=False).__enter__()
@@ -287,14 +289,14 @@ def test_a_name_that_nothing_can_have_is_an_output_error(opened: Any, tmp_path: 
     assert caught.value.hint == f"Name another place with {option}."
 
 
-@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, written_recording, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_is_refused_as_output(force: bool, opened: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
         opened(str(tmp_path), force=force).__enter__()
 
 
-@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, written_recording, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_an_output_that_is_not_a_file_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     place = tmp_path / "out"
@@ -305,7 +307,7 @@ def test_an_output_that_is_not_a_file_stays(force: bool, opened: Any, tmp_path: 
     assert place.is_socket()
 
 
-@pytest.mark.parametrize("opened", [outputs.replacing, keeping, said_by_command])
+@pytest.mark.parametrize("opened", [outputs.replacing, written_recording, said_by_command])
 @pytest.mark.parametrize("force", [False, True])
 def test_a_link_to_standard_output_stays(force: bool, opened: Any, tmp_path: Path) -> None:
     link = tmp_path / "stdout"
@@ -397,7 +399,7 @@ def test_a_full_disk_keeps_what_was_recorded(small_disk: Path) -> None:
     target = small_disk / "run.jsonl"
     with (
         pytest.raises(OutputError, match=r"run.jsonl: No space left on device"),
-        keeping(str(target), force=False) as out,
+        written_recording(str(target), force=False) as out,
     ):
         out.write(b"x" * 60_000)
         out.flush()
@@ -405,7 +407,7 @@ def test_a_full_disk_keeps_what_was_recorded(small_disk: Path) -> None:
     assert target.stat().st_size == 60_000
 
 
-@pytest.mark.parametrize("write", [keeping, replacing])
+@pytest.mark.parametrize("write", [written_recording, replacing])
 def test_a_place_that_cannot_be_read_is_named(write: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="x: File name too long") as caught:
         write(str(tmp_path / ("x" * 300)), force=False).__enter__()

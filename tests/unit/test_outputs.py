@@ -16,25 +16,25 @@ import pytest
 
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.recording import files, outputs
-from tracepipe.recording.outputs import free_of, keeping, rename_new, replacing, replacing_folder
+from tracepipe.recording.outputs import free_of, rename_new, replacing, replacing_folder, written_recording
 
 LINES = b"line\n" * 1000
 
 
 def test_a_recording_has_its_name_when_it_ends(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
-    with keeping(str(target), force=False) as out:
+    with written_recording(str(target), force=False) as out:
         out.write(b"line\n")
         assert [path.name for path in tmp_path.iterdir()] == ["run.jsonl.part"]
     assert target.read_bytes() == b"line\n"
     with pytest.raises(OutputError, match="exists"):
-        keeping(str(target), force=False).__enter__()
+        written_recording(str(target), force=False).__enter__()
 
 
 def test_a_recording_that_was_never_begun_leaves_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     target.write_text("old")
-    with pytest.raises(ValueError), keeping(str(target), force=True):
+    with pytest.raises(ValueError), written_recording(str(target), force=True):
         raise ValueError
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
@@ -46,7 +46,7 @@ def test_a_recording_goes_into_a_pipe(tmp_path: Path) -> None:
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    with keeping(str(pipe), force=True) as out:
+    with written_recording(str(pipe), force=True) as out:
         out.write(b"line\n")
     reader.join()
     assert read == [b"line\n"]
@@ -56,7 +56,7 @@ def test_a_recording_goes_into_a_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_a_directory_is_not_a_recording(force: bool, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
-        keeping(str(tmp_path), force=force).__enter__()
+        written_recording(str(tmp_path), force=force).__enter__()
     assert not Path(f"{tmp_path}.part").exists()
 
 
@@ -65,7 +65,7 @@ def test_a_directory_is_not_a_recording(force: bool, tmp_path: Path) -> None:
 
 def lose(change: Callable[[], object], target: Path, *, force: bool = False) -> OutputError:
     """What a recording ends with when something changes while it is written."""
-    with pytest.raises(OutputError) as caught, keeping(str(target), force=force) as out:
+    with pytest.raises(OutputError) as caught, written_recording(str(target), force=force) as out:
         out.write(LINES)
         out.flush()
         change()
@@ -163,7 +163,7 @@ def test_another_file_that_took_the_name_keeps_it(make: Callable[[Path], None], 
 def test_what_ended_a_capture_is_raised_and_the_other_name_reported(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     messages: list[str] = []
-    with pytest.raises(KeyError), keeping(str(target), force=False, notify=messages.append) as out:
+    with pytest.raises(KeyError), written_recording(str(target), force=False, notify=messages.append) as out:
         out.write(LINES)
         Path(f"{target}.part").unlink()
         raise KeyError
@@ -177,12 +177,12 @@ def test_what_ended_a_capture_is_raised_and_the_other_name_reported(tmp_path: Pa
 @pytest.mark.parametrize("force", [False, True])
 def test_two_captures_do_not_write_one_recording(force: bool, tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
-    with keeping(str(target), force=True) as out:
+    with written_recording(str(target), force=True) as out:
         for written in (b"", LINES):  # also before the first line
             out.write(written)
             out.flush()
             with pytest.raises(OutputError, match=r"run\.jsonl is being recorded by another capture"):
-                keeping(str(target), force=force).__enter__()
+                written_recording(str(target), force=force).__enter__()
     assert target.read_bytes() == LINES
 
 
@@ -190,7 +190,7 @@ def test_a_default_name_is_not_that_of_a_running_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with keeping(outputs.free_name("run", ".jsonl"), force=False):
+    with written_recording(outputs.free_name("run", ".jsonl"), force=False):
         assert outputs.free_name("run", ".jsonl") == "run-2.jsonl"
 
 
@@ -198,7 +198,7 @@ def test_a_default_name_is_not_that_of_a_running_capture(
 def test_an_empty_file_of_a_killed_capture_is_nothing(force: bool, tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     Path(f"{target}.part").touch()
-    with keeping(str(target), force=force) as out:
+    with written_recording(str(target), force=force) as out:
         out.write(LINES)
     assert target.read_bytes() == LINES
 
@@ -207,10 +207,10 @@ def test_records_of_a_killed_capture_are_not_thrown_away(tmp_path: Path) -> None
     target, part = tmp_path / "run.jsonl", tmp_path / "run.jsonl.part"
     part.write_text("records")
     with pytest.raises(OutputError, match="a killed capture left it") as caught:
-        keeping(str(target), force=False).__enter__()
+        written_recording(str(target), force=False).__enter__()
     assert "rename or remove it" in caught.value.hint
     messages: list[str] = []
-    with keeping(str(target), force=True, notify=messages.append) as out:
+    with written_recording(str(target), force=True, notify=messages.append) as out:
         out.write(LINES)
     assert target.read_bytes() == LINES
     assert (tmp_path / "run-2.jsonl").read_text() == "records"
@@ -227,7 +227,7 @@ def test_files_that_are_not_of_a_capture_are_left_alone(
     part = tmp_path / "run.jsonl.part"
     make(part)
     with pytest.raises(OutputError, match="exists") as caught:
-        keeping(str(tmp_path / "run.jsonl"), force=force).__enter__()
+        written_recording(str(tmp_path / "run.jsonl"), force=force).__enter__()
     assert caught.value.hint == "Remove it, or name another file with -o."
     assert os.path.lexists(part)
 
@@ -244,7 +244,7 @@ def test_a_file_that_another_capture_takes_away_before_it_is_locked_is_made_agai
         lock(fd, how)
 
     monkeypatch.setattr(outputs.fcntl, "flock", flock)
-    with keeping(str(target), force=False) as out:
+    with written_recording(str(target), force=False) as out:
         out.write(LINES)
     assert target.read_bytes() == LINES
 
@@ -256,7 +256,7 @@ def test_a_file_system_without_locks_can_be_recorded_to(
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(outputs.fcntl, "flock", flock)
-    with keeping(str(tmp_path / "run.jsonl"), force=False) as out:
+    with written_recording(str(tmp_path / "run.jsonl"), force=False) as out:
         out.write(LINES)
     assert (tmp_path / "run.jsonl").read_bytes() == LINES
 
@@ -271,7 +271,7 @@ def test_a_wrong_sudo_user_is_an_error_and_leaves_nothing(
     monkeypatch.setenv("SUDO_UID", ids[0])
     monkeypatch.setenv("SUDO_GID", ids[1])
     with pytest.raises(TracepipeError, match="SUDO_") as caught:
-        keeping(str(tmp_path / "run.jsonl"), force=False).__enter__()
+        written_recording(str(tmp_path / "run.jsonl"), force=False).__enter__()
     assert "env -u SUDO_UID" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 

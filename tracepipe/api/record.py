@@ -20,7 +20,14 @@ from tracepipe import paths
 from tracepipe.errors import OutputError, TracepipeError
 from tracepipe.launchers import place_of
 from tracepipe.options import STANDARD
-from tracepipe.recording.outputs import free_name, free_of, is_taken, keeping, made_folder, named_at_once
+from tracepipe.recording.outputs import (
+    free_name,
+    free_of,
+    is_taken,
+    made_folder,
+    named_at_once,
+    written_recording,
+)
 from tracepipe.recording.remote import check_url, is_url
 from tracepipe.recording.uploads import Uploads, check
 from tracepipe.tracer.request import CaptureRequest, Control, Notify
@@ -117,7 +124,7 @@ def record(
     `command_output` is a file for the command's standard output. Without it, that goes to standard output, or
     to standard error where the recording goes to standard output.
 
-    Raises what `capture` and `keeping` raise. Errors of a capture that ran are in its summary.
+    Raises what `capture` and `written_recording` raise. Errors of a capture that ran are in its summary.
     """
     from tracepipe.tracer import capture
 
@@ -139,7 +146,7 @@ def record(
             check(output, force=force)
             outputs = uploads
         opened: AbstractContextManager[Any] = (
-            outputs.keeping(output, force=force)
+            outputs.written_recording(output, force=force)
             if request.last is None
             else NumberedOutputs(output, outputs, force=force)
         )
@@ -169,13 +176,13 @@ def record(
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Recordings that are files, as `keeping` writes them."""
+    """Recordings that are files, as `written_recording` writes them."""
 
     notify: Notify
 
-    def keeping(self, path: str, *, force: bool) -> AbstractContextManager[BinaryIO]:
-        """The file of a recording, as `keeping` opens it."""
-        return keeping(path, force=force, notify=self.notify)
+    def written_recording(self, path: str, *, force: bool) -> AbstractContextManager[BinaryIO]:
+        """The file of a recording, as `written_recording` opens it."""
+        return written_recording(path, force=force, notify=self.notify)
 
     def another(self, path: str) -> str:
         """The first free name similar to one."""
@@ -192,7 +199,7 @@ class NumberedOutputs:
             raise OutputError("--last may write more than one recording", "Name a file with -o.")
         self._path, self._place = path, place
         self._first = ExitStack()
-        self._sink: BinaryIO | None = self._first.enter_context(place.keeping(path, force=force))
+        self._sink: BinaryIO | None = self._first.enter_context(place.written_recording(path, force=force))
 
     def __enter__(self) -> NumberedOutputs:
         return self
@@ -209,7 +216,7 @@ class NumberedOutputs:
                 yield self._path, sink
             return
         path = self._place.another(self._path)
-        with self._place.keeping(path, force=False) as sink:
+        with self._place.written_recording(path, force=False) as sink:
             yield path, sink
 
 

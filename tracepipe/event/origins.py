@@ -16,7 +16,7 @@ from tracepipe.event.warps import PlacedWarps
 
 FILE: Final = "file"
 """The argument of a loss, a window or a problem that names its recording."""
-IDS_APART: Final = 10_000_000
+IDS_PER_HOST: Final = 10_000_000
 """This is added to the ids of processes and threads for each further host. Ids of Linux are below
 4,194,304."""
 HOSTS_MAX: Final = 100
@@ -24,11 +24,11 @@ MADE_UP: Final = ID_LIMIT // 2
 """Ids that a reader made up, for what has none, are above this."""
 
 
-def id_on(host: int, id: int, made_up_apart: int = 0) -> int:
-    """The id of a process or thread on the host of that number. Ids that were made up are `made_up_apart`
+def id_on(host: int, id: int, made_up_below: int = 0) -> int:
+    """The id of a process or thread on the host of that number. Ids that were made up are `made_up_below`
     lower, as they mean nothing outside of their capture.
     """
-    return id + host * IDS_APART if id < MADE_UP else id - host * IDS_APART - made_up_apart
+    return id + host * IDS_PER_HOST if id < MADE_UP else id - host * IDS_PER_HOST - made_up_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Origins:
     def host(self, pid: int | None) -> str:
         """The text that follows the name of a process: its host, where there are several."""
         id = pid or 0
-        at = (id if id < MADE_UP else ID_LIMIT - id) // IDS_APART
+        at = (id if id < MADE_UP else ID_LIMIT - id) // IDS_PER_HOST
         return f" {self.hosts[at]}" if at < len(self.hosts) else ""
 
     def process(self, name: str, pid: int | None) -> str:
@@ -78,7 +78,7 @@ _HAS_LAUNCH, _IS_FLOW = 1, 2
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """The changes of a recording's numbers. `host` decides about ids of processes and threads, of which
-    those that were made up become `made_up_apart` lower. `cpus` is added to processors, `launches` to
+    those that were made up become `made_up_below` lower. `cpus` is added to processors, `launches` to
     launches. `gpus` has the new index by the old one. A flow is multiplied by the first of `flows`, and the
     second is added.
     """
@@ -88,10 +88,10 @@ class Numbers:
     launches: int = 0
     gpus: Mapping[int, int] = field(default_factory=dict)
     flows: tuple[int, int] = (1, 0)
-    made_up_apart: int = 0
+    made_up_below: int = 0
 
     def _id(self, id: int) -> int:
-        return id_on(self.host, id, self.made_up_apart)
+        return id_on(self.host, id, self.made_up_below)
 
     def shape(self, shape: Shape) -> Shape:
         """A shape with its new numbers."""

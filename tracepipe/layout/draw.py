@@ -49,9 +49,9 @@ class Layout:
     """Lays out a recording, or several as one. Call `place` with a batch of the source that `turn` returns,
     `end` when a source has no more, and `finish` once. Write what each of them returns.
 
-    With `switches_apart`, context switches are not on tracks but in `Drawn.switches`. With `loads`, GPUs have
-    a counter of how busy they are, and processes one of their CPU use. With `summaries`, the groups of a GPU
-    and of its SMs have slices, which a viewer shows while the groups are closed.
+    With `separate_switches`, context switches are not on tracks but in `Drawn.switches`. With `loads`, GPUs
+    have a counter of how busy they are, and processes one of their CPU use. With `summaries`, the groups of a
+    GPU and of its SMs have slices, which a viewer shows while the groups are closed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Layout:
         options: LayoutOptions | None = None,
         *,
         origins: Origins | None = None,
-        switches_apart: bool = False,
+        separate_switches: bool = False,
         loads: bool = False,
         summaries: bool = False,
     ) -> None:
@@ -83,7 +83,7 @@ class Layout:
         self._later = OpColumns()
         """Ends of slices that last longer than the events so far."""
         self._tree = Tree(header, origins)
-        self._rows = Rows(header, tables, self._tree, origins, switches_apart=switches_apart)
+        self._rows = Rows(header, tables, self._tree, origins, separate_switches=separate_switches)
         groups = KernelGroups(self._rows)
         self._counters = Counters(self._rows)
         self._threads = ThreadLayout(self._rows, groups, options)

@@ -40,7 +40,7 @@ class Rows:
     """Makes the rows of a recording, and keeps by its number how each shape's events nest."""
 
     def __init__(
-        self, header: Header, tables: Tables, tree: Tree, origins: Origins, *, switches_apart: bool
+        self, header: Header, tables: Tables, tree: Tree, origins: Origins, *, separate_switches: bool
     ) -> None:
         self.tree = tree
         self.book = Book(tables)
@@ -57,7 +57,7 @@ class Rows:
         self.switches: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether its events have no row, as the format has its own form for
         them."""
-        self._switches_apart = switches_apart
+        self._separate_switches = separate_switches
         self._named: set[tuple[int | None, int | None]] = set()
         """Threads that the program named itself. These names come before those of the kernel."""
         self._names_thread: Bools = np.empty(0, np.bool_)
@@ -95,7 +95,7 @@ class Rows:
         self._names_thread[number] = bool(shape.comm) and shape.type in LAYER_TITLES
         is_known = (shape.pid, shape.tid) in self.threads
         self.switches[number] = (
-            self._switches_apart
+            self._separate_switches
             and shape.is_switch
             and (shape.cpu or 0) < CPUS_MAX
             and (is_known or not self.tree.is_full)

@@ -17,7 +17,7 @@ from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
 from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.inputs import Inputs, Member, Placed, Relation, open_apart, open_inputs
+from tracepipe.recording.inputs import Inputs, Member, Placed, Relation, open_inputs, open_separately
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.outputs import trace_names
 from tracepipe.recording.reading import Progress, Reading
@@ -60,7 +60,7 @@ class Conversion:
         if self._output.of == "archive":
             with no_collector():
                 return self._archive(
-                    out, open_apart(self._paths, how, relation, strict=strict, progress=progress)
+                    out, open_separately(self._paths, how, relation, strict=strict, progress=progress)
                 )
         with (
             no_collector(),
@@ -123,7 +123,7 @@ class _Drawing:
             inputs.tables,
             options.layout,
             origins=inputs.origins,
-            switches_apart=output.has_switches,
+            separate_switches=output.has_switches,
             loads=output.has_loads,
             summaries=output.has_summaries,
         )

@@ -232,7 +232,7 @@ class _Several:
 
     def notes(self) -> list[str]:
         """Notes that are about all of them."""
-        return [] if self.is_one else _apart(self.parts, self.placed)
+        return [] if self.is_one else _gap_notes(self.parts, self.placed)
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def open_inputs(
         yield inputs
 
 
-def open_apart(
+def open_separately(
     paths: Sequence[str], how: How, relation: Relation, *, strict: bool, progress: Progress | None
 ) -> Iterator[Inputs]:
     """Open each recording alone, one at a time, with the clock, the numbers and the start that all of them
@@ -323,7 +323,7 @@ def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None
             )
 
 
-def _apart(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
+def _gap_notes(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
     """Notes where some of the recordings begin after all others have ended."""
     spans = sorted(
         (part.survey.first_ns + anchor.offset_ns, part.survey.end_ns + anchor.offset_ns, part.source.name)

@@ -431,7 +431,7 @@ Notify = Callable[[str], None]
 
 
 @contextmanager
-def keeping(path: str, *, force: bool, notify: Notify = lambda _: None) -> Iterator[BinaryIO]:
+def written_recording(path: str, *, force: bool, notify: Notify = lambda _: None) -> Iterator[BinaryIO]:
     """Write a recording, as `path` + ".part" until it ends. What was written stays in every case.
 
     `flush` ends a part of it. Raises OutputError if such a file exists already, if a capture is writing it,

@@ -18,7 +18,7 @@ from tracepipe.clocks.anchors import REALTIME, Source, is_one_host, reference
 from tracepipe.clocks.common_events import CELL_BITS, CommonEvents
 from tracepipe.errors import InputError
 from tracepipe.event.columns import NONE, SPECIAL, Bools, Bytes, Int64s, Ints, TraceBatch
-from tracepipe.event.origins import HOSTS_MAX, IDS_APART, MADE_UP, Numbers, Origins, id_on
+from tracepipe.event.origins import HOSTS_MAX, IDS_PER_HOST, MADE_UP, Numbers, Origins, id_on
 from tracepipe.event.shape import Shape, ShapeColumn
 from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import IS_FUNCTION, KERNEL, LAUNCHES
@@ -72,7 +72,7 @@ class Survey:
     """By process, thread and function of an open launch call: the key of its kernel."""
     _kernels: dict[tuple[int | None, int], int] = field(default_factory=dict)
     """The key of a kernel by process and number of arguments, 0 for arguments without a kernel."""
-    _launches_seen: int = 0
+    _launches_noted: int = 0
 
     def __post_init__(self) -> None:
         self._flags = ShapeColumn(self.tables, self._flags_of, np.uint8)
@@ -114,29 +114,29 @@ class Survey:
             whole = tables.are_whole()[events.shape]
             ends_ns = events.ts_ns[whole] + events.dur_ns[whole]
             last_ns = int(events.ts_ns[is_event].max())
-            self._see_times(int(events.ts_ns[is_event].min()), last_ns, int(ends_ns.max(initial=last_ns)))
+            self._note_times(int(events.ts_ns[is_event].min()), last_ns, int(ends_ns.max(initial=last_ns)))
             flags = self._flags.values()[events.shape]
             has = (flags & _HAS_LAUNCH) > 0
             if has.any():
                 self.launches = max(self.launches, int(events.launch[has].max(initial=0)))
-                self._see_launches(batch, tables, has)
-            self._see_calls(batch, flags)
-            self._see_kernels(batch, tables, flags)
-            self._see_collectives(batch, tables, (flags & _IS_NCCL) > 0)
+                self._note_launches(batch, tables, has)
+            self._note_calls(batch, flags)
+            self._note_kernels(batch, tables, flags)
+            self._note_collectives(batch, tables, (flags & _IS_NCCL) > 0)
         for at in np.flatnonzero(events.shape == SPECIAL).tolist() if batch.others else ():
             other = batch.others[int(events.args[at])]
             if isinstance(other, PlacedWarps):
                 exits_ns = other.entry_ns + np.maximum(other.last_of_exits(other.exit_ns), 0)
-                self._see_times(other.ts_ns, other.ts_ns, other.ts_ns + int(exits_ns.max(initial=0)))
+                self._note_times(other.ts_ns, other.ts_ns, other.ts_ns + int(exits_ns.max(initial=0)))
                 self.gpus.add(other.launched.get("gpu", 0))
                 self.launches = max(self.launches, other.launched.get("launch", 0))
 
-    def _see_times(self, first_ns: int, last_ns: int, end_ns: int) -> None:
+    def _note_times(self, first_ns: int, last_ns: int, end_ns: int) -> None:
         self.first_ns = min(self.first_ns, first_ns) if self.is_begun else first_ns
         self.last_ns, self.is_begun = max(self.last_ns, last_ns), True
         self.end_ns = max(self.end_ns, end_ns)
 
-    def _see_launches(self, batch: TraceBatch, tables: Tables, has: Bools) -> None:
+    def _note_launches(self, batch: TraceBatch, tables: Tables, has: Bools) -> None:
         """Note the calls that launched something, by process, name and the number that CUPTI gave them."""
         events = batch.events
         keys = self._keys.values()[events.shape]
@@ -145,7 +145,7 @@ class Survey:
         lengths_ns = np.where(tables.are_whole()[events.shape[at]], events.dur_ns[at], NONE)
         self.common.launches.add((of_call * _SPREADING).view(np.int64), events.ts_ns[at], lengths_ns)
 
-    def _see_calls(self, batch: TraceBatch, flags: Bytes) -> None:
+    def _note_calls(self, batch: TraceBatch, flags: Bytes) -> None:
         """Note when calls began and ended, by thread, name and approximate time."""
         if self.realtime_ns is None:
             return
@@ -155,9 +155,9 @@ class Survey:
             ns = events.ts_ns[at] + (events.dur_ns[at] if flag == _ENDS else 0)
             times.add(self._cells(self._calls.values()[events.shape[at]], ns), ns)
 
-    def _see_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
+    def _note_kernels(self, batch: TraceBatch, tables: Tables, flags: Bytes) -> None:
         """Note when launches began and ended, by kernel: some tools name launches after their kernels."""
-        if self.realtime_ns is None or self._launches_seen >= _KERNELS_MAX:
+        if self.realtime_ns is None or self._launches_noted >= _KERNELS_MAX:
             return
         events = batch.events
         found: tuple[list[tuple[int, int]], ...] = ([], [])
@@ -168,7 +168,7 @@ class Survey:
             if shape.phase == "E":
                 key = self._open.pop(of_thread, 0)
             else:
-                self._launches_seen += 1
+                self._launches_noted += 1
                 key = self._kernel_of(shape, int(events.args[at]), tables)
             if not key:
                 continue
@@ -198,7 +198,7 @@ class Survey:
         spread: Int64s = ((cells ^ keys) * _SPREADING).view(np.int64)
         return spread
 
-    def _see_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
+    def _note_collectives(self, batch: TraceBatch, tables: Tables, is_nccl: Bools) -> None:
         """Note the ends of collectives, by process group and number."""
         events = batch.events
         places = np.flatnonzero(is_nccl & (events.args != NONE)).tolist()
@@ -399,8 +399,8 @@ def numbered(parts: Sequence[Part]) -> tuple[list[Numbers], Origins]:
     programs: dict[int, str] = {}
     for part, host in zip(parts, of_host, strict=True):
         at, launches = captures[part.capture]
-        flows, made_up_apart = (len(captures), at), at * (IDS_APART // len(captures))
-        numbers.append(Numbers(host, cpus[host], launches, gpus.numbers_of(part, host), flows, made_up_apart))
+        flows, made_up_below = (len(captures), at), at * (IDS_PER_HOST // len(captures))
+        numbers.append(Numbers(host, cpus[host], launches, gpus.numbers_of(part, host), flows, made_up_below))
         if command := part.source.header.get("command"):
             programs |= {id_on(host, pid): PurePath(command[0]).name for pid in part.survey.pids}
     names = _names_of_hosts(parts, of_host)

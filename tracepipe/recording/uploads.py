@@ -25,7 +25,7 @@ from typing import BinaryIO, Final
 from tracepipe import paths
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
 from tracepipe.recording import remote
-from tracepipe.recording.outputs import Notify, free_of, give_to_caller, keeping
+from tracepipe.recording.outputs import Notify, free_of, give_to_caller, written_recording
 
 _PROGRAMS: Final = {"s3": "aws s3 cp", "gs": "gcloud storage cp"}
 _CODE: Final = (
@@ -139,21 +139,21 @@ class Uploads:
             self._notify(f"{error.message}. {error.hint}")
 
     @contextmanager
-    def keeping(self, url: str, *, force: bool) -> Iterator[BinaryIO]:
+    def written_recording(self, url: str, *, force: bool) -> Iterator[BinaryIO]:
         """Write a recording that is copied to a URL at the end. What was written is copied in every case.
 
-        Raises what `keeping` raises.
+        Raises what `written_recording` raises.
         """
         file = _folder(url) / remote.name_of(url)
         self._notify(f"{url} is recorded to {file} first")
         try:
-            with keeping(str(file), force=False, notify=self._notify) as sink:
+            with written_recording(str(file), force=False, notify=self._notify) as sink:
                 yield sink
         finally:
             if paths.is_file(file):
                 self._running.append(_Upload(url, file, start_sending(file, url, force=force)))
             else:
-                with suppress(OSError):  # what it has was named by `keeping`
+                with suppress(OSError):  # what it has was named by `written_recording`
                     file.parent.rmdir()
 
     def another(self, url: str) -> str:
