@@ -102,15 +102,16 @@ def by_panel(parameters: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def names_of(parameter: Any) -> str:
-    """All names of an option: `--output, -o`."""
-    return ", ".join((*parameter.opts, *parameter.secondary_opts))
+    """All names of an option, the long ones first: `--output, -o`."""
+    names = (*parameter.opts, *parameter.secondary_opts)
+    return ", ".join(sorted(names, key=lambda name: not name.startswith("--")))
 
 
 def value_of(parameter: Any, context: Any) -> str:
     """The placeholder for the value of an argument or an option; empty for a flag."""
     if parameter.param_type_name == "argument":
         return str(parameter.make_metavar(context))
-    return "" if parameter.is_flag else parameter.make_metavar(context).strip("<>")
+    return "" if parameter.is_flag else parameter.make_metavar(context).strip("<>[]")
 
 
 def default_of(parameter: Any) -> str:
