@@ -8,6 +8,7 @@ the library are made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -19,6 +20,8 @@ from tracepipe.units import duration_ns, size_bytes
 STANDARD: Final = "-"
 """The name that stands for standard input and standard output."""
 TIME, SIZE, REGEX, OTHER_RUN = "TIME", "SIZE", "REGEX", "OTHER"
+INT_MAX: Final = (1 << 31) - 1
+"""The greatest value of an option, as it is compared with columns of small integers."""
 SECONDS: Final = "A number without a unit is in seconds."
 """What the help of an option for a time says."""
 
@@ -63,9 +66,40 @@ class Option:
             raise TracepipeError(f"{text} is too little: give more than 0.")
         return value
 
-    def checked(self, text: str) -> str:
-        """The text of a duration or a size. Raises TracepipeError where it is none."""
-        self.quantity(text)
+    def value_of(self, kind: type, text: str) -> object:
+        """The value of a text of the command line; a duration, size or regular expression is only checked.
+        Raises TracepipeError.
+        """
+        if self.read is not None:
+            return self.read(text)
+        if kind in (int, int | None):
+            least = int(self.least)
+            try:
+                whole = int(text)
+            except ValueError:
+                raise TracepipeError(f"takes a whole number from {least}, not {text!r}.") from None
+            if not least <= whole <= INT_MAX:
+                bound = f"from {least}" if whole < least else f"up to {INT_MAX}"
+                raise TracepipeError(f"takes a whole number {bound}, not {whole}.")
+            return whole
+        if kind is float:
+            try:
+                number = float(text)
+            except ValueError:
+                number = float("nan")
+            if not self.least <= number <= self.most:
+                most = f" to {self.most:g}" if self.most != float("inf") else ""
+                raise TracepipeError(f"takes a number from {self.least:g}{most}, not {text!r}.")
+            return number
+        if self.metavar in (TIME, SIZE):
+            self.quantity(text)
+        elif self.metavar == REGEX:
+            try:
+                re.compile(text)
+            except re.error as error:
+                raise TracepipeError(
+                    f"{text!r} is not a regular expression: {error}.", "Try a part of the name."
+                ) from None
         return text
 
 

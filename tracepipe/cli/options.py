@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -17,12 +16,10 @@ import typer
 
 from tracepipe.api.options import OUTPUT
 from tracepipe.errors import OutputError, TracepipeError
-from tracepipe.options import REGEX, SIZE, TIME, Option, options_of
+from tracepipe.options import Option, options_of
 
 COMMAND_LAST: Final = {"allow_interspersed_args": False}
 """The settings of a command that runs another: what follows the first argument is not for it."""
-INT_MAX: Final = (1 << 31) - 1
-"""The greatest value of an option, as it is compared with columns of small integers."""
 RECORDING: Final = "A recording: a path, a URL, or - for standard input."
 COMPRESSED: Final = "compressed if its name ends with .zst or .gz"
 TO_STANDARD: Final = "- is standard output."
@@ -138,23 +135,36 @@ def _parameter(
     name: str, kind: Any, option: Option, flags: tuple[str, ...], default: Any
 ) -> inspect.Parameter:
     """An option for Typer."""
-    if default is True:
-        flags = (f"{flags[0]}/--no-{flags[0][2:]}",)
-    if option.choices:
+    of_one, parser = str, None
+
+    def parse(text: Any) -> Any:
+        try:
+            return option.value_of(of_one, str(text))
+        except TracepipeError as error:
+            raise Misuse(error.message, error.hint) from None
+
+    if kind is bool:
+        flags = (f"{flags[0]}/--no-{flags[0][2:]}",) if default is True else flags
+    elif option.choices:
         # Typer makes choices of an Enum of texts.
         texts = {choice.replace("-", "_"): choice for choice in option.choices}
         allowed: Any = Enum(name.title(), texts, type=str)  # type: ignore[misc]
         kind, default = (allowed, default) if default in option.choices else (allowed | None, None)
-    elif option.repeats:
-        kind, default = (list[int] if option.metavar == "PID" else list[str]) | None, None
-    elif kind not in (int, int | None, float, bool):
-        is_text = isinstance(default, str) or default is inspect.Parameter.empty
-        kind, default = (str, default) if is_text else (str | None, None)
+    else:
+        parser = parse
+        if option.repeats:
+            kind, default = (kind if kind == list[int] | None else list[str] | None), None
+            of_one = get_args(get_args(kind)[0])[0]
+        elif kind in (int, int | None, float):
+            of_one = kind
+        else:
+            is_text = isinstance(default, str) or default is inspect.Parameter.empty
+            kind, default = (str, default) if is_text else (str | None, None)
     given = typer.Option(
         *flags,
         help=option.text,
         metavar=option.metavar or None,
-        parser=_parser(kind, option),
+        parser=parser,
         autocompletion=option.complete,
         rich_help_panel=option.panel or None,
     )
@@ -168,64 +178,3 @@ def _value(value: Any, kind: Any) -> Any:
     if isinstance(value, list) and value and kind is not None:
         return dict(value) if get_origin(kind) is get_origin(Mapping[str, str]) else tuple(value)
     return value
-
-
-def _parser(kind: Any, option: Option) -> Callable[[Any], Any] | None:
-    """The parser of an option's text, if it needs one. It raises Misuse."""
-    if option.read is not None:
-        return None if option.read is str else _reading(option.read)
-    if kind in (int, int | None, list[int] | None):
-        return _whole(int(option.least))
-    if kind is float:
-        return _number(option.least, option.most)
-    if option.metavar in (TIME, SIZE):
-        return _reading(option.checked)
-    return _regex if option.metavar == REGEX else None
-
-
-def _reading(read: Callable[[str], object]) -> Callable[[str], Any]:
-    def parse(text: str) -> object:
-        try:
-            return read(text)
-        except TracepipeError as error:
-            raise Misuse(error.message, error.hint) from None
-
-    return parse
-
-
-def _whole(least: int) -> Callable[[Any], int]:
-    def whole_number(value: str | int) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise Misuse(f"takes a whole number from {least}, not {value!r}.") from None
-        if not least <= number <= INT_MAX:
-            bound = f"from {least}" if number < least else f"up to {INT_MAX}"
-            raise Misuse(f"takes a whole number {bound}, not {number}.")
-        return number
-
-    return whole_number
-
-
-def _number(least: float, most: float) -> Callable[[Any], float]:
-    bounds = f"from {least:g}" + (f" to {most:g}" if most != float("inf") else "")
-
-    def any_number(value: str | float) -> float:
-        try:
-            found = float(value)
-        except ValueError:
-            found = float("nan")
-        if not least <= found <= most:
-            raise Misuse(f"takes a number {bounds}, not {str(value)!r}.")
-        return found
-
-    return any_number
-
-
-def _regex(text: str) -> str:
-    """Check a regular expression, which the report compiles."""
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise Misuse(f"{text!r} is not a regular expression: {error}.", "Try a part of the name.") from None
-    return text
