@@ -280,81 +280,47 @@ class EventRows:
 
     def _warps(self, batch: PlacedWarps) -> Iterator[Warp]:
         """Each warp of a batch. The columns become lists once for all warps."""
-        launched = batch.launched
+        launched, count, exits_count = batch.launched, len(batch.warp), len(batch.exit_ns)
         left = shape_of({**launched, "type": "gpu_warp", "phase": "X"})
         running = replace(left, phase="B")
         args = Args(b"", launched["args"]) if launched.get("args") else None
         bound_ns = None if self._is_assumed(left.clock) else batch.bound_ns
-        each = _EachWarp(batch)
+        block_warps = -(-left.block[0] * left.block[1] * left.block[2] // _LANES) if left.block else 0
+        numbers, source_ns = batch.warp.tolist(), _list(batch.source_ns, count)
+        sms, slots, masks = (_list(column, count) for column in (batch.sm, batch.slot, batch.entry_mask))
+        firsts, counts = batch.first_exits().tolist(), _list(batch.exit_count, count, 1)
+        exit_ns = batch.exit_ns.tolist()
+        exit_masks, exit_cycles = _list(batch.exit_mask, exits_count), _list(batch.exit_clk, exits_count)
+        ranges: list[tuple[Any, ...]] = []
+        first_ranges = [0] * (count + 1)
+        if batch.range_ns is not None and batch.range_count is not None:
+            first_ranges = list(accumulate(batch.range_count.tolist(), initial=0))
+            columns = (batch.range_name, batch.range_ns, batch.range_dur_ns, batch.range_dur_clk)
+            open_ranges = _list(batch.range_open, len(batch.range_ns), 0)
+            ranges = list(zip(*(_list(column, 0) for column in columns), open_ranges, strict=True))
         for at, after_ns in enumerate(batch.entry_ns.tolist()):
-            exits = each.exits(at, batch.ts_ns + after_ns)
-            lasted_ns = max(one.ts_ns for one in exits) - batch.ts_ns - after_ns if exits else None
-            source_ns = each.source_ns[at] if each.source_ns else None
-            shape = left if exits else running
-            warp = Warp(
-                batch.ts_ns + after_ns, shape, args, lasted_ns, launched.get("launch"), source_ns, bound_ns
+            entry_ns = batch.ts_ns + after_ns
+            exits = tuple(
+                WarpExit(entry_ns + exit_ns[place], exit_masks[place], exit_cycles[place])
+                for place in range(firsts[at], firsts[at] + counts[at])
             )
-            each.put(at, warp, left)
-            warp.exits = exits
-            warp.ranges = each.ranges(at, batch.ts_ns + after_ns)
+            lasted_ns = max(one.ts_ns for one in exits) - entry_ns if exits else None
+            shape = left if exits else running
+            warp = Warp(entry_ns, shape, args, lasted_ns, launched.get("launch"), source_ns[at], bound_ns)
+            warp.warp = numbers[at]
+            in_block = divmod(warp.warp, block_warps) if block_warps else (None, None)
+            warp.block_index, warp.warp_in_block = in_block
+            warp.sm, warp.slot, warp.entry_mask, warp.exits = sms[at], slots[at], masks[at], exits
+            warp.ranges = tuple(
+                WarpRange(batch.ranges[name], entry_ns + begin_ns, dur_ns, cycles, is_open == 1)
+                for name, begin_ns, dur_ns, cycles, is_open in ranges[first_ranges[at] : first_ranges[at + 1]]
+            )
             yield warp
 
 
-class _EachWarp:
-    """The columns of a batch of warps as lists."""
-
-    def __init__(self, batch: PlacedWarps) -> None:
-        self._warp = batch.warp.tolist()
-        self._sm, self._slot, self._mask = _list(batch.sm), _list(batch.slot), _list(batch.entry_mask)
-        self._counts = _list(batch.exit_count)
-        self._firsts = batch.first_exits().tolist()
-        self._exit_ns = batch.exit_ns.tolist()
-        self._exit_mask, self._exit_clk = _list(batch.exit_mask), _list(batch.exit_clk)
-        self.source_ns = _list(batch.source_ns)
-        self._ranges: list[tuple[int, ...]] | None = None
-        if batch.range_ns is not None and batch.range_count is not None:
-            self._first_ranges = list(accumulate(batch.range_count.tolist(), initial=0))
-            self._range_names = batch.ranges
-            times = (batch.range_name, batch.range_ns, batch.range_dur_ns, batch.range_dur_clk)
-            is_open = _list(batch.range_open) or [0] * len(batch.range_ns)
-            self._ranges = list(zip(*(_list(column) or [] for column in times), is_open, strict=True))
-
-    def exits(self, at: int, entry_ns: int) -> tuple[WarpExit, ...]:
-        """The exits of a warp that entered at `entry_ns`."""
-        first = self._firsts[at]
-        count = self._counts[at] if self._counts is not None else 1
-        masks, cycles = self._exit_mask, self._exit_clk
-        return tuple(
-            WarpExit(
-                entry_ns + self._exit_ns[place],
-                None if masks is None else masks[place],
-                None if cycles is None else cycles[place],
-            )
-            for place in range(first, first + count)
-        )
-
-    def ranges(self, at: int, entry_ns: int) -> tuple[WarpRange, ...]:
-        """The ranges of a warp that entered at `entry_ns`."""
-        if self._ranges is None:
-            return ()
-        spans = self._ranges[self._first_ranges[at] : self._first_ranges[at + 1]]
-        return tuple(
-            WarpRange(self._range_names[name], entry_ns + after_ns, dur_ns, cycles, is_open == 1)
-            for name, after_ns, dur_ns, cycles, is_open in spans
-        )
-
-    def put(self, at: int, warp: Warp, shape: Shape) -> None:
-        """Set the numbers of a warp in the grid, and where it ran."""
-        warp.warp = number = self._warp[at]
-        size = -(-shape.block[0] * shape.block[1] * shape.block[2] // _LANES) if shape.block else 0
-        warp.block_index, warp.warp_in_block = divmod(number, size) if size else (None, None)
-        warp.sm = self._sm[at] if self._sm is not None else None
-        warp.slot = self._slot[at] if self._slot is not None else None
-        warp.entry_mask = self._mask[at] if self._mask is not None else None
-
-
-def _list(column: AnyArray | None) -> list[int] | None:
-    return None if column is None else column.tolist()
+def _list(column: AnyArray | None, count: int, default: int | None = None) -> list[Any]:
+    """A column as a list, which has `count` times the default where there is no column."""
+    return [default] * count if column is None else column.tolist()
 
 
 def _rows(events: TraceColumns) -> Iterator[tuple[int, int, int, int, int, int, int]]:
