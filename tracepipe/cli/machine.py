@@ -28,7 +28,7 @@ from tracepipe.cli.options import COMMAND_LAST, Changed, as_misuse, json_option,
 from tracepipe.errors import CaptureUnavailable, TracepipeError
 from tracepipe.options import Option
 from tracepipe.terminal.messages import status
-from tracepipe.terminal.output import has_colours, put, put_json, say
+from tracepipe.terminal.output import has_colours, is_ascii, put, put_json, say
 from tracepipe.units import counted
 
 app = typer.Typer()
@@ -53,8 +53,7 @@ def doctor(*, as_json: Annotated[bool, json_option("the findings")] = False) -> 
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
         colours = has_colours(sys.stdout)
-        plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-        for line in diagnosis_lines(found, width=width, colours=colours, ascii_only=plain):
+        for line in diagnosis_lines(found, width=width, colours=colours, ascii_only=is_ascii(sys.stdout)):
             put(line, colours=colours)
     if not can_capture(found):
         raise typer.Exit(CaptureUnavailable.exit_code)

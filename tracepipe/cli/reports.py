@@ -27,7 +27,7 @@ from tracepipe.cli.options import (
 )
 from tracepipe.options import STANDARD, Option
 from tracepipe.terminal.messages import progress
-from tracepipe.terminal.output import has_colours, put, put_json, say
+from tracepipe.terminal.output import has_colours, is_ascii, put, put_json, say
 
 _SEVERAL = "several_"
 """The prefix of parameters that take all values up to the next option."""
@@ -49,9 +49,10 @@ def put_report(made: Made, shown: Shown) -> None:
     if shown.as_json:
         put_json(made.lazily())
         return
-    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     width, colours = shutil.get_terminal_size().columns, has_colours(sys.stdout)
-    for line in made.lines(width=width, colours=colours, ascii_only=plain, full_names=shown.full_names):
+    for line in made.lines(
+        width=width, colours=colours, ascii_only=is_ascii(sys.stdout), full_names=shown.full_names
+    ):
         put(line, colours=colours)
 
 

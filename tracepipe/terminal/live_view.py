@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from tracepipe.errors import OutputError
 from tracepipe.sudo import sudo_ids
 from tracepipe.terminal.live_table import Line, View, functions_that_fit, view_lines
-from tracepipe.terminal.output import can_draw
+from tracepipe.terminal.output import can_draw, is_ascii
 from tracepipe.tracer.live.totals import Snapshot
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def live_view(
     `interval_s`: the time between two views; by default a quarter of a second on a terminal, and only the
     final view elsewhere. `on_unseen` is called on another thread when the views can no longer be written.
     """
-    view = View(title, sort, top, ascii_only=not (stream.encoding or "ascii").lower().startswith("utf"))
+    view = View(title, sort, top, ascii_only=is_ascii(stream))
     output = CommandOutput(stream) if can_draw(stream) else None
     drawing: _Drawing | None = None
     try:

@@ -39,6 +39,11 @@ def can_draw(stream: TextIO | Guarded | None) -> bool:
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def is_ascii(stream: TextIO | Guarded) -> bool:
+    """True for a stream whose encoding does not have all letters."""
+    return not (stream.encoding or "").lower().startswith("utf")
+
+
 def say(text: str) -> None:
     """Print a line for the user on standard error, separate from a command's output."""
     print(printable(text), file=sys.stderr)
