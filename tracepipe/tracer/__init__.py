@@ -88,7 +88,7 @@ def _capture(
     from tracepipe.tracer.find.library import find_program
     from tracepipe.tracer.gpu import annotated, start
     from tracepipe.tracer.machine.processes import Processes
-    from tracepipe.tracer.request import check_seen
+    from tracepipe.tracer.request import check_seen, triggers_of
     from tracepipe.tracer.session import run_session
 
     notify = listeners.notify
@@ -98,7 +98,10 @@ def _capture(
     request, device = start(request, notify)
     try:
         try:
-            engine, version, why = choose(request.method) if _needs_probes(request) else (NoProbes(), "", "")
+            triggers = triggers_of(request.windows)
+            is_trigger_probed = any(trigger and trigger.is_probed for trigger in triggers)
+            needs_probes = {*request.layers} - {ANNOTATION} or request.hooks or is_trigger_probed
+            engine, version, why = choose(request.method) if needs_probes else (NoProbes(), "", "")
         except CaptureUnavailable as refusal:
             if device is None:
                 if request.command:
@@ -114,14 +117,6 @@ def _capture(
     finally:
         if device is not None:
             device.close()
-
-
-def _needs_probes(request: CaptureRequest) -> bool:
-    """Whether the request asks for anything that only probes can record."""
-    from tracepipe.tracer.request import triggers_of
-
-    seen_by_probes = any(trigger and trigger.is_probed for trigger in triggers_of(request.windows))
-    return bool({*request.layers} - {ANNOTATION} or request.hooks or seen_by_probes)
 
 
 def choose(method: str) -> tuple[Engine, str, str]:

@@ -49,8 +49,15 @@ class Watch:
         self._conditions = Conditions(last.when)
         self._last_ns = last.duration_ns
         syscalls = SYSCALLS.get(platform.machine(), {}) if "syscall" in plan.own else {}
-        is_there = _is_there if own_namespace() is None else _is_believed
-        self._records = RecordSpans(plan.probes, self._conditions, syscalls, is_there)
+        # The open calls of a thread that has ended do not continue. In its own pid namespace a capture does
+        # not know the kernel's thread ids.
+        is_known = own_namespace() is None
+        self._records = RecordSpans(
+            plan.probes,
+            self._conditions,
+            syscalls,
+            is_there=lambda tid: not is_known or Path(f"/proc/{tid}").exists(),
+        )
         renderer: DeviceRenderer | None = device.renderer() if device else None
         self._channel = renderer.spans(self._conditions) if renderer else None
         for condition in self._conditions.all:
@@ -126,16 +133,6 @@ def _check(condition: Condition, plan: Plan, layers: Collection[str], syscalls: 
             near = did_you_mean(condition.pattern, names)
             hint = near or "--hook records functions of any library."
             raise refused("no recorded function has such a name", hint)
-
-
-def _is_there(tid: int) -> bool:
-    """Whether a thread still exists: the open calls of one that has ended do not continue."""
-    return Path(f"/proc/{tid}").exists()
-
-
-def _is_believed(tid: int) -> bool:
-    """True, as in its own pid namespace a capture does not know the kernel's thread ids."""
-    return True
 
 
 @dataclass(frozen=True, slots=True)

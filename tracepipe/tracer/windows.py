@@ -133,9 +133,13 @@ class WindowCourse:
         is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
             # A call that is held by the probes has not reached the point that the library sees.
-            is_alone = self._is_by_library(begins=self.is_open) and not is_held
-            self._device_due_ns = now_ns + (_ALONE_NS if is_alone else 0)
-        self._turn_device(now_ns)
+            trigger = self._begins_by if self.is_open else self._ends_by
+            is_seen = self._device is not None and trigger is not None and trigger.kind in self._device.sees
+            self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
+        # The libraries in the command follow, unless they have begun or ended their windows themselves.
+        if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
+            self._device.set_window(is_open=self.is_open)
+            self._device_due_ns = None
         if self._attachment is not None:
             follow_ns = _FOLLOW_NS if self._device is not None else 0
             if is_held:
@@ -263,30 +267,14 @@ class WindowCourse:
         turns = self._device.turns() if self._device else []
         for ts_ns, begins in turns:
             self._device_due_ns = None
-            self._follow(ts_ns, begins=begins)
+            # Follow a process that began or ended a window, unless the probes saw that too.
+            if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
+                continue
+            if begins:
+                self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
+            else:
+                self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
         return bool(turns)
-
-    def _follow(self, ts_ns: int, *, begins: bool) -> None:
-        """Follow a process that began or ended a window, unless the probes saw that too."""
-        if self._attachment is None or begins in self._attachment.probed or begins == self.is_open:
-            return
-        if begins:
-            self._note_begin(self._attachment.open_window(ts_ns, ts_ns))
-        else:
-            self._note_end(self._attachment.close_window(Cause.STOP, ts_ns))
-
-    def _is_by_library(self, *, begins: bool) -> bool:
-        """Whether a library in the command begins or ends its windows itself, as it sees their trigger."""
-        trigger = self._begins_by if begins else self._ends_by
-        return self._device is not None and trigger is not None and trigger.kind in self._device.sees
-
-    def _turn_device(self, now_ns: int) -> None:
-        """Make the libraries in the command follow, unless they have begun or ended their windows
-        themselves.
-        """
-        if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
-            self._device.set_window(is_open=self.is_open)
-            self._device_due_ns = None
 
     def _close(self, now_ns: int, cause: Cause) -> None:
         if self._attachment is not None:

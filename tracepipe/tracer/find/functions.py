@@ -146,7 +146,13 @@ class FunctionTables:
     def _table(self, path: str, *, local: bool) -> Functions:
         if (path, local) not in self._tables:
             try:
-                self._tables[path, local] = _by_offset(path, local)
+                by_address: dict[int, dict[str, None]] = {}
+                with Elf(path) as elf:
+                    for name, address in elf.functions(local=local):
+                        by_address.setdefault(address, {})[name] = None
+                    self._tables[path, local] = {
+                        elf.file_offset(address): list(names) for address, names in by_address.items()
+                    }
             except InputError as error:
                 self._notify(f"{error.message}: no function of it is recorded")
                 self._tables[path, local] = {}
@@ -154,14 +160,6 @@ class FunctionTables:
                 self._notify(f"{path} cannot be read: {error.strerror}")
                 self._tables[path, local] = {}
         return self._tables[path, local]
-
-
-def _by_offset(path: str, local: bool) -> Functions:
-    by_address: dict[int, dict[str, None]] = {}
-    with Elf(path) as elf:
-        for name, address in elf.functions(local=local):
-            by_address.setdefault(address, {})[name] = None
-        return {elf.file_offset(address): list(names) for address, names in by_address.items()}
 
 
 def _base(name: str) -> str:

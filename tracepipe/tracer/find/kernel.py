@@ -79,41 +79,31 @@ class KernelSymbols:
         There is one for each name and module. Where addresses are hidden there is one for each name, as the
         kernel then finds the function by its name. Raises OSError.
         """
+        data = self._data = self._data or SYMBOLS.read_bytes()
+        start = data.rfind(b"\n", 0, max(data.find(b"\t["), 0)) + 1 if modules else 0  # of the first module
         # One regular expression searches all lines: making 200 000 objects of them would take half a second.
         names = b"|".join(map(_in_bytes, patterns))
         suffix = b"|".join(re.escape(module.encode()) for module in modules) or rb"\w+"
         suffix = rb"\t\[(" + suffix + (rb")\]" if modules else rb")\]|")
         form = re.compile(rb"^([0-9a-f]+) [tTwW] (" + names + rb")(?:" + suffix + rb")$", re.MULTILINE)
         seen = set()
-        for match in form.finditer(self._read(), self._first_module() if modules else 0):
+        for match in form.finditer(data, start):
             address, name, module = int(match[1], 16), match[2], match[3] or b""
             place = (module if address else b"", name)
             if place not in seen and module not in _NO_MODULE and b"." not in name:
                 seen.add(place)
                 yield KernelPlace(name.decode(errors="replace"), module.decode(), address)
 
-    def _read(self) -> bytes:
-        if not self._data:
-            self._data = SYMBOLS.read_bytes()
-        return self._data
-
-    def _first_module(self) -> int:
-        data = self._read()
-        return data.rfind(b"\n", 0, max(data.find(b"\t["), 0)) + 1
-
 
 def _in_bytes(pattern: str) -> bytes:
     """A shell pattern as a regular expression for a name in a line."""
-    parts = re.findall(r"\*|\?|\[!?[^]]+\]|.", pattern)
-    return "".join(_expression(part) for part in parts).encode()
-
-
-def _expression(part: str) -> str:
-    if part in "*?":
-        return r"[^\s.]" + part.strip("?")
-    if len(part) > 1:
-        return part.replace("[!", "[^\\s.")
-    return re.escape(part)
+    expression = ""
+    for part in re.findall(r"\*|\?|\[!?[^]]+\]|.", pattern):
+        if part in "*?":
+            expression += r"[^\s.]" + part.strip("?")
+        else:
+            expression += part.replace("[!", "[^\\s.") if len(part) > 1 else re.escape(part)
+    return expression.encode()
 
 
 def tracing_folder() -> Path:

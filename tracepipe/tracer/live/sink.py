@@ -111,11 +111,8 @@ class LiveSink(Store):
                 self._added_bytes += len(item)
             elif isinstance(item, Loss):
                 totals.lose(item)
-                self._note_processor(item)
+                if item.cpu is not None:
+                    by_cpu = self.cpu_losses.setdefault(item.layer or "unknown", {})
+                    by_cpu[item.cpu] = by_cpu.get(item.cpu, 0) + item.count
             else:
                 item.put(totals.snapshot(time.monotonic_ns()))
-
-    def _note_processor(self, loss: Loss) -> None:
-        if loss.cpu is not None:
-            by_cpu = self.cpu_losses.setdefault(loss.layer or "unknown", {})
-            by_cpu[loss.cpu] = by_cpu.get(loss.cpu, 0) + loss.count

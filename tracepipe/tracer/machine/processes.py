@@ -62,7 +62,8 @@ def clock_ahead_ns() -> int:
 
 def running_threads(scope: Scope) -> Iterator[Thread]:
     """The running threads of a scope, without those of this process."""
-    for pid in scope.pids if scope.kind == "pids" else _all_pids():
+    everyone = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
+    for pid in scope.pids if scope.kind == "pids" else everyone:
         if pid == os.getpid() or (scope.kind == "comm" and comm_of(pid) != scope.comm[:15]):
             continue
         try:
@@ -78,10 +79,6 @@ def comm_of(pid: int, tid: int = 0) -> str:
         return (_PROC / f"{pid}/task/{tid or pid}/comm").read_text(errors="replace").rstrip("\n")
     except OSError:
         return ""
-
-
-def _all_pids() -> list[int]:
-    return [int(path.name) for path in _PROC.iterdir() if path.name.isdigit()]
 
 
 def runs_first() -> None:

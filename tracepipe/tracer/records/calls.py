@@ -116,10 +116,10 @@ class Calls:
             return probe.enter, members
         texts = [] if torn else _divided(self.texts.get(by, []))[-len(probe.texts) :]
         self.texts.pop(by, None)
-        stated = [
-            f"{json.dumps(argument.name)}:{json.dumps(_text_of(argument, text))}"
-            for argument, text in zip(probe.texts, texts, strict=False)
-        ]
+        stated = []
+        for argument, text in zip(probe.texts, texts, strict=False):
+            shown = text[: argument.size_bytes or None].decode(errors="replace")
+            stated.append(f"{json.dumps(argument.name)}:{json.dumps(shown)}")
         return probe.enter, joined(members, *stated, '"args_lost":true' if torn else "")
 
     def effect(
@@ -275,10 +275,6 @@ def _divided(chunks: Sequence[bytes]) -> list[bytes]:
             texts.append(b"".join(parts))
             parts = []
     return texts
-
-
-def _text_of(argument: Argument, text: bytes) -> str:
-    return text[: argument.size_bytes or None].decode(errors="replace")
 
 
 def _joined(chunks: Sequence[bytes]) -> str:

@@ -84,7 +84,12 @@ class Sieve:
         self._core = library()
         self._kinds = sum(1 << kind for kind in kinds)
         wanted = range(len(probes)) if limits_ns is None else limits_ns
-        self._roles = bytes(_role(probe) if i in wanted else _IGNORED for i, probe in enumerate(probes))
+        roles = bytearray([_IGNORED]) * len(probes)
+        for number, probe in enumerate(probes):
+            if number in wanted:
+                is_momentary = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
+                roles[number] = _MOMENTARY * is_momentary | _NAMING * (probe.hook.effect in NAMING_EFFECTS)
+        self._roles = bytes(roles)
         limits_ns, syscall_limits_ns = limits_ns or {}, syscall_limits_ns or {}
         self._limits_ns = array("q", [limits_ns.get(i, NEVER) for i in range(len(probes))]).tobytes()
         self._syscall_limits_ns = array(
@@ -130,11 +135,6 @@ def kinds_and_functions(chunk: bytes, functions: int) -> tuple[Sequence[int], Se
         if kind in FUNCTION_KINDS:
             by_function[number] += 1
     return by_kind, by_function
-
-
-def _role(probe: Probe) -> int:
-    is_momentary = not probe.hook.returns or isinstance(probe.place, TracepointPlace)
-    return _MOMENTARY * is_momentary | _NAMING * (probe.hook.effect in NAMING_EFFECTS)
 
 
 class Span(NamedTuple):
