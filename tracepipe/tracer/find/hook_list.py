@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -94,14 +94,54 @@ def list_functions(pattern: str, libraries: LibrarySearch) -> Listing:
     sets = [load_set(name) for name in shipped_sets()]
     if names_hooks(pattern):
         return _hooked(pattern, libraries, sets)
-    listing = Listing()
-    known: set[str] = set()
-    for rows in (
-        _library_rows(libraries, sets, listing.notes, known, pattern),
-        _kernel_rows(pattern, sets, listing.notes),
-        _tracepoint_rows(sets, listing.notes, known, pattern),
-    ):
-        listing.rows.extend(rows)
+    listing, known = Listing(), set[str]()
+
+    named = tuple(
+        dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if ".so" in hook.library)
+    )
+    tables = FunctionTables(listing.notes.append)
+    for library in (*named, *libraries.unused(named)):
+        indexes = {hooks.name: _index(hooks, "uprobe", library) for hooks in sets}
+        everything = HookIndex(hook for hooks in sets for hook in hooks.hooks if hook.library == library)
+        files = tables.functions_of(library, libraries, everything)
+        if not files:
+            listing.notes.append(f"no {library}: {libraries.where(library)}")
+        for path, functions in files.items():
+            for name in sorted(name for names in functions.values() for name in names):
+                known.add(name)
+                if _fits(pattern, library, name):
+                    in_sets = tuple(set_name for set_name, index in indexes.items() if index.find(name))
+                    listing.rows.append(FunctionRow(f"uprobe:{library}:{name}", name, path, in_sets))
+
+    if no_kprobes():
+        listing.notes.append(f"no functions of the kernel: {no_kprobes()}")
+    else:
+        indexes = {hooks.name: _index(hooks, "kprobe", "") for hooks in sets}
+        module, colon, name = pattern.rpartition(":")
+        try:
+            for place in KernelSymbols().functions([module] if module else (), [name]):
+                if fnmatchcase(place.symbol, name):
+                    in_sets = tuple(
+                        set_name for set_name, index in indexes.items() if _in_module(index, place)
+                    )
+                    spec = ":".join(["kprobe", *[place.module] * bool(colon), place.symbol])
+                    listing.rows.append(FunctionRow(spec, place.symbol, place.module, in_sets))
+        except OSError as error:
+            listing.notes.append(f"{SYMBOLS} cannot be read: {error.strerror}")
+
+    indexes = {hooks.name: _index(hooks, "tracepoint", "") for hooks in sets}
+    points = list[str]()
+    try:
+        points = Tracepoints().names("*:*")
+    except (TracepipeError, OSError) as error:
+        listing.notes.append(f"no tracepoints: {error}")
+    for point in points:
+        group, _, name = point.partition(":")
+        known.add(name)
+        if _fits(pattern, group, name):
+            in_sets = tuple(set_name for set_name, index in indexes.items() if index.find(point))
+            listing.rows.append(FunctionRow(f"tracepoint:{point}", name, group, in_sets))
+
     # A given file is also found under its library's name, whose row is preferred.
     listing.rows = list({(row.name, row.place): row for row in reversed(listing.rows)}.values())[::-1]
     if not listing.rows:
@@ -128,28 +168,23 @@ def hits(lines: Iterable[bytes], names: Collection[str]) -> HitReport:
             end_ns = record.get("end", {}).get("monotonic_ns", 0)
             lost_count = sum(record["losses"].values())
         elif row is not None:
-            _count(record, row, open_calls)
+            calls, phase = open_calls.setdefault((record.get("tid"), row.name), []), record["phase"]
+            given = record.get("args", {})
+            if phase == "E":
+                if calls:
+                    calls.pop().update(given)
+                continue
+            row.count += 1
+            arguments = {key: record[key] for key in ("grid", "block") if key in record} | given
+            if len(row.first) < _FIRST_CALLS:
+                row.first.append(arguments)
+            if phase == "B":
+                calls.append(arguments)
     seconds = max(end_ns - start_ns, 0) / 1e9
     for row in rows.values():
         row.rate_per_s = row.count / seconds if seconds else 0.0
     ordered = sorted(rows.values(), key=lambda row: (-row.count, row.name))
     return HitReport(ordered, seconds, lost_count)
-
-
-def _count(
-    record: dict[str, Any], row: HitRow, open_calls: dict[tuple[Any, str], list[dict[str, Any]]]
-) -> None:
-    calls = open_calls.setdefault((record.get("tid"), row.name), [])
-    if record["phase"] == "E":
-        if calls:
-            calls.pop().update(record.get("args", {}))
-        return
-    row.count += 1
-    arguments = {key: record[key] for key in ("grid", "block") if key in record} | record.get("args", {})
-    if len(row.first) < _FIRST_CALLS:
-        row.first.append(arguments)
-    if record["phase"] == "B":
-        calls.append(arguments)
 
 
 def _hooked(text: str, libraries: LibrarySearch, sets: list[HookSet]) -> Listing:
@@ -196,61 +231,6 @@ def _in_library(hooks: HookSet, symbol: str, path: str) -> bool:
 def _in_module(index: HookIndex, place: KernelPlace) -> bool:
     hook = index.find(place.symbol)
     return hook is not None and (not hook.modules or place.module in hook.modules)
-
-
-def _library_rows(
-    libraries: LibrarySearch, sets: list[HookSet], notes: list[str], known: set[str], pattern: str
-) -> Iterator[FunctionRow]:
-    tables = FunctionTables(notes.append)
-    named = tuple(
-        dict.fromkeys(hook.library for hooks in sets for hook in hooks.hooks if ".so" in hook.library)
-    )
-    for library in (*named, *libraries.unused(named)):
-        index = [(hooks.name, _index(hooks, "uprobe", library)) for hooks in sets]
-        everything = HookIndex(hook for hooks in sets for hook in hooks.hooks if hook.library == library)
-        files = tables.functions_of(library, libraries, everything)
-        if not files:
-            notes.append(f"no {library}: {libraries.where(library)}")
-        for path, functions in files.items():
-            for name in sorted(name for names in functions.values() for name in names):
-                known.add(name)
-                if _fits(pattern, library, name):
-                    in_sets = tuple(set_name for set_name, found in index if found.find(name))
-                    yield FunctionRow(f"uprobe:{library}:{name}", name, path, in_sets)
-
-
-def _kernel_rows(pattern: str, sets: list[HookSet], notes: list[str]) -> Iterator[FunctionRow]:
-    if no_kprobes():
-        notes.append(f"no functions of the kernel: {no_kprobes()}")
-        return
-    indexed = [(hooks, _index(hooks, "kprobe", "")) for hooks in sets]
-    module, colon, name = pattern.rpartition(":")
-    try:
-        for place in KernelSymbols().functions([module] if module else (), [name]):
-            if not fnmatchcase(place.symbol, name):
-                continue
-            in_sets = tuple(hooks.name for hooks, index in indexed if _in_module(index, place))
-            spec = ":".join(["kprobe", *[place.module] * bool(colon), place.symbol])
-            yield FunctionRow(spec, place.symbol, place.module, in_sets)
-    except OSError as error:
-        notes.append(f"{SYMBOLS} cannot be read: {error.strerror}")
-
-
-def _tracepoint_rows(
-    sets: list[HookSet], notes: list[str], known: set[str], pattern: str
-) -> Iterator[FunctionRow]:
-    index = [(hooks.name, _index(hooks, "tracepoint", "")) for hooks in sets]
-    try:
-        points = Tracepoints().names("*:*")
-    except (TracepipeError, OSError) as error:
-        notes.append(f"no tracepoints: {error}")
-        return
-    for point in points:
-        group, _, name = point.partition(":")
-        known.add(name)
-        if _fits(pattern, group, name):
-            in_sets = tuple(set_name for set_name, found in index if found.find(point))
-            yield FunctionRow(f"tracepoint:{point}", name, group, in_sets)
 
 
 def _index(hooks: HookSet, target: str, library: str) -> HookIndex:
