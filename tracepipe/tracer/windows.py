@@ -120,34 +120,74 @@ class WindowCourse:
         and `order` is an order that can be obeyed.
         """
         came, self._signals = signals - self._signals, signals
+        attachment, device, windows = self._attachment, self._device, self.request.windows
         was_open, count = self.is_open, self.count
         has_device_turned = self._take_turns()
         ended_by = ""
-        if self.is_open:
-            ended_by = self._look_at_end(now_ns, self._is_received(self._ends_by, came, order))
-        elif self.count >= self.request.windows.limit:
+        if self._opened_ns is not None:
+            duration_ns = self.request.limits.duration_ns
+            if self._ends_by is not None and self._is_received(self._ends_by, came, order):
+                self._close(now_ns, Cause.STOP)
+                ended_by = self._ends_by.text
+            elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
+                self._close(now_ns, Cause.DURATION)
+                ended_by = "duration"
+            if self.count < windows.limit:
+                ended_by = ""
+        elif self.count >= windows.limit:
             ended_by = self._ends_by.text if self._ends_by else "duration"
-        else:
-            is_received = self._is_received(self._begins_by, came, order)
-            self._look_at_begin(now_ns, is_received, order.name if order else "")
-        is_held = self.count > count and self._attachment is not None and self._attachment.asked() is not None
+        elif attachment is not None and now_ns - self._closed_ns >= windows.delay_ns:
+            asked_ns = attachment.asked()
+            if self._begins_by is None:
+                asked_ns = self._closed_ns + windows.delay_ns
+            elif self._is_received(self._begins_by, came, order):
+                asked_ns = now_ns
+            if asked_ns is not None:
+                name = order.name if order else ""
+                self._note_begin(attachment.open_window(asked_ns, name=name))
+            elif self._begins_by is not None and not self._begins_by.is_sent and not self._is_armed:
+                # Without a delay, the next window may begin immediately after the end of this one.
+                left = 1 if windows.delay_ns else windows.limit - self.count
+                attachment.arm(left)
+                if device is not None:
+                    device.arm(left)
+            self._is_armed = True
+        is_held = self.count > count and attachment is not None and attachment.asked() is not None
         if self.is_open != was_open and not has_device_turned:
             # A call that is held by the probes has not reached the point that the library sees.
             trigger = self._begins_by if self.is_open else self._ends_by
-            is_seen = self._device is not None and trigger is not None and trigger.kind in self._device.sees
+            is_seen = device is not None and trigger is not None and trigger.kind in device.sees
             self._device_due_ns = now_ns + (_ALONE_NS if is_seen and not is_held else 0)
         # The libraries in the command follow, unless they have begun or ended their windows themselves.
-        if self._device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
-            self._device.set_window(is_open=self.is_open)
+        if device is not None and self._device_due_ns is not None and now_ns >= self._device_due_ns:
+            device.set_window(is_open=self.is_open)
             self._device_due_ns = None
-        if self._attachment is not None:
-            follow_ns = _FOLLOW_NS if self._device is not None else 0
-            if is_held:
-                self._held_until_ns = now_ns + follow_ns
-            if was_open and not self.is_open:
-                self._end_held_until_ns = now_ns + follow_ns
-            self._let_go(self._attachment, now_ns)
-            self._keep_attached(self._attachment, now_ns)
+        if attachment is None:
+            return ended_by
+
+        # The call that ended a window goes on, and the one that asked for it, once everything records in it.
+        follow_ns = _FOLLOW_NS if device is not None else 0
+        if is_held:
+            self._held_until_ns = now_ns + follow_ns
+        if was_open and not self.is_open:
+            self._end_held_until_ns = now_ns + follow_ns
+        if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
+            self._end_held_until_ns = None
+            attachment.let_end()
+        if self._held_until_ns is not None and now_ns >= self._held_until_ns:
+            self._held_until_ns = None
+            if attachment.let_go() and self.is_open:
+                self._close(now_ns, Cause.STOP)
+        # Probes are attached before an expected window, and detached after one.
+        if self.is_open:
+            self._pace = None
+            attachment.prepare()
+        elif now_ns - self._closed_ns >= self._linger_ns:
+            due_ns = self._due_ns(attachment, now_ns)
+            if due_ns is not None and now_ns >= due_ns - _LEAD_NS:
+                attachment.prepare()
+            else:
+                attachment.rest()
         return ended_by
 
     def answer(self, order: WindowOrder) -> Answer:
@@ -158,30 +198,6 @@ class WindowCourse:
             return Answer("No window is open.", "Call begin_window() first.")
         self._is_ordered = order.begins
         return Answer()
-
-    def _let_go(self, attachment: Attachment, now_ns: int) -> None:
-        """Release the call that asked for the window once everything records in it, and the call that ended
-        it.
-        """
-        if self._end_held_until_ns is not None and now_ns >= self._end_held_until_ns:
-            self._end_held_until_ns = None
-            attachment.let_end()
-        if self._held_until_ns is not None and now_ns >= self._held_until_ns:
-            self._held_until_ns = None
-            if attachment.let_go() and self.is_open:
-                self._close(now_ns, Cause.STOP)
-
-    def _keep_attached(self, attachment: Attachment, now_ns: int) -> None:
-        """Attach probes before an expected window, and detach them after one."""
-        if self.is_open:
-            self._pace = None
-            attachment.prepare()
-        elif now_ns - self._closed_ns >= self._linger_ns:
-            due_ns = self._due_ns(attachment, now_ns)
-            if due_ns is not None and now_ns >= due_ns - _LEAD_NS:
-                attachment.prepare()
-            else:
-                attachment.rest()
 
     def _due_ns(self, attachment: Attachment, now_ns: int) -> int | None:
         """When the next window is expected; None where that is not known."""
@@ -221,39 +237,6 @@ class WindowCourse:
         kind = trigger.kind if trigger is not None else ""
         is_ordered = order is not None and order.begins != self.is_open
         return (kind == SIGNAL and signals > 0) or (kind == API and is_ordered)
-
-    def _look_at_end(self, now_ns: int, is_received: bool) -> str:
-        assert self._opened_ns is not None
-        duration_ns = self.request.limits.duration_ns
-        if is_received and self._ends_by is not None:
-            self._close(now_ns, Cause.STOP)
-            ended_by = self._ends_by.text
-        elif duration_ns is not None and now_ns - self._opened_ns >= duration_ns:
-            self._close(now_ns, Cause.DURATION)
-            ended_by = "duration"
-        else:
-            return ""
-        return ended_by if self.count >= self.request.windows.limit else ""
-
-    def _look_at_begin(self, now_ns: int, is_received: bool, name: str) -> None:
-        windows, attachment = self.request.windows, self._attachment
-        assert attachment is not None
-        if now_ns - self._closed_ns < windows.delay_ns:
-            return
-        begins_by, asked_ns = self._begins_by, attachment.asked()
-        if begins_by is None:
-            asked_ns = self._closed_ns + windows.delay_ns
-        elif is_received:
-            asked_ns = now_ns
-        if asked_ns is not None:
-            self._note_begin(attachment.open_window(asked_ns, name=name))
-        elif begins_by is not None and not begins_by.is_sent and not self._is_armed:
-            # Without a delay, the next window may begin immediately after the end of this one.
-            left = 1 if windows.delay_ns else windows.limit - self.count
-            attachment.arm(left)
-            if self._device is not None:
-                self._device.arm(left)
-        self._is_armed = True
 
     def _take_turns(self) -> bool:
         """Take over the windows that functions and the libraries in the command began and ended; returns
