@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracepipe.reports.frames import statistics
+from tracepipe.analyses.findings import statistics
 from tracepipe.reports.frames.libraries import Library
 
 stats: Any = Library("scipy.stats")  # which takes a second to import

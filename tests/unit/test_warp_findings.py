@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.synthetic_warps import NOISES, SyntheticKernel
 from tracepipe.analyses.findings import FINDERS, find_all
 from tracepipe.analyses.findings.divergence import split_p_values, stride_of
-from tracepipe.analyses.findings.few_warps import one_by_one, order_seen
+from tracepipe.analyses.findings.few_warps import one_by_one, order_of_exits
 from tracepipe.analyses.findings.finding import Finding, listed, percent
 from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns, sort_warps
 from tracepipe.analyses.findings.ranks import centred_ranks, chance_of, late_class, score_classes
@@ -524,14 +524,14 @@ def test_the_order_of_three_warps_is_seen_and_is_not_a_finding() -> None:
         (2_000, None),
         (4_000, None),
     ]
-    seen = order_seen(kernel)
+    seen = order_of_exits(kernel)
     assert seen is not None
     assert seen.startswith(
         "The 3 warps of a launch exit one after the other, 2.00 µs apart, 4.00 µs from the"
     )
     assert "seen in one launch, where chance alone gives such an order once in 6" in seen
-    assert order_seen(threads([[0], [4_000], [2_000]])) is None
-    assert order_seen(threads([[0], [40], [80]])) is None, "less than a probe costs"
+    assert order_of_exits(threads([[0], [4_000], [2_000]])) is None
+    assert order_of_exits(threads([[0], [40], [80]])) is None, "less than a probe costs"
 
 
 def test_three_warps_in_order_in_many_blocks_are_a_finding() -> None:
@@ -564,4 +564,4 @@ def test_whatever_was_recorded_can_be_looked_at(rows: Any, lanes_timed: bool, mi
     for finding in found(kernel):
         json.dumps(finding.as_json(), allow_nan=False)
     json.dumps(one_by_one(kernel), allow_nan=False)
-    order_seen(kernel)
+    order_of_exits(kernel)

@@ -167,7 +167,7 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
     """`has_order`: a finding already states the order of its warps. `has_namesakes`: another kernel has the
     same name, and the grid distinguishes them.
     """
-    from tracepipe.analyses.findings.few_warps import one_by_one, order_seen
+    from tracepipe.analyses.findings.few_warps import one_by_one, order_of_exits
 
     timed = kernel.has_entries and kernel.has_exits
     shape = _shape(kernel)
@@ -178,7 +178,7 @@ def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
         (name, *shape),
         (name, *_time(kernel)),
         [(name, *warp) for warp in one_by_one(kernel)],
-        None if has_order else order_seen(kernel),
+        None if has_order else order_of_exits(kernel),
         [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
         None if active is None else Held(kernel.kernel, name, kernel.gpu, kernel.block_size, held, active),
         kernel.still_running,

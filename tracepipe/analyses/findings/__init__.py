@@ -39,12 +39,20 @@ class Searched(NamedTuple):
     skipped: dict[str, list[tuple[str, str]]]
 
 
-def find_all(kernels: Iterable[KernelWarps]) -> Searched:
+def find_all(
+    kernels: Iterable[KernelWarps], measure: Callable[[KernelWarps], object] = lambda kernel: None
+) -> Searched:
     """Return the findings of all kernels, those that could save most time first.
 
-    `kernels` is iterated over twice. FALSE_ALARM_RATE holds for each kind over all kernels together.
+    `kernels` is iterated over twice: sorting the warps of a kernel takes more time than all findings in them,
+    so `measure` is called with each in the first iteration. FALSE_ALARM_RATE holds for each kind over all
+    kernels together.
     """
-    lacking = [(kernel.kernel, _lacking(kernel)) for kernel in kernels]
+    lacking: list[tuple[str, dict[str, str | None]]] = []
+    for kernel in kernels:
+        measure(kernel)
+        lacking.append((kernel.kernel, {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}))
+        kernel.forget()
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
     found: list[Finding] = []
     for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
@@ -52,7 +60,7 @@ def find_all(kernels: Iterable[KernelWarps]) -> Searched:
         for kind, finder in FINDERS.items():
             if reasons[kind] is None:
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
-        costed = (_costed(kernel, finding) for finding in _once(findings))
+        costed = (_costed(kernel, finding) for finding in _without_repeated(findings))
         found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
         kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
@@ -80,14 +88,7 @@ def _costed(kernel: KernelWarps, finding: Finding) -> Finding:
     return replace(finding, grid=kernel.grid, saves=saving)
 
 
-def _lacking(kernel: KernelWarps) -> dict[str, str | None]:
-    """For each kind, why it cannot be looked for; None where it can."""
-    reasons = {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}
-    kernel.forget()
-    return reasons
-
-
-def _once(findings: list[Finding]) -> list[Finding]:
+def _without_repeated(findings: list[Finding]) -> list[Finding]:
     """The findings without those that describe the same effect a second time: threads at a stride also look
     divergent, and some blocks of a period can look like stragglers."""
     strides = {finding.numbers["modulus_threads"] for finding in findings if finding.kind == "stride"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
+from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np
 
 MIN_VALUES = 16
@@ -200,7 +200,7 @@ def without_medians(values: Floats, groups: Ints) -> Floats:
     return rest
 
 
-def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Flags:
+def at_border(blocks: Ints, grid: tuple[int, int, int] | None) -> Bools:
     """Flags the linear block indices that are the first or the last along a side of the grid with more than
     two blocks. Shapes `(n,)`.
     """

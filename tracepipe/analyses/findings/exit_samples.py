@@ -8,16 +8,15 @@ late, their delay is compared in all runs: a stride that was removed has a delay
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tracepipe.analyses.findings import find_all
-from tracepipe.analyses.findings.finding import Finding, listed
-from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, Flags, KernelWarps, sample
+from tracepipe.analyses.findings.finding import listed
+from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps, sample
 from tracepipe.analyses.findings.kernels import kernels_of
 from tracepipe.analyses.findings.ranks import between
 from tracepipe.analyses.findings.stride import without_order
-from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.samples import LATE, SKEW, SPREAD, Gathering, Key, Kind, Measured
 from tracepipe.store.run import Run
@@ -51,11 +50,26 @@ def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
     patterns of late threads.
     """
     patterns: Patterns = {}
-    kernels = _Measuring(kernels_of(run, "", None))
-    for finding in find_all(kernels).findings:
-        if (pattern := _pattern(finding)) is not None:
-            patterns.setdefault(pattern.kernel, {})[pattern] = None
-    return kernels.found.measured(), patterns
+    found = _Lengths()
+
+    def measure(kernel: KernelWarps) -> None:
+        if kernel.has_exits:
+            known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED]
+            found.add((SPREAD, f"{kernel.kernel}: spread of warps"), known_ns)
+            if kernel.blocks_known and not kernel.rows_mixed:
+                skew_ns = kernel.blocks.skew_ns[kernel.warps_of_block > 1]
+                found.add((SKEW, f"{kernel.kernel}: skew of blocks"), skew_ns)
+
+    for finding in find_all(kernels_of(run, "", None), measure).findings:
+        name, numbers = finding.kernel, finding.numbers
+        if finding.kind == "divergence":
+            pattern = Pattern(name, "lanes", LANES, tuple(numbers["late_lanes"]))
+        elif finding.kind == "stride":
+            pattern = Pattern(name, numbers["of"], numbers["modulus"], tuple(numbers["residues"]))
+        else:
+            continue
+        patterns.setdefault(name, {})[pattern] = None
+    return found.measured(), patterns
 
 
 def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
@@ -63,7 +77,20 @@ def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
     wanted = "|".join(f"^{re.escape(kernel)}$" for kernel in patterns)
     found = _Lengths()
     for kernel in kernels_of(run, wanted, None):
-        found.add(kernel, _delays(kernel, patterns[kernel.kernel]))
+        for pattern in patterns[kernel.kernel] if kernel.has_exits else ():
+            if pattern.of != "warps":
+                rows = sample(np.arange(kernel.launch.size))
+                times = without_order(kernel.lane_times(rows)).times
+                first = np.where(pattern.of == "lanes", 0, kernel.warp[rows] * LANES)
+                positions = first[:, None] + np.arange(LANES)
+            elif kernel.warps_of_a_block:
+                times = kernel.warp_times()
+                positions = np.broadcast_to(np.arange(times.shape[1]), times.shape)
+            else:
+                continue
+            delays_ns = between(times, np.isin(positions % pattern.modulus, pattern.residues))
+            known_ns = np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)
+            found.add((LATE, pattern.name), known_ns)
         kernel.forget()
     return found.measured()
 
@@ -74,72 +101,12 @@ class _Lengths:
     def __init__(self) -> None:
         self._gathered: dict[str, Gathering] = {}
 
-    def add(self, kernel: KernelWarps, lengths: Iterable[tuple[Key, Ints]]) -> None:
-        """Add the lengths of a kernel, if it has exits."""
-        for (what, name), lengths_ns in lengths if kernel.has_exits else ():
-            if lengths_ns.size:
-                self._gathered.setdefault(what, Gathering()).add(name, lengths_ns)
+    def add(self, key: Key, lengths_ns: Ints) -> None:
+        """Add lengths, shape `(n,)`."""
+        what, name = key
+        if lengths_ns.size:
+            self._gathered.setdefault(what, Gathering()).add(name, lengths_ns)
 
     def measured(self) -> dict[Kind, Measured]:
         """Return the measures of all lengths. Nothing may be added afterwards."""
         return {(what, ""): one.measured() for what, one in self._gathered.items()}
-
-
-class _Measuring:
-    """Kernels whose skew and spread are measured during the first iteration over them: sorting the warps of a
-    kernel takes more time than all findings in them.
-    """
-
-    def __init__(self, kernels: Iterable[KernelWarps]) -> None:
-        self._kernels, self._is_measured = kernels, False
-        self.found = _Lengths()
-
-    def __iter__(self) -> Iterator[KernelWarps]:
-        is_measured, self._is_measured = self._is_measured, True
-        for kernel in self._kernels:
-            if not is_measured:
-                self.found.add(kernel, _spreads(kernel))
-            yield kernel
-
-
-def _pattern(finding: Finding) -> Pattern | None:
-    numbers = finding.numbers
-    if finding.kind == "divergence":
-        return Pattern(finding.kernel, "lanes", LANES, tuple(numbers["late_lanes"]))
-    if finding.kind == "stride":
-        return Pattern(finding.kernel, numbers["of"], numbers["modulus"], tuple(numbers["residues"]))
-    return None
-
-
-def _spreads(kernel: KernelWarps) -> Iterator[tuple[Key, Ints]]:
-    known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED]
-    yield (SPREAD, f"{kernel.kernel}: spread of warps"), known_ns
-    if kernel.blocks_known and not kernel.rows_mixed:
-        skew_ns = kernel.blocks.skew_ns[kernel.warps_of_block > 1]
-        yield (SKEW, f"{kernel.kernel}: skew of blocks"), skew_ns
-
-
-def _delays(kernel: KernelWarps, patterns: Iterable[Pattern]) -> Iterator[tuple[Key, Ints]]:
-    for pattern in patterns:
-        if pattern.of != "warps":
-            yield (LATE, pattern.name), _of_lanes(kernel, pattern)
-        elif kernel.warps_of_a_block:
-            yield (LATE, pattern.name), _of_blocks(kernel, pattern)
-
-
-def _of_lanes(kernel: KernelWarps, pattern: Pattern) -> Ints:
-    rows = sample(np.arange(kernel.launch.size))
-    threads = np.arange(LANES) + np.where(pattern.of == "lanes", 0, kernel.warp[rows] * LANES)[:, None]
-    times = without_order(kernel.lane_times(rows)).times
-    return _known(times, np.isin(threads % pattern.modulus, pattern.residues))
-
-
-def _of_blocks(kernel: KernelWarps, pattern: Pattern) -> Ints:
-    times = kernel.warp_times()
-    members = np.isin(np.arange(times.shape[1]) % pattern.modulus, pattern.residues)
-    return _known(times, np.broadcast_to(members, times.shape))
-
-
-def _known(times: Floats, members: Flags) -> Ints:
-    delays_ns = between(times, members)
-    return np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE
 from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps
 from tracepipe.analyses.findings.waves import ORDER_CAUSE
-from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.units import duration_text
 
@@ -40,52 +39,39 @@ def one_by_one(kernel: KernelWarps) -> list[OneWarp]:
     """Return each warp of a kernel that has at most FEW, else none."""
     if not kernel.has_exits or kernel.launch.size > FEW:
         return []
-    times = kernel.lane_times(np.arange(kernel.launch.size))
     rows = []
-    for at in range(kernel.launch.size):
+    for at, times in enumerate(kernel.lane_times(np.arange(kernel.launch.size))):
         same = kernel.launch == kernel.launch[at]
         spread = int(kernel.spread_ns[at])
-        known = kernel.launch_ids is not None or np.unique(kernel.launch).size > 1
+        has_launch = kernel.launch_ids is not None or np.unique(kernel.launch).size > 1
+        known = np.flatnonzero(~np.isnan(times))
+        latest = known[times[known] == times[known].max(initial=0)]
+        block, thread = int(kernel.block[at]), int(kernel.warp[at]) * LANES
+        last_block = math.prod(kernel.grid) - 1 if kernel.grid else int(kernel.block.max())
+        # The lanes of the first and of the last thread of the grid, where this warp has them.
+        first_lane = 0 if block == thread == 0 else -1
+        last_lane = kernel.last_thread - thread if block == last_block else -1
+        after = times - np.nanmedian(times) if kernel.blocks_known and known.size > 1 else times * np.nan
+        first_ns, last_ns = (
+            round(float(after[lane])) if 0 <= lane < LANES and not np.isnan(after[lane]) else None
+            for lane in (first_lane, last_lane)
+        )
         rows.append(
             OneWarp(
-                kernel.launch_id(int(kernel.launch[at])) if known else None,
-                int(kernel.block[at]) if kernel.blocks_known else None,
+                kernel.launch_id(int(kernel.launch[at])) if has_launch else None,
+                block if kernel.blocks_known else None,
                 int(kernel.warp[at]),
                 int(kernel.first_exit_ns[at] - kernel.first_exit_ns[same].min()),
                 None if spread == NOT_RECORDED else spread,
-                _last_lane(times[at]),
-                *_ends(kernel, at, times[at]),
+                int(latest[0]) if latest.size == 1 < known.size else None,
+                first_ns,
+                last_ns,
             )
         )
     return rows
 
 
-def _last_lane(times: Floats) -> int | None:
-    known = np.flatnonzero(~np.isnan(times))
-    latest = known[times[known] == times[known].max(initial=0)]
-    return int(latest[0]) if latest.size == 1 < known.size else None
-
-
-def _ends(kernel: KernelWarps, at: int, times: Floats) -> tuple[int | None, int | None]:
-    """When the first and the last thread of the grid exited, after the median lane of their warp; None where
-    this warp does not have that thread.
-    """
-    if not kernel.blocks_known or (~np.isnan(times)).sum() < 2:
-        return None, None
-    block, thread = int(kernel.block[at]), int(kernel.warp[at]) * LANES
-    after = times - np.nanmedian(times)
-    of_first = block == 0 and thread == 0
-    lane = kernel.last_thread - thread
-    last_block = math.prod(kernel.grid) - 1 if kernel.grid else int(kernel.block.max())
-    of_last = block == last_block and 0 <= lane < LANES
-    return _at(after, 0) if of_first else None, _at(after, lane) if of_last else None
-
-
-def _at(after: Floats, lane: int) -> int | None:
-    return None if np.isnan(after[lane]) else round(float(after[lane]))
-
-
-def order_seen(kernel: KernelWarps) -> str | None:
+def order_of_exits(kernel: KernelWarps) -> str | None:
     """A sentence about the warps of each launch that exited one after the other, where there are too few of
     them to exclude chance; else None.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.block_times import (
     MIN_BLOCKS_OF_SM,
     MIN_GROUP,
@@ -22,12 +23,11 @@ from tracepipe.analyses.findings.block_times import (
     without_medians,
 )
 from tracepipe.analyses.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
-from tracepipe.analyses.findings.kernel_warps import MAX_BLOCKS, Flags, KernelWarps, evenly, sample
+from tracepipe.analyses.findings.kernel_warps import MAX_BLOCKS, KernelWarps, evenly, sample
 from tracepipe.analyses.findings.ranks import LateClass, late_class_in_rows, ranks_in_rows, score_rows
 from tracepipe.analyses.findings.waves import share_saved, usual_waves
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames import statistics
-from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.units import agree, duration_text
 
@@ -135,7 +135,7 @@ def heavy(kernel: KernelWarps, late: BlockLateness) -> list[Finding]:
     usual = np.maximum(medians_by(values, group), 1.0)
     times = medians_by(values / usual[group], late.profile_row)
     least = HEAVY if kernel.launches.size > 2 else HEAVY_ONCE
-    is_heavy: Flags = (times >= least) & (late.profile_ns >= kernel.least_ns)
+    is_heavy: Bools = (times >= least) & (late.profile_ns >= kernel.least_ns)
     count, of = int(is_heavy.sum()), late.blocks.size
     # Their extra time as a share of all blocks' time in a launch.
     spared = float(late.profile_ns[is_heavy].sum()) / max(float(values.sum()) / kernel.launches.size, 1.0)
@@ -223,7 +223,7 @@ def _sms(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Finding
 def _sm_finding(
     kernel: KernelWarps,
     sms: Ints,
-    slow: Flags,
+    slow: Bools,
     of_sms: tuple[Floats, Floats],
     life: float,
 ) -> Finding:

@@ -31,7 +31,6 @@ def evenly(count: int, most: int) -> Int64s:
     return np.linspace(0, count - 1, min(count, most)).astype(np.int64)
 
 
-Flags = Bools
 NOT_RECORDED = -(1 << 63)
 LANES = 32
 
@@ -56,17 +55,13 @@ class BlockTimes:
     """From the exit of the first warp to that of the last."""
 
 
-def _not_recorded(_: int) -> int:
-    return 1
-
-
 class LaunchIds(NamedTuple):
     """The ids of launches in a recording, 64 bits each, and which launches have none; shapes
     `(launches,)`.
     """
 
     id: Ints
-    is_nameless: Flags
+    is_nameless: Bools
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class WarpColumns:
     block_size: tuple[int, int, int] | None = None
     sm_count: int | None = None
     """How many SMs the GPU has."""
-    cluster_of: Callable[[int], int] = _not_recorded
+    cluster_of: Callable[[int], int] = lambda _: 1
     """How many blocks a cluster has, of the launch with an id in the recording."""
 
 
@@ -282,9 +277,9 @@ class KernelWarps(WarpColumns):
         return np.append(np.searchsorted(starts, self.launch_starts), starts.size)
 
     @cached_property
-    def apart(self) -> Flags:
+    def diverges(self) -> Bools:
         """Flags the warps whose lanes did not all exit at the same reading of the clock."""
-        later: Flags = self.last_exit_ns > self.first_exit_ns
+        later: Bools = self.last_exit_ns > self.first_exit_ns
         return later
 
     def lane_times(self, warps: Ints) -> Floats:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.block_times import medians_by
-from tracepipe.analyses.findings.kernel_warps import Flags
 from tracepipe.event.groups import number_rows, sorted_runs
-from tracepipe.reports.frames import statistics
-from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np
 
 # The most cells of a table of rows and classes, which may be nearly empty; larger ones are not made.
@@ -78,7 +77,7 @@ def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
     return pairs // count, pairs % count, members
 
 
-def chance_of(ranks: Floats, members: Flags) -> float:
+def chance_of(ranks: Floats, members: Bools) -> float:
     """The chance that positions are as late as `members` are, if all orders within a row are
     equally likely.
     """
@@ -86,7 +85,7 @@ def chance_of(ranks: Floats, members: Flags) -> float:
     return chance_in_rows(ranks[known], np.nonzero(known)[0], members[known])
 
 
-def chance_in_rows(ranks: Floats, row: Ints, members: Flags) -> float:
+def chance_in_rows(ranks: Floats, row: Ints, members: Bools) -> float:
     """Like `chance_of`, for ranks from `ranks_in_rows`. Shapes `(n,)`."""
     present, taken = np.bincount(row), np.bincount(row, members)
     usable = (taken > 0) & (taken < present)
@@ -111,7 +110,7 @@ def _log_factorial(values: Floats) -> Floats:
     return logs[values.astype(np.int64)]
 
 
-def between(times: Floats, members: Flags) -> Floats:
+def between(times: Floats, members: Bools) -> Floats:
     """For each row, the median time of its members less that of the others; nan if either side is empty.
     `times` and `members` have the shape `(rows, positions)`, the result `(rows,)`.
     """
@@ -128,7 +127,7 @@ class LateClass(NamedTuple):
     modulus: int
     residues: list[int]
     p_value: float
-    members: Flags
+    members: Bools
     delay: float
     """How much later the members are, in the median, than the others of their row."""
 
@@ -169,12 +168,12 @@ def late_class_in_rows(times: Floats, row: Ints, positions: Ints, moduli: range)
     if residue not in residues:
         return None
     chance = chance_in_rows(ranks, row, classes == residue)
-    members: Flags = np.isin(classes, residues)
+    members: Bools = np.isin(classes, residues)
     delay = float(np.nanmedian(_after_others(times, row, members)[members]))
     return LateClass(modulus, residues, min(1.0, chance * tried), members, delay)
 
 
-def _after_others(times: Floats, row: Ints, members: Flags) -> Floats:
+def _after_others(times: Floats, row: Ints, members: Bools) -> Floats:
     """Times less the median of those of their row that are no members; nan where there are none."""
     medians = np.full(int(row.max()) + 1, np.nan)
     of, first = number_rows(row[~members])

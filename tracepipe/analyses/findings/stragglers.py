@@ -30,11 +30,11 @@ from tracepipe.analyses.findings.block_times import (
     medians_by,
 )
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
-from tracepipe.analyses.findings.kernel_warps import Flags, KernelWarps
+from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.ranks import chance_in_rows, ranks_in_rows
 from tracepipe.analyses.findings.waves import share_saved
 from tracepipe.event.groups import number_rows
-from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.units import counted, duration_text
 
@@ -179,24 +179,19 @@ def _blocks(kernel: KernelWarps, late: BlockLateness, found: Outlying, alpha: fl
     launches = kernel.launches.size
     where = "" if launches == 1 else f" in the median of {launches} launches"
     rows = np.flatnonzero(np.isin(late.profile_row, found.indices))
-    if _one_slow_sm(kernel, rows):
-        return []
+    sms = np.unique(kernel.blocks.sm[rows])
+    if kernel.has_sms and kernel.has_entries and sms.size == 1:
+        # If these are most of the blocks of one SM, the SM is slow, and `imbalance` reports it.
+        slow = np.unique(kernel.blocks.block[rows]).size
+        of_sm = np.unique(kernel.blocks.block[kernel.blocks.sm == sms[0]]).size
+        if slow >= MIN_BLOCKS_OF_SM and slow > of_sm / 2:
+            return []
     blocks = np.sort(late.blocks[found.indices])
     return [_finding(kernel, late, found, (blocks, rows), (where, BLOCKS_CAUSE))]
 
 
-def _one_slow_sm(kernel: KernelWarps, rows: Ints) -> bool:
-    """Whether these are most of the blocks of one SM: then the SM is slow, and `imbalance` reports it."""
-    sms = np.unique(kernel.blocks.sm[rows])
-    if not kernel.has_sms or not kernel.has_entries or sms.size > 1:
-        return False
-    late = np.unique(kernel.blocks.block[rows]).size
-    of_sm = np.unique(kernel.blocks.block[kernel.blocks.sm == sms[0]]).size
-    return late >= MIN_BLOCKS_OF_SM and late > of_sm / 2
-
-
 def _single_launches(
-    kernel: KernelWarps, late: BlockLateness, taken: Flags | None, alpha: float
+    kernel: KernelWarps, late: BlockLateness, taken: Bools | None, alpha: float
 ) -> list[Finding]:
     """Findings about launches in which blocks are late that are not late in general."""
     own = late.rows_ns
@@ -289,8 +284,12 @@ def _finding(
     return Finding("straggler", kernel.kernel, evidence, cause, found.p_value, numbers, saves)
 
 
-def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: float) -> list[Finding]:
-    outer, pairs = _beside_inner(late.group, border)
+def _border(kernel: KernelWarps, late: BlockLateness, border: Bools, alpha: float) -> list[Finding]:
+    # The border blocks whose group has inner ones too, and the number of pairs of both within groups.
+    of_border, of_inner = (
+        np.bincount(late.group[own], minlength=int(late.group.max()) + 1) for own in (border, ~border)
+    )
+    outer, pairs = border & (of_inner[late.group] > 0), int(of_border @ of_inner)
     if outer.sum() < MIN_GROUP:
         return []
     ranks = ranks_in_rows(late.profile_ns, late.group)
@@ -320,10 +319,3 @@ def _border(kernel: KernelWarps, late: BlockLateness, border: Flags, alpha: floa
     }
     saves = share_saved(kernel, delay, np.flatnonzero(border[late.profile_row]))
     return [Finding("straggler", kernel.kernel, evidence, BORDER_CAUSE, p_value, numbers, saves)]
-
-
-def _beside_inner(group: Ints, border: Flags) -> tuple[Flags, int]:
-    """Flags the border blocks whose group has inner ones too, and the number of pairs of both within
-    groups."""
-    outer, inner = (np.bincount(group[own], minlength=int(group.max()) + 1) for own in (border, ~border))
-    return border & (inner[group] > 0), int(outer @ inner)

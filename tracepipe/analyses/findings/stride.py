@@ -91,9 +91,9 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
 
 def _lanes(kernel: KernelWarps, alpha: float) -> list[Finding]:
     # In warps whose lanes exited together no lane was late: where most warps are such, the median is 0.
-    if kernel.apart.mean() < 0.5:
+    if kernel.diverges.mean() < 0.5:
         return []
-    rows = sample(np.flatnonzero(kernel.apart))
+    rows = sample(np.flatnonzero(kernel.diverges))
     times = kernel.lane_times(rows)
     usable = (~np.isnan(times)).sum(axis=1) > 1
     if not usable.any():

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.block_times import block_life_ns, time_taken
 from tracepipe.analyses.findings.finding import MIN_EXIT_ONLY_NS, Finding, confidence, percent
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.event.columns import distinct
 from tracepipe.event.groups import RowsByNumber
-from tracepipe.reports.frames import statistics
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import most_at_once
 from tracepipe.reports.frames.libraries import np
