@@ -57,10 +57,12 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
     length_ns, idle_ns = last_ns - first_ns, int(gaps_ns.sum())
     title = f"{where}: busy without a gap for {duration_text(length_ns)}{scope.place()}"
     if len(gaps_ns):
-        share, longest = _percent(idle_ns / length_ns), duration_text(int(gaps_ns.max()))
+        share = idle_ns / length_ns
+        percent = "over 99.9%" if 0.999 < share < 1 else f"{share:.1%}"
+        gaps, longest = agree(len(gaps_ns), "gap|gaps"), duration_text(int(gaps_ns.max()))
         title = (
             f"{where}: idle for {duration_text(idle_ns)} of the {duration_text(length_ns)} from its first to "
-            f"its last work{scope.place()} ({share}); {_gaps(len(gaps_ns))}, longest {longest}"
+            f"its last work{scope.place()} ({percent}); {len(gaps_ns):,} {gaps}, longest {longest}"
         )
     how = (
         "A gap is a stretch in which no kernel, copy or warp ran on any stream. A darker cell of the "
@@ -70,14 +72,6 @@ def _panel(scope: Scope, gpu: int, busy: Stretches) -> Panel:
         how += ". Below it, the gaps by length: the total time of the gaps of each length, and their number"
     draw = partial(_draw, busy, gaps_ns, first_ns - scope.run.facts.start_ns)
     return Panel(title, f"{how}.", 3.1 if len(gaps_ns) else 0.95, draw)
-
-
-def _gaps(count: int) -> str:
-    return f"{count:,} {agree(count, 'gap|gaps')}"
-
-
-def _percent(share: float) -> str:
-    return "over 99.9%" if 0.999 < share < 1 else f"{share:.1%}"
 
 
 def _draw(busy: Stretches, gaps_ns: Int64s, first_ns: int, figure: Figure) -> None:

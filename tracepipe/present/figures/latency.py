@@ -67,7 +67,10 @@ def _panel(scope: Scope, name: str, title: str) -> Panel:
     rows = [_called(layer, of_all, "all" if len(by_time) > 1 else shapes.text(names[0]))]
     for number in names if len(by_time) > 1 else ():
         rows.append(_called(layer, timed[of_call == number], shapes.text(number)))
-    text = f"{_upper(title)}: {_what(rows[0])}"
+    _, _, half, _, most, _ = (duration_text(length or 0) for length in rows[0].spread)
+    calls = len(rows[0].dur_ns)
+    what = f"half of {calls:,} take at most {half}, 1 in 100 {most} or more"
+    text = f"{title[0].upper()}{title[1:]}: {f'the only one takes {half}' if calls == 1 else what}"
     how = (
         "Lengths from entry to return, on a logarithmic axis. Each area is a histogram with "
         f"{_BINS_A_DECADE} bins per decade, scaled to its fullest bin; with fewer than {HISTOGRAM_MIN} "
@@ -88,18 +91,6 @@ def _called(layer: Layer, calls: Ints, name: str) -> CallLengths:
     dur_ns = layer.end_ns[calls] - layer.start_ns[calls]
     least_ns = int(dur_ns.min()) if len(dur_ns) else 0
     return CallLengths(name, dur_ns, least_ns, of_values(dur_ns))
-
-
-def _what(calls: CallLengths) -> str:
-    """The lengths of calls as a sentence."""
-    _, _, half, _, most, _ = (duration_text(length or 0) for length in calls.spread)
-    if len(calls.dur_ns) == 1:
-        return f"the only one takes {half}"
-    return f"half of {len(calls.dur_ns):,} take at most {half}, 1 in 100 {most} or more"
-
-
-def _upper(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _draw(rows: list[CallLengths], figure: Figure) -> None:

@@ -209,8 +209,9 @@ def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int
     if grid is None:
         return Panel(f"{where}: no warp ran{scope.place()}")
     after = moment_text(start_ns - scope.run.facts.start_ns, end_ns - start_ns)
+    of_row = "an SM" if grid.sms_in_row == 1 else f"{grid.sms_in_row} SMs"
     how = (
-        f"Each cell is the mean number of warps between their entry and last exit on {_row_of(grid)} over "
+        f"Each cell is the mean number of warps between their entry and last exit on {of_row} over "
         f"{duration_text(grid.cell_ns)}, grey where there are none. Above it: the sum over all SMs."
     )
     rows = int(grid.level.shape[0])
@@ -226,10 +227,6 @@ def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int
 def _map_in(rows: int) -> float:
     """The height of a map of `rows` rows in inches."""
     return min(3.6, max(0.5, rows * 0.16))
-
-
-def _row_of(grid: Grid) -> str:
-    return "an SM" if grid.sms_in_row == 1 else f"{grid.sms_in_row} SMs"
 
 
 def _what(warps: DrawnWarps, scope: Scope, gpu: int, start_ns: int, end_ns: int) -> str:
