@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from tracepipe.analyses.comparison import Change, Changes, Difference, Sizes, enough
+from tracepipe.analyses.findings.exit_samples import Patterns, delays, exits
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
@@ -47,8 +48,6 @@ def _read(loads: Sequence[Load], found: Changes) -> tuple[list[Facts], list[list
     """Read the recordings one after the other, and add what is compared of each to `found`. Return the facts
     and the totals of each.
     """
-    from tracepipe.analyses.findings.exit_samples import Patterns, delays, exits
-
     facts, totals = [], []
     patterns: Patterns = {}
     for at, load in enumerate(loads):

@@ -12,8 +12,12 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tracepipe.analyses.findings import find_all
+from tracepipe.analyses.findings.finding import Finding
+from tracepipe.analyses.findings.kernels import kernels_of
+from tracepipe.analyses.findings.waves import mean_active_warps
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.event.counters import SELECTED, stall_group
 from tracepipe.kernel_names import kernel_title, short_kernel_name
@@ -21,10 +25,6 @@ from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Drawing, Table
 from tracepipe.store.run import Run
 from tracepipe.units import counted, duration_text
-
-if TYPE_CHECKING:
-    from tracepipe.analyses.findings.finding import Finding
-    from tracepipe.analyses.findings.kernel_warps import KernelWarps
 
 FEW_SAMPLES: Final = 400
 """With fewer samples, chance dominates the shares: with 400, a share of 25% varies from 21% to 29% in 19 of
@@ -112,9 +112,6 @@ def _nothing_common(stalls: Run, warps: Run) -> str:
 
 def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], int]:
     """The kernels of both recordings with the most warps, and how many others there are."""
-    from tracepipe.analyses.findings import find_all
-    from tracepipe.analyses.findings.kernels import kernels_of
-
     samples: dict[str, Counter[str]] = {}
     for name, counts in stalls.stall_table.functions.items():
         samples.setdefault(short_kernel_name(name), Counter()).update(counts)
@@ -131,8 +128,12 @@ def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], 
         same = None if not shapes else (kernel.grid, kernel.block_size) in shapes
         one = _Kernel(kernel.kernel, kernel.grid, same, samples[kernel.kernel])
         made.append(one)
-        _measure(one, kernel)
-        if (active := _active_warps(kernel)) is not None:
+        if kernel.has_exits and kernel.blocks_known and kernel.warps_of_a_block >= 2:
+            skew_ns = float(np.median(kernel.blocks.skew_ns))
+            one.skew_ns = round(skew_ns)
+            if kernel.has_entries and kernel.warp_scale_ns:
+                one.skew_percent = 100 * skew_ns / kernel.warp_scale_ns
+        if (active := mean_active_warps(kernel)) is not None:
             title = str(len(made))
             held.append(Held(kernel.kernel, title, kernel.gpu, kernel.block_size, None, active))
         kernel.forget()
@@ -148,21 +149,6 @@ def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], 
     # Where some launches are those that were sampled, others of the kernel are left out.
     sampled = {one.name for one in made if one.same_launch}
     return [one for one in made if one.same_launch or one.name not in sampled], len(every) - len(shown)
-
-
-def _measure(one: _Kernel, kernel: KernelWarps) -> None:
-    if not kernel.has_exits or not kernel.blocks_known or kernel.warps_of_a_block < 2:
-        return
-    skew_ns = float(np.median(kernel.blocks.skew_ns))
-    one.skew_ns = round(skew_ns)
-    if kernel.has_entries and kernel.warp_scale_ns:
-        one.skew_percent = 100 * skew_ns / kernel.warp_scale_ns
-
-
-def _active_warps(kernel: KernelWarps) -> float | None:
-    from tracepipe.analyses.findings.waves import mean_active_warps
-
-    return mean_active_warps(kernel)
 
 
 def _launched(run: Run, names: set[str]) -> dict[str, set[_Shape]]:
@@ -205,7 +191,9 @@ def _together(kernels: list[_Kernel]) -> Drawing:
         }
         for one in kernels
         if one.samples.total() >= FEW_SAMPLES
-        for reasons, finding, sentence in _sentences(one)
+        for reasons, finding, sentence in filter(
+            None, (_at_barriers(one), _of_branches(one), _of_few_warps(one))
+        )
     ]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
@@ -221,15 +209,6 @@ def _together(kernels: list[_Kernel]) -> Drawing:
 
 _Sentence = tuple[tuple[str, ...], str | None, str]
 """Stall reasons, the kind of a finding, and the sentence about both."""
-
-
-def _sentences(one: _Kernel) -> Iterator[_Sentence]:
-    if (found := _at_barriers(one)) is not None:
-        yield found
-    if (found := _of_branches(one)) is not None:
-        yield found
-    if (found := _of_few_warps(one)) is not None:
-        yield found
 
 
 def _at_barriers(one: _Kernel) -> _Sentence | None:

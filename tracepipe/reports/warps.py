@@ -8,24 +8,25 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+from tracepipe.analyses.findings import FINDERS, Searched, find_all
+from tracepipe.analyses.findings.few_warps import one_by_one, order_of_exits
+from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE
+from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps
+from tracepipe.analyses.findings.kernels import kernels_of
+from tracepipe.analyses.findings.waves import MIN_FILLED, launch_waves, mean_active_warps
 from tracepipe.analyses.occupancy import Held, achieved_table
 from tracepipe.analyses.warp_ranges import ranges_table
 from tracepipe.errors import TracepipeError
 from tracepipe.options import OTHER_RUN, Option
+from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.kernel_choice import no_such_kernel
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.reports.stalls_and_warps import side_by_side
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted
-
-if TYPE_CHECKING:
-    from tracepipe.analyses.findings import Searched
-    from tracepipe.analyses.findings.finding import Finding
-    from tracepipe.analyses.findings.kernel_warps import KernelWarps
-    from tracepipe.reports.frames.arrays import Floats
 
 BINS = 24
 """Parts of a launch's duration; active warps are averaged over each."""
@@ -49,9 +50,6 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
     """The kernels' warps in numbers, and the findings; with `stalls`, a recording of the same kernels, what
     their warps wait for. Raises TracepipeError where the pattern is invalid, or nothing is selected.
     """
-    from tracepipe.analyses.findings import find_all
-    from tracepipe.analyses.findings.kernels import kernels_of
-
     try:
         kernels = kernels_of(run, options.kernel, options.launch)
     except re.error as e:
@@ -69,11 +67,12 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
         one.kernel for one in found.findings if (one.kind, one.numbers.get("of")) == ("wave", "warps")
     }
     called = shown.names()
-    seen = [_seen(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
-    occupancy = achieved_table(run, [one.held for one in seen if one.held])
-    tables = [_shapes(seen), occupancy if occupancy.rows else None, _times(seen), ranges]
-    drawn = [*tables, _occupancy(seen), *_few(seen)]
-    result = Result("WARPS", [part for part in (*drawn, _findings(found, called)) if part])
+    rows = [_kernel_rows(kernel, kernel.kernel in in_order, called[kernel.kernel] > 1) for kernel in shown]
+    occupancy = achieved_table(run, [one.held for one in rows if one.held])
+    of_kernels, times = _tables(rows)
+    parts = (of_kernels, occupancy if occupancy.rows else None, times, ranges)
+    drawn = (_occupancy(rows), *_few(rows), _findings(found, called))
+    result = Result("WARPS", [part for part in (*parts, *drawn) if part])
     if len(shown) < len(kernels):
         result.notes.append(
             counted(
@@ -84,14 +83,12 @@ def run(run: Run, options: Options, stalls: Run | None = None) -> Result:
         together, notes = side_by_side(stalls, run, called)
         result.parts += together
         result.notes += notes
-    result.notes += _limits(found, seen)
+    result.notes += _limits(found, rows)
     return result
 
 
 def _nothing_chosen(run: Run, options: Options) -> TracepipeError:
     """The error where options choose none of the kernels."""
-    from tracepipe.analyses.findings.kernels import kernels_of
-
     every = kernels_of(run, "", None).names()
     if not every:
         return TracepipeError("There are no warps to choose from.", f"{_NO_WARPS[0].upper()}{_NO_WARPS[1:]}.")
@@ -119,8 +116,6 @@ _SHAPE_COLUMNS = (
     Column("waves", "waves", "number"),
     Column("active_warps_per_sm", "warps/SM", "number"),
 )
-# In the cells of a row, behind the kernel's name.
-_PLACE_OF_BLOCKS_PER_SM = [column.key for column in _SHAPE_COLUMNS].index("blocks_per_sm") - 1
 _TIME_COLUMNS = (
     Column("kernel", "kernel"),
     Column("life_p50_ns", "lifetime p50", "ns"),
@@ -145,8 +140,8 @@ _FEW_COLUMNS = (
 )
 
 
-class _Seen(NamedTuple):
-    """What is shown of one kernel: its rows of the tables, and its active warps over a launch."""
+class _KernelRows(NamedTuple):
+    """The rows of a kernel in the tables, and its active warps over a launch."""
 
     kernel: str
     shape: tuple[Any, ...]
@@ -159,88 +154,74 @@ class _Seen(NamedTuple):
     rows_mixed: bool
 
 
-def _grid(kernel: KernelWarps) -> str | None:
-    return "×".join(str(size) for size in kernel.grid) if kernel.grid else None
-
-
-def _seen(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _Seen:
+def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _KernelRows:
     """`has_order`: a finding already states the order of its warps. `has_namesakes`: another kernel has the
     same name, and the grid distinguishes them.
     """
-    from tracepipe.analyses.findings.few_warps import one_by_one, order_of_exits
-
-    timed = kernel.has_entries and kernel.has_exits
-    shape = _shape(kernel)
-    held, active = shape[_PLACE_OF_BLOCKS_PER_SM], shape[-1]
-    name = f"{kernel.kernel} {_grid(kernel)}" if has_namesakes and kernel.grid else kernel.kernel
-    seen = _Seen(
+    is_timed = kernel.has_entries and kernel.has_exits
+    grid = "×".join(map(str, kernel.grid)) if kernel.grid else None
+    name = f"{kernel.kernel} {grid}" if has_namesakes and grid else kernel.kernel
+    blocks = kernel.block_count if kernel.blocks_known else None
+    duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
+    sms = blocks_per_sm = waves = active = held = None
+    if is_timed and kernel.has_sms:
+        of_first = launch_waves(kernel, 0)
+        sms, active = of_first.sms, mean_active_warps(kernel)
+        blocks_per_sm = of_first.blocks_per_sm if kernel.blocks_known else None
+        # Blocks that end faster than they are launched never fill the SMs, so there are no waves to count.
+        waves = of_first.waves if kernel.blocks_known and of_first.filled >= MIN_FILLED else None
+    if active is not None:
+        held = Held(kernel.kernel, name, kernel.gpu, kernel.block_size, blocks_per_sm, active)
+    counts = (int(kernel.launches.size), blocks, int(kernel.launch.size))
+    life: list[int | None] = [None] * 4
+    skew: list[int | None] = [None] * 2
+    spread: list[int | None] = [None] * 2
+    if is_timed:
+        life = [_whole(np.quantile(kernel.life_ns, q)) for q in (0.5, 0.95, 0.99, 1.0)]
+    if kernel.has_exits and kernel.blocks_known:
+        skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
+    known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
+    if known_ns.size:
+        spread = [_whole(np.median(known_ns)), int(known_ns.max())]
+    rows = _KernelRows(
         name,
-        (name, *shape),
-        (name, *_time(kernel)),
+        (name, grid, *counts, duration, sms, blocks_per_sm, waves, active),
+        (name, *life, *skew, *spread),
         [(name, *warp) for warp in one_by_one(kernel)],
         None if has_order else order_of_exits(kernel),
-        [round(float(n), 1) for n in active_warps(kernel)] if timed else [],
-        None if active is None else Held(kernel.kernel, name, kernel.gpu, kernel.block_size, held, active),
+        [round(float(n), 1) for n in active_warps(kernel)] if is_timed else [],
+        held,
         kernel.still_running,
         kernel.rows_mixed,
     )
     kernel.forget()
-    return seen
+    return rows
 
 
-def _shapes(seen: list[_Seen]) -> Table:
-    note = (
+def _whole(value: float | np.floating[Any]) -> int:
+    return round(float(value))
+
+
+def _tables(kernels: list[_KernelRows]) -> tuple[Table, Table]:
+    """The tables of the kernels and of their times."""
+    of_kernels = (
         "Blocks: of the grid; warps: of all launches. Of one launch: duration (median), blocks/SM (the most "
         "that an SM held at a time), waves (of blocks), warps/SM (active warps, the mean over the duration)."
     )
-    return Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in seen], note)
-
-
-def _shape(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.analyses.findings.waves import MIN_FILLED, launch_waves, mean_active_warps
-
-    blocks = kernel.block_count if kernel.blocks_known else None
-    duration = _whole(np.median(kernel.launch_ns)) if kernel.has_exits else None
-    place: tuple[Any, ...] = (None,) * 4
-    if kernel.has_exits and kernel.has_entries and kernel.has_sms:
-        waves = launch_waves(kernel, 0)
-        active = mean_active_warps(kernel)
-        held = waves.blocks_per_sm if kernel.blocks_known else None
-        # Blocks that end faster than they are launched never fill the SMs, so there are no waves to count.
-        count = waves.waves if kernel.blocks_known and waves.filled >= MIN_FILLED else None
-        place = (waves.sms, held, count, active)
-    head = (_grid(kernel), int(kernel.launches.size), blocks, int(kernel.launch.size))
-    return (*head, duration, *place)
-
-
-def _times(seen: list[_Seen]) -> Table:
-    note = (
+    of_times = (
         "Lifetime of a warp: from its entry to the exit of its last lane. Spread of a warp: from the exit of "
         "its first lane to that of its last. Skew of a block: from the exit of its first warp to that of its "
         "last."
     )
-    return Table("times", "Warps", _TIME_COLUMNS, [one.time for one in seen], note)
+    return (
+        Table("kernels", "Kernels", _SHAPE_COLUMNS, [one.shape for one in kernels], of_kernels),
+        Table("times", "Warps", _TIME_COLUMNS, [one.time for one in kernels], of_times),
+    )
 
 
-def _time(kernel: KernelWarps) -> tuple[Any, ...]:
-    from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED
-
-    life: list[int | None] = [None] * 4
-    skew: list[int | None] = [None] * 2
-    if kernel.has_exits and kernel.has_entries:
-        life = [_whole(np.quantile(kernel.life_ns, q)) for q in (0.5, 0.95, 0.99, 1.0)]
-    if kernel.has_exits and kernel.blocks_known:
-        skew = [_whole(np.quantile(kernel.blocks.skew_ns, q)) for q in (0.5, 0.95)]
-    spread: list[int | None] = [None] * 2
-    known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
-    if known_ns.size:
-        spread = [_whole(np.median(known_ns)), int(known_ns.max())]
-    return (*life, *skew, *spread)
-
-
-def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
+def _few(kernels: list[_KernelRows]) -> Iterator[Table | Drawing]:
     """The warps of kernels that have only a few, one by one, and the order in which they exited."""
-    rows = [row for one in seen for row in one.few]
+    rows = [row for one in kernels for row in one.few]
     if rows:
         note = (
             "First exit: of the warp, after the first exit of its launch. Last lane: the lane that exited "
@@ -248,7 +229,7 @@ def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
             "of the grid exited, after the median lane of their warp."
         )
         yield Table("few_warps", "Kernels with few warps, warp by warp", _FEW_COLUMNS, rows, note)
-    data = [{"kernel": one.kernel, "sentence": one.order} for one in seen if one.order]
+    data = [{"kernel": one.kernel, "sentence": one.order} for one in kernels if one.order]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if data:
@@ -260,10 +241,6 @@ def _few(seen: list[_Seen]) -> Iterator[Table | Drawing]:
     yield Drawing("orders_seen", draw, lambda: data)
 
 
-def _whole(value: float | np.floating[Any]) -> int:
-    return round(float(value))
-
-
 def active_warps(kernel: KernelWarps) -> Floats:
     """The mean number of warps that ran at a time in each of BINS parts of a launch, over all launches.
 
@@ -271,7 +248,6 @@ def active_warps(kernel: KernelWarps) -> Floats:
     """
     row, begin_ns = kernel.launch_row, kernel.begin_ns
     bin_ns = np.maximum(kernel.launch_ns, 1) / BINS
-
     # In bins of their launch.
     entry, leave = ((ns - begin_ns[row]) / bin_ns[row] for ns in (kernel.entry_ns, kernel.last_exit_ns))
     means = np.empty(BINS)
@@ -282,9 +258,9 @@ def active_warps(kernel: KernelWarps) -> Floats:
     return means
 
 
-def _occupancy(seen: list[_Seen]) -> Drawing:
+def _occupancy(kernels: list[_KernelRows]) -> Drawing:
     """The active warps over the duration of a launch, one line for each kernel whose entries are known."""
-    data = [{"kernel": one.kernel, "active_warps": one.active_warps} for one in seen if one.active_warps]
+    data = [{"kernel": one.kernel, "active_warps": one.active_warps} for one in kernels if one.active_warps]
 
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         if not data:
@@ -307,33 +283,23 @@ def _findings(found: Searched, called: Counter[str]) -> Drawing:
     def draw(width: int, ascii_only: bool) -> Iterator[str]:
         yield "Findings"
         if not found.findings:
-            yield _none_found(found, called.total())
+            untested = sum(len(skipped) for skipped in found.skipped.values())
+            if untested == len(FINDERS) * called.total():
+                yield "None: this recording lacks what the tests need; see the notes below."
+            else:
+                yield "None: no difference in these warps is beyond noise and large enough."
         for finding in found.findings:
-            text = f"{finding.kind}, {_named(finding, called)}: {finding.sentence}"
+            name = finding.kernel
+            if finding.grid and called[name] > 1:
+                name += f" {'×'.join(map(str, finding.grid))}"
+            text = f"{finding.kind}, {name}: {finding.sentence}"
             yield from textwrap.wrap(text, max(width, 40), subsequent_indent="  ")
 
     return Drawing("findings", draw, lambda: data)
 
 
-def _named(finding: Finding, called: Counter[str]) -> str:
-    """The kernel's name, with its grid where several of the analyzed kernels have this name."""
-    if not finding.grid or called[finding.kernel] == 1:
-        return finding.kernel
-    return f"{finding.kernel} {'×'.join(map(str, finding.grid))}"
-
-
-def _none_found(found: Searched, kernels: int) -> str:
-    from tracepipe.analyses.findings import FINDERS
-
-    if sum(len(skipped) for skipped in found.skipped.values()) == len(FINDERS) * kernels:
-        return "None: this recording lacks what the tests need; see the notes below."
-    return "None: no difference in these warps is beyond noise and large enough."
-
-
-def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
+def _limits(found: Searched, kernels: list[_KernelRows]) -> Iterator[str]:
     """The kinds that could not be looked for, and what else limits the findings."""
-    from tracepipe.analyses.findings.finding import FALSE_ALARM_RATE
-
     rate = f"{FALSE_ALARM_RATE:.0%}"
     yield f"false alarms: at most {rate} of recordings of uniform kernels get a finding of any one kind"
     kinds: dict[tuple[str, str], list[str]] = {}
@@ -342,11 +308,11 @@ def _limits(found: Searched, seen: list[_Seen]) -> Iterator[str]:
         for kernel_name, reason in skipped:
             by_reason.setdefault(reason, set()).add(kernel_name)
         for reason, names in by_reason.items():
-            which = "" if len(skipped) == len(seen) == len(names) else f" in {', '.join(sorted(names))}"
+            which = "" if len(skipped) == len(kernels) == len(names) else f" in {', '.join(sorted(names))}"
             kinds.setdefault((which, reason), []).append(kind)
     for (which, reason), of_reason in kinds.items():
         yield f"not looked for{which}: {', '.join(of_reason)}: {reason}"
-    for kernel in seen:
+    for kernel in kernels:
         if kernel.still_running:
             yield (
                 f"note: {counted(kernel.still_running, 'warp|warps')} of {kernel.kernel} had not exited at "

@@ -1,7 +1,7 @@
 """Findings in the warps of kernels: divergence, strides, stragglers, waves, imbalance.
 
 Each kind is one file and one line in FINDERS. A finder gets the warps of one kernel and the false-alarm rate
-that it may spend. This package imports numpy: import it only when a report runs.
+that it may spend.
 """
 
 from __future__ import annotations

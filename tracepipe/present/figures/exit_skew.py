@@ -9,6 +9,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from tracepipe.analyses.findings.kernel_warps import KernelWarps
+from tracepipe.analyses.findings.kernels import Kernels, kernels_of
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.present.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
 from tracepipe.present.figures.panel import Panel, Scope, short
@@ -19,9 +21,6 @@ from tracepipe.units import agree, counted, duration_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from tracepipe.analyses.findings.kernel_warps import KernelWarps
-    from tracepipe.analyses.findings.kernels import Kernels
 
 KERNELS_MAX = 6
 # Up to this number each warp is drawn.
@@ -43,8 +42,6 @@ class Exits(NamedTuple):
 
 def panels(scope: Scope) -> list[Panel]:
     """A panel for each kernel whose exits are known, those with the most warps."""
-    from tracepipe.analyses.findings.kernels import kernels_of
-
     kernels = kernels_of(scope.run, scope.kernel, None)
     names = Counter(kernel.kernel for kernel, _ in _with_exits(kernels, scope))
     if not names:
