@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from tests.support.peaks import compared_bytes, peak_bytes
 from tests.support.recordings import GPU_CLOCK, HEADER, event, span
 from tracepipe.present.writing.table_formats import FORMATS
 from tracepipe.reports import REPORTS
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.samples import Gathering
 
 pytestmark = pytest.mark.slow
 
@@ -262,19 +259,6 @@ def test_kernels_with_warps_that_are_not_looked_at_take_little(tmp_path: Path) -
         for count in (5_000, 15_000)
     )
     assert (many - few) / 10_000 < 2_000
-
-
-def test_samples_of_one_length_take_little() -> None:
-    one = np.ones(1, np.int64)
-    tracemalloc.start()
-    gathering = Gathering()
-    for at in range(20_000):
-        gathering.add(f"kernel {at}: skew of blocks", one)
-    found = gathering.measured()
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(found.numbers) == 20_000
-    assert peak / 20_000 < 250
 
 
 # What there is a different one of in each event, of which `timeline` draws the busiest, and how many bytes it

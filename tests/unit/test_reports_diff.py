@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support.recordings import HEADER, span, write
+from tracepipe.analyses.measures import CALL, Gathering
 from tracepipe.errors import TracepipeError
 from tracepipe.reports import diff
 from tracepipe.reports.diff import Options
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.samples import Gathering
 from tracepipe.store.run import Run, load_run
 
 Records = Sequence[dict[str, Any]]
@@ -406,17 +406,13 @@ def test_all_that_was_compared_is_no_list_in_memory(compare: Compare) -> None:
     assert peak_bytes < 2_000_000
 
 
-@pytest.mark.parametrize("rows_at_once", [4, 1 << 16])
-def test_measures_of_names_are_the_same_in_any_part(
-    rows_at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tracepipe.reports.frames.grouping.ROWS_AT_ONCE", rows_at_once)
+def test_measures_of_names_are_of_all_their_lengths() -> None:
     gathering = Gathering()
     lengths = {"few": [5, 1, 3], "many": [*range(200, 0, -1)], "one": [7], "two": [4, 2]}
     for name, some in lengths.items():
-        gathering.add(name, np.array(some))
-    found = gathering.measured()
-    assert [found.texts[number].decode() for number in found.numbers.tolist()] == [*lengths]
+        gathering.add((CALL, name), np.array(some))
+    found = gathering.measured()[CALL, ""]
+    assert found.names == [*lengths]
     assert found.values["count"].tolist() == [3, 200, 1, 2]
     assert found.values["total_ns"].tolist() == [9, 20_100, 7, 6]
     assert found.values["p50_ns"].tolist() == [3, 100, 7, 2]

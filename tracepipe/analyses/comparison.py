@@ -17,11 +17,7 @@ from itertools import combinations
 from math import ceil, comb
 from typing import Any, NamedTuple
 
-from tracepipe.event.columns import Bools, Int64s
-from tracepipe.event.groups import largest
-from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.samples import (
+from tracepipe.analyses.measures import (
     DECIDED_BY_PROGRAM,
     EXITS,
     KINDS,
@@ -31,6 +27,10 @@ from tracepipe.reports.frames.samples import (
     Kind,
     Measured,
 )
+from tracepipe.event.columns import Bools, Int64s
+from tracepipe.event.groups import largest
+from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.libraries import np
 
 # The most divisions of the recordings that are tried; of more, a random sample is.
 _WAYS_MAX = 500
@@ -232,7 +232,7 @@ class Changes:
         self.sizes, self._alpha, self._least = sizes, alpha, least
         self.comparison = Comparison(*sizes, alpha)
         # The names of each kind, with their numbers.
-        self._names: dict[Kind, dict[bytes, int]] = {kind: {} for kind in KINDS}
+        self._names: dict[Kind, dict[str, int]] = {kind: {} for kind in KINDS}
         self._added: list[tuple[int, Kind, list[int], dict[str, Any]]] = []
         # The first row of each kind; the rows of a kind follow those of the kind before.
         self._starts: list[int] = []
@@ -245,7 +245,7 @@ class Changes:
         """Add the names of a recording, which may be dropped afterwards."""
         for kind, of in found.items():
             numbers = self._names[kind]
-            rows = [numbers.setdefault(of.texts[at], len(numbers)) for at in of.numbers.tolist()]
+            rows = [numbers.setdefault(name, len(numbers)) for name in of.names]
             self._added.append((recording, kind, rows, of.values))
 
     def compare(
@@ -264,8 +264,7 @@ class Changes:
             self._starts.append(len(self._keys))
             layer, suffix = kind
             if layer not in left_out:
-                texts = (name.decode("utf-8", "surrogatepass") for name in names)
-                self._keys += [(layer, text + suffix) for text in texts]
+                self._keys += [(layer, name + suffix) for name in names]
         shape = len(self), sum(self.sizes)
         self._figures = {name: np.full(shape, np.nan if name[0] == "p" else 0.0) for name in MEASURES}
         for recording, kind, rows, values in self._added:

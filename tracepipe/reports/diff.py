@@ -8,14 +8,22 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from tracepipe.analyses.comparison import Change, Changes, Difference, Sizes, enough
-from tracepipe.analyses.findings.exit_samples import Patterns, delays, exits
+from tracepipe.analyses.measures import (
+    DECIDED_BY_PROGRAM,
+    EXITS,
+    LAYER_OF,
+    Patterns,
+    delays,
+    exits,
+    is_recorded,
+    measures,
+)
 from tracepipe.errors import TracepipeError
 from tracepipe.event.columns import Bools
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.options import Option
 from tracepipe.reports.frames.arrays import Floats
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.samples import DECIDED_BY_PROGRAM, EXITS, LAYER_OF, is_recorded, measures
 from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.store import Facts

@@ -1,0 +1,209 @@
+"""The figures by which runs are compared: counts and lengths of every function, kernel and copy, and how far
+apart warps and threads exit.
+
+Skew is the time from the exit of a block's first warp to that of its last. Spread is the time from the exit
+of a warp's first lane to that of its last. Where a finding in one run states that some lanes or threads are
+late, their delay is compared in all runs: a stride that was removed has a delay of about 0 in the others.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tracepipe.analyses.findings import find_all
+from tracepipe.analyses.findings.finding import listed
+from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps, sample
+from tracepipe.analyses.findings.kernels import kernels_of
+from tracepipe.analyses.findings.ranks import between
+from tracepipe.analyses.findings.stride import without_order
+from tracepipe.event.columns import NONE, Int64s
+from tracepipe.event.groups import number_rows
+from tracepipe.event.vocabulary import RUNNING
+from tracepipe.reports.frames.arrays import Floats, Ints
+from tracepipe.reports.frames.libraries import np
+from tracepipe.store.run import Facts, Run
+from tracepipe.units import agree
+
+CALL, KERNEL, COPY = "call", "GPU kernel", "copy"
+SKEW, SPREAD, LATE = "warp skew", "warp spread", "late threads"
+EXITS = (SKEW, SPREAD, LATE)
+"""The layers for how far apart threads and warps exit, which is not time that the program takes."""
+SYSCALL, DRIVER, EVENT = "system call", "driver function", "scheduler"
+DECIDED_BY_PROGRAM = (CALL, KERNEL, COPY)
+"""The layers whose counts the program decides; those of the others also depend on chance."""
+LAYER_OF = {
+    CALL: "userspace",
+    SYSCALL: "syscall",
+    DRIVER: "kernel",
+    EVENT: "scheduler",
+    KERNEL: "gpu_kernel",
+    COPY: "transfer",
+    **dict.fromkeys(EXITS, "gpu_warp"),
+}
+"""The layer of records of each; exits are also from `gpu_thread`."""
+Key = tuple[str, str]
+"""Layer (one of the above) and name."""
+Kind = tuple[str, str]
+"""Layer, and a suffix of the names of a part of it."""
+KINDS: tuple[Kind, ...] = (*((what, "") for what in LAYER_OF), (COPY, " (GPU)"))
+"""All kinds: copies with the times of their calls, and copies with the GPU's times, are two kinds."""
+
+
+MEASURES = ("count", "total_ns", "p50_ns", "p95_ns")
+"""The figures of each name: count, sum of the lengths, median, and tail."""
+# The least number of lengths that have a tail: 5% of fewer are hardly any.
+TAIL_MIN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of a kind in one recording. `values` has a column for each of `MEASURES`, shape `(names,)`,
+    with NaN where a figure is not known: medians without lengths, tails of fewer than `TAIL_MIN` lengths.
+    """
+
+    names: list[str]
+    values: dict[str, Floats]
+
+
+def _measured(names: list[str], counts: Ints, of: Ints, lengths_ns: Int64s) -> Measured:
+    """The figures of names. `of` has the index of the name of each length, shapes `(lengths,)`."""
+    known = np.bincount(of, minlength=len(names))
+    totals_ns = np.bincount(of, lengths_ns, len(names)).astype(np.float64)
+    values: dict[str, Floats] = {"count": counts.astype(np.float64), "total_ns": totals_ns}
+    ordered = lengths_ns[np.lexsort((lengths_ns, of))]
+    first = np.cumsum(known) - known
+    for name, percent, least in (("p50_ns", 50, 1), ("p95_ns", 95, TAIL_MIN)):
+        # The nearest rank: the least length that this share of the lengths does not exceed.
+        at = first + (known * percent + 99) // 100 - 1
+        enough = known >= least
+        values[name] = np.full(len(names), np.nan)
+        values[name][enough] = ordered[at[enough]]
+    return Measured(names, values)
+
+
+class Gathering:
+    """Collects lengths by kind and name; the lengths of one name may be added in several parts."""
+
+    def __init__(self) -> None:
+        self._lengths_ns: dict[Kind, dict[str, list[Ints]]] = {}
+
+    def add(self, key: Key, lengths_ns: Ints) -> None:
+        """Add lengths of a layer and a name, shape `(n,)`."""
+        layer, name = key
+        if len(lengths_ns):
+            self._lengths_ns.setdefault((layer, ""), {}).setdefault(name, []).append(lengths_ns)
+
+    def measured(self) -> dict[Kind, Measured]:
+        """Return the figures of all names."""
+        found = {}
+        for kind, by_name in self._lengths_ns.items():
+            counts = np.array([sum(map(len, parts)) for parts in by_name.values()])
+            lengths_ns = np.concatenate([part for parts in by_name.values() for part in parts])
+            found[kind] = _measured([*by_name], counts, np.repeat(np.arange(len(counts)), counts), lengths_ns)
+        return found
+
+
+def is_recorded(facts: Facts, layer: str) -> bool:
+    """Whether a recording has events of a layer, or states in its header that it recorded the layer."""
+    got = facts.header.get("layers", {}).get("got", [])
+    names = (LAYER_OF[layer], "gpu_thread") if layer in EXITS else (LAYER_OF[layer],)
+    return any(facts.counts[name] or name in got for name in names)
+
+
+def measures(run: Run) -> dict[Kind, Measured]:
+    """Return the figures of all names of a run, without exits. A call inside another counts in both."""
+    found: dict[Kind, Measured] = {}
+    every = np.arange(len(run.shapes), dtype=np.int32)
+    for what, suffix in KINDS:
+        if what in EXITS:
+            continue
+        is_wanted = np.ones(len(every), np.bool_)
+        if what == EVENT:
+            is_wanted = run.shapes.column("name", every) != run.shapes.number_of("name", RUNNING)
+        if what == COPY:
+            is_wanted = (run.shapes.column("gpu", every) != NONE) == bool(suffix)
+        layer = run.layer(LAYER_OF[what])
+        rows = np.flatnonzero(layer.is_call & is_wanted[layer.shape])
+        if not len(rows):
+            continue
+        numbers = run.shapes.column("name", layer.shape[rows])
+        of, first = number_rows(numbers)
+        names = [run.shapes.encoded[number].decode("utf-8", "surrogatepass") for number in numbers[first]]
+        timed = layer.has_length[rows]
+        lengths_ns = layer.end_ns[rows[timed]] - layer.start_ns[rows[timed]]
+        found[what, suffix] = _measured(names, np.bincount(of), of[timed], lengths_ns)
+    return found
+
+
+class Pattern(NamedTuple):
+    """Positions that are late in one of the runs: lanes of a warp, threads or warps of a block."""
+
+    kernel: str
+    of: str
+    modulus: int
+    residues: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        if self.of == "lanes":
+            lanes = listed(list(self.residues))
+            return f"{self.kernel}: delay of {agree(len(self.residues), 'lane|lanes')} {lanes}"
+        letter = self.of[0]
+        residues = " or ".join(map(str, self.residues))
+        return f"{self.kernel}: delay of {self.of} with {letter} mod {self.modulus} = {residues}"
+
+
+Patterns = dict[str, dict[Pattern, None]]
+"""The patterns of each kernel, by its name, in the order in which they were found."""
+
+
+def exits(run: Run) -> tuple[dict[Kind, Measured], Patterns]:
+    """Return skew and spread by kernel name, with the launches of all grids and processes together, and the
+    patterns of late threads.
+    """
+    patterns: Patterns = {}
+    found = Gathering()
+
+    def measure(kernel: KernelWarps) -> None:
+        if kernel.has_exits:
+            known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED]
+            found.add((SPREAD, f"{kernel.kernel}: spread of warps"), known_ns)
+            if kernel.blocks_known and not kernel.rows_mixed:
+                skew_ns = kernel.blocks.skew_ns[kernel.warps_of_block > 1]
+                found.add((SKEW, f"{kernel.kernel}: skew of blocks"), skew_ns)
+
+    for finding in find_all(kernels_of(run, "", None), measure).findings:
+        name, numbers = finding.kernel, finding.numbers
+        if finding.kind == "divergence":
+            pattern = Pattern(name, "lanes", LANES, tuple(numbers["late_lanes"]))
+        elif finding.kind == "stride":
+            pattern = Pattern(name, numbers["of"], numbers["modulus"], tuple(numbers["residues"]))
+        else:
+            continue
+        patterns.setdefault(name, {})[pattern] = None
+    return found.measured(), patterns
+
+
+def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
+    """Return the delays of the threads of patterns, which may have been found in another recording."""
+    wanted = "|".join(f"^{re.escape(kernel)}$" for kernel in patterns)
+    found = Gathering()
+    for kernel in kernels_of(run, wanted, None):
+        for pattern in patterns[kernel.kernel] if kernel.has_exits else ():
+            if pattern.of != "warps":
+                rows = sample(np.arange(kernel.launch.size))
+                times = without_order(kernel.lane_times(rows)).times
+                first = np.where(pattern.of == "lanes", 0, kernel.warp[rows] * LANES)
+                positions = first[:, None] + np.arange(LANES)
+            elif kernel.warps_of_a_block:
+                times = kernel.warp_times()
+                positions = np.broadcast_to(np.arange(times.shape[1]), times.shape)
+            else:
+                continue
+            delays_ns = between(times, np.isin(positions % pattern.modulus, pattern.residues))
+            known_ns = np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)
+            found.add((LATE, pattern.name), known_ns)
+        kernel.forget()
+    return found.measured()
