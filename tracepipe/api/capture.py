@@ -76,167 +76,135 @@ class CaptureOptions:
     """
 
     comm: Annotated[str, Option(
-        "Record every process of this name, running now or started later.", "NAME", panel=WHO, also=_PROBING,
-    )] = ""
-    system: Annotated[bool, Option(
-        "Record all processes of this machine.", panel=WHO, also=_PROBING,
-    )] = False
+        "Record every process of this name, running now or started later.",
+        "NAME", panel=WHO, also=_PROBING)] = ""
+    system: Annotated[bool, Option("Record all processes of this machine.", panel=WHO, also=_PROBING)] = False
     """The process that records is left out."""
     children: Annotated[bool, Option(
-        "Also record the child processes of these, or not.", panel=WHO, also=_PROBING,
-    )] = True
+        "Also record the child processes of these, or not.", panel=WHO, also=_PROBING)] = True
 
     layers: Annotated[str | Sequence[str] | None, Option(
         f"Record these layers, separated by commas: {', '.join(LAYER_NAMES)}. all: the first four, and "
         "annotation if a command is run; none: none of these, only what other options name. Default: all, "
         "without kernel where the NVIDIA driver cannot be probed.",
-        "LAYER,...", complete=complete_layers, panel=WHAT, also=_LIVE,
-    )] = None
+        "LAYER,...", complete=complete_layers, panel=WHAT, also=_LIVE)] = None
     hooks: Annotated[str | Sequence[str], Option(
         "Also record these functions: uprobe:LIBRARY:FUNCTION, kprobe:FUNCTION or tracepoint:GROUP:NAME, "
         "with arguments and a condition if wanted; a shipped set (see tracepipe hooks list); or FILE.toml.",
-        "HOOK", flags=("--hook",), repeats=True, complete=complete_sets, panel=WHAT, also=_LIVE,
-    )] = ()
+        "HOOK", flags=("--hook",), repeats=True, complete=complete_sets, panel=WHAT, also=_LIVE)] = ()
     only: Annotated[str | Sequence[str], Option(
         "Record only functions that fit this shell pattern.",
-        "PATTERN", repeats=True, panel=WHAT, also=_LIVE,
-    )] = ()
+        "PATTERN", repeats=True, panel=WHAT, also=_LIVE)] = ()
     exclude: Annotated[str | Sequence[str], Option(
         "Do not record functions that fit this shell pattern.",
-        "PATTERN", repeats=True, panel=WHAT, also=_LIVE,
-    )] = ()
+        "PATTERN", repeats=True, panel=WHAT, also=_LIVE)] = ()
     calls: Annotated[str, Option(
         "Record these CUDA calls: all; default: all but query-only calls (cudaGetDevice), unless --only "
         "names functions; launches: only launches, copies, memsets and synchronisations.",
-        choices=tuple(CALL_RULES), panel=WHAT, also=_LIVE,
-    )] = "default"
+        choices=tuple(CALL_RULES), panel=WHAT, also=_LIVE)] = "default"
     min_duration: Annotated[str, Option(
-        f"Leave out calls that are shorter than this: 10us, 1.5ms. {SECONDS}", TIME, panel=WHAT, also=_LIVE,
-    )] = ""
+        f"Leave out calls that are shorter than this: 10us, 1.5ms. {SECONDS}",
+        TIME, panel=WHAT, also=_LIVE)] = ""
     sample: Annotated[int, Option(
-        "Record one in N calls of each function, N from 1.", "N", least=1, panel=WHAT, also=_LIVE,
-    )] = 1
+        "Record one in N calls of each function, N from 1.", "N", least=1, panel=WHAT, also=_LIVE)] = 1
     """The calls are counted on each processor."""
     libraries: Annotated[str | Sequence[str], Option(
         "Trace this libcuda, libcudart or other library instead of the one that the program loads.",
-        "PATH", flags=("--library",), repeats=True, panel=WHAT, also=(*_PROBING, "hooks list"),
-    )] = ()
+        "PATH", flags=("--library",), repeats=True, panel=WHAT, also=(*_PROBING, "hooks list"))] = ()
 
     delay: Annotated[str, Option(
-        f"Begin to record this time after the start: 5s, 500ms. {SECONDS}", TIME, panel=WHEN,
-    )] = ""
+        f"Begin to record this time after the start: 5s, 500ms. {SECONDS}", TIME, panel=WHEN)] = ""
     start_on: Annotated[str, Option(
         f"Begin a window when this happens: {', '.join(TRIGGER_FORMS)}. With --duration, each window is that "
         "long.",
-        "TRIGGER", panel=WHEN,
-    )] = ""
+        "TRIGGER", panel=WHEN)] = ""
     """"api" is `Capture.begin_window`."""
     stop_on: Annotated[str, Option(
         "End the window when this happens, in the same forms. By default, profiler and signal end what they "
         "began.",
-        "TRIGGER", panel=WHEN,
-    )] = ""
+        "TRIGGER", panel=WHEN)] = ""
     """"api" is `Capture.end_window`."""
     repeat: Annotated[int | None, Option(
-        "Record up to N windows, each as above. Default: 1.", "N", least=1, panel=WHEN,
-    )] = None
+        "Record up to N windows, each as above. Default: 1.", "N", least=1, panel=WHEN)] = None
     """With "api" there may be any number of windows by default."""
     duration: Annotated[str, Option(
-        f"Stop after this time: 10s, 500ms, 2m. {SECONDS}", TIME, least=1, panel=WHEN, also=_PROBING,
-    )] = ""
+        f"Stop after this time: 10s, 500ms, 2m. {SECONDS}", TIME, least=1, panel=WHEN, also=_PROBING)] = ""
     max_events: Annotated[int | None, Option(
-        "Stop after this many events, from 1.", "N", least=1, panel=WHEN,
-    )] = None
+        "Stop after this many events, from 1.", "N", least=1, panel=WHEN)] = None
     max_size: Annotated[str, Option(
-        "Stop when the events reach this size, before compression: 100M, 1G.", SIZE, least=1, panel=WHEN,
-    )] = ""
+        "Stop when the events reach this size, before compression: 100M, 1G.",
+        SIZE, least=1, panel=WHEN)] = ""
 
     last: Annotated[str, Option(
         "Keep only the events of the last 10s, 2m, … in memory. Write them at the end and on SIGUSR2, each "
         f"time to a separate file. {SECONDS}",
-        TIME, least=1, panel=LAST,
-    )] = ""
+        TIME, least=1, panel=LAST)] = ""
     last_size: Annotated[str, Option(
         f"With --last: keep at most this much in memory. Default: {LAST_BYTES >> 20}M.",
-        SIZE, least=1, panel=LAST,
-    )] = ""
+        SIZE, least=1, panel=LAST)] = ""
     when: Annotated[str | Sequence[str], Option(
         "With --last: also write when a call took too long: 'cudaStreamSynchronize > 50ms', 'syscall:NAME > "
         "50ms', 'nvtx:RANGE > 200ms' or 'kernel:REGEX > 5ms'.",
-        "CONDITION", repeats=True, panel=LAST,
-    )] = ()
+        "CONDITION", repeats=True, panel=LAST)] = ()
 
     method: Annotated[str, Option(
         "Record events of the host by this method. auto chooses the best one that works on this machine.",
-        choices=("auto", *ENGINES), also=_PROBING,
-    )] = "auto"
+        choices=("auto", *ENGINES), also=_PROBING)] = "auto"
     ring_bytes: Annotated[str, Option(
         f"Use a buffer of this size between the kernel and the file, from {RING_LEAST_BYTES >> 10}K. "
         f"Default: {RING_BYTES >> 20}M.",
-        SIZE, also=_LIVE,
-    )] = ""
+        SIZE, also=_LIVE)] = ""
 
     gpu: Annotated[str, Option(
         "Record what the command does on the GPUs, without root: kernels and copies (kernels; it costs "
         "almost nothing), or every warp (warps). auto chooses by the command, and says which. For a process "
         "of --pid, only kernels is possible.",
-        choices=("auto", "off", *GPU_ENGINES), panel=GPUS,
-    )] = "auto"
+        choices=("auto", "off", *GPU_ENGINES), panel=GPUS)] = "auto"
     kernel: Annotated[str, Option(
         "Record the warps of kernels whose name, mangled or demangled, contains a match.",
-        "REGEX", read=str, panel=GPUS,
-    )] = ""
+        "REGEX", read=str, panel=GPUS)] = ""
     launches: Annotated[str, Option(
         "Record the warps of these launches, counted from 1 among the launches of the chosen kernels: 10, "
         "10-20, 10-.",
-        "RANGE", panel=GPUS,
-    )] = ""
+        "RANGE", panel=GPUS)] = ""
     launches_per_kernel: Annotated[int | None, Option(
         "Record the warps of the first N launches of each kernel; 0: of all launches. Default: "
         f"{BUDGET_LAUNCHES} with a limit of warps (by --gpu-warps or auto) and without --launches; otherwise "
         "all.",
-        "N", panel=GPUS,
-    )] = None
+        "N", panel=GPUS)] = None
     blocks: Annotated[str, Option(
-        "Record the warps of these blocks of each grid, counted from 0: 5, 0-131, 100-.", "RANGE", panel=GPUS,
-    )] = ""
+        "Record the warps of these blocks of each grid, counted from 0: 5, 0-131, 100-.",
+        "RANGE", panel=GPUS)] = ""
     gpu_memory: Annotated[str, Option(
         "Record warps, with a buffer of this size on each GPU, from 1M. Default: a size that suits the GPU.",
-        SIZE, panel=GPUS,
-    )] = ""
+        SIZE, panel=GPUS)] = ""
     gpu_warps: Annotated[int | None, Option(
         f"Record warps, and after N warps record no further launch. Default: no limit; with "
         f"auto, {AUTO_WARPS}.",
-        "N", least=1, panel=GPUS,
-    )] = None
+        "N", least=1, panel=GPUS)] = None
     gpu_stalls: Annotated[bool, Option(
         "Sample why warps wait (stall reasons): with --gpu kernels, which auto then chooses, or alone, with "
         "--gpu off.",
-        panel=GPUS,
-    )] = False
+        panel=GPUS)] = False
     stacks: Annotated[str, Option(
         "Record the Python stack of each launch, copy and allocation (python), or no stacks (off).",
-        choices=STACKS, panel=GPUS,
-    )] = "python"
+        choices=STACKS, panel=GPUS)] = "python"
     thread_exits: Annotated[bool, Option(
-        "Record warps, and write a line for the exit of each thread too: 32 times as many lines.", panel=GPUS,
-    )] = False
+        "Record warps, and write a line for the exit of each thread too: 32 times as many lines.",
+        panel=GPUS)] = False
     warp_marks: Annotated[str, Option(
         "Record the warps of kernels that match the first expression, and in them the calls of device "
         "functions that match the second. This slows both down.",
-        "REGEX:REGEX", panel=GPUS,
-    )] = ""
+        "REGEX:REGEX", panel=GPUS)] = ""
     gpu_counters: Annotated[str, Option(
         "Sample the hardware counters of all GPUs (SMs, tensor cores, DRAM, PCIe, clocks) at this interval: "
         "1ms, 200us. The interval is from 100us to 1s.",
-        TIME, panel=GPUS,
-    )] = ""
+        TIME, panel=GPUS)] = ""
 
     command_output: Annotated[str | PathLike[str], Option(
         "Write the command's standard output to this file. Without this option it is not changed; with -o - "
         "it goes to standard error.",
-        "FILE", panel=OUTPUT,
-    )] = ""
+        "FILE", panel=OUTPUT)] = ""
     """TracepipeError without a command."""
 # fmt: on
 

@@ -62,39 +62,23 @@ def rank_numbers(text: str) -> tuple[int, ...]:
 class ReadOptions:
     """How a recording is read, by `tracepipe.open`, `load` and `cut`."""
 
-    source_format: Annotated[
-        str,
-        Option(
-            f"Read the input as this format: {', '.join(SOURCES)}. Default: recognised by its content.",
-            "FORMAT", choices=SOURCES, flags=("--from",), panel=READING, also=("validate",),
-        ),
-    ] = ""
+    source_format: Annotated[str, Option(
+        f"Read the input as this format: {', '.join(SOURCES)}. Default: recognised by its content.",
+        "FORMAT", choices=SOURCES, flags=("--from",), panel=READING, also=("validate",))] = ""
     """FormatError for a name that is none."""
-    strict: Annotated[
-        bool,
-        Option(
-            "Fail at the first line that cannot be used. Otherwise such lines are skipped and counted.",
-            panel=READING,
-        ),
-    ] = False
+    strict: Annotated[bool, Option(
+        "Fail at the first line that cannot be used. Otherwise such lines are skipped and counted.",
+        panel=READING)] = False
     """The failure is an InputError."""
-    assume_offset: Annotated[
-        Mapping[str, int | str],
-        Option(
-            "Place a clock that has no clock pairs: CLOCK=NS adds nanoseconds to its times; "
-            "globaltimer:0=realtime takes it as equal to that clock of the host.",
-            "CLOCK=NS", repeats=True, read=clock_offset, panel=READING,
-        ),
-    ] = field(default_factory=dict)
+    assume_offset: Annotated[Mapping[str, int | str], Option(
+        "Place a clock that has no clock pairs: CLOCK=NS adds nanoseconds to its times; "
+        "globaltimer:0=realtime takes it as equal to that clock of the host.",
+        "CLOCK=NS", repeats=True, read=clock_offset, panel=READING)] = field(default_factory=dict)
     """A mapping of clocks. ClockError where one cannot be placed so."""
-    undated: Annotated[
-        str,
-        Option(
-            "Treat lines without a time, among lines with one, like this: skip and count them, or place them "
-            "between their neighbours.",
-            choices=UNDATED, panel=READING,
-        ),
-    ] = UNDATED[0]
+    undated: Annotated[str, Option(
+        "Treat lines without a time, among lines with one, like this: skip and count them, or place them "
+        "between their neighbours.",
+        choices=UNDATED, panel=READING)] = UNDATED[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +87,10 @@ class DrawOptions(ReadOptions):
 
     compress: Annotated[bool, Option("Compress the packets (perfetto only).", panel=OUTPUT)] = False
     """FormatError for another format."""
-    warp_tracks: Annotated[
-        str,
-        Option(
-            "Draw a track for each hardware slot (slot) or each warp of the grid (logical), a count for each "
-            "SM (sm), or no warps (off).",
-            choices=WARP_TRACKS,
-        ),
-    ] = "auto"
+    warp_tracks: Annotated[str, Option(
+        "Draw a track for each hardware slot (slot) or each warp of the grid (logical), a count for each "
+        "SM (sm), or no warps (off).",
+        choices=WARP_TRACKS)] = "auto"
     """"auto" chooses by the kernel. FormatError for another text."""
     thread_exits: Annotated[bool, Option("Draw the exits of a warp's threads as instants.")] = False
 
@@ -119,13 +99,9 @@ class DrawOptions(ReadOptions):
 class ConvertOptions(DrawOptions):
     """How `tracepipe.convert` reads recordings, and how it draws them."""
 
-    offset: Annotated[
-        Mapping[str, int],
-        Option(
-            "With several recordings: add this many nanoseconds to the times of one.",
-            "FILE=NS", repeats=True, read=file_offset,
-        ),
-    ] = field(default_factory=dict)
+    offset: Annotated[Mapping[str, int], Option(
+        "With several recordings: add this many nanoseconds to the times of one.",
+        "FILE=NS", repeats=True, read=file_offset)] = field(default_factory=dict)
     """A mapping of the recordings' names."""
 
 
@@ -133,25 +109,14 @@ class ConvertOptions(DrawOptions):
 class RankOptions(DrawOptions):
     """Which ranks of a dataset are converted, of which time, and how they are drawn."""
 
-    ranks: Annotated[
-        Sequence[int],
-        Option(
-            "With a dataset: convert the recordings of these ranks. Default: all.", "N,N-N", read=rank_numbers
-        ),
-    ] = ()
+    ranks: Annotated[Sequence[int], Option(
+        "With a dataset: convert the recordings of these ranks. Default: all.",
+        "N,N-N", read=rank_numbers)] = ()
     """InputError for one that is not there."""
-    start: Annotated[
-        str,
-        Option(
-            "With a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
-            f"the clock of the dataset. {SECONDS} With a recording: the same as --source.",
-            TIME, flags=("--from",), complete=lambda incomplete: SOURCES, read=str,
-        ),
-    ] = ""
-    end: Annotated[
-        str,
-        Option(
-            "With a dataset: end before this time, in the same forms.", TIME, flags=("--to",), read=str
-        ),
-    ] = ""
+    start: Annotated[str, Option(
+        "With a dataset: begin at this time, 1.5ms or 2s after the start of the first rank, or @NS on "
+        f"the clock of the dataset. {SECONDS} With a recording: the same as --source.",
+        TIME, flags=("--from",), complete=lambda incomplete: SOURCES, read=str)] = ""
+    end: Annotated[str, Option(
+        "With a dataset: end before this time, in the same forms.", TIME, flags=("--to",), read=str)] = ""
 # fmt: on

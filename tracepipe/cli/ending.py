@@ -66,8 +66,12 @@ def exit_code_of(step: Callable[[], Any], quietly: bool = False) -> int | str | 
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # a panic of Polars is not an Exception
-        if callable(getattr(e, "format_message", None)):
-            return _usage(e)
+        usage: Any = e
+        if callable(getattr(usage, "format_message", None)):
+            # The error of a group without a command has its help, which was printed.
+            for line in usage_lines(usage) if type(e).__name__ != "NoArgsIsHelpError" else ():
+                say(line)
+            return int(usage.exit_code)
         if (short := _shortage(e)) is None:
             raise
         error = short
@@ -78,40 +82,24 @@ def exit_code_of(step: Callable[[], Any], quietly: bool = False) -> int | str | 
     return error.exit_code
 
 
-def _usage(error: Any) -> int:
-    """Print what is wrong with the arguments."""
-    if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed
-        return int(error.exit_code)
-    for line in usage_lines(error):
-        say(line)
-    return int(error.exit_code)
-
-
 def _shortage(error: BaseException) -> TracepipeError | None:
     """The error for a machine without memory, files or threads, if that caused an exception."""
-    for one in _chain(error):
-        number = one.errno if isinstance(one, OSError) else None
-        if isinstance(one, MemoryError):
+    examined: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in examined:
+        examined.add(id(cause))
+        number = cause.errno if isinstance(cause, OSError) else None
+        if isinstance(cause, MemoryError):
             number = errno.ENOMEM
-        elif number not in _SHORT_OF and type(one).__name__ in _WITH_WORDS:
-            number = next((number for words, number in _WORDS.items() if words in str(one)), None)
+        elif number not in _SHORT_OF and type(cause).__name__ in _WITH_WORDS:
+            number = next((number for words, number in _WORDS.items() if words in str(cause)), None)
         if number in _SHORT_OF:
             return TracepipeError(*_SHORT_OF[number])
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and its causes."""
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        yield at
-        at = at.__cause__ or at.__context__
-
-
 _STRAY = re.compile(r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", re.DOTALL)
-_NOT_ONE_OF = " is not one of "
 
 
 def usage_lines(error: Any) -> Iterator[str]:
@@ -125,7 +113,14 @@ def usage_lines(error: Any) -> Iterator[str]:
     elif kind == "MissingParameter":
         what = f"Missing {error.param.param_type_name}: {_name(error.param, error.ctx)}"
     elif hasattr(error, "param_hint"):
-        what, hint = _of_value(error, hint)
+        what, choices = error.message, getattr(getattr(error.param, "type", None), "choices", None)
+        given, is_choice, _ = what.partition(" is not one of ")
+        if is_choice and choices:
+            known = [str(getattr(choice, "value", choice)) for choice in choices]
+            what = f"takes {', '.join(known[:-1])} or {known[-1]}, not {given}."
+        name = error.param_hint or (_name(error.param, error.ctx) if error.param is not None else "")
+        if name and not what.startswith(f"{name} "):
+            what = f"{name}{' ' if what.startswith('takes ') else ': '}{what}"
     elif stray := _STRAY.fullmatch(error.message):
         what = f"Too many arguments: {stray[1]}"
     else:
@@ -136,19 +131,6 @@ def usage_lines(error: Any) -> Iterator[str]:
     if error.ctx is not None:
         form = " ".join(error.ctx.get_usage().split())
         yield f"  {form} ({error.ctx.command_path} -h explains it)"
-
-
-def _of_value(error: Any, hint: str) -> tuple[str, str]:
-    """The message and the hint about a wrong value of an option or argument."""
-    message, choices = error.message, getattr(getattr(error.param, "type", None), "choices", None)
-    given, found, _ = message.partition(_NOT_ONE_OF)
-    if found and choices:
-        known = [str(getattr(choice, "value", choice)) for choice in choices]
-        message = f"takes {', '.join(known[:-1])} or {known[-1]}, not {given}."
-    name = error.param_hint or (_name(error.param, error.ctx) if error.param is not None else "")
-    if not name or message.startswith(f"{name} "):
-        return message, hint
-    return f"{name}{' ' if message.startswith('takes ') else ': '}{message}", hint
 
 
 def _name(parameter: Any, context: Any) -> str:
