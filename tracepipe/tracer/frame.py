@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -50,15 +51,27 @@ def header_of(
     asked, usual = asdict(request), asdict(CaptureRequest())
     stated = {**asked, **asked["filters"], **asked["windows"]}
     usual |= usual["filters"] | usual["windows"]
-    kept = {f"last_{name}": value for name, value in (asked["last"] or {}).items() if value}
+    last = {f"last_{name}": value for name, value in (asked["last"] or {}).items() if value}
+    boot, rank = dict[str, str](), dict[str, int]()
+    with suppress(TracepipeError):  # the rank of what is recorded, and the number of ranks
+        place = place_of(request.command, request.pids)
+        rank = {"rank": place.rank}
+        rank |= {} if place.world_size is None else {"world_size": place.world_size}
+    if not clock_ahead_ns():  # within one boot, CLOCK_MONOTONIC is the same
+        with suppress(OSError):
+            boot["boot"] = _BOOT_ID.read_text(encoding="ascii").strip()
+    try:
+        tool = f"tracepipe {version('tracepipe')}"
+    except PackageNotFoundError:  # run from a source tree
+        tool = "tracepipe"
     header = new_header(
-        tool=_tool(),
+        tool=tool,
         host=platform.node(),
-        **_boot(),
+        **boot,
         kernel=platform.release(),
         machine=platform.machine(),
         command=request.command,
-        **_place(request),
+        **rank,
         engine=engine,
         clock="monotonic",
         clocks=["monotonic", *(device.clocks if device else ())],
@@ -68,7 +81,7 @@ def header_of(
             "got": list(dict.fromkeys((*coverage.got, *made, *by_device))),
             "missing": dict(missing),
         },
-        options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | kept,
+        options={name: stated[name] for name in _OPTIONS if stated[name] != usual[name]} | last,
     )
     if device is not None:
         header["options"]["stacks"] = request.stacks
@@ -77,28 +90,6 @@ def header_of(
     if device is not None and device.gpus:
         header["gpus"] = [dict(gpu) for gpu in device.gpus]
     return dict(header)
-
-
-def _place(request: CaptureRequest) -> dict[str, int]:
-    """The rank of what is recorded and the number of ranks, where they are known."""
-    try:
-        place = place_of(request.command, request.pids)
-    except TracepipeError:
-        return {}
-    size = {} if place.world_size is None else {"world_size": place.world_size}
-    return {"rank": place.rank, **size}
-
-
-def _boot() -> dict[str, str]:
-    """The id of this boot of the machine, if the kernel provides it: CLOCK_MONOTONIC is the same within one
-    boot.
-    """
-    if clock_ahead_ns():
-        return {}
-    try:
-        return {"boot": _BOOT_ID.read_text(encoding="ascii").strip()}
-    except OSError:
-        return {}
 
 
 def footer_of(
@@ -133,10 +124,3 @@ def footer_of(
     if evicted:
         footer["evicted"] = dict(evicted)
     return footer
-
-
-def _tool() -> str:
-    try:
-        return f"tracepipe {version('tracepipe')}"
-    except PackageNotFoundError:  # run from a source tree
-        return "tracepipe"

@@ -31,7 +31,6 @@ from tracepipe.tracer.request import (
     Notify,
     Plan,
     Scope,
-    Trigger,
     TriggerPlace,
     WindowPlan,
     triggers_of,
@@ -104,13 +103,20 @@ def plan_of(
     for message in selection.skipped:
         notify(f"skipped: {message}")
     origins = {hook.origin for hooks in users for hook in hooks.hooks}
-    rule = call_rule(request.calls)
-    probes = [
-        probe
-        for probe in (_in_layer(found, request.layers) for found in selection.probes)
-        if probe.hook.origin in origins
-        or (_is_asked(probe, request.layers) and (probe.layer != "userspace" or rule.allows(probe.name)))
-    ]
+    rule, probes = call_rule(request.calls), list[Probe]()
+    for probe in selection.probes:
+        effect, layer = probe.hook.effect, probe.layer
+        # Without the layer `scheduler`, the driver's own scheduling belongs to the layer `kernel`: it shows
+        # for which process the driver's threads work.
+        if layer == "scheduler" and layer not in request.layers and isinstance(probe.place, KernelPlace):
+            layer = "kernel"
+            probe = replace(probe, hook=replace(probe.hook, layer=layer))
+        # The layers `memory` and `transfer` need the calls with that effect.
+        made = "transfer" if effect == "transfer" else "memory" if effect in MEMORY_EFFECTS else ""
+        is_asked = layer in request.layers or made in request.layers
+        is_allowed = layer != "userspace" or rule.allows(probe.name)
+        if (is_asked and is_allowed) or probe.hook.origin in origins:
+            probes.append(probe)
     if engine.name in _SLOW_TO_ATTACH:
         probes = _likely(probes, libraries, notify)
 
@@ -166,11 +172,23 @@ def window_plan(
     windows = request.windows
     if not windows.are_asked:
         return None
-    begins, ends = triggers_of(windows)
-    places = (
-        *_trigger_places(begins, libraries, sees, begins=True),
-        *_trigger_places(ends, libraries, sees, begins=False),
-    )
+    places: list[TriggerPlace] = []
+    begins, ends = both = triggers_of(windows)
+    for trigger, is_begin in zip(both, (True, False), strict=True):
+        if trigger is None or trigger.is_sent:
+            continue
+        # They are functions of the program, or of the library in the command that sees the trigger.
+        sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=is_begin)])
+        selection = resolve(sets, libraries, is_partial=True)
+        found = [probe.place for probe in selection.probes if isinstance(probe.place, FilePlace)]
+        if not found and trigger.kind not in sees:
+            reason = next(iter(selection.unresolved.values()), "no such function")
+            raise TracepipeError(
+                f"--{'start' if is_begin else 'stop'}-on {trigger.text}: {reason}",
+                "Name the library, call:LIBRARY:FUNCTION. "
+                "tracepipe hooks list shows which functions there are.",
+            )
+        places += [TriggerPlace(place, is_begin) for place in found]
     causes = {
         Cause.START: begins.text if begins else "delay",
         Cause.STOP: ends.text if ends else "",
@@ -178,51 +196,10 @@ def window_plan(
         Cause.END: "end of the recording",
     }
     words = tuple(causes[cause] for cause in Cause)
-    followed = [bool(sees and one and one.is_probed and one.kind not in sees) for one in (begins, ends)]
-    return WindowPlan(places, _hits(begins), _hits(ends), words, *followed)
-
-
-def _hits(trigger: Trigger | None) -> int:
-    """The call of the trigger's function that counts; a library in the command counts by itself."""
-    return trigger.number if trigger is not None and trigger.is_probed else 1
-
-
-def _trigger_places(
-    trigger: Trigger | None, libraries: LibrarySearch, sees: Mapping[str, Path], *, begins: bool
-) -> tuple[TriggerPlace, ...]:
-    """The functions of a trigger: those of the program, or that of the library which sees the trigger."""
-    if trigger is None or trigger.is_sent:
-        return ()
-    sets = read_hooks([trigger.hook(sees.get(trigger.kind), begins=begins)])
-    selection = resolve(sets, libraries, is_partial=True)
-    places = [probe.place for probe in selection.probes if isinstance(probe.place, FilePlace)]
-    if not places and trigger.kind not in sees:
-        reason = next(iter(selection.unresolved.values()), "no such function")
-        raise TracepipeError(
-            f"--{'start' if begins else 'stop'}-on {trigger.text}: {reason}",
-            "Name the library, call:LIBRARY:FUNCTION. tracepipe hooks list shows which functions there are.",
-        )
-    return tuple(TriggerPlace(place, begins) for place in places)
-
-
-def _is_asked(probe: Probe, layers: tuple[str, ...]) -> bool:
-    """Whether one of the layers needs the probe. The layers `memory` and `transfer` need the calls with that
-    effect.
-    """
-    effect = probe.hook.effect
-    made = "transfer" if effect == "transfer" else "memory" if effect in MEMORY_EFFECTS else ""
-    return probe.layer in layers or made in layers
-
-
-def _in_layer(probe: Probe, layers: tuple[str, ...]) -> Probe:
-    """The probe, with the layer that its events are recorded in.
-
-    Without the layer `scheduler`, the driver's own scheduling belongs to the layer `kernel`: it shows for
-    which process the driver's threads work.
-    """
-    if probe.layer != "scheduler" or "scheduler" in layers or not isinstance(probe.place, KernelPlace):
-        return probe
-    return replace(probe, hook=replace(probe.hook, layer="kernel"))
+    # A library in the command counts by itself.
+    begin_at, end_at = (one.number if one is not None and one.is_probed else 1 for one in both)
+    followed = [bool(sees and one and one.is_probed and one.kind not in sees) for one in both]
+    return WindowPlan(tuple(places), begin_at, end_at, words, *followed)
 
 
 def _likely(probes: list[Probe], libraries: LibrarySearch, notify: Notify) -> list[Probe]:

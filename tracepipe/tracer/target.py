@@ -60,9 +60,7 @@ class Target:
         """Whether it executes the command; from then on `close` does not end it."""
         with ExitStack() as opened:  # they are few, but the limit may be reached
             go_read, self._go = _pipe(opened)
-            self._failure, failure_write = _pipe(
-                opened
-            )  # closed by a successful exec, as all of Python's are
+            self._failure, failure_write = _pipe(opened)  # a successful exec closes it, as all of Python's
             self.pid = os.fork()
             if self.pid == 0:
                 os.close(self._go)
