@@ -85,12 +85,13 @@ class Symbol:
     other: int
 
 
-def _mapped(path: str) -> mmap.mmap:
+def mapped(path: str, hint: str = "Give a shared library.") -> mmap.mmap:
+    """The contents of a file. Raises InputError if it is empty, OSError."""
     with Path(path).open("rb") as file:
         try:
             return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except ValueError:
-            raise InputError("empty file", "Give a shared library.", path=path) from None
+            raise InputError("empty file", hint, path=path) from None
 
 
 class Elf:
@@ -99,7 +100,7 @@ class Elf:
     def __init__(self, path: str, data: bytes | None = None) -> None:
         """Read the file, or `data`, which was found in it."""
         self.path = path
-        self._data = _mapped(path) if data is None else data
+        self._data = mapped(path) if data is None else data
         if self._data[:4] != b"\x7fELF":
             raise InputError("not an ELF file", "Give a shared library or a program.", path=path)
         if self._data[4:6] != b"\x02\x01":

@@ -25,7 +25,6 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -36,7 +35,7 @@ from tracepipe import paths
 from tracepipe.errors import InputError
 from tracepipe.hooks.names import near_names
 from tracepipe.kernel_names import short_kernel_name
-from tracepipe.tracer.find.elf import Elf
+from tracepipe.tracer.find.elf import Elf, mapped
 from tracepipe.units import counted
 
 _MAGIC = b"\x50\xed\x55\xba"
@@ -106,20 +105,15 @@ def list_kernels(pattern: str, paths: Iterable[str]) -> KernelListing:
             for kernel in found:
                 name = demangled(kernel.name)
                 known[name] = None
-                if not pattern or _fits(pattern, name, kernel.name):
+                # The whole name, without return type and parameters, or also without template parameters.
+                short = short_kernel_name(name)
+                names = (kernel.name, name, short, short.partition("<")[0])
+                if not pattern or any(fnmatchcase(one, pattern) for one in names):
                     listing.rows.append(KernelRow(name, kernel, file))
     listing.rows.sort(key=lambda row: (row.name, row.kernel.architecture, row.place))
     if not listing.rows:
         listing.near = near_names(pattern, list(known))
     return listing
-
-
-def _fits(pattern: str, name: str, mangled: str) -> bool:
-    """Whether the pattern matches the whole name, the name without return type and parameters, or the name
-    without template parameters.
-    """
-    short = short_kernel_name(name)
-    return any(fnmatchcase(one, pattern) for one in (mangled, name, short, short.partition("<")[0]))
 
 
 def files_with_kernels(path: str) -> list[str]:
@@ -134,7 +128,11 @@ def files_with_kernels(path: str) -> list[str]:
 
 def cubins(path: str, notify: Callable[[str], None]) -> Iterator[bytes]:
     """The cubins in a file. `notify` gets messages about what cannot be read. Raises InputError."""
-    with _mapped(path) as data:
+    try:
+        data = mapped(path, "Give a program, a library or a .cubin file.")
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
+    with data:
         if data[:4] == _MAGIC:
             yield from _in_fat_binaries(data, 0, len(data), path, notify)
             return
@@ -146,21 +144,6 @@ def cubins(path: str, notify: Callable[[str], None]) -> Iterator[bytes]:
         for section in sections:
             end = min(section.offset + section.size, len(data))
             yield from _in_fat_binaries(data, section.offset, end, path, notify)
-
-
-@contextmanager
-def _mapped(path: str) -> Iterator[mmap.mmap]:
-    try:
-        with Path(path).open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", "Check the path.", path=path) from None
-    except ValueError:
-        raise InputError("empty file", "Give a program, a library or a .cubin file.", path=path) from None
-    try:
-        yield data
-    finally:
-        data.close()
 
 
 def _in_fat_binaries(
