@@ -81,7 +81,9 @@ _TEXT_RECORD_BYTES = 31
 _FULL = "bpftrace's buffers were full"
 _WITH_TEXT = {record.THREAD_NEW: 11, record.THREAD_NAME: 11, record.TEXT: 7}
 """Kinds of lines that end with a text → how many fields precede it."""
-_STARTS_WITH_TEXT = tuple(b"%x " % kind for kind in _WITH_TEXT)
+_TEXT_KINDS = b"".join(b"%x" % kind for kind in _WITH_TEXT)
+_SPECIAL = b"@Lk" + _TEXT_KINDS
+"""The first letters of lines that are not an event without a text: few lines have them."""
 _dying: list[subprocess.Popen[bytes]] = []
 """Killed processes whose probes the kernel still detaches; each is reaped when a later one is killed."""
 
@@ -493,9 +495,10 @@ class Clock:
 
     def monotonic_ns(self, clock_ns: int) -> int:
         """Convert a time of `nsecs` to CLOCK_MONOTONIC."""
-        return next(
-            clock_ns - ahead_ns for since_ns, ahead_ns in reversed(self._ahead) if clock_ns >= since_ns
-        )
+        since_ns, ahead_ns = self._ahead[-1]
+        if clock_ns < since_ns:  # it was printed before a suspend
+            ahead_ns = next(ahead for since, ahead in reversed(self._ahead) if clock_ns >= since)
+        return clock_ns - ahead_ns
 
     def _ahead_ns(self) -> int:
         ahead_ns = []
@@ -539,7 +542,7 @@ class Lines:
         lines = (self._rest + output).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
-            if self._open_text or line.startswith(_STARTS_WITH_TEXT):
+            if self._open_text or (line[:1] in _TEXT_KINDS and line[1:2] == b" "):
                 # A text may contain newlines.
                 self._open_text.append(line)
                 if not line.endswith(self._text_end):
@@ -548,7 +551,7 @@ class Lines:
                 self._open_text = []
             try:
                 self._read(line)
-            except (ValueError, IndexError, struct.error):
+            except (ValueError, IndexError, KeyError, struct.error):
                 self._unread += 1
                 self._unread_line = self._unread_line or line[:60]
 
@@ -593,40 +596,37 @@ class Lines:
         self.losses.append(Loss(layer, count, start_ns, end_ns, reason))
 
     def _read(self, line: bytes) -> None:
-        if not line or line.startswith(b"Lost "):  # the sequence numbers are more exact
+        if not line:
             return
-        if line.startswith((b"@s[", b"@f[")):  # `@s[1234, 3]: 17`
-            key, _, count = line.partition(b"]: ")
-            who, layer = (int(part) for part in key[3:].split(b", "))
-            if line.startswith(b"@s"):
-                self.counts[who << 3 | layer] = int(count)
-            else:
-                self.filtered[layer] += int(count)
-            return
-        if line.startswith(b"k "):
-            clock_ns, cpu, which, word = (int(part, 16) for part in line[2:].split(b" "))
-            self.marks.append(Mark(which, word, cpu, clock_ns))
-            self.newest_ns[cpu] = clock_ns
-            return
-        text = b""
-        if line.startswith(_STARTS_WITH_TEXT):
-            *parts, text = line.removesuffix(self._text_end).split(b" ", _WITH_TEXT[int(line[:1], 16)])
-        else:
-            parts = line.split(b" ")
+        parts, text = line.split(b" "), b""
+        if line[:1] in _SPECIAL:
+            if line.startswith(b"Lost "):  # the sequence numbers are more exact
+                return
+            if line.startswith((b"@s[", b"@f[")):  # `@s[1234, 3]: 17`
+                key, _, count = line.partition(b"]: ")
+                who, layer = (int(part) for part in key[3:].split(b", "))
+                if line.startswith(b"@s"):
+                    self.counts[who << 3 | layer] = int(count)
+                else:
+                    self.filtered[layer] += int(count)
+                return
+            if parts[0] == b"k":
+                clock_ns, cpu, which, word = (int(part, 16) for part in parts[1:])
+                self.marks.append(Mark(which, word, cpu, clock_ns))
+                self.newest_ns[cpu] = clock_ns
+                return
+            field_count = _WITH_TEXT[int(parts[0], 16)]
+            *parts, text = line.removesuffix(self._text_end).split(b" ", field_count)
         kind, layer, clock_ns, cpu, who, number, *fields = [int(part, 16) for part in parts]
         self.newest_ns[cpu] = clock_ns
         if kind == record.TEXT:
             self._texts.setdefault(who, {})[number, fields[0]] = text
             return
         at_ns, tid, tgid, identifier, served, *words = fields
-        at_ns = self.clock.monotonic_ns(at_ns or clock_ns)
-        records = []
-
-        def add(kind: int, a: Sequence[int], torn: int = 0) -> None:
-            a0, a1, a2, a3 = (*a, 0, 0, 0, 0)[:4]
-            records.append(RECORD.pack(at_ns, tid, tgid, identifier, kind, torn, cpu, a0, a1, a2, a3))
-
-        texts, torn = list[bytes](), 0
+        head = self.clock.monotonic_ns(at_ns or clock_ns), tid, tgid, identifier
+        records, torn = b"", 0
+        if len(words) > 4:
+            records += _packed(head, record.MORE, cpu, words[4:])
         text_count = self._text_counts[identifier] if kind in FUNCTION_KINDS else 0
         if text_count and kind != record.CALL_RETURN:
             printed = self._texts.pop(who, {})
@@ -635,18 +635,24 @@ class Lines:
             texts = [] if torn else [printed[piece] for piece in pieces]
             if texts and kind == record.CALL_ENTER:  # the second piece continues the first if that is full
                 texts = [b"".join(texts) if len(texts[0]) >= TEXT_PIECE_BYTES else texts[0]]
-        if len(words) > 4:
-            add(record.MORE, words[4:])
-        for whole in texts:
-            for at in range(0, len(whole) + 1, _TEXT_RECORD_BYTES)[:8]:
-                part = whole[at : at + _TEXT_RECORD_BYTES]
-                add(record.TEXT, struct.unpack("<4Q", part.ljust(32, b"\0")))
+            for whole in texts:
+                for at in range(0, len(whole) + 1, _TEXT_RECORD_BYTES)[:8]:
+                    part = whole[at : at + _TEXT_RECORD_BYTES].ljust(32, b"\0")
+                    records += _packed(head, record.TEXT, cpu, struct.unpack("<4Q", part))
         if served:
-            add(record.SERVED, [served])
+            records += _packed(head, record.SERVED, cpu, [served])
         if kind in _WITH_TEXT:
             words = [*struct.unpack("<QQ", text[:15].ljust(16, b"\0"))]
-        add(kind, words[:4], torn)
-        self._waiting.append((clock_ns, b"".join(records), who << 3 | layer, number))
+        records += _packed(head, kind, cpu, words, torn)
+        self._waiting.append((clock_ns, records, who << 3 | layer, number))
+
+
+def _packed(
+    head: tuple[int, int, int, int], kind: int, cpu: int, words: Sequence[int], torn: int = 0
+) -> bytes:
+    """A record. `head` has its time, tid, tgid and id."""
+    a0, a1, a2, a3 = (*words, 0, 0, 0, 0)[:4]
+    return RECORD.pack(*head, kind, torn, cpu, a0, a1, a2, a3)
 
 
 def _processors() -> list[int]:
