@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.support.recordings import Load, event, loader, span
 from tracepipe.errors import TracepipeError
 from tracepipe.present.figures import FIGURES, exit_skew, gpu_idle, latency, occupancy
-from tracepipe.present.figures.ink import moment_text
 from tracepipe.present.figures.occupancy import DrawnWarps
-from tracepipe.present.figures.panel import Scope, scope_of, short
+from tracepipe.present.figures.panel import Scope, moment_text, scope_of, short
 from tracepipe.present.figures.picture import inline_svg, write_picture, write_png
 from tracepipe.reports import plot
 from tracepipe.reports.frames.intervals import Stretches

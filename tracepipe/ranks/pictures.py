@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from numpy.typing import NDArray
 
-from tracepipe.present.figures.ink import heat, unit_of
-from tracepipe.present.figures.panel import Panel
+from tracepipe.present.figures.panel import Panel, heat, unit_of
 from tracepipe.ranks.job import Job
 from tracepipe.reports.frames.libraries import matplotlib, np, pl, ticker
 

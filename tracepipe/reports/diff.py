@@ -374,9 +374,6 @@ def _recorded_first(sizes: Sizes, facts: Sequence[Facts]) -> str | None:
     return "A" if max(a) < min(b) else "B" if max(b) < min(a) else None
 
 
-REPORT = Report("diff", Options, run, inputs=("A", "B"), takes_several=True)
-
-
 class _Words(NamedTuple):
     """The words for less time and for more time."""
 
@@ -525,3 +522,6 @@ def _nothing_changed(found: Changes, alpha: float) -> str:
             f"{high:+.1f}% between single recordings."
         )
     return says
+
+
+REPORT = Report("diff", Options, run, inputs=("A", "B"), takes_several=True)

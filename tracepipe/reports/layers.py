@@ -257,13 +257,6 @@ def _one(run: Run, top_calls: Ints, number: int, top: int) -> Result:
     return result
 
 
-REPORT = Report(
-    "layers",
-    Options,
-    run,
-)
-
-
 # The layers, outermost first: of two events that start together, the first layer's encloses the other.
 _RANKS = {"call": 0, "hook": 1, "syscall": 2, "driver": 3, "off-CPU": 4, "scheduler": 5, "GPU": 6}
 _LAYER_OF = {
@@ -398,3 +391,10 @@ def _lines(items: list[Item], base_ns: int) -> list[tuple[Any, ...]]:
         if end_ns is not None:
             around.append((end_ns if not around else min(end_ns, around[-1][0]), len(lines) - 1))
     return [tuple(line) for line in lines]
+
+
+REPORT = Report(
+    "layers",
+    Options,
+    run,
+)

@@ -186,15 +186,6 @@ def _notes(table: StallTable, shown: list[tuple[str, Counter[str]]]) -> Iterator
     yield "samples show why warps wait, not which warp waits when: they are not converted to times"
 
 
-REPORT = Report(
-    "stalls",
-    Options,
-    run,
-    suits=lambda run: len(run.stall_table) > 0,
-    beside={"warps": ("scipy",)},
-)
-
-
 _TENSOR: Final = "warps wait for the tensor cores. This is expected of a matrix product."
 _ADVICE: Final = {
     "long_scoreboard": "warps wait for data from global or local memory (L1, L2, DRAM) or a texture. "
@@ -236,3 +227,12 @@ _ADVICE: Final = {
 def advice_on(reason: str) -> str:
     """Return a few sentences on a stall reason."""
     return _ADVICE.get(reason, "see the warp stall reasons in the documentation of Nsight Compute.")
+
+
+REPORT = Report(
+    "stalls",
+    Options,
+    run,
+    suits=lambda run: len(run.stall_table) > 0,
+    beside={"warps": ("scipy",)},
+)

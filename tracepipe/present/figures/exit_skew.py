@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
 from tracepipe.analyses.findings.kernels import Kernels, kernels_of
 from tracepipe.event.groups import RowsByNumber
-from tracepipe.present.figures.ink import ACCENT, FAINT, LATE, SERIES, rule, unit_of
-from tracepipe.present.figures.panel import Panel, Scope, short
+from tracepipe.present.figures.panel import ACCENT, FAINT, LATE, SERIES, Panel, Scope, rule, short, unit_of
 from tracepipe.reports.frames.arrays import Floats, Ints
 from tracepipe.reports.frames.libraries import collections, np, ticker
 from tracepipe.units import agree, counted, duration_text

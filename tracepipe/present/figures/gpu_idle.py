@@ -6,17 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tracepipe.analyses.gpu_work import gpu_work
-from tracepipe.present.figures.ink import (
+from tracepipe.present.figures.panel import (
     FAINT,
     LATE,
     NOTHING,
     SERIES,
+    Panel,
+    Scope,
+    gpu_name,
+    gpus_of,
     log_time_axis,
     moment_text,
     rule,
     unit_of,
 )
-from tracepipe.present.figures.panel import Panel, Scope, gpu_name, gpus_of
 from tracepipe.reports.frames.arrays import Floats, Int64s
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.reports.frames.libraries import matplotlib, np

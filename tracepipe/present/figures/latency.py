@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING
 from tracepipe.analyses.distribution import PERCENTS, of_values
 from tracepipe.event.columns import distinct
 from tracepipe.event.groups import largest
-from tracepipe.present.figures.ink import ACCENT, INK, LATE, RULE, SERIES, log_time_axis, rule
-from tracepipe.present.figures.panel import Panel, Scope, short
+from tracepipe.present.figures.panel import (
+    ACCENT,
+    INK,
+    LATE,
+    RULE,
+    SERIES,
+    Panel,
+    Scope,
+    log_time_axis,
+    rule,
+    short,
+)
 from tracepipe.reports.frames.arrays import Floats, Int64s, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged

@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from tracepipe.event.columns import distinct
 from tracepipe.event.groups import RowsByNumber, sorted_runs
-from tracepipe.present.figures.ink import RULE, SERIES, heat, moment_text, unit_of
-from tracepipe.present.figures.panel import Panel, Scope, gpu_name, gpus_of, short, sm_count
+from tracepipe.present.figures.panel import (
+    RULE,
+    SERIES,
+    Panel,
+    Scope,
+    gpu_name,
+    gpus_of,
+    heat,
+    moment_text,
+    short,
+    sm_count,
+    unit_of,
+)
 from tracepipe.reports.frames.arrays import Bools, Floats, Int64s, Ints
 from tracepipe.reports.frames.intervals import Stretches, most_at_once
 from tracepipe.reports.frames.libraries import matplotlib, np, ticker

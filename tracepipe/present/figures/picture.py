@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tracepipe.present.figures.ink import SETTINGS, VARIABLES, WIDTH_IN
-from tracepipe.present.figures.panel import Panel
+from tracepipe.present.figures.panel import SETTINGS, VARIABLES, WIDTH_IN, Panel
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import agg, figure, matplotlib, np
 
