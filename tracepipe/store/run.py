@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import weakref
 from collections.abc import Hashable, Mapping
 from functools import cached_property
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from tracepipe.errors import OutputError
 from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s
 from tracepipe.event.stacks import Stacks
 from tracepipe.kernel_names import short_kernel_name
 from tracepipe.store import views
 from tracepipe.store.args import ArgsTable
 from tracepipe.store.build import build
+from tracepipe.store.cache import forget, kept_or_built
 from tracepipe.store.samples import SERIES, GpuSamples
 from tracepipe.store.schema import SPANS
 from tracepipe.store.shapes import ShapeTable
@@ -382,17 +383,31 @@ def load_run(
     progress: Progress | None = None,
     undated: str = "skip",
 ) -> Run:
-    """Read a recording of any input format into tables.
+    """Read a recording of any input format into tables, or find the tables in the cache.
 
     `assumed` and `undated` are as in `open_recording`. Raises InputError (with `strict`, on the first bad
     line), FormatError, ClockError, OutputError and LibraryMissing.
     """
-    folder = Path(tempfile.mkdtemp(prefix="tracepipe-"))
-    try:
+    how = {
+        "format": source_format,
+        "strict": strict,
+        "assumed": assumed and sorted(assumed.items()),
+        "undated": undated,
+    }
+
+    def write(folder: Path) -> None:
         build(folder, path, source_format, strict, assumed, progress, undated)
+
+    folder, is_kept = kept_or_built(path, how, write)
+    try:
         run = Run(Store(folder))
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    except OutputError:
+        forget(folder)
+        if not is_kept:
+            raise
+        # Tables that a full disk or a crash left unreadable.
+        folder, is_kept = kept_or_built(path, how, write)
+        run = Run(Store(folder))
+    if not is_kept:
+        weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
     return run

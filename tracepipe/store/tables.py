@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +31,7 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
         raise LibraryMissing(f"duckdb cannot be imported: {e}", "pip install duckdb") from e
     config: dict[str, Any] = {
         "memory_limit": f"{memory_mb}MB",
-        "temp_directory": str(folder / "spilled"),
+        "temp_directory": str(folder / f"spilled-{os.getpid()}"),
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
     }
@@ -45,7 +47,7 @@ def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
     """A connection whose catalog `store` has the tables in a folder, which are only read. Raises
     LibraryMissing and OutputError.
     """
-    con = connect(":memory:", folder, memory_mb=memory_mb)
+    con = connect(":memory:", Path(tempfile.gettempdir()), memory_mb=memory_mb)
     path = str(folder / FILE).replace("'", "''")
     import duckdb
 
