@@ -59,3 +59,14 @@ def of_values(values: Ints) -> tuple[int | None, ...]:
     ranks: Sequence[int] = [(len(ordered) * percent + 99) // 100 - 1 for percent in PERCENTS]
     total = int(ordered.sum())
     return (total, round(total / len(ordered)), *(int(ordered[rank]) for rank in ranks), int(ordered[-1]))
+
+
+def cells_of(
+    known: int, total_ns: int | None, percentiles: Sequence[int] | None, longest_ns: int | None
+) -> tuple[int | None, ...]:
+    """The cells of `LENGTH_COLUMNS` from a number of lengths, their sum, the values of `PERCENTS`, and the
+    longest; all None without lengths.
+    """
+    if not known or total_ns is None or percentiles is None:
+        return (None,) * len(LENGTH_COLUMNS)
+    return total_ns, round(total_ns / known), *percentiles, longest_ns

@@ -1,120 +1,91 @@
-"""The functions of a layer: how often each ran, and how long."""
+"""The functions of a layer: how often each ran, and how long; and the longest single calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import nsmallest
-from typing import Any
+from typing import Any, Final
 
-from tracepipe.analyses.distribution import of_values
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.analyses.distribution import cells_of
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import equal, greatest, sort_within
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, parts
-from tracepipe.reports.frames.text_order import in_text_order
 from tracepipe.store.run import Run
+from tracepipe.store.spans import FROM_DURATION, INSTANT, NO_BEGIN, SPAN
+from tracepipe.store.views import LAYER_TEXT
 
-# The largest count: 32 bits, which is ten digits.
-_COUNT_MOST = (1 << 31) - 1
-SORTS = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
+SORTS: Final = ("total", "count", "mean", "p50", "p95", "p99", "max", "name")
+IS_TIMED: Final = f"x.kind in ({SPAN}, {FROM_DURATION})"
+"""Whether the length of a row `x` of a table of spans is known."""
+IS_CALL: Final = f"x.kind <> {NO_BEGIN}"
+"""Whether such a row is a call, not an end without a begin."""
+IS_OUTERMOST: Final = f"x.parent = -1 and x.kind <> {INSTANT}"
+"""Whether such a row is inside no other slice: the lengths of these can be summed."""
+_SPREAD: Final = f"""count(*) as calls, count(*) filter ({IS_TIMED}) as known,
+    sum(x.end_ns - x.start_ns) filter ({IS_TIMED})::bigint as total,
+    quantile_disc(x.end_ns - x.start_ns, [0.50, 0.95, 0.99]) filter ({IS_TIMED}) as percentiles,
+    max(x.end_ns - x.start_ns) filter ({IS_TIMED}) as longest"""
+"""Count, number of known lengths, and their distribution, of rows `x`."""
+_MEASURES: Final = {
+    "total": "total",
+    "count": "calls",
+    "mean": "round_even(total / known, 0)",
+    "p50": "percentiles[1]",
+    "p95": "percentiles[2]",
+    "p99": "percentiles[3]",
+    "max": "longest",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of a layer, as columns of shape `(functions,)`: the numbers of name and layer in the
-    table of shapes, the count of calls, and the range `first`…`last` of their sorted lengths in `lengths_ns`.
+    """The first functions of a layer in some order: name, layer, count, and the cells of
+    `distribution.LENGTH_COLUMNS` of each. `left_out` is the number of others, and `whole_ns` the time of all.
     """
 
-    name: Int32s
-    layer: Int32s
-    count: Int32s
-    first: Int32s
-    last: Int32s
-    lengths_ns: Int64s
-
-    def __len__(self) -> int:
-        return len(self.count)
-
-    def row(self, run: Run, at: int) -> tuple[Any, ...]:
-        """The cells of a function: name, layer, count, and the distribution of its lengths."""
-        known = self.lengths_ns[self.first[at] : self.last[at]]
-        return (*self.place(run, at), int(self.count[at]), *of_values(known))
-
-    def place(self, run: Run, at: int) -> tuple[str, str]:
-        """The name and the layer of a function."""
-        value = run.shapes.value
-        return value("name", int(self.name[at])), value("layer", int(self.layer[at]))
-
-    def measures(self, sort: str) -> Ints:
-        """The values by which functions are sorted, shape `(functions,)`; NONE where they are not known."""
-        known = self.last - self.first
-        some = np.flatnonzero(known)
-        measures = np.full(len(known), NONE, np.int64)
-        if sort == "count":
-            return self.count
-        if sort in ("total", "mean") and len(some):
-            measures[some] = np.add.reduceat(self.lengths_ns, self.first[some])
-            if sort == "mean":
-                measures[some] = np.rint(measures[some] / known[some])
-        elif sort.startswith(("p", "max")):
-            percent = 100 if sort == "max" else int(sort.removeprefix("p"))
-            at = self.first[some] + np.maximum((known[some].astype(np.int64) * percent + 99) // 100 - 1, 0)
-            measures[some] = self.lengths_ns[at]
-        return measures
-
-    def ranked(self, run: Run, sort: str, top: int) -> Int32s | list[int]:
-        """The indices of the first `top` functions in the order of `sort`, or of all with 0. Names are only
-        decoded where numbers do not decide, as there may be a million.
-        """
-        measure = self.measures(sort)
-
-        def rank(at: int) -> tuple[Any, ...]:
-            name, layer = self.place(run, at)
-            return name if sort == "name" else -int(measure[at]), -int(self.count[at]), layer, name
-
-        if top <= 0:
-            return self._all_ranked(run, measure, by_name=sort == "name")
-        surely, perhaps = np.empty(0, np.int32), np.arange(len(self), dtype=np.int32)
-        for numbers in () if sort == "name" else (measure, self.count):
-            more, perhaps = greatest(numbers, perhaps, top - len(surely))
-            surely = np.concatenate([surely, more])
-        return nsmallest(top, np.concatenate([surely, perhaps]).tolist(), rank)
-
-    def _all_ranked(self, run: Run, measure: Ints, by_name: bool) -> Int32s:
-        """The same order for all functions, as a column of shape `(functions,)`."""
-
-        def by_numbers_first(at: int) -> str:
-            name, layer = self.place(run, at)
-            return f"{layer}\0{name}"
-
-        def by_name_first(at: int) -> str:
-            name, layer = self.place(run, at)
-            return f"{name}\0{_COUNT_MOST - int(self.count[at]):010}{layer}"
-
-        if by_name:
-            return in_text_order(by_name_first, np.zeros(len(self), np.int32))
-        return in_text_order(by_numbers_first, -measure, -self.count)
+    rows: list[tuple[Any, ...]]
+    left_out: int
+    whole_ns: int
 
 
-def functions_of(run: Run, layer_name: str) -> Functions:
-    """Return the functions of a layer."""
-    layer, every = run.layer(layer_name), np.arange(len(run.shapes), dtype=np.int32)
-    names, layers = run.shapes.column("name", every), run.shapes.column("layer", every)
-    of_shape, first = equal(layers, names)
-    names, layers = names[first], layers[first]
-    called = layer.is_call & ~run.has("name", RUNNING, layer)
-    has_length, lengths_ns, numbers = layer.has_length, Growing(np.int64), Growing(np.int64)
-    count, known = np.zeros((2, len(names)), np.int32)
-    for part in parts(len(layer)):
-        of = of_shape[layer.shape[part]]
-        some = called[part] & has_length[part]
-        np.add.at(count, of[called[part]], 1)
-        np.add.at(known, of[some], 1)
-        numbers.extend(of[some], int(np.count_nonzero(some)))
-        lengths_ns.extend((layer.end_ns[part] - layer.start_ns[part])[some], int(np.count_nonzero(some)))
-    there = np.flatnonzero(count)
-    last = np.cumsum(known[there], dtype=np.int32)
-    in_order = sort_within(numbers.whole(), lengths_ns.whole())
-    return Functions(names[there], layers[there], count[there], last - known[there], last, in_order)
+def functions_of(run: Run, table: str, sort: str, top: int) -> Functions:
+    """The first `top` functions of a layer in the order of `sort`, one of SORTS, or all with 0. Equal ones
+    are in the order of their counts, layers and names.
+    """
+    order = "name" if sort == "name" else f"coalesce({_MEASURES[sort]}, -1) desc"
+    rows = run.store.rows(
+        f"""with functions as (
+            select s.name_text, s.layer as layer_number, {_SPREAD}
+            from store."{table}" x join store.shapes s using (shape)
+            where {IS_CALL} and s.name_text not in (select number from store.texts where text = '{RUNNING}')
+            group by all)
+        select n.text as name, {LAYER_TEXT.replace("s.layer", "f.layer_number")} as layer, calls, known,
+        total,
+            percentiles, longest, count(*) over () as functions, sum(total) over ()::bigint as whole_ns
+        from functions f join store.texts n on f.name_text = n.number
+        left join store.texts l on -1 - f.layer_number = l.number
+        order by {order}, calls desc, layer, name {f"limit {top}" if top > 0 else ""}"""
+    )
+    found = [(name, layer, calls, *cells_of(*spread)) for name, layer, calls, *spread, _, _ in rows]
+    count, whole_ns = rows[0][-2:] if rows else (0, 0)
+    return Functions(found, count - len(found), whole_ns or 0)
+
+
+def spread_of(run: Run, table: str, where: str) -> tuple[Any, ...]:
+    """How many rows `x` of a table of spans, with their shapes `s`, fulfil a condition in SQL, and the cells
+    of `distribution.LENGTH_COLUMNS` of their known lengths.
+    """
+    ((calls, *spread),) = run.store.rows(
+        f"""select {_SPREAD} from store."{table}" x join store.shapes s using (shape) where {where}"""
+    )
+    return calls, *cells_of(*spread)
+
+
+def slowest_calls(run: Run, table: str, most: int) -> list[tuple[Any, ...]]:
+    """The `most` longest outermost calls of a layer: name, start, length, pid and tid, the longest first;
+    among equal ones, the earliest first.
+    """
+    return run.store.rows(
+        f"""select n.text, start_ns, end_ns - start_ns as dur_ns, s.pid, s.tid from (
+            select id, start_ns, end_ns, shape from store."{table}" x where {IS_TIMED} and x.parent = -1
+            order by end_ns - start_ns desc, id limit {most})
+        join store.shapes s using (shape) join store.texts n on s.name_text = n.number
+        order by dur_ns desc, id"""
+    )

@@ -14,24 +14,26 @@ from typing import Annotated, Any
 from tracepipe.analyses.breakdown import hooked_title
 from tracepipe.analyses.cuda_calls import launching
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.analyses.functions import SORTS, functions_of
+from tracepipe.analyses.functions import (
+    IS_CALL,
+    IS_OUTERMOST,
+    IS_TIMED,
+    SORTS,
+    functions_of,
+    slowest_calls,
+    spread_of,
+)  # fmt: skip
 from tracepipe.analyses.glance import figures, glance_of, gpu_time, sentences
 from tracepipe.analyses.kernel_counters import kernel_counters
 from tracepipe.analyses.moved import moved
 from tracepipe.analyses.occupancy import occupancy_table
-from tracepipe.analyses.slowest import slowest_calls
-from tracepipe.event.columns import NONE, Bools, Int64s
+from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.options import Option
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import equal
-from tracepipe.reports.frames.kept_rows import kept_rows
 from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.nesting import NOBODY
-from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Report, Result, Table
-from tracepipe.store.run import Layer, Run
+from tracepipe.store.run import Run
 from tracepipe.store.spans import INSTANT
 from tracepipe.units import counted
 
@@ -108,66 +110,77 @@ def _activities(run: Run) -> Table:
 
 
 def _each_activity(run: Run) -> Iterator[tuple[Any, ...]]:
-    def row(title: str, layer: Layer, rows: Bools) -> tuple[Any, ...]:
-        return (title, int(np.count_nonzero(rows)), *of_values(layer.lengths_ns(rows)))
+    is_call = f"{IS_CALL} and {IS_OUTERMOST}"
 
-    names = ("userspace", "hook", "syscall", "kernel", "scheduler")
-    calls, hooks, syscalls, driver, scheduler = map(run.layer, names)
-    kernels = run.layer("gpu_kernel")
-    yield row("CUDA API calls", calls, calls.is_call & calls.is_outermost)
-    inside = np.count_nonzero(calls.is_call & (calls.parent != NOBODY))
-    yield ("  calls inside those", int(inside), *_NO_LENGTHS)
-    yield row("kernel launches", calls, launching(run))
-    yield row(hooked_title(run), hooks, hooks.is_call & hooks.is_outermost)
-    yield row("system calls", syscalls, syscalls.is_call)
-    yield row("  ioctl", syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls))
-    yield row("driver functions", driver, driver.is_call & driver.is_outermost)
-    yield row("scheduler calls", driver, driver.is_call & run.has("layer", "scheduler", driver))
-    events = np.count_nonzero(scheduler.kind == INSTANT)
-    yield ("scheduler events", int(events), *_NO_LENGTHS)
-    yield row("threads running", scheduler, run.has("name", RUNNING, scheduler))
-    yield row("GPU kernels", kernels, np.ones(len(kernels), np.bool_))
+    def row(title: str, table: str, where: str) -> tuple[Any, ...]:
+        return (title, *spread_of(run, table, where))
+
+    def named(name: str) -> str:
+        return f"s.name_text = {run.shapes.number_of('name', name)}"
+
+    yield row("CUDA API calls", "userspace", is_call)
+    inside, *_ = spread_of(run, "userspace", f"{IS_CALL} and x.parent <> -1")
+    yield ("  calls inside those", inside, *_NO_LENGTHS)
+    calls = run.layer("userspace")
+    launches = launching(run)
+    yield ("kernel launches", int(np.count_nonzero(launches)), *of_values(calls.lengths_ns(launches)))
+    yield row(hooked_title(run), "hook", is_call)
+    yield row("system calls", "syscall", IS_CALL)
+    yield row("  ioctl", "syscall", f"{IS_CALL} and {named('ioctl')}")
+    yield row("driver functions", "kernel", is_call)
+    yield row("scheduler calls", "kernel", f"{IS_CALL} and s.layer = {LAYERS.index('scheduler')}")
+    events, *_ = spread_of(run, "scheduler", f"x.kind = {INSTANT}")
+    yield ("scheduler events", events, *_NO_LENGTHS)
+    yield row("threads running", "scheduler", named(RUNNING))
+    yield row("GPU kernels", "gpu_kernel", "true")
     yield ("GPU warps", len(run.warp_table), *of_values(run.warp_table.stays_ns()))
-    yield ("GPU thread events", len(run.layer("gpu_thread")), *_NO_LENGTHS)
+    yield ("GPU thread events", run.store.count("gpu_thread"), *_NO_LENGTHS)
 
 
 _NO_LENGTHS = (None,) * len(LENGTH_COLUMNS)
+_OF_PROCESSES = (
+    "annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel",
+)  # fmt: skip
 
 
 def _processes(run: Run, options: Options) -> tuple[Table, int]:
     """The processes with the most events, in the order of their ids, and how many others there are."""
-    calls, syscalls, scheduler = map(run.layer, ("userspace", "syscall", "scheduler"))
-    kernels = run.layer("gpu_kernel")
-    every = np.arange(len(run.shapes), dtype=np.int32)
-    pids = run.shapes.column("pid", every)
-    of_shape, first = equal(pids)
-    counts, threads = _who(run, of_shape, len(first))
-    # Processes are in the order of their ids; events without a process come before all of them.
-    busiest = np.argsort(counts, kind="stable")[np.count_nonzero(counts == 0) :]
-    shown = np.sort(busiest[-options.top :] if options.top > 0 else busiest)
-    shown = shown[np.argsort(pids[first[shown]] == NONE, kind="stable")]
+    of_shapes = " union all ".join(
+        f"""select shape, count(*) as events, {table != "gpu_kernel"} as is_host from store."{table}" group
+        by all"""
+        for table in _OF_PROCESSES
+    )
+    found = run.store.rows(
+        f"""select s.pid, count(distinct s.tid) filter (is_host and s.tid <> -1), count(*) over ()
+        from ({of_shapes}) join store.shapes s using (shape) group by s.pid
+        order by sum(events) desc, s.pid desc {f"limit {options.top}" if options.top > 0 else ""}"""
+    )
+    named = "s.name_text = {}".format
+    conditions = {
+        "userspace": f"{IS_CALL} and {IS_OUTERMOST}",
+        "syscall": f"{IS_CALL} and {named(run.shapes.number_of('name', 'ioctl'))}",
+        "gpu_kernel": "true",
+        "scheduler": named(run.shapes.number_of("name", RUNNING)),
+    }
     sums = [
-        _sums(of_shape, shown, layer, rows)
-        for layer, rows in (
-            (calls, calls.is_call & calls.is_outermost),
-            (syscalls, syscalls.is_call & run.has("name", "ioctl", syscalls)),
-            (kernels, np.ones(len(kernels), np.bool_)),
-            (scheduler, run.has("name", RUNNING, scheduler)),
-        )
+        {
+            pid: (count, total_ns)
+            for pid, count, total_ns in run.store.rows(
+                f"""select s.pid, count(*), sum(x.end_ns - x.start_ns) filter ({IS_TIMED})::bigint
+                from store."{table}" x join store.shapes s using (shape) where {where} group by s.pid"""
+            )
+        }
+        for table, where in conditions.items()
     ]
-    no_processes = 0
-
-    def each() -> Iterator[tuple[Any, ...]]:
-        nonlocal no_processes
-        for at, one in enumerate(shown):
-            pid = run.shapes.value("pid", int(pids[first[one]]))
-            cells = [cell for of in sums for cell in _known(*of[:, at].tolist())]
-            if pid is not None and pid > PIDS_MAX and not any(cells):
-                no_processes += 1
-                continue
-            yield run.process_name(pid), pid, int(threads[one]) or None, *cells[:-2], cells[-1]
-
-    rows = kept_rows(each())
+    rows, no_processes = [], 0
+    # Processes are in the order of their ids; events without a process come after all of them.
+    for number, threads, _ in sorted(found, key=lambda one: (one[0] == NONE, one[0])):
+        pid = run.shapes.value("pid", number)
+        cells = [cell for of in sums for cell in of.get(number, (0, None))]
+        if pid is not None and pid > PIDS_MAX and not any(cells):
+            no_processes += 1
+            continue
+        rows.append((run.process_name(pid), pid, threads or None, *cells[:-2], cells[-1]))
     columns = (
         Column("process", "process"),
         Column("pid", "pid", "id"),
@@ -186,102 +199,53 @@ def _processes(run: Run, options: Options) -> tuple[Table, int]:
             no_processes, "group|groups of another tool's tracks that is|are not a_process|processes"
         )
         note += f" Not listed: {groups}."
-    return Table("processes", "Processes", columns, rows, note), len(busiest) - len(shown)
-
-
-def _known(count: int, known: int, sum_ns: int) -> tuple[int, int | None]:
-    """The count and the sum of the lengths, None where no length is known."""
-    return count, sum_ns if known else None
-
-
-def _sums(of_shape: Ints, shown: Ints, layer: Layer, rows: Bools) -> Int64s:
-    """For each process that is shown: how many of `rows` it has, how many of these have a known length, and
-    the sum of these lengths in ns. The result has the shape `(3, shown)`; `of_shape` is the process of each
-    shape, `rows` flags rows of the layer.
-    """
-    has_length = layer.has_length
-    # Processes that are not shown are summed in the last place.
-    place = np.full(int(of_shape.max(initial=-1)) + 1, len(shown), np.int32)
-    place[shown] = np.arange(len(shown), dtype=np.int32)
-    count, known, sum_ns = sums = np.zeros((3, len(shown) + 1), np.int64)
-    for part in parts(len(layer)):
-        of = place[of_shape[layer.shape[part]]]
-        timed = rows[part] & has_length[part]
-        np.add.at(count, of[rows[part]], 1)
-        np.add.at(known, of[timed], 1)
-        np.add.at(sum_ns, of[timed], (layer.end_ns[part] - layer.start_ns[part])[timed])
-    return sums[:, :-1]
-
-
-def _who(run: Run, of_shape: Ints, processes: int) -> tuple[Int64s, Int64s]:
-    """How many events and how many threads each process has, shapes `(processes,)`. `of_shape` is the number
-    of the process of each shape.
-    """
-    counts, seen = np.zeros(processes, np.int64), np.zeros(len(of_shape), np.bool_)
-    layers = ("annotation", "userspace", "hook", "syscall", "kernel", "scheduler", "memory", "gpu_kernel")
-    for name in layers:
-        layer = run.layer(name)
-        for part in parts(len(layer)):
-            np.add.at(counts, of_shape[layer.shape[part]], 1)
-            if name != "gpu_kernel":
-                seen[layer.shape[part]] = True
-    shapes = np.flatnonzero(seen)
-    tids = run.shapes.column("tid", shapes)
-    own = of_shape[shapes[tids != NONE]]
-    _, first = equal(own, tids[tids != NONE])
-    return counts, np.bincount(own[first], minlength=processes)
+    left_out = found[0][-1] - len(found) if found else 0
+    return Table("processes", "Processes", columns, rows, note), left_out
 
 
 def _called(run: Run, layer: str, options: Options) -> tuple[Table, int]:
     """The first functions of a layer in the chosen order, and how many are left out."""
-    found = functions_of(run, layer)
-    shown = found.ranked(run, options.sort, options.top)
-    rows = (found.row(run, at) for at in shown)
+    found = functions_of(run, layer, options.sort, options.top)
     columns = (
         Column("name", "function"), Column("layer", "layer", spare=True), _COUNT, *LENGTH_COLUMNS
     )  # fmt: skip
     if layer == "annotation":
         note = "The length of a range includes the ranges inside it."
-        columns, rows = (Column("name", "range"), *columns[2:]), ((row[0], *row[2:]) for row in rows)
-        table = Table("annotations", f"Annotations by {options.sort}", columns, kept_rows(rows), note)
+        columns, rows = (Column("name", "range"), *columns[2:]), [(row[0], *row[2:]) for row in found.rows]
+        table = Table("annotations", f"Annotations by {options.sort}", columns, rows, note)
     else:
         title, name = _CALLED[layer]
-        table = Table(name, f"{title} by {options.sort}", columns, kept_rows(rows))
-    return table, len(found) - len(shown)
+        table = Table(name, f"{title} by {options.sort}", columns, found.rows)
+    return table, found.left_out
 
 
 def _kernels(run: Run, options: Options) -> tuple[Table, int]:
     """The first kernels in the chosen order, with their shares of the time of all, and how many are
     left out.
     """
-    found = functions_of(run, "gpu_kernel")
-    shown, whole_ns = found.ranked(run, options.sort, options.top), int(found.lengths_ns.sum())
+    found = functions_of(run, "gpu_kernel", options.sort, options.top)
 
-    def row(at: int) -> tuple[Any, ...]:
-        name, _, count, total_ns, *spread = found.row(run, at)
-        share = 100 * total_ns / whole_ns if whole_ns and total_ns is not None else None
+    def row(name: str, _: str, count: int, total_ns: int | None, *spread: int | None) -> tuple[Any, ...]:
+        share = 100 * total_ns / found.whole_ns if found.whole_ns and total_ns is not None else None
         return name, share, count, total_ns, *spread
 
     # Names of kernels are long: they get the room of two percentiles on a narrow terminal.
     spread_of = (replace(column, spare=column.key in ("p50_ns", "p95_ns")) for column in LENGTH_COLUMNS)
     columns = (Column("name", "kernel"), Column("share_percent", "share", "percent"), _COUNT, *spread_of)
     note = "Share: of the sum of the lengths of all kernels."
-    rows = kept_rows(map(row, shown))
-    return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), len(found) - len(shown)
+    rows = [row(*one) for one in found.rows]
+    return Table("kernels", f"Kernels by {options.sort}", columns, rows, note), found.left_out
 
 
 def _slowest(run: Run, options: Options) -> Table:
     """The longest single calls: of the CUDA libraries, else of the first other layer that was recorded."""
-    found = ((name, slowest_calls(run.layer(name), options.slowest)) for name in _OF_LAYER)
+    found = ((name, slowest_calls(run, name, max(options.slowest, 0))) for name in _OF_LAYER)
     name, slowest = next((one for one in found if one[1]), ("userspace", []))
-    layer, rows = run.layer(name), []
-    for row in slowest:
-        shape = int(layer.shape[row])
-        pid, tid = run.shapes.ids_of(shape)
-        called = run.shapes.value("name", int(run.shapes.column("name", shape)))
-        start_ns, end_ns = int(layer.start_ns[row]), int(layer.end_ns[row])
+    rows = []
+    for called, start_ns, dur_ns, *numbers in slowest:
+        pid, tid = (run.shapes.value("pid", number) for number in numbers)
         thread = run.thread_name(pid, tid) or run.process_name(pid)
-        rows.append((called, start_ns - run.facts.start_ns, end_ns - start_ns, thread, pid, tid))
+        rows.append((called, start_ns - run.facts.start_ns, dur_ns, thread, pid, tid))
     columns = (
         Column("name", "call"),
         Column("at_ns", "at", "at"),

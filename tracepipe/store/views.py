@@ -65,6 +65,10 @@ def _list(texts: tuple[str, ...]) -> str:
     return "[" + ", ".join(f"'{text}'" for text in texts) + "]"
 
 
+LAYER_TEXT: Final = f"case when s.layer >= 0 then {_list(LAYERS)}[s.layer + 1] else l.text end"
+"""The name of the layer of a shape `s`; `l` is the text with the number `-1 - s.layer`."""
+
+
 def _unsigned(column: str) -> str:
     """A launch as an unsigned number: a column has its two's complement."""
     return (
@@ -130,7 +134,7 @@ _INDEX: Final = ", ".join(
 _OTHERS: Final = (
     f"""create temp view shape_values as
         select s.shape, n.text as name, c.text as comm, d.text as domain, k.text as kernel,
-            case when s.layer >= 0 then {_list(LAYERS)}[s.layer + 1] else l.text end as layer,
+            {LAYER_TEXT} as layer,
             chr(s.phase) as phase, s.has_launch,
             {_known("s", "pid", "tid", "cpu", "gpu", "stream", "range", *_SIZES)}
         from store.shapes s left join store.texts n on s.name_text = n.number
