@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from tracepipe.analyses.slowest import slowest_calls
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.analyses.cuda_calls import is_launch
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
 from tracepipe.analyses.functions import SORTS
-from tracepipe.analyses.slowest import slowest_calls
 from tracepipe.hooks.sets import effect_of
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np, pl

@@ -195,15 +195,15 @@ class Breakdown:
         wanted = np.zeros(len(self._layer), np.bool_)
         wanted[self._rows] = True
         for name in ("gpu_kernel", "transfer"):
-            for work, rows in launches.work(name):
-                call = launches.find(work, rows)
-                self.launched += int(np.count_nonzero(call != NONE))
-                rows, call = rows[call != NONE], call[call != NONE]
-                around = nearest_of_some(self._layer.parent, wanted, call)
-                rows, around = rows[around != NONE], around[around != NONE]
-                at = np.searchsorted(self._rows, around)
-                np.add.at(self._ns[GPU], at, work.end_ns[rows] - work.start_ns[rows])
-                self._has_gpu[at] = True
+            work, rows = launches.work(name)
+            call = launches.find(work, rows)
+            self.launched += int(np.count_nonzero(call != NONE))
+            rows, call = rows[call != NONE], call[call != NONE]
+            around = nearest_of_some(self._layer.parent, wanted, call)
+            rows, around = rows[around != NONE], around[around != NONE]
+            at = np.searchsorted(self._rows, around)
+            np.add.at(self._ns[GPU], at, work.end_ns[rows] - work.start_ns[rows])
+            self._has_gpu[at] = True
 
     def lengths_ns(self, some: Ints) -> Int64s:
         """The lengths of the calls at some places. Shapes `(n,)`."""

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from tracepipe.analyses.cuda_calls import values_by_names
 from tracepipe.analyses.launch_calls import LaunchCalls
 from tracepipe.event.columns import NONE, Int64s, distinct
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import nearest_of_some
-from tracepipe.reports.frames.stored import parts
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.spans import INSTANT
 
@@ -50,7 +50,7 @@ class Work:
 
 
 def work_by_stack(run: Run) -> Iterator[Work]:
-    """Yield the work on GPUs in parts, kernels first, then copies."""
+    """Yield the kernels on GPUs, then the copies."""
     layers = {name: layer for name in ("gpu_kernel", "transfer") if len(layer := run.layer(name))}
     if not layers:
         return
@@ -59,19 +59,17 @@ def work_by_stack(run: Run) -> Iterator[Work]:
         on_gpu = np.ones(len(run.shapes), np.bool_)
         if name == "transfer":  # transfers without a GPU are the host's view of copies
             on_gpu = run.shapes.column("gpu", np.arange(len(run.shapes), dtype=np.int32)) != NONE
-        has_length = layer.has_length
-        for part in parts(len(layer)):
-            rows = np.flatnonzero(on_gpu[layer.shape[part]] & has_length[part]) + part.start
-            launched = run.shapes.has_launch(layer.shape[rows])
-            calls = np.full(len(rows), NONE, np.int64)
-            calls[launched] = launches.find(layer, rows[launched])
-            stack = np.full(len(rows), NO_CALL, np.int64)
-            known = np.flatnonzero(calls != NONE)
-            stack[known] = called_by(run, calls[known])
-            bare = known[stack[known] == NO_STACK]
-            if len(bare):
-                stack[bare] = autograd.find(calls[bare])
-            yield Work(name, layer, rows, stack)
+        rows = np.flatnonzero(on_gpu[layer.shape] & layer.has_length)
+        launched = run.shapes.has_launch(layer.shape[rows])
+        calls = np.full(len(rows), NONE, np.int64)
+        calls[launched] = launches.find(layer, rows[launched])
+        stack = np.full(len(rows), NO_CALL, np.int64)
+        known = np.flatnonzero(calls != NONE)
+        stack[known] = called_by(run, calls[known])
+        bare = known[stack[known] == NO_STACK]
+        if len(bare):
+            stack[bare] = autograd.find(calls[bare])
+        yield Work(name, layer, rows, stack)
 
 
 class Autograd:

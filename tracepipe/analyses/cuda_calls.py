@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
+
 from tracepipe.event.columns import Bools, Int32s, Int64s, distinct
 from tracepipe.event.vocabulary import direction_named
 from tracepipe.hooks.sets import MEMORY_EFFECTS, effect_of
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import first_flagged
-from tracepipe.reports.frames.stored import parts
 from tracepipe.store.run import Run
 
 Value = TypeVar("Value")
@@ -40,9 +40,8 @@ def values_by_names(
     values: dict[Value | None, int] = {None: 0}
     of_name = np.zeros(int(names.max(initial=-1)) + 1, np.int32)
     used = distinct(names[seen])
-    for part in parts(len(used)):
-        for number in used[part].tolist():
-            of_name[number] = values.setdefault(value_of(run.shapes.value("name", number)), len(values))
+    for number in used.tolist():
+        of_name[number] = values.setdefault(value_of(run.shapes.value("name", number)), len(values))
     return np.where(seen, of_name[names], np.int32(0)), list(values)
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import nsmallest
+import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.host_states import STATES, USER, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps
-from tracepipe.event.columns import Int64s
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import Grouped, equal, greatest
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made, parts, taken, zeros
-from tracepipe.reports.frames.text_order import in_text_order
+from tracepipe.event.columns import Int64s, Ints
+from tracepipe.event.groups import RowsByNumber, largest, number_rows, sums_by
 
 KEYS = ("state", "call", "syscall")
 """The columns that distinguish causes."""
@@ -43,17 +38,16 @@ class Causes:
     """
 
     def __init__(self, gaps: IdleGaps, doing: Spent, states: HostStates) -> None:
-        count, self._doing, self._states = len(doing["gap"]), doing, states
-        gpu_of = made(count, np.int32, lambda part: gaps.gpu[doing["gap"][part]])
-        of, first = equal(gpu_of, *(doing[key] for key in KEYS))
-        self.gpu, self._first = taken(gpu_of, first), first
-        self._where = made(count, np.uint8, lambda part: gaps.where[doing["gap"][part]])
-        self.sums_ns = {where: zeros(len(first), np.int64) for where in WHERE}
-        for part in parts(count):
-            for where, sums_ns in self.sums_ns.items():
-                some = self._where[part] == where
-                np.add.at(sums_ns, of[part][some], doing["dur_ns"][part][some])
-        self._rows = Grouped(of, np.arange(count, dtype=np.int32))
+        self._doing, self._states = doing, states
+        gpu_of = gaps.gpu[doing["gap"]]
+        of, self._first = number_rows(gpu_of, *(doing[key] for key in KEYS))
+        self.gpu = gpu_of[self._first]
+        self._where = gaps.where[doing["gap"]]
+        self.sums_ns = {
+            where: sums_by(of, np.where(self._where == where, doing["dur_ns"], 0), len(self._first))
+            for where in WHERE
+        }
+        self._rows = RowsByNumber(of)
 
     def words(self, number: int) -> tuple[str, str | None]:
         """The state and the call of a cause."""
@@ -76,17 +70,13 @@ class Causes:
         """The time of each of some causes before the first work and after the last. Shapes `(n,)`."""
         return self.sums_ns[FIRST][numbers] + self.sums_ns[LAST][numbers]
 
-    def first(self, numbers: Ints, top: int) -> Ints:
-        """The longest `top` of some causes, or all for 0, longest first. Shapes `(n,)`."""
-        if top <= 0:
-            between_ns = self.sums_ns[BETWEEN][numbers]
-            return numbers[in_text_order(self._text_of(numbers), -between_ns, -self.outside_ns(numbers))]
-        # Texts are only decoded for causes with equal times, as there may be a million causes.
-        some = np.concatenate(greatest(self.sums_ns[BETWEEN], numbers, top)).tolist()
-        return np.array(nsmallest(top, some, key=self._rank), np.int64)
-
-    def _text_of(self, numbers: Ints) -> Callable[[int], str]:
-        return lambda at: "\0".join(word or "" for word in self.words(int(numbers[at])))
+    def first(self, numbers: Ints, top: int) -> list[int]:
+        """The longest `top` of some causes, or all for 0, longest first."""
+        found: list[int] = numbers.tolist()
+        if top > 0:
+            # Texts are only decoded for causes with equal times, as there may be a million causes.
+            found = np.concatenate(largest(self.sums_ns[BETWEEN], numbers, top)).tolist()
+        return sorted(found, key=self._rank)[: top or None]
 
     def _rank(self, number: int) -> tuple[int, int, str, str]:
         state, call = self.words(number)

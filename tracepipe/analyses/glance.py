@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tracepipe.analyses.allocations import EVENTS_MAX, Peak, allocations_in, keeps_segments, peaks_of
 from tracepipe.analyses.collectives import Collectives, collectives_of
 from tracepipe.analyses.cuda_calls import launching
@@ -15,8 +17,6 @@ from tracepipe.analyses.gpu_by_range import ranges_by_gpu_time
 from tracepipe.analyses.gpu_shares import Shares, kinds_of, shares_of
 from tracepipe.analyses.gpu_work import COPY, gpu_work
 from tracepipe.analyses.launch_delays import delays_of
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import parts
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
@@ -76,7 +76,7 @@ def glance_of(run: Run) -> Glance:
                 queue = (rank(delays.depth, percent) for percent in (50, 100))
                 found.delays.append((gpu, len(delays.depth), *spread, *queue))
         found.notes += work.left_out()
-        found.kernels = sum(int(np.count_nonzero(work.what[part] != COPY)) for part in parts(len(work)))
+        found.kernels = int(np.count_nonzero(work.what != COPY))
         del work, kinds
     if 0 < (allocated := allocations_in(run)) <= EVENTS_MAX:
         found.peaks = peaks_of(run)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tracepipe.analyses.called_by import AUTOGRAD, BACKWARD, NO_CALL, work_by_stack
-from tracepipe.reports.frames.libraries import np
 from tracepipe.store.run import Run
 
 FRAMES = ("own", "innermost", "all")

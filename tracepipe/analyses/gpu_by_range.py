@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from heapq import nsmallest
+
+import numpy as np
 
 from tracepipe.analyses.launch_calls import LaunchCalls
-from tracepipe.event.columns import NONE, Bools, Int64s
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import each, equal
-from tracepipe.reports.frames.kept_rows import KeptRows, kept_rows
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import empty, parts
-from tracepipe.reports.frames.text_order import in_text_order
-from tracepipe.store.numbered import Numbered
+from tracepipe.event.columns import NONE, Bools, Int64s, Ints
+from tracepipe.event.groups import number_rows, sums_by
 from tracepipe.store.run import Layer, Run
 from tracepipe.store.spans import INSTANT, NO_BEGIN
 
@@ -29,7 +24,7 @@ work to the last, the busy part of it, and the idle part in percent."""
 class Ranges:
     """The sums for each name of ranges, as columns of shape `(names,)`; `names` has the name of each row."""
 
-    names: Numbered
+    names: list[str]
     count: Int64s
     wall_ns: Int64s
     launches: Int64s
@@ -39,31 +34,20 @@ class Ranges:
     def __len__(self) -> int:
         return len(self.names)
 
-    def first(self, top: int) -> list[Row] | KeptRows:
-        """The `top` rows with the most busy time, or all for 0. Raises OutputError."""
-        if top <= 0:
-            in_order = in_text_order(lambda at: self.names[at].decode(), -self.busy_ns, -self.wall_ns)
-            return kept_rows(map(self._row, each(in_order)))
-        order = np.lexsort((-self.wall_ns, -self.busy_ns))
-        if top < len(order):
-            last = order[top - 1]
-            is_less = (self.busy_ns < self.busy_ns[last]) | (
-                (self.busy_ns == self.busy_ns[last]) & (self.wall_ns < self.wall_ns[last])
-            )
-            order = np.flatnonzero(~is_less)
-        # Equal rows are sorted by name.
-        places = (int(at) for at in order)
-        return [self._row(at) for at in nsmallest(top, places, self._key)]
+    def first(self, top: int) -> list[Row]:
+        """The `top` rows with the most busy time, or all for 0."""
 
-    def _key(self, at: int) -> tuple[int, int, str]:
-        return -int(self.busy_ns[at]), -int(self.wall_ns[at]), self.names[at].decode()
+        def rank(at: int) -> tuple[int, int, str]:
+            return -int(self.busy_ns[at]), -int(self.wall_ns[at]), self.names[at]
+
+        return [self._row(at) for at in sorted(range(len(self)), key=rank)[: top if top > 0 else None]]
 
     def _row(self, at: int) -> Row:
         sums = (self.count, self.wall_ns, self.launches, self.span_ns, self.busy_ns)
         count, wall, launches, span, busy = (int(column[at]) for column in sums)
         idle = 100 * (span - busy) / span if span else None
         on_it = (span, busy) if launches else (None, None)
-        return self.names[at].decode(), count, wall, launches, *on_it, idle
+        return self.names[at], count, wall, launches, *on_it, idle
 
 
 class _Work:
@@ -73,17 +57,17 @@ class _Work:
         launches, calls = LaunchCalls(run), run.layer("userspace")
         columns: list[list[Int64s]] = [[], [], [], []]
         for name in ("gpu_kernel", "transfer"):
-            for layer, rows in launches.work(name):
-                found = launches.find(layer, rows)
-                rows, found = rows[found != NONE], found[found != NONE]
-                some = (
-                    layer.start_ns[rows],
-                    layer.end_ns[rows],
-                    calls.start_ns[found],
-                    _threads(run)[calls.shape[found]],
-                )
-                for column, values in zip(columns, some, strict=True):
-                    column.append(values)
+            layer, rows = launches.work(name)
+            found = launches.find(layer, rows)
+            rows, found = rows[found != NONE], found[found != NONE]
+            some = (
+                layer.start_ns[rows],
+                layer.end_ns[rows],
+                calls.start_ns[found],
+                _threads(run)[calls.shape[found]],
+            )
+            for column, values in zip(columns, some, strict=True):
+                column.append(values)
         whole = [np.concatenate(column or [np.empty(0, np.int64)]) for column in columns]
         self.start_ns, self.end_ns, self.called_ns, self.thread = whole
 
@@ -114,7 +98,7 @@ class _OnGpu:
         # The latest end so far in the same range: a running maximum over ranks of ends, which are higher in
         # later ranges.
         ends, rank = np.unique(end_ns, return_inverse=True)
-        group, _ = equal(ranges)
+        group, _ = number_rows(ranges)
         latest = np.maximum.accumulate(group.astype(np.int64) * len(ends) + rank) % max(len(ends), 1)
         before = np.concatenate([start_ns[:1], ends[latest][:-1]])
         is_first = np.diff(ranges, prepend=NONE) != 0
@@ -147,7 +131,7 @@ def _on_gpu(run: Run, ranges: Layer, is_range: Bools) -> _OnGpu:
     on_gpu, work = _OnGpu(len(ranges)), _Work(run)
     domains = run.shapes.column("domain", np.arange(len(run.shapes), dtype=np.int32))
     threads, rows = _threads(run)[ranges.shape], np.flatnonzero(is_range)
-    group, first = equal(threads[rows], domains[ranges.shape[rows]])
+    group, first = number_rows(threads[rows], domains[ranges.shape[rows]])
     levels: list[tuple[Int64s, Int64s]] = []
     for number, row in enumerate(rows[first].tolist()):
         some = np.flatnonzero(work.thread == threads[row])
@@ -177,18 +161,12 @@ def _innermost(ranges: Layer, rows: Int64s, times_ns: Int64s) -> Int64s:
 
 def _rows(run: Run, ranges: Layer, rows: Int64s, names: Ints, on_gpu: _OnGpu) -> Ranges:
     """The sums for each name."""
-    name, first = equal(names[rows])
-    numbers = Numbered()
-    of_name = empty(len(first), np.int64)
-    for part in parts(len(first)):
-        texts = (_MORE.sub("", run.shapes.text(number)) for number in names[rows[first[part]]].tolist())
-        of_name[part] = [numbers.number(text.encode()) for text in texts]
-    of = of_name[name]
+    name, first = number_rows(names[rows])
+    texts = [_MORE.sub("", run.shapes.text(number)) for number in names[rows[first]].tolist()]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    of = np.array([numbers[text] for text in texts], np.int64)[name]
     launched = on_gpu.launches[rows] > 0
     span_ns = np.where(launched, on_gpu.last_ns[rows] - on_gpu.first_ns[rows], 0)
     lengths_ns = np.where(ranges.has_length[rows], ranges.end_ns[rows] - ranges.start_ns[rows], 0)
-    sums = [np.zeros(len(numbers), np.int64) for _ in range(5)]
     columns = (np.ones_like(rows), lengths_ns, on_gpu.launches[rows], span_ns, on_gpu.busy_ns[rows])
-    for total, column in zip(sums, columns, strict=True):
-        np.add.at(total, of, column)
-    return Ranges(numbers, *sums)
+    return Ranges(list(numbers), *(sums_by(of, column, len(numbers)) for column in columns))

@@ -3,84 +3,90 @@ call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import ctypes
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
 
 from tracepipe.analyses.breakdown import HOOKED, PARTS, hooked_title
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, distinct
+from tracepipe.event.columns import NONE, Bools, Bytes, Int32s, Int64s, Ints
+from tracepipe.event.groups import number_rows
 from tracepipe.event.vocabulary import RUNNING
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import Grouped, equal, runs
+from tracepipe.native import library
+from tracepipe.native.signatures import Spent as NativeSpent
 from tracepipe.reports.frames.intervals import Stretches
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.nesting import NOBODY
-from tracepipe.reports.frames.stored import Growing, parts, taken
-from tracepipe.store.run import Layer, Run
-from tracepipe.store.spans import INSTANT, NO_BEGIN
+from tracepipe.store.run import Run
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """The states in addition to `PARTS[1:]`. IN_CALL: in a CUDA call, and in no layer below it. USER: in no
 recorded function. ABSENT: before the thread first ran, or after it last did. UNKNOWN: the thread is not
 known. `HOOKED` is a state too: in a function of a hook's own layer, and in no CUDA call."""
-OFF_CPU = "off-CPU"
 Thread = tuple[int | None, int | None]
 Spent = dict[str, Ints]
-"""The columns that `HostStates.of` yields, of one shape `(n,)`."""
+"""The columns that `HostStates.of` returns, of one shape `(n,)`."""
 _INNERMOST_FIRST = tuple(reversed([part for part in PARTS[1:] if part != HOOKED]))
 STATES = (*_INNERMOST_FIRST, ABSENT, IN_CALL, HOOKED, USER, UNKNOWN)
+_KINDS: Final = ("running", "driver", "syscalls", "calls", "hooks")
+_IS_IOCTL, _IS_OUTERMOST = 1, 2
+# The rows of an answer that are made at a time.
+_ROOM: Final = 1 << 14
+_NEVER: Final = -(1 << 63)
 
 
+@dataclass(slots=True)
 class _Spans:
-    """The spans of one thread, sorted by time."""
+    """The spans of one kind of a thread, sorted by start. `flags` says of system calls which are ioctls, and
+    which are in no other.
+    """
 
-    def __init__(self, run: Run, layer: Layer, rows: Ints) -> None:
-        self._shapes = run.shapes
-        self.start_ns, self.end_ns = taken(layer.start_ns, rows), taken(layer.end_ns, rows)
-        self._shape = taken(layer.shape, rows)
-
-    def at(self, ts_ns: Int64s) -> Int64s:
-        """The index of the span that contains each time, -1 for none. The spans do not overlap."""
-        place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
-        inside = (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip")) if len(self._shape) else False
-        return np.where(inside, place, -1)
-
-    def outermost(self) -> _Spans:
-        """Keep the spans that begin in no other one: spans of several layers may overlap."""
-        before_ns = np.maximum.accumulate(self.end_ns)[:-1]
-        kept = np.concatenate([np.ones(len(self.start_ns[:1]), np.bool_), self.start_ns[1:] >= before_ns])
-        self.start_ns, self.end_ns = self.start_ns[kept], self.end_ns[kept]
-        self._shape = self._shape[kept]
-        return self
-
-    def names(self, places: Ints) -> Int32s:
-        """The numbers of the names of the spans at some indices, NONE for -1."""
-        if not len(self._shape):
-            return np.full(len(places), NONE, np.int32)
-        numbers = self._shapes.column("name", self._shape[np.maximum(places, 0)])
-        return np.where(places >= 0, numbers, np.int32(NONE))
+    start_ns: Int64s
+    end_ns: Int64s
+    name: Int32s
+    flags: Bytes
 
 
 class _ByThread:
-    """The spans of some shapes by thread; with `outermost`, only those inside no other of their layer."""
+    """The spans of one kind by thread."""
 
-    def __init__(
-        self, run: Run, name: str, of_thread: Ints, shapes: Bools, *, outermost: bool = False
-    ) -> None:
-        self._run, self._layer = run, run.layer(name)
-        layer, threads, rows = self._layer, Growing(np.int32), Growing(np.int32)
-        for part in parts(len(layer)):
-            some = (layer.kind[part] != INSTANT) & shapes[layer.shape[part]]
-            if outermost:
-                some &= (layer.parent[part] == NOBODY) & (layer.kind[part] != NO_BEGIN)
-            own = np.flatnonzero(some) + part.start
-            threads.extend(of_thread[layer.shape[own]], len(own))
-            rows.extend(own, len(own))
-        self._rows = Grouped(threads.whole(), rows.whole())
-        self.any = rows.count > 0
+    def __init__(self, run: Run, table: str, of_thread: Ints, shapes: Bools) -> None:
+        found = run.store.columns(
+            f"""select x.id, x.start_ns, x.end_ns, s.name_text as name, t.thread,
+                ((x.parent = -1 and x.kind <> 2)::utinyint * {_IS_OUTERMOST} + t.is_ioctl)::utinyint as flags
+            from store."{table}" x join threads t using (shape) join store.shapes s using (shape)
+            where x.kind <> 1""",
+            threads={
+                "shape": np.flatnonzero(shapes).astype(np.int32),
+                "thread": of_thread[shapes].astype(np.int32),
+                "is_ioctl": (run.shapes.column("name", np.flatnonzero(shapes)) == _ioctl(run)).astype(
+                    np.uint8
+                ),
+            },
+        )
+        # By thread, and in the order of ids, which is that of starts.
+        order = np.lexsort((found.pop("id"), found["thread"]))
+        thread = found.pop("thread")[order]
+        self._columns = {name: found.pop(name)[order] for name in tuple(found)}
+        self._threads, self._first = np.unique(thread, return_index=True)
+        self._first = np.append(self._first, len(thread))
+        self.has_ioctl = bool((self._columns["flags"] & _IS_IOCTL).any())
+        self.any = len(thread) > 0
 
-    def of(self, thread: int) -> _Spans:
-        """The spans of a thread."""
-        return _Spans(self._run, self._layer, self._rows.of(thread))
+    def of(self, thread: int, *, outermost: bool) -> _Spans:
+        """The spans of a thread; with `outermost`, without those inside others."""
+        at = int(np.searchsorted(self._threads, thread))
+        is_there = at < len(self._threads) and self._threads[at] == thread
+        own = slice(self._first[at], self._first[at + 1]) if is_there else slice(0, 0)
+        spans = _Spans(*(self._columns[name][own] for name in ("start_ns", "end_ns", "name", "flags")))
+        if outermost and not bool((spans.flags & _IS_OUTERMOST).all()):
+            kept = spans.flags & _IS_OUTERMOST != 0
+            return _Spans(spans.start_ns[kept], spans.end_ns[kept], spans.name[kept], spans.flags[kept])
+        return spans
+
+
+def _ioctl(run: Run) -> int:
+    return run.shapes.number_of("name", "ioctl")
 
 
 class HostStates:
@@ -90,122 +96,179 @@ class HostStates:
         self._run = run
         every = np.arange(len(run.shapes), dtype=np.int32)
         pids, tids, names = (run.shapes.column(key, every) for key in ("pid", "tid", "name"))
-        of_thread, first = equal(pids, tids)
-        # Threads are sorted by pid, then by tid.
-        self._ids = pids[first], tids[first]
-        is_ioctl = names == run.shapes.number_of("name", "ioctl")
-        all_of = np.ones(len(every), np.bool_)
-        shapes = {
-            "off-CPU": ("scheduler", names == run.shapes.number_of("name", RUNNING)),
-            "driver": ("kernel", all_of),
-            "ioctl": ("syscall", is_ioctl),
-            "other system calls": ("syscall", ~is_ioctl),
+        of_thread, first = number_rows(pids, tids)
+        self._threads = {
+            (pid, tid): number
+            for number, (pid, tid) in enumerate(zip(pids[first].tolist(), tids[first].tolist(), strict=True))
         }
-        self._frames = {
-            layer: _ByThread(run, name, of_thread, some) for layer, (name, some) in shapes.items()
+        running, all_of = names == run.shapes.number_of("name", RUNNING), np.ones(len(every), np.bool_)
+        tables = ("scheduler", "kernel", "syscall", "userspace", "hook")
+        self._spans = {
+            kind: _ByThread(run, table, of_thread, running if kind == "running" else all_of)
+            for kind, table in zip(_KINDS, tables, strict=True)
         }
-        self.recorded = {layer for layer, spans in self._frames.items() if spans.any}
-        if self.recorded & {"ioctl", "other system calls"}:
-            self.recorded |= {"ioctl", "other system calls"}
-        self._calls = _ByThread(run, "userspace", of_thread, all_of, outermost=True)
-        self._syscalls = _ByThread(run, "syscall", of_thread, all_of, outermost=True)
-        self._hooks = _ByThread(run, "hook", of_thread, all_of, outermost=True)
-        self.states = tuple(state for state in STATES[:-1] if state != HOOKED or self._hooks.any)
+        is_there = {
+            "off-CPU": "running",
+            "driver": "driver",
+            "ioctl": "syscalls",
+            "other system calls": "syscalls",
+        }
+        self.recorded = {part for part, kind in is_there.items() if self._spans[kind].any}
+        self.states = tuple(state for state in STATES[:-1] if state != HOOKED or self._spans["hooks"].any)
         """The states that a thread of this recording can be in."""
         self.hooked = hooked_title(run)
         """The name of `HOOKED`."""
 
-    def _number(self, thread: Thread) -> int:
-        """The number of a thread, NONE where it has no shape."""
-        pid, tid = (self._run.shapes.number_of(*one) for one in zip(("pid", "tid"), thread, strict=True))
-        pids, tids = self._ids
-        first, last = np.searchsorted(pids, [pid, pid + 1])
-        at = first + int(np.searchsorted(tids[first:last], tid))
-        return int(at) if at < last and tids[at] == tid else NONE
-
-    def _layer(self, thread: int, layer: str) -> Stretches:
-        spans = self._frames[layer].of(thread)
-        union = Stretches(spans.start_ns, spans.end_ns)
-        return union.gaps() if layer == OFF_CPU else union
-
-    def of(self, thread: Thread, start_ns: Int64s, end_ns: Int64s) -> Iterator[Spent]:
-        """Yield how long a thread was in each state in each of some stretches, a part of them at a time. The
-        stretches are sorted and do not overlap.
+    def of(self, thread: Thread, start_ns: Int64s, end_ns: Int64s) -> Spent:
+        """How long a thread was in each state in each of some stretches, which are sorted and do not overlap.
 
         The columns are `stretch`, its index; `state`, an index into `STATES`; `call`, the number of the name
         of the outermost CUDA call at that time, else of the outermost hooked function, or NONE; `syscall`,
-        the same for the system call where it is in neither; and `dur_ns`. Names and states are numbers, as
-        texts would take ten times as much memory.
+        the same for the system call where it is in neither; and `dur_ns`. The rows of a stretch are in the
+        order in which the thread first was in them. Names and states are numbers, as texts would take ten
+        times as much memory.
         """
-        number = self._number(thread)
-        calls, syscalls = self._calls.of(number), self._syscalls.of(number)
-        hooks = self._hooks.of(number).outermost()
-        layers = [self._layer(number, layer) for layer in _INNERMOST_FIRST]
-        running = self._frames[OFF_CPU].of(number)
+        ids = tuple(self._run.shapes.number_of(*one) for one in zip(("pid", "tid"), thread, strict=True))
+        number = self._threads.get((ids[0], ids[1]), NONE)
+        spans = [self._spans[kind].of(number, outermost=kind in ("calls", "hooks")) for kind in _KINDS]
+        running = spans[0]
+        lasts = running.end_ns > running.start_ns
         has_run = len(running.start_ns) > 0
-        seen_ns = [int(running.start_ns.min()), int(running.end_ns.max())] if has_run else []
-        lasting: tuple[Any, ...] = (calls, syscalls, hooks, *layers)
-        edges = [edge for one in lasting for edge in (one.start_ns, one.end_ns)]
-        edges.append(np.array(seen_ns, np.int64))
-        open_: list[Spent] = []
-        for left, right, stretch in _pieces(start_ns, end_ns, edges):
-            call, syscall, hook = (of.at(left) for of in (calls, syscalls, hooks))
-            state = np.where(hook >= 0, STATES.index(HOOKED), STATES.index(USER))
-            state[call >= 0] = STATES.index(IN_CALL)
-            for code in reversed(range(len(layers))):
-                state[_is_in(layers[code], left)] = code
-            if seen_ns:
-                first_ns, last_ns = seen_ns
-                # A thread that sleeps in a call until the end of the recording does not run again.
-                waits = (call >= 0) | (syscall >= 0) | (hook >= 0)
-                state[(left < first_ns) | (left >= last_ns)] = STATES.index(ABSENT)
-                state[(left >= last_ns) & waits] = STATES.index(OFF_CPU)
-            names = {"call": calls.names(call), "syscall": syscalls.names(syscall)}
-            names["call"] = np.where(names["call"] == NONE, hooks.names(hook), names["call"])
-            names["syscall"] = np.where(names["call"] == NONE, names["syscall"], NONE).astype(np.int32)
-            columns = {"stretch": stretch, "state": state.astype(np.uint8), **names}
-            # The last stretch may continue in the next piece.
-            added = _added_up([*open_, {**columns, "dur_ns": right - left}])
-            last = int(np.searchsorted(added["stretch"], added["stretch"][-1:].max(initial=0)))
-            open_ = [{key: column[last:] for key, column in added.items()}]
-            yield {key: column[:last] for key, column in added.items()}
-        yield from open_
+        runs = np.array(
+            [
+                has_run,
+                running.start_ns.min() if has_run else 0,
+                running.end_ns.max() if has_run else 0,
+                running.start_ns[lasts].min(initial=(1 << 63) - 1),
+                running.end_ns[lasts].max(initial=_NEVER),
+            ],
+            np.int64,
+        )
+        if (core := library()) is None:
+            return _columns(_swept(spans, runs.tolist(), start_ns.tolist(), end_ns.tolist()))
+        return _swept_by(core, spans, runs, start_ns, end_ns)
 
     def name(self, number: int) -> str | None:
         """The name with a number from the columns `call` and `syscall` of `of`."""
         return None if number == NONE else self._run.shapes.text(number)
 
 
-def _pieces(start_ns: Int64s, end_ns: Int64s, edges: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the stretches, cut at the edges, a part at a time: starts, ends, indices of the stretches."""
-    for some in [*parts(len(start_ns))] or [slice(0, 0)]:
-        first_ns, last_ns = start_ns[some][:1], end_ns[some][-1:]
-        within = [edge[(edge > first_ns) & (edge < last_ns)] for edge in edges if len(first_ns)]
-        bounds = distinct(np.concatenate([start_ns[some], end_ns[some], *within]))
-        left, right = bounds[:-1], bounds[1:]
-        stretch = np.searchsorted(start_ns, left, "right") - 1
-        kept = left < end_ns.take(stretch, mode="clip") if len(left) else left < left
-        left, right, stretch = left[kept], right[kept], stretch[kept]
-        # One stretch may have any number of edges.
-        for part in [*parts(len(left))] or [slice(0, 0)]:
-            yield left[part], right[part], stretch[part]
+_OF_SPENT: Final = {
+    "stretch": np.int64,
+    "state": np.uint8,
+    "call": np.int32,
+    "syscall": np.int32,
+    "dur_ns": np.int64,
+}
 
 
-def _added_up(pieces: list[Spent]) -> Spent:
-    """The sums of the time of each stretch, state, call and system call, in the order of their
-    first pieces.
-    """
-    spent = {key: np.concatenate([piece[key] for piece in pieces]) for key in pieces[0]}
-    dur_ns = spent.pop("dur_ns")
-    order, starts = runs(*spent.values())
-    first = order[starts]
-    by_first = np.argsort(first)
-    sums = np.add.reduceat(dur_ns[order], starts) if len(starts) else dur_ns
-    return {**{key: column[first[by_first]] for key, column in spent.items()}, "dur_ns": sums[by_first]}
+def _columns(rows: list[tuple[int, ...]]) -> Spent:
+    columns = zip(*rows, strict=True) if rows else ([] for _ in _OF_SPENT)
+    return {
+        name: np.array(column, kind) for (name, kind), column in zip(_OF_SPENT.items(), columns, strict=True)
+    }
 
 
-def _is_in(stretches: Stretches, ts_ns: Int64s) -> Bools:
-    if not len(stretches.start_ns):
-        return np.zeros(len(ts_ns), bool)
-    place = np.searchsorted(stretches.start_ns, ts_ns, "right") - 1
-    return (place >= 0) & (ts_ns < stretches.end_ns.take(place, mode="clip"))
+def _swept_by(
+    core: ctypes.CDLL, spans: list[_Spans], runs: Int64s, start_ns: Int64s, end_ns: Int64s
+) -> Spent:
+    """Sweep over the spans in the native core (`states.c`)."""
+    keep = [
+        tuple(np.ascontiguousarray(column) for column in (one.start_ns, one.end_ns, one.name, one.flags))
+        for one in spans
+    ]
+    pointers = np.array(
+        [[*(column.ctypes.data for column in columns), len(columns[0])] for columns in keep], np.uint64
+    )
+    starts_ns, ends_ns = np.ascontiguousarray(start_ns), np.ascontiguousarray(end_ns)
+    found: list[Spent] = []
+    first, room, done = 0, _ROOM, ctypes.c_int64()
+    while first < len(starts_ns):
+        out = {name: np.empty(room, kind) for name, kind in _OF_SPENT.items()}
+        order = ("stretch", "dur_ns", "call", "syscall", "state")
+        count = core.tp_states(
+            pointers.ctypes.data,
+            runs.ctypes.data,
+            len(starts_ns) - first,
+            starts_ns[first:].ctypes.data,
+            ends_ns[first:].ctypes.data,
+            ctypes.byref(NativeSpent(*(out[name].ctypes.data for name in order))),
+            room,
+            ctypes.byref(done),
+        )
+        out["stretch"] += first
+        found.append({name: column[:count] for name, column in out.items()})
+        room = room if done.value else 2 * room
+        first += done.value
+    return (
+        {name: np.concatenate([one[name] for one in found]) for name in found[0]} if found else _columns([])
+    )
+
+
+def _swept(
+    spans: list[_Spans], runs: list[int], starts_ns: list[int], ends_ns: list[int]
+) -> list[tuple[int, ...]]:
+    """Sweep over the spans: the rows of `HostStates.of`."""
+    has_run, first_ns, last_ns, on_ns, off_ns = runs
+    running, driver, syscalls, calls, hooks = spans
+    is_ioctl = syscalls.flags & _IS_IOCTL != 0
+    unions = [
+        _union(running.start_ns, running.end_ns),
+        _union(driver.start_ns, driver.end_ns),
+        _union(syscalls.start_ns[~is_ioctl], syscalls.end_ns[~is_ioctl]),
+        _union(syscalls.start_ns[is_ioctl], syscalls.end_ns[is_ioctl]),
+    ]
+    outermost = syscalls.flags & _IS_OUTERMOST != 0
+    before_ns = np.maximum.accumulate(hooks.end_ns)
+    is_first = np.concatenate(
+        [hooks.start_ns[:1] == hooks.start_ns[:1], hooks.start_ns[1:] >= before_ns[:-1]]
+    )
+    named = [
+        [of.start_ns[some].tolist(), of.end_ns[some].tolist(), of.name[some].tolist()]
+        for of, some in ((calls, slice(None)), (hooks, is_first), (syscalls, outermost))
+    ]
+    edges = sorted(
+        {first_ns, last_ns, *(ns for one in (*unions, *(of[:2] for of in named)) for of in one for ns in of)}
+    )
+    rows: list[tuple[int, ...]] = []
+    for stretch, (begin_ns, until_ns) in enumerate(zip(starts_ns, ends_ns, strict=True)):
+        spent: dict[tuple[int, int, int], int] = {}
+        at = begin_ns
+        while at < until_ns:
+            place = bisect_right(edges, at)
+            next_ns = min(edges[place], until_ns) if place < len(edges) else until_ns
+            call, hook, syscall = (_name_at(of, at) for of in named)
+            outer = IN_CALL if call is not None else HOOKED if hook is not None else USER
+            state = STATES.index(outer)
+            inside = [_is_inside(union, at) for union in unions]
+            for code in (3, 2, 1):
+                state = code if inside[code] else state
+            if has_run:
+                state = 0 if not inside[0] and on_ns <= at < off_ns else state
+                if not first_ns <= at < last_ns:
+                    state = STATES.index(ABSENT)
+                if at >= last_ns and not call is hook is syscall is None:
+                    state = 0
+            name = hook if call is None else call
+            syscall = syscall if name is None else None
+            key = state, NONE if name is None else name, NONE if syscall is None else syscall
+            spent[key] = spent.get(key, 0) + next_ns - at
+            at = next_ns
+        rows += [(stretch, *key, dur_ns) for key, dur_ns in spent.items()]
+    return rows
+
+
+def _union(start_ns: Int64s, end_ns: Int64s) -> tuple[list[int], list[int]]:
+    union = Stretches(start_ns, end_ns)
+    return union.start_ns.tolist(), union.end_ns.tolist()
+
+
+def _is_inside(union: tuple[list[int], list[int]], ts_ns: int) -> bool:
+    at = bisect_right(union[0], ts_ns) - 1
+    return at >= 0 and ts_ns < union[1][at]
+
+
+def _name_at(spans: list[list[int]], ts_ns: int) -> int | None:
+    """The name of the last span that started, if it has not ended; None without one."""
+    at = bisect_right(spans[0], ts_ns) - 1
+    return spans[2][at] if at >= 0 and ts_ns < spans[1][at] else None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from tracepipe.analyses.gpu_work import Work, outermost_rows
-from tracepipe.event.columns import NONE, Int64s
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, made, parts
+from tracepipe.event.columns import NONE, Int64s, Ints
 from tracepipe.store.run import Run
 
 
@@ -27,26 +26,11 @@ def delays_of(run: Run, work: Work, rows: slice) -> Delays:
     """
     calls = run.layer("userspace")
     tops = outermost_rows(run, work.call[rows])
-    has_length, is_counted = calls.has_length, np.zeros(len(calls), np.bool_)
-    called_ns, returned_ns, started_ns = (Growing(np.int64) for _ in range(3))
-    for part in parts(rows.stop - rows.start):
-        own = np.flatnonzero((tops[part] != NONE) & ~work.by_order[rows][part])
-        own = own[has_length[tops[part][own]]]
-        _, first = np.unique(tops[part][own], return_index=True)
-        own = np.sort(own[first])
-        own = own[~is_counted[tops[part][own]]]
-        call = tops[part][own]
-        is_counted[call] = True
-        called_ns.extend(calls.start_ns[call], len(call))
-        returned_ns.extend(calls.end_ns[call], len(call))
-        started_ns.extend(work.start_ns[rows][part][own], len(call))
-    asked_ns, back_ns, began_ns = called_ns.whole(), returned_ns.whole(), started_ns.whole()
-    delay_ns = made(len(began_ns), np.int64, lambda part: np.maximum(began_ns[part] - back_ns[part], 0))
-    asked_ns = np.sort(asked_ns)
-
-    def depth(part: slice) -> Int64s:
-        # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
-        waiting = np.arange(part.start + 1, part.stop + 1) - np.searchsorted(began_ns, asked_ns[part])
-        return np.maximum(waiting, 1)
-
-    return Delays(delay_ns, made(len(asked_ns), np.int64, depth))
+    own = np.flatnonzero((tops != NONE) & ~work.by_order[rows])
+    own = own[calls.has_length[tops[own]]]
+    # The first work of each call, in the order of the work.
+    own = np.sort(own[np.unique(tops[own], return_index=True)[1]])
+    began_ns, asked_ns = work.start_ns[rows][own], np.sort(calls.start_ns[tops[own]])
+    # Work that starts before its call, by an error of the clocks, would make the queue shorter than 1.
+    depth = np.maximum(np.arange(1, len(own) + 1) - np.searchsorted(began_ns, asked_ns), 1)
+    return Delays(np.maximum(began_ns - calls.end_ns[tops[own]], 0), depth)

@@ -14,17 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tracepipe.analyses.cuda_calls import calls_named, launching, outermost_named
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
-from tracepipe.event.columns import NONE, Int32s, Int64s
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import Grouped, equal, in_order, one_number
-from tracepipe.reports.frames.kept_rows import kept_rows
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import made, taken
+from tracepipe.event.columns import NONE, Int32s, Int64s, Ints
+from tracepipe.event.groups import RowsByNumber, number_rows
 from tracepipe.reports.report import Column, Table
 from tracepipe.store.run import Run
-from tracepipe.store.shapes import NO_SUCH
 from tracepipe.units import agree, counted
 
 _VARIANT = r"(_v\d+)?(_ptsz|_ptds)?"
@@ -86,11 +83,15 @@ class _Processes:
     """
 
     def __init__(self, pids: Ints, rows: Ints, top: int) -> None:
-        of, first = equal(pids)
+        of, first = number_rows(pids)
         counts = np.bincount(of, minlength=len(first))
         busiest = np.argsort(-counts, kind="stable")
         shown = busiest[:top] if top > 0 else busiest
-        self._shown, self._pids, self._rows = shown[np.argsort(first[shown])], pids[first], Grouped(of, rows)
+        self._shown, self._pids, self._rows = (
+            shown[np.argsort(first[shown])],
+            pids[first],
+            RowsByNumber(of, rows),
+        )
         self.left_out = len(first) - len(shown)
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
@@ -125,7 +126,7 @@ def _between_launches(run: Run, launches: Ints, top: int) -> tuple[Table, int]:
         *LENGTH_COLUMNS,
     )
     note = "The GPU may work during this time: a kernel runs after its launch has returned."
-    table = Table("launch_gaps", "Time between launches", columns, kept_rows(rows()), note, grouped=True)
+    table = Table("launch_gaps", "Time between launches", columns, [*rows()], note, grouped=True)
     return table, processes.left_out
 
 
@@ -155,15 +156,10 @@ def _with_several_devices(run: Run) -> Int32s:
     """The numbers of the ids of processes that choose several GPUs, or create several contexts."""
     calls, rows = run.layer("userspace"), calls_named(run, _OF_DEVICES)
     known: dict[str | None, int] = {None: NONE}
-    devices = made(
-        len(rows),
-        np.int32,
-        lambda part: [
-            known.setdefault(text, len(known)) for text in run.args.texts_of("device", calls.args[rows[part]])
-        ],
-    )
+    texts = run.args.texts_of("device", calls.args[rows])
+    devices = np.array([known.setdefault(text, len(known)) for text in texts], np.int32)
     chosen = np.flatnonzero(devices != NONE)
-    _, first = equal(_pids(run, rows[chosen]), devices[chosen])
+    _, first = number_rows(_pids(run, rows[chosen]), devices[chosen])
     created = calls_named(run, _CREATES)
     found = []
     for of in (_pids(run, rows[chosen[first]]), _pids(run, created)):
@@ -184,15 +180,15 @@ def _idle_of(run: Run, work: Ints, waits: Ints) -> _Idle:
     other thread of the process launched work.
     """
     calls = run.layer("userspace")
-    own = in_order(_pids(run, work).astype(np.int64) - NO_SUCH)
-    work, count = taken(work, own), len(work)
+    # By process; the rows of calls are in the order of their starts.
+    work, count = work[np.argsort(_pids(run, work), kind="stable")], len(work)
     # Process and time in one number, so one search serves all processes.
     rows = np.concatenate((work, work, waits, waits))
     starts = slice(0, count), slice(2 * count, 2 * count + len(waits))
-    times_ns = taken(calls.end_ns, rows)
+    times_ns = calls.end_ns[rows]
     for some in starts:
         times_ns[some] = calls.start_ns[rows[some]]
-    numbers = one_number(_pids(run, rows), times_ns)
+    numbers, _ = number_rows(_pids(run, rows), times_ns)
     begun, ended, start, end = (
         numbers[part] for part in (starts[0], slice(count, 2 * count), starts[1], slice(starts[1].stop, None))
     )
@@ -223,7 +219,7 @@ def _idle_by_process(run: Run, idle: _Idle, kept: Ints, top: int) -> tuple[Table
         "where no other thread did so meanwhile: this process then had no work on the GPU. Idle time that "
         "does not follow such a call is not included."
     )
-    return Table("surely_idle", "Surely idle", columns, kept_rows(rows), note), processes.left_out
+    return Table("surely_idle", "Surely idle", columns, [*rows], note), processes.left_out
 
 
 def _longest(run: Run, idle: _Idle, kept: Ints, top: int) -> Table:
@@ -244,7 +240,7 @@ def _longest(run: Run, idle: _Idle, kept: Ints, top: int) -> Table:
         Column("ended_by", "ended by"),
         Column("tid", "thread", "id"),
     )
-    return Table("gaps", "The longest gaps", columns, kept_rows(map(row, shown.tolist())))
+    return Table("gaps", "The longest gaps", columns, [*map(row, shown.tolist())])
 
 
 def _call(run: Run, row: int) -> str:

@@ -45,6 +45,13 @@ def count_earlier(*columns: AnyArray) -> Int32s:
     return earlier
 
 
+def sums_by(numbers: Ints, values: Ints, count: int) -> Int64s:
+    """The sum of the values of each number below `count`, exactly. Shape `(count,)`."""
+    sums = np.zeros(count, np.int64)
+    np.add.at(sums, numbers, values)
+    return sums
+
+
 class RowsByNumber:
     """Rows by a number that each has; the rows of a number keep their order. By default `rows` are 0, 1, …"""
 

@@ -29,6 +29,7 @@ Changes = _pointers("Changes", "ts", "value", "mask", "slice", "kind")
 Slices = _pointers(
     "Slices", "number", "cycles", "source", "exits", "lanes", "flow", "row", "kernel", "unclosed"
 )
+Spent = _pointers("Spent", "stretch", "dur", "call", "syscall", "state")
 Switches = _pointers("Switches", "ts", "shape", "args", "kind", "cpu", "tid")
 
 _TEXT = POINTER(c_void_p)
@@ -84,6 +85,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tp_nest_overlap_row": (c_int64, [c_void_p, c_int32, c_int64, c_int64]),
     "tp_nest_settle": (None, [c_void_p, POINTER(Ops), c_int64]),
     "tp_nest_close": (c_int64, [c_void_p, c_int32, c_int64, POINTER(Ops), c_int64]),
+    "tp_states": (
+        c_int64,
+        [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, POINTER(Spent), c_int64, POINTER(c_int64)],
+    ),
     "tp_order": (c_int, [c_void_p, c_int64, c_void_p]),
     "tp_sm_clocks_new": (c_void_p, []),
     "tp_sm_clocks_free": (None, [c_void_p]),

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
 
+import numpy as np
+
 from tracepipe.analyses.breakdown import HOOKED
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, of_values
+from tracepipe.analyses.functions import IS_OUTERMOST, IS_TIMED
 from tracepipe.analyses.gap_causes import KEYS, STATE_WORDS, WHERE, Causes, in_words, state_text
 from tracepipe.analyses.gpu_contexts import context_tables
 from tracepipe.analyses.gpu_work import COPY, Idle, Work, gpu_work, idle_of
 from tracepipe.analyses.host_states import IN_CALL, STATES, HostStates, Spent
 from tracepipe.analyses.idle_gaps import BETWEEN, FIRST, LAST, IdleGaps, doing_in, gaps_of
 from tracepipe.analyses.launch_gaps import launch_tables
-from tracepipe.event.columns import NONE, Int32s, Int64s
+from tracepipe.event.columns import NONE, Ints
+from tracepipe.event.groups import run_starts
 from tracepipe.options import Option
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.grouping import each, equal, greatest
-from tracepipe.reports.frames.kept_rows import kept_rows
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import ROWS_AT_ONCE, flagged, made, parts, release, zeros
 from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_ns, duration_text
@@ -66,12 +65,11 @@ def run(run: Run, options: Options) -> Result:
         result.notes += _without_length(run)
         return result
     idle = [idle_of(work, gpu, rows) for gpu, rows in work.of_gpus()]
-    has_copies = any(bool((work.what[part] == COPY).any()) for part in parts(len(work)))
+    has_copies = bool((work.what == COPY).any())
     contexts = context_tables(run, work, idle, options.top)
     states = HostStates(run)
     gaps = gaps_of(run, work, idle)
-    long = flagged(len(gaps), lambda part: gaps.dur_ns(part) >= least_ns)
-    kept = gaps if len(long) == len(gaps) else gaps.take(long)
+    kept = gaps.select(np.flatnonzero(gaps.dur_ns() >= least_ns))
     doing = doing_in(run, states, kept)
     result.parts.append(_gpus(run, idle, gaps))
     if len(kept):
@@ -119,7 +117,7 @@ def _gpus(run: Run, idle: list[Idle], gaps: IdleGaps) -> Table:
         busy_ns = one.last_ns - one.first_ns - idle_ns
         _, _, *spread = of_values(lengths[BETWEEN])
         between = every[gaps.where[slice(*own)] == BETWEEN]
-        queued_ns = sum(int(gaps.queued_ns(run, between[part])[0].sum()) for part in parts(len(between)))
+        queued_ns = int(gaps.queued_ns(run, between)[0].sum())
         rows.append(
             (
                 one.gpu,
@@ -164,7 +162,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, 
             idle_ns, _, _ = causes.in_all_ns(every)
             # If only one cause is left, it is listed too.
             shown = causes.first(every, top if top + 1 < len(every) else 0)
-            for cause in each(shown):
+            for cause in shown:
                 lengths_ns, (between_ns, *outside) = causes.lengths_ns(cause), causes.in_all_ns(cause)
                 _, _, *spread = of_values(lengths_ns)
                 share = 100 * between_ns / idle_ns if idle_ns else None
@@ -189,7 +187,7 @@ def _causes(idle: list[Idle], gaps: IdleGaps, doing: Spent, states: HostStates, 
         f"{f', {states.hooked}' if HOOKED in states.states else ''}. "
         "Percentiles: of the time per gap."
     )
-    return Table("causes", "Idle time by what the CPU did", columns, kept_rows(rows()), note, grouped=True)
+    return Table("causes", "Idle time by what the CPU did", columns, [*rows()], note, grouped=True)
 
 
 def _the_rest(gpu: str, causes: Causes, numbers: Ints, idle_ns: int) -> tuple[Any, ...]:
@@ -266,49 +264,36 @@ def _longest(
     note = "After, before: the work around the gap. Ended by: the call that launched the work after it."
     if bool((gaps.by_order[shown] & (gaps.following[shown] != NONE)).any()):
         note += " “?”: that work has no launch id; this is the last such call that began before it."
-    return Table("gaps", "The longest gaps", columns, kept_rows(map(row, range(len(shown)))), note)
+    return Table("gaps", "The longest gaps", columns, [row(at) for at in range(len(shown))], note)
 
 
-def _first(gaps: IdleGaps, top: int) -> Int32s:
+def _first(gaps: IdleGaps, top: int) -> Ints:
     """The rows of the longest gaps, the earliest first among equal ones. Shape `(shown,)`."""
-    dur_ns = made(len(gaps), np.int64, gaps.dur_ns)
-    every = np.arange(len(gaps), dtype=np.int32)
-    most = top if top > 0 else len(every)
-    longest, as_long = greatest(dur_ns, every, most)
-    as_long = as_long[np.argsort(gaps.start_ns[as_long], kind="stable")]
-    shown = np.concatenate([longest, as_long[: most - len(longest)]])
-    return shown[np.lexsort((gaps.start_ns[shown], -dur_ns[shown]))]
+    dur_ns = gaps.dur_ns()
+    order: Ints = np.lexsort((gaps.start_ns, -dur_ns))
+    return order[:top] if top > 0 else order
 
 
-def _mostly(doing: Spent, count: int) -> Int32s:
+def _mostly(doing: Spent, count: int) -> Ints:
     """For each of `count` gaps the row of `doing` with the longest time, the first among equal ones. Shape
     `(count,)`.
     """
-    gaps, dur_ns = doing["gap"], doing["dur_ns"]
-    found, longest_ns = zeros(count, np.int32), zeros(count, np.int64)
-    for part in parts(len(gaps)):
-        np.maximum.at(longest_ns, gaps[part], dur_ns[part])
-    for part in reversed([slice(at, at + ROWS_AT_ONCE) for at in range(0, len(gaps), ROWS_AT_ONCE)]):
-        rows = np.flatnonzero(dur_ns[part] == longest_ns[gaps[part]])[::-1]
-        found[gaps[part][rows]] = rows + part.start
-        release()
+    found = np.zeros(count, np.int64)
+    order = np.lexsort((-doing["dur_ns"], doing["gap"]))
+    starts = order[run_starts(doing["gap"][order])]
+    found[doing["gap"][starts]] = starts
     return found
 
 
-def _in_calls(run: Run) -> tuple[Int32s, Int64s]:
-    """One shape for each thread that made calls, and the known time that it spent in them, in ns. Shapes
-    `(threads,)`.
+def _in_calls(run: Run) -> list[tuple[int, int, int]]:
+    """Each thread that made calls: the numbers of its process and itself, and the known time that it spent in
+    calls, in ns; the longest time first.
     """
-    calls, every = run.layer("userspace"), np.arange(len(run.shapes), dtype=np.int32)
-    of_shape, first = equal(run.shapes.column("pid", every), run.shapes.column("tid", every))
-    outermost, has_length = calls.is_outermost, calls.has_length
-    dur_ns, seen = zeros(len(first), np.int64), np.zeros(len(first), np.bool_)
-    for part in parts(len(calls)):
-        of = of_shape[calls.shape[part]]
-        seen[of[outermost[part]]] = True
-        timed = outermost[part] & has_length[part]
-        np.add.at(dur_ns, of[timed], (calls.end_ns[part] - calls.start_ns[part])[timed])
-    return first[seen], dur_ns[seen]
+    return run.store.rows(
+        f"""select s.pid, s.tid, coalesce(sum(x.end_ns - x.start_ns) filter ({IS_TIMED}), 0)::bigint as dur_ns
+        from store.userspace x join store.shapes s using (shape) where {IS_OUTERMOST} group by all
+        order by dur_ns desc, s.tid, s.pid"""
+    )
 
 
 def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[Table, int]:
@@ -316,16 +301,15 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
     many other threads there are. The cost of each thread grows with the number of gaps, so only some are
     analyzed.
     """
-    shapes, dur_ns = _in_calls(run)
+    threads = _in_calls(run)
     most = min(top, _THREADS_MAX) if top > 0 else _THREADS_MAX
-    shown = shapes[np.lexsort((run.shapes.numbers("tid", shapes, NONE), -dur_ns))[:most]]
-    ids = [run.shapes.ids_of(shape) for shape in shown.tolist()]
+    ids = [(run.shapes.value("pid", pid), run.shapes.value("tid", tid)) for pid, tid, _ in threads[:most]]
     rows = []
     for one in idle:
         for pid, tid in ids:
             sums = np.zeros(len(STATES), np.int64)
-            for part in states.of((pid, tid), one.gaps.start_ns, one.gaps.end_ns):
-                np.add.at(sums, part["state"], part["dur_ns"])
+            of_thread = states.of((pid, tid), one.gaps.start_ns, one.gaps.end_ns)
+            np.add.at(sums, of_thread["state"], of_thread["dur_ns"])
             spent = dict(zip(STATES, sums.tolist(), strict=True))
             name = run.thread_name(pid, tid) or run.process_name(pid)
             rows.append((f"GPU {one.gpu}", name, tid, *(spent.get(state, 0) for state in states.states)))
@@ -341,12 +325,12 @@ def _threads(run: Run, idle: list[Idle], states: HostStates, top: int) -> tuple[
         ),
     )
     note = "Time of each thread while the GPU was idle, between its first work and its last."
-    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(shapes) - len(shown)
+    return Table("threads", "All threads that use CUDA", columns, rows, note, True), len(threads) - len(ids)
 
 
 def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copies: bool) -> Iterator[str]:
     if len(kept) < len(gaps):
-        short, short_ns = len(gaps) - len(kept), gaps.total_ns() - kept.total_ns()
+        short, short_ns = len(gaps) - len(kept), int(gaps.dur_ns().sum() - kept.dur_ns().sum())
         yield (
             f"{counted(short, 'gap|gaps')} shorter than {options.min} {agree(short, 'counts|count')} only in "
             f"the table of the GPUs: {duration_text(short_ns)} in total"
@@ -359,7 +343,7 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
         if not counts[layer]:
             why = f" ({reasons[layer]})" if layer in reasons else ""
             yield f"not recorded: {layer}{why}: {meaning}"
-    nobody = flagged(len(kept), lambda part: kept.call[part] == NONE)
+    nobody = np.flatnonzero(kept.call == NONE)
     if len(nobody):
         length = duration_text(int(kept.dur_ns(nobody).sum()))
         gaps_text = counted(len(nobody), "gap|gaps")
@@ -375,7 +359,7 @@ def _notes(run: Run, gaps: IdleGaps, kept: IdleGaps, options: Options, has_copie
         clock.get("bound_ns") or 0 for clock in run.facts.clocks if clock["clock"].startswith("globaltimer")
     ]
     bound_ns = max(bounds, default=0)
-    if unsure := len(flagged(len(kept), lambda part: kept.dur_ns(part) < bound_ns)):
+    if unsure := int(np.count_nonzero(kept.dur_ns() < bound_ns)):
         yield (
             f"{counted(unsure, 'gap|gaps is|are')} shorter than the error bound of the GPU's clock, "
             f"{duration_text(bound_ns)}: {agree(unsure, 'its|their length|lengths is|are')} right, but what "

@@ -365,14 +365,14 @@ def _on_gpu(run: Run, row: int) -> list[tuple[Any, ...]]:
     """The kernels and copies that a call, or one inside it, launched."""
     launches, found = LaunchCalls(run), list[tuple[Any, ...]]()
     for name in ("gpu_kernel", "transfer"):
-        for work, rows in launches.work(name):
-            calls = launches.find(work, rows)
-            asked = np.flatnonzero(calls != NONE)
-            own = rows[asked[_is_inside(run, row, calls[asked])]]
-            shape = work.shape[own]
-            numbers = (run.shapes.numbers(key, shape, 0) for key in ("gpu", "stream"))
-            columns = (column.tolist() for column in (work.start_ns[own], work.end_ns[own], *numbers))
-            found += zip(run.shapes.texts("name", shape), *columns, strict=True)
+        work, rows = launches.work(name)
+        calls = launches.find(work, rows)
+        asked = np.flatnonzero(calls != NONE)
+        own = rows[asked[_is_inside(run, row, calls[asked])]]
+        shape = work.shape[own]
+        numbers = (run.shapes.numbers(key, shape, 0) for key in ("gpu", "stream"))
+        columns = (column.tolist() for column in (work.start_ns[own], work.end_ns[own], *numbers))
+        found += zip(run.shapes.texts("name", shape), *columns, strict=True)
     return sorted(found, key=lambda one: one[1])
 
 

@@ -1,8 +1,7 @@
 """How the GPUs spent their time, and what a recording contains: calls, launches, memory, copies, ioctls,
 warps.
 
-This is the first report that a user asks for. It computes with numpy, except for the peak of memory: loading
-polars takes as long as reading 300 000 events.
+This is the first report that a user asks for.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
+
+import numpy as np
 
 from tracepipe.analyses.breakdown import hooked_title
 from tracepipe.analyses.cuda_calls import launching
@@ -31,7 +32,6 @@ from tracepipe.event.columns import NONE
 from tracepipe.event.model import LAYERS
 from tracepipe.event.vocabulary import PIDS_MAX, RUNNING
 from tracepipe.options import Option
-from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.store.spans import INSTANT

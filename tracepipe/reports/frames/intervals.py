@@ -7,11 +7,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import NamedTuple
 
-from tracepipe.event.columns import Int64s
-from tracepipe.event.model import TIME_LIMIT_NS
-from tracepipe.reports.frames.arrays import Ints
-from tracepipe.reports.frames.libraries import np
-from tracepipe.reports.frames.stored import Growing, flagged, joined, made, parts, taken
+import numpy as np
+
+from tracepipe.event.columns import Bools, Int64s, Ints
 
 
 class Gaps(NamedTuple):
@@ -27,61 +25,35 @@ class Gaps(NamedTuple):
 
 def gaps_between(start_ns: Int64s, end_ns: Int64s) -> Gaps:
     """The gaps between stretches, which are sorted by start, and each longer than 0. Shapes `(n,)`."""
-    begins_ns, untils_ns = Growing(np.int64), Growing(np.int64)
-    before, after = Growing(np.int32), Growing(np.int32)
-    # The latest end so far, and the first row that has it.
-    until_ns, latest = TIME_LIMIT_NS + 1, -1
-    for part in parts(len(start_ns)):
-        starts_ns, ends_ns = start_ns[part], end_ns[part]
-        if latest < 0:
-            until_ns, latest = int(ends_ns[0]), 0
-        reach_ns = np.maximum.accumulate(np.maximum(ends_ns, until_ns))
-        before_ns = np.concatenate(([until_ns], reach_ns[:-1]))
-        reached = np.where(ends_ns > before_ns, np.arange(part.start, part.stop, dtype=np.int32), -1)
-        rows = np.maximum(np.maximum.accumulate(reached), latest)
-        following = np.flatnonzero(starts_ns > before_ns)
-        previous = np.concatenate(([latest], rows[:-1]))[following]
-        begins_ns.extend(before_ns[following], len(following))
-        untils_ns.extend(starts_ns[following], len(following))
-        before.extend(previous, len(following))
-        after.extend(following + part.start, len(following))
-        until_ns, latest = int(reach_ns[-1]), int(rows[-1])
-    return Gaps(begins_ns.whole(), untils_ns.whole(), before.whole(), after.whole())
+    if not len(start_ns):
+        none = np.zeros(0, np.int64)
+        return Gaps(none, none, none, none)
+    # The latest end so far, and the first stretch that has it.
+    until_ns = np.maximum.accumulate(end_ns)
+    before_ns = until_ns[:-1]
+    reached = np.where(np.concatenate(([True], end_ns[1:] > before_ns)), np.arange(len(end_ns)), 0)
+    latest = np.maximum.accumulate(reached)
+    following = np.flatnonzero(start_ns[1:] > before_ns) + 1
+    return Gaps(until_ns[following - 1], start_ns[following], latest[following - 1], following)
 
 
 class Stretches:
     """The union of half-open stretches [start, end) in ns. Columns have the shape `(n,)`."""
 
     def __init__(self, start_ns: Int64s, end_ns: Int64s) -> None:
-        if len(start_ns) <= 1:
-            # A fast path, as a million threads may have one stretch each.
-            lasts = end_ns > start_ns
-            self.start_ns, self.end_ns = start_ns[lasts], end_ns[lasts]
-            return
-        rows = flagged(len(start_ns), lambda part: end_ns[part] > start_ns[part])
-        if len(rows) < len(start_ns):
-            start_ns, end_ns = taken(start_ns, rows), taken(end_ns, rows)
-        if any(
-            bool((np.diff(start_ns[part.start : part.stop + 1]) < 0).any()) for part in parts(len(start_ns))
-        ):
+        lasts = end_ns > start_ns
+        start_ns, end_ns = start_ns[lasts], end_ns[lasts]
+        if bool((start_ns[1:] < start_ns[:-1]).any()):
             order = np.argsort(start_ns, kind="stable")
-            start_ns, end_ns = taken(start_ns, order), taken(end_ns, order)
+            start_ns, end_ns = start_ns[order], end_ns[order]
         gaps = gaps_between(start_ns, end_ns)
-        last_ns = [max(int(end_ns[part].max()) for part in parts(len(end_ns)))] if len(end_ns) else []
-        self.start_ns = joined([start_ns[:1], gaps.end_ns], np.int64)
-        self.end_ns = joined([gaps.start_ns, np.array(last_ns, np.int64)], np.int64)
+        self.start_ns: Int64s = np.concatenate([start_ns[:1], gaps.end_ns])
+        self.end_ns: Int64s = np.concatenate([gaps.start_ns, [end_ns.max()] if len(end_ns) else end_ns])
 
     @cached_property
     def _before_ns(self) -> Int64s:
         """The sum of the lengths before each stretch, and of all of them."""
-        before_ns = Growing(np.int64)
-        before_ns.extend(0, 1)
-        total_ns = 0
-        for part in parts(len(self.start_ns)):
-            sums_ns = total_ns + np.cumsum(self.end_ns[part] - self.start_ns[part])
-            before_ns.extend(sums_ns, len(sums_ns))
-            total_ns = int(sums_ns[-1])
-        return before_ns.whole()
+        return np.concatenate(([0], np.cumsum(self.end_ns - self.start_ns)))
 
     @property
     def total_ns(self) -> int:
@@ -98,13 +70,23 @@ class Stretches:
 
     def lengths_ns(self) -> Int64s:
         """The length of each stretch."""
-        return made(len(self.start_ns), np.int64, lambda part: self.end_ns[part] - self.start_ns[part])
+        return self.end_ns - self.start_ns
 
     def joined(self, other: Stretches) -> Stretches:
         """The union of both."""
         return Stretches(
-            joined([self.start_ns, other.start_ns], np.int64), joined([self.end_ns, other.end_ns], np.int64)
+            np.concatenate([self.start_ns, other.start_ns]), np.concatenate([self.end_ns, other.end_ns])
         )
+
+    def contains(self, ts_ns: Int64s) -> Bools:
+        """Flags the times that are inside the union. Shapes `(n,)`."""
+        place = np.searchsorted(self.start_ns, ts_ns, "right") - 1
+        inside: Bools = (
+            (place >= 0) & (ts_ns < self.end_ns.take(place, mode="clip"))
+            if len(self.start_ns)
+            else ts_ns < ts_ns
+        )
+        return inside
 
     def covered_ns(self, start_ns: Int64s, end_ns: Int64s) -> Int64s:
         """How much of each span [start, end) is inside the union. Shapes `(n,)`."""
@@ -126,13 +108,11 @@ def nothing() -> Stretches:
 
 
 def most_at_once(start_ns: Ints, end_ns: Ints) -> int:
-    """The most stretches at one time; one that ends when another starts does not overlap it. Both columns,
-    shapes `(n,)`, are sorted in place.
+    """The most stretches at one time; one that ends when another starts does not overlap it. Shapes
+    `(n,)`.
     """
-    start_ns.sort()
-    end_ns.sort()
-    most = 0
-    for part in parts(len(start_ns)):
-        started = np.arange(part.start + 1, part.stop + 1)
-        most = max(most, int((started - np.searchsorted(end_ns, start_ns[part], "right")).max()))
-    return most
+    if not len(start_ns):
+        return 0
+    starts_ns, ends_ns = np.sort(start_ns), np.sort(end_ns)
+    started = np.arange(1, len(starts_ns) + 1)
+    return int((started - np.searchsorted(ends_ns, starts_ns, "right")).max())
