@@ -58,7 +58,7 @@ ROOMS: dict[str, set[str]] = {
     "reports.report": set(),
     "store": {"event", "recording"},
     "reports.frames": {"store", "event"},
-    "analyses": {"analyses.findings", "store", "event", "hooks", "reports.report", "reports.frames"},
+    "analyses": {"native", "analyses.findings", "store", "event", "hooks", "reports.report", "reports.frames"},
     "analyses.findings": {"store", "event", "reports.frames"},
     "present": set(),
     "present.writing": {"store", "event", "recording", "reports.report", "reports.frames", "analyses"},
@@ -102,6 +102,8 @@ OF_COLUMNS = {
     "recording",
     "part",
     "store",
+    "analyses",
+    "reports",
     "dataset",
     "ranks",
 }

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from tracepipe.analyses.slowest import slowest_calls
 
 from tests.support.recordings import GPU_CLOCK, PAIR, Load, event, loader, span
 from tracepipe.analyses.cuda_calls import is_launch
 from tracepipe.analyses.distribution import LENGTH_COLUMNS, lengths, of_values
-from tracepipe.analyses.functions import SORTS
+from tracepipe.analyses.functions import SORTS, slowest_calls
 from tracepipe.hooks.sets import effect_of
 from tracepipe.present.writing.rendering import report_lines
 from tracepipe.reports.frames.libraries import np, pl
@@ -179,14 +178,13 @@ def test_the_slowest_calls_stand_one_by_one(load: Load) -> None:
     assert "slowest" not in run(loaded, Options(slowest=0)).as_json()
 
 
-def test_slowest_calls_of_many_parts_are_those_of_all(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slowest_of_many_calls_are_sorted_by_length_then_start(load: Load) -> None:
     dice = random.Random(3)
     lengths = [dice.randrange(60) for _ in range(400)]
     loaded = load(*(span(at * 100, at * 100 + length, "cuX") for at, length in enumerate(lengths)))
     expected = sorted(range(400), key=lambda at: (-lengths[at], at))[:25]
-    for rows_at_once in (7, 1 << 16):
-        monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", rows_at_once)
-        assert slowest_calls(loaded.layer("userspace"), 25) == expected
+    found = [(start_ns, dur_ns) for _, start_ns, dur_ns, *_ in slowest_calls(loaded, "userspace", 25)]
+    assert found == [(at * 100, lengths[at]) for at in expected]
 
 
 def test_without_cuda_calls_the_slowest_are_of_what_was_recorded(load: Load) -> None:

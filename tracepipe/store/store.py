@@ -19,7 +19,7 @@ from tracepipe.recording.account import Account
 from tracepipe.store.tables import connect_to_ask
 
 # What DuckDB may use for questions. It takes some 70 MB more, which it does not count.
-_MEMORY_MB = 1_000
+_MEMORY_MB = 256
 
 
 @dataclass(slots=True, kw_only=True)
