@@ -58,7 +58,9 @@ ROOMS: dict[str, set[str]] = {
     "reports.report": set(),
     "store": {"event", "recording"},
     "reports.frames": {"store", "event"},
-    "analyses": {"native", "analyses.findings", "store", "event", "hooks", "reports.report", "reports.frames"},
+    "analyses": {
+        "native", "analyses.findings", "store", "event", "hooks", "reports.report", "reports.frames",
+    },
     "analyses.findings": {"store", "event", "reports.frames"},
     "present": set(),
     "present.writing": {"store", "event", "recording", "reports.report", "reports.frames", "analyses"},
