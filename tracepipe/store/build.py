@@ -379,53 +379,51 @@ class _Building:
         """Give rows with overlap tracks their callers, and number all rows in the order of their starts."""
         if rows.is_sorted and not rows.overlaps:
             return
-        columns = ("id", "start_ns", "end_ns", "kind", "depth", "parent", "top", "shape")
-        found = self._writer.by_id(table, columns)
-        parent, depth, top = found["parent"].astype(np.int64), found["depth"], found["top"]
+        found = self._writer.by_id(table, ("start_ns", "depth", "parent", "top"))
+        start_ns, depth, parent, top = (found.pop(name) for name in ("start_ns", "depth", "parent", "top"))
         if rows.overlaps:
-            row = kinds.row[found["shape"]]
-            again = np.flatnonzero(np.isin(row, list(rows.overlaps)))
+            shapes = np.flatnonzero(np.isin(kinds.row, list(rows.overlaps)))
+            own = self._writer.of_shapes(table, shapes, ("id", "start_ns", "end_ns", "kind", "shape"))
+            row = kinds.row[own["shape"]]
             # By row, then by start, the longer first.
-            again = again[np.lexsort((-found["end_ns"][again], found["start_ns"][again], row[again]))]
-            bounds = np.flatnonzero(np.diff(row[again], prepend=-1, append=-1))
+            order = np.lexsort((own["id"], -own["end_ns"], own["start_ns"], row))
+            row, own = row[order], {name: own.pop(name)[order] for name in list(own)}
+            del order
+            lasts = (own["kind"] != INSTANT) & (own["kind"] != NO_BEGIN)
+            around = np.full(len(row), NONE, np.int32)
+            bounds = np.flatnonzero(np.diff(row, prepend=-1, append=-1))
             for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-                own = again[first:last]
-                lasts = (found["kind"][own] != INSTANT) & (found["kind"][own] != NO_BEGIN)
-                around = parents_by_time(found["start_ns"][own], found["end_ns"][own], lasts)
-                parent[own] = np.where(around == NONE, NONE, own[around])
-            depth, top = depths_and_tops(parent)
-        order = np.lexsort((depth, found["start_ns"]))
+                part = slice(first, last)
+                found_in = parents_by_time(own["start_ns"][part], own["end_ns"][part], lasts[part])
+                around[part] = np.where(found_in == NONE, NONE, found_in + first)
+            ids = own["id"]
+            parent[ids] = np.where(around == NONE, NONE, ids[around])
+            depth[ids], outermost = depths_and_tops(around)
+            top[ids] = ids[outermost]
+            del own
+        order = np.lexsort((depth, start_ns))
+        del start_ns, found
         self._renumber(table, table, order, parent, depth, top)
 
-    def _renumber(self, source: str, table: str, order: Any, parent: Any, depth: Any, top: Any) -> None:
-        """Write the rows of `source` with these ids, in this order, as `table`; the other columns are by the
-        old ids.
+    def _renumber(
+        self, source: str, table: str, order: Any, parent: Int32s, depth: Int32s, top: Int32s
+    ) -> None:
+        """Write the rows `order` of `source` with new ids in this order as `table`. The other columns are by
+        the old ids, and so are their values.
         """
         new = np.full(len(parent) + 1, NONE, np.int32)
         new[order] = np.arange(len(order), dtype=np.int32)
-        self._writer.replace(
-            source,
-            table,
-            {
-                "old": order.astype(np.int32),
-                "id": np.arange(len(order), dtype=np.int32),
-                "parent": new[parent[order]],
-                "depth": depth[order].astype(np.int32),
-                "top": new[top[order]],
-            },
-        )
+        self._writer.replace(source, table, new, parent, depth, top)
 
     def _divide_streams(self, frames: Any) -> None:
         """Divide the rows of streams into kernels, with copies on GPUs, and copies by call."""
-        found = self._writer.by_id("transfer", ("id", "depth", "parent", "shape"))
-        if not len(found["id"]):
-            return
-        is_kernel = frames[found["shape"]] == FRAMES.index("gpu_kernel")
+        found = self._writer.by_id("transfer", ("depth", "parent", "shape"))
+        is_kernel = frames[found.pop("shape")] == FRAMES.index("gpu_kernel")
         if not is_kernel.any():
             return
         self._has["gpu_kernel"] = self._has.get("transfer", [])
         for table, own in (("gpu_kernel", is_kernel), ("transfer", ~is_kernel)):
-            parent = found["parent"].astype(np.int64)
+            parent = found["parent"].copy()
             parent[~own] = NONE
             parent[(parent != NONE) & ~own[parent]] = NONE
             _, top = depths_and_tops(parent)

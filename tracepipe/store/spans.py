@@ -18,7 +18,7 @@ import numpy as np
 
 from tracepipe.errors import OutputError
 from tracepipe.event import ops as op
-from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, TraceColumns, joined
+from tracepipe.event.columns import NONE, Bools, Int32s, Int64s, Ints, TraceColumns, joined
 from tracepipe.event.model import TIME_LIMIT_NS
 from tracepipe.event.native_nesting import AnyNesting
 from tracepipe.event.nesting import NO_ROW, OVERLAP_ROWS_MAX
@@ -169,19 +169,19 @@ class Kinds:
 class SpanRows:
     """Nests the events of one group and gives the complete rows to `put`.
 
-    The columns are `id` (from 0, in the order in which slices begin), `start_ns`, `end_ns`, `kind`, `depth`,
-    `parent` and `top` (the ids of the innermost and the outermost slice around it; NONE and its own id
-    without one), `lane` (0, or the number of the overlap track), `end_args`, `end_source_ns`, and those of
-    `_OF_EVENT`.
+    The columns are `id` (from 0, in the order of start, then depth, where `is_sorted`), `start_ns`, `end_ns`,
+    `kind`, `depth`, `parent` and `top` (the ids of the innermost and the outermost slice around it; NONE and
+    its own id without one), `lane` (0, or the number of the overlap track), `end_args`, `end_source_ns`, and
+    those of `_OF_EVENT`.
     """
 
     def __init__(self, nesting: AnyNesting, kinds: Kinds, put: Callable[[Rows], None]) -> None:
         self._nesting, self._kinds, self._put = nesting, kinds, put
         self._window: Rows = {}
-        """The rows that are open, or that may enclose what comes, in the order of their ids."""
+        """The rows that are open, or that may enclose what comes, in the order in which they began."""
         self.count = 0
         self.is_sorted = True
-        """Whether starts and depths are in the order of the ids."""
+        """Whether the ids are in the order of starts, then depths."""
         self._last = (-TIME_LIMIT_NS, 0)
         self._lanes: Int32s = np.zeros(kinds.row_count + 1, np.int32)
         """The overlap track of each row of the nesting. The last place is for "no row"."""
@@ -306,8 +306,7 @@ class SpanRows:
             steps = np.zeros(len(above), np.int32)
             steps[nested] = 1
             # Each round doubles the distance to the slice above, so a deep stack needs few rounds. A row
-            # without
-            # a parent ends it, and one that was there before, whose depth is known.
+            # without a parent ends it, and one that was there before, whose depth is known.
             while bool((more := steps[above[nested]]).any()):
                 further = above[above[nested]]
                 steps[nested] += more
@@ -316,14 +315,18 @@ class SpanRows:
             window["depth"][nested] = steps[nested] + window["depth"][outermost]
             window["top"][nested] = window["top"][outermost]
         start_ns, depth = window["start_ns"][before:], window["depth"][before:]
-        if self.is_sorted:
-            starts_ns = np.concatenate([[self._last[0]], start_ns])
-            depths = np.concatenate([[self._last[1]], depth])
-            late = (starts_ns[1:] < starts_ns[:-1]) | (
-                (starts_ns[1:] == starts_ns[:-1]) & (depths[1:] < depths[:-1])
-            )
-            self.is_sorted = not bool(late.any())
-            self._last = int(start_ns[-1]), int(depth[-1])
+        order = np.lexsort((depth, start_ns))
+        first = int(start_ns[order[0]]), int(depth[order[0]])
+        self.is_sorted &= first >= self._last
+        self._last = int(start_ns[order[-1]]), int(depth[order[-1]])
+        # Rows that begin together are numbered by depth: the events of one time are all nested at once.
+        first_id = self.count - len(parent)
+        new_ids = np.empty(len(order), np.int32)
+        new_ids[order] = np.arange(first_id, self.count, dtype=np.int32)
+        window["id"][before:] = new_ids
+        for name in ("parent", "top"):
+            ids = window[name][before:]
+            ids[ids >= first_id] = new_ids[ids[ids >= first_id] - first_id]
 
     def _number_lanes(self) -> None:
         """Number the overlap tracks that the nesting has added."""
@@ -348,23 +351,26 @@ def parents_by_time(start_ns: Int64s, end_ns: Int64s, lasts: Bools) -> Int64s:
     `(n,)`.
     """
     parent = np.full(len(start_ns), NONE, np.int64)
-    starts, ends, may_enclose = start_ns.tolist(), end_ns.tolist(), lasts.tolist()
-    around: list[int] = []
-    for at, (begin_ns, until_ns, encloses) in enumerate(zip(starts, ends, may_enclose, strict=True)):
-        while around and ends[around[-1]] <= begin_ns:
-            around.pop()
-        for one in around[: -OVERLAP_ROWS_MAX - 1 : -1]:
-            if ends[one] >= until_ns and ends[one] > begin_ns:
-                parent[at] = one
-                break
-        if encloses:
-            around.append(at)
+    around: list[tuple[int, int]] = []
+    """The ends and places of the slices that may enclose what comes."""
+    for first in range(0, len(parent), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        slices = zip(start_ns[part].tolist(), end_ns[part].tolist(), lasts[part].tolist(), strict=True)
+        for at, (begin_ns, until_ns, encloses) in enumerate(slices, first):
+            while around and around[-1][0] <= begin_ns:
+                around.pop()
+            for ends_ns, one in around[: -OVERLAP_ROWS_MAX - 1 : -1]:
+                if ends_ns >= until_ns and ends_ns > begin_ns:
+                    parent[at] = one
+                    break
+            if encloses:
+                around.append((until_ns, at))
     return parent
 
 
-def depths_and_tops(parent: Int64s) -> tuple[Int32s, Int64s]:
+def depths_and_tops(parent: Ints) -> tuple[Int32s, Int32s]:
     """How many slices are around each, and the outermost of them, itself without one. Shapes `(n,)`."""
-    above = np.where(parent == NONE, np.arange(len(parent)), parent)
+    above: Int32s = np.where(parent == NONE, np.arange(len(parent)), parent).astype(np.int32)
     depth: Int32s = (parent != NONE).astype(np.int32)
     while bool((more := depth[above]).any()):
         depth, above = depth + more, above[above]

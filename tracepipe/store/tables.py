@@ -12,15 +12,19 @@ from typing import Any, Final
 import numpy as np
 
 from tracepipe.errors import LibraryMissing, OutputError, TracepipeError
+from tracepipe.event.columns import Int32s, Ints
 from tracepipe.store.numbered import Numbered
 from tracepipe.store.schema import SPANS, TABLES
 
 FILE: Final = "store.duckdb"
+_MORE_ROOM: Final = "Name a folder with room in TRACEPIPE_CACHE, or in TMPDIR."
 # A transaction of more rows takes too much memory, whatever the limit.
 _ROWS_A_COMMIT: Final = 1_000_000
 # What DuckDB may use. It takes some 70 MB more, which it does not count.
 _WRITING_MB: Final = 100
 _TEXTS_AT_ONCE: Final = 1 << 14
+_RENUMBERED_AT_ONCE: Final = 1 << 17
+_RENUMBERED: Final = ("id", "parent", "depth", "top")
 
 
 def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any:
@@ -40,7 +44,7 @@ def connect(path: str, folder: Path, *, memory_mb: int, threads: int = 0) -> Any
     try:
         return duckdb.connect(path, config=config)
     except duckdb.Error as e:
-        raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", "") from e
+        raise OutputError(f"cannot open the tables of a recording: {_first_line(e)}", _MORE_ROOM) from e
 
 
 def connect_to_ask(folder: Path, *, memory_mb: int) -> Any:
@@ -84,26 +88,31 @@ class Writer:
         finally:
             self._con.close()
 
-    def _execute(self, sql: str, given: Any = None) -> Any:
+    def _execute(self, sql: str, **tables: dict[str, Any]) -> dict[str, Any]:
+        """The columns of an answer. `tables` are tables of numpy columns, which `sql` may name."""
         import duckdb
 
         try:
-            return self._con.execute(sql, given) if given is not None else self._con.execute(sql)
+            for name, table in tables.items():
+                # A view of rows must be contiguous.
+                columns = {key: np.ascontiguousarray(column) for key, column in table.items()}
+                self._con.register(name, columns)
+            found: dict[str, Any] = self._con.execute(sql).fetchnumpy()
+            for name in tables:
+                self._con.unregister(name)
         except duckdb.Error as e:
             raise _refused(e) from e
+        return found
 
     def put(self, table: str, columns: dict[str, Any]) -> None:
         """Append rows, given as numpy columns of one length by their names."""
         names = ", ".join(f'"{name}"' for name in columns)
-        # DuckDB finds `columns` by its name; a view of rows must be contiguous.
-        columns = {name: np.ascontiguousarray(column) for name, column in columns.items()}
-        import duckdb
+        self._execute(f'insert into "{table}" ({names}) select {names} from given', given=columns)
+        self._added(len(next(iter(columns.values()))))
 
-        try:
-            self._con.execute(f'insert into "{table}" ({names}) select {names} from columns')
-        except duckdb.Error as e:
-            raise _refused(e) from e
-        self._uncommitted += len(next(iter(columns.values())))
+    def _added(self, rows: int) -> None:
+        """Commit when many rows were added."""
+        self._uncommitted += rows
         if self._uncommitted > _ROWS_A_COMMIT:
             self._execute("commit")
             self._execute("begin")
@@ -132,26 +141,46 @@ class Writer:
     def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of a table of spans in the order of its ids, which count from 0."""
         names = ", ".join(dict.fromkeys(("id", *columns)))
-        found: dict[str, Any] = self._execute(f'select {names} from "{table}"').fetchnumpy()
+        found = self._execute(f'select {names} from "{table}"')
         place = found["id"]
-        if len(place) and bool((place[1:] < place[:-1]).any()):
-            order = np.empty(len(place), np.int64)
-            order[place] = np.arange(len(place))
-            found = {name: column[order] for name, column in found.items()}
+        if bool((place[1:] < place[:-1]).any()):
+            for name in columns:
+                values = np.empty_like(found[name])
+                values[place] = found[name]
+                found[name] = values
         return found
 
-    def replace(self, source: str, table: str, ids: dict[str, Any]) -> None:
-        """Make `table` of the rows of `source` that have an id in `old`, with the columns of `ids`."""
-        names = ", ".join(f'{"m" if name in ids else "s"}."{name}"' for name in SPANS)
-        import duckdb
+    def of_shapes(self, table: str, shapes: Ints, columns: Sequence[str]) -> dict[str, Any]:
+        """Columns of the rows of a table of spans that have some shapes, in any order."""
+        names = ", ".join(columns)
+        sql = f'select {names} from "{table}" where shape in (select shape from given)'
+        return self._execute(sql, given={"shape": shapes})
 
-        try:
-            self._con.execute(
-                f'create table renumbered as select {names} from "{source}" s '
-                "join ids m on s.id = m.old order by m.id"
+    def replace(
+        self, source: str, table: str, new: Int32s, parent: Int32s, depth: Int32s, top: Int32s
+    ) -> None:
+        """Make `table` of the rows of `source`, with other values.
+
+        All columns are by the old ids. `new` has the new ids, or NONE for rows to leave out, and a last value
+        of NONE; `parent` and `top` have old ids.
+        """
+        names = ", ".join(f'{"m" if name in _RENUMBERED else "s"}."{name}"' for name in SPANS)
+        self._execute(f"create table renumbered ({_typed(SPANS)})")
+        for first in range(0, len(parent), _RENUMBERED_AT_ONCE):
+            part = slice(first, min(first + _RENUMBERED_AT_ONCE, len(parent)))
+            given = {
+                "old": np.arange(part.start, part.stop, dtype=np.int32),
+                "id": new[part],
+                "parent": new[parent[part]],
+                "depth": depth[part],
+                "top": new[top[part]],
+            }
+            self._execute(
+                f'insert into renumbered select {names} from "{source}" s join given m on s.id = m.old '
+                f"where s.id >= {part.start} and s.id < {part.stop} and m.id >= 0",
+                given=given,
             )
-        except duckdb.Error as e:
-            raise _refused(e) from e
+            self._added(part.stop - part.start)
         self._execute(f'drop table "{table}"')
         self._execute(f'alter table renumbered rename to "{table}"')
 
@@ -170,5 +199,5 @@ def _typed(columns: dict[str, str]) -> str:
 def _refused(error: Exception) -> TracepipeError:
     return OutputError(
         f"cannot write the tables of a recording: {_first_line(error)}",
-        "Name a folder with room in TRACEPIPE_CACHE, or in TMPDIR.",
+        _MORE_ROOM,
     )
