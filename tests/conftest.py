@@ -27,6 +27,9 @@ sys.dont_write_bytecode = False
 for name in ("SUDO_COMMAND", "SUDO_GID", "SUDO_UID", "SUDO_USER"):
     os.environ.pop(name, None)
 
+# What is read in a test is in no cache, and stays in none: the tests of the cache have one of their own.
+os.environ["TRACEPIPE_CACHE"] = ""
+
 # Each processor has a process that tests: more threads of polars would wait for each other.
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
 

@@ -160,7 +160,7 @@ def test_a_table_of_several_parts_is_that_of_one(
     calls = [one | {"stack": 41 + at % 6} for at, one in enumerate(calls)]
     run = load(PAIR, *stacks, *calls, WARPS, *({**without_sms, "launch": at} for at in range(20)))
     one = exported(run, tmp_path, to)
-    monkeypatch.setattr("tracepipe.reports.frames.stored.ROWS_AT_ONCE", 7)
+    monkeypatch.setattr("tracepipe.reports.frames.layer_tables._ROWS_AT_ONCE", 7)
     several = exported(run, tmp_path, to)
     for name, table in TABLES.items():
         assert several[name].equals(one[name], null_equal=True) and len(one[name]) == table.count(run), name

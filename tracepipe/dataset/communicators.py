@@ -18,7 +18,6 @@ from tracepipe.analyses.gpu_work import KERNEL, gpu_work
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.frames.nesting import NOBODY, nearest_of_some
-from tracepipe.reports.frames.stored import parts
 from tracepipe.store.run import Run
 
 _CALL: Final = re.compile(r"p?nccl([A-Z]\w*)")
@@ -103,14 +102,12 @@ class _Requests:
     def of(self, run: Run, rows: Int64s) -> Int64s:
         """The numbers of calls of NCCL, by their start; -1 of others. Shapes `(n,)`."""
         numbers, layer = np.full(len(rows), -1, np.int64), run.layer("userspace")
-        for part in parts(len(rows)):
-            some = rows[part]
-            found = run.values("userspace", some, "name", "tid")
-            calls = zip(found["name"], found["tid"], layer.args[some].tolist(), strict=True)
-            for at, (name, tid, args) in enumerate(calls, part.start):
-                asked = self._asked(name, tid, run.args.args(args) if args != NONE else {})
-                if asked is not None:
-                    numbers[at] = self.distinct.number(asked)
+        found = run.values("userspace", rows, "name", "tid")
+        calls = zip(found["name"], found["tid"], layer.args[rows].tolist(), strict=True)
+        for at, (name, tid, args) in enumerate(calls):
+            asked = self._asked(name, tid, run.args.args(args) if args != NONE else {})
+            if asked is not None:
+                numbers[at] = self.distinct.number(asked)
         return numbers
 
     def _asked(self, name: str, tid: int | None, args: Mapping[str, Any]) -> tuple[Asked, ...] | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tracepipe.reports.frames.libraries import np, pl
-from tracepipe.reports.frames.stored import parts
 from tracepipe.store.run import Run
 
 # The most rows of a part, and the most text of its rows, for which there may be fewer rows.
@@ -57,10 +56,9 @@ class LayerTable(NamedTuple):
             yield self.part(run, rows)
 
     def _parts(self, run: Run, at_once: int) -> Iterator[slice]:
-        for some in parts(self.count(run)):
-            # Smaller parts, as a whole row takes a hundred times as much as one of its columns.
-            for start in range(some.start, some.stop, at_once):
-                yield slice(start, min(start + at_once, some.stop))
+        count = self.count(run)
+        for start in range(0, count, at_once):
+            yield slice(start, min(start + at_once, count))
 
 
 _TEXTS = {
