@@ -17,6 +17,7 @@ from tests.support.program import PYTHONPATH
 from tests.support.summaries import SUMMARY
 from tracepipe import cli
 from tracepipe.api.capture_block import Began, Order, Refused
+from tracepipe.hooks.hook import PROBED_LAYERS
 from tracepipe.tracer.request import CaptureRequest
 from tracepipe.tracer.summary import CaptureSummary
 
@@ -84,6 +85,23 @@ def test_what_is_asked_for_is_what_the_command_asks_for(options: str, asked: Cal
     ours = tracepipe.capture(options=tracepipe.CaptureOptions(**given), **own)  # type: ignore[arg-type]
     assert ours._order == asked(*options.split())
     assert ours.path == ours._order.output
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"),
+    [
+        (None, ("userspace", "syscall")), ("", ("userspace", "syscall")), ("none", ()), ((), ()),
+        ("syscall, scheduler,", ("syscall", "scheduler")), ("syscall", ("syscall",)),
+        ("all", ("annotation", *PROBED_LAYERS)),
+    ],
+)  # fmt: skip
+def test_layers_are_one_text_or_several(
+    given: Any, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tracepipe.tracer.plan.layers_here", lambda of_command: ("userspace", "syscall"))
+    ours = tracepipe.capture("./app", tracepipe.CaptureOptions(layers=given))
+    assert ours._order.request.layers == layers
 
 
 def test_this_process_is_recorded_where_no_other_is_named(tmp_path: Path) -> None:

@@ -332,9 +332,11 @@ def _layers(given: str | Sequence[str] | None, *, of_command: bool) -> tuple[str
     """
     from tracepipe.tracer.plan import layers_here
 
+    if isinstance(given, str):
+        given = tuple(filter(None, (name.strip() for name in given.split(",")))) or None
     if given is None:
         return layers_here(of_command=of_command)
-    named = tuple(name.strip() for name in given.split(",")) if isinstance(given, str) else tuple(given)
+    named = tuple(given)
     if named == ("none",):  # only hooks
         return ()
     if named == ("all",):

@@ -128,47 +128,44 @@ def put_help(command: Any, context: Any) -> None:
     def coloured(text: str, colour: str) -> str:
         return f"{colour}{text}{_RESET}" if colours and text else text
 
-    def entry(name: str, value: str, text: str, column: int) -> Iterator[str]:
-        """An option or a command: its name, and its text beside or below that."""
-        shown = " ".join(part for part in (coloured(name, _NAME), coloured(value, _VALUE)) if part)
-        indent, lines = " " * column, wrap(text, max(width - column, 20)) or [""]
-        length = len(" ".join(part for part in (name, value) if part))
-        if 2 + length + 2 <= column:
-            yield f"  {shown}{' ' * (column - 2 - length)}{lines.pop(0)}".rstrip()
-        else:
-            yield f"  {shown}"
-        yield from (indent + line for line in lines)
+    def wrapped(text: str, columns: int) -> list[str]:
+        return wrap(text, max(columns, 20), break_on_hyphens=False)
+
+    def section(heading: str, entries: Iterable[tuple[str, str, str]], column: int) -> Iterator[str]:
+        """Names, values and texts of options or commands; a text is beside its name or below that."""
+        yield ""
+        yield coloured(f"{heading}:", _HEADING)
+        for name, value, text in entries:
+            shown = " ".join(filter(None, (coloured(name, _NAME), coloured(value, _VALUE))))
+            lines, beside = wrapped(text, width - column), ""
+            spare = column - 2 - len(" ".join(filter(None, (name, value))))
+            if spare >= 2 and lines:
+                beside = " " * spare + lines.pop(0)
+            yield f"  {shown}{beside}"
+            yield from (" " * column + line for line in lines)
 
     def page() -> Iterator[str]:
         usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
         yield f"{coloured('Usage:', _HEADING)} {usage}"
         for paragraph in (command.help or "").split("\n\n"):
             yield ""
-            yield from wrap(" ".join(paragraph.split()), width)
+            yield from wrapped(" ".join(paragraph.split()), width)
         for panel, parameters in by_panel(command.get_params(context)).items():
-            yield ""
-            yield coloured(f"{panel}:", _HEADING)
+            entries = []
             for one in parameters:
-                is_option = one.param_type_name == "option"
-                default = default_of(one) if one.show_default else ""
-                notes = (
-                    f" [default: {default}]"
-                    if default
-                    else " [required]"
-                    if one.required and is_option
-                    else ""
-                )
+                is_option, default = one.param_type_name == "option", default_of(one)
+                note = f" [default: {default}]" if default and one.show_default else ""
+                note = " [required]" if one.required and is_option else note
                 name = names_of(one) if is_option else ""
-                yield from entry(name, value_of(one, context), (one.help or "") + notes, _TEXT_COLUMN)
-        panels: dict[str, list[Any]] = {}
+                entries.append((name, value_of(one, context), f"{one.help or ''}{note}"))
+            yield from section(panel, entries, _TEXT_COLUMN)
+        listed: dict[str, list[tuple[str, str, str]]] = {}
         for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
             inner = command.get_command(context, name)
-            panels.setdefault(inner.rich_help_panel or "Commands", []).append((name, inner.help or ""))
-        for panel, commands in panels.items():
-            yield ""
-            yield coloured(f"{panel}:", _HEADING)
-            for name, about in commands:
-                yield from entry(name, "", " ".join(about.partition("\n\n")[0].split()), _LISTED_COLUMN)
+            about = " ".join((inner.help or "").partition("\n\n")[0].split())
+            listed.setdefault(inner.rich_help_panel or "Commands", []).append((name, "", about))
+        for panel, commands in listed.items():
+            yield from section(panel, commands, _LISTED_COLUMN)
         yield ""
         yield coloured("Examples:", _HEADING)
         for line in examples_of(context.command_path.partition(" ")[2]):

@@ -71,7 +71,11 @@ def _command(report: Report) -> Callable[..., None]:
         options: Any, shown: Shown, how: ReadOptions, output: str = "", force: bool = False, **given: Any
     ) -> None:
         paths = [given.get(f"input_{at}") for at in range(len(report.inputs))]
-        inputs = _sides(report, paths, given) if report.takes_several else [[path] for path in paths if path]
+        inputs = (
+            _sides(report, paths, given)
+            if report.takes_several
+            else [[path] for path in paths if path is not None]
+        )
         named = [
             *(path for some in inputs for path in some),
             *(getattr(options, one) for one in report.beside),
