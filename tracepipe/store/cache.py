@@ -1,7 +1,7 @@
 """Keeps the tables of recordings in the user's cache, so that a second question does not read the recording
 again.
 
-    $TRACEPIPE_CACHE, else $XDG_CACHE_HOME/tracepipe, else ~/.cache/tracepipe
+    $TRACEPIPE_CACHE, else $XDG_CACHE_HOME/tracepipe/recordings, else ~/.cache/tracepipe/recordings
         <key>/         the tables of a recording: the key is its path, size and time, and how it was read
         building-…/    tables that are being written, or were when a process was killed
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -30,6 +31,7 @@ LIMIT_BYTES: Final = 2 << 30
 # A smaller file is read again as fast as its tables are found.
 _LEAST_BYTES: Final = 1 << 18
 _BUILDING: Final = "building-"
+_KEY: Final = re.compile("[0-9a-f]{32}")
 # A process that still builds after a day was killed.
 _ABANDONED_S: Final = 86_400
 
@@ -43,7 +45,7 @@ def cache_folder() -> Path | None:
         return None
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-        folder = Path(named) if named else base / "tracepipe"
+        folder = Path(named) if named else base / "tracepipe" / "recordings"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except (OSError, RuntimeError):  # RuntimeError of a user without a home
@@ -127,7 +129,7 @@ def _make_room(folder: Path, newest: Path) -> None:
     found = []
     for one in folder.iterdir():
         try:
-            if one.is_dir() and not one.name.startswith(_BUILDING):
+            if _KEY.fullmatch(one.name) and one.is_dir():
                 found.append((one.stat().st_mtime, _size_bytes(one), one))
         except OSError:
             continue
