@@ -379,7 +379,7 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
 
 
 def _least_lag(lows: Int64s, highs: Int64s, step_ns: int) -> int | None:
-    """How much later after its SM's clock an exit reads %globaltimer than an entry does; 0 where the readings
+    """The delay by which, after its SM's clock, an exit reads %globaltimer than an entry does; 0 where the readings
     allow that, None where the SMs contradict each other.
     """
     low, high = int(lows.max()), int(highs.min())
@@ -438,7 +438,7 @@ class NativeSmClocks:
     def refine_all(
         self, base_ns: Int64s, warps: Int64s, exits: Int64s, has: Bytes, columns: Sequence[Int64s | None]
     ) -> tuple[Bools, Int64s, Int64s]:
-        """As `refine`, for several batches, with the number of warps and exits of each. Return which batches
+        """Refine several batches, with the number of warps and exits of each. Return which batches
         have finer times, and the entries and exits of all. `columns` are those of `refine`, batch after
         batch; `has` is which of them each batch has.
         """

@@ -289,7 +289,7 @@ class Clocks:
         return self.last_ns
 
     def statements(self) -> list[dict[str, Any]]:
-        """What the trace states about each clock that placed an event: method, pairs, drift, largest bound.
+        """Statements about each clock that placed an event: method, pairs, drift, largest bound.
 
         The host's own clock needs no statement. "same" is stated where a GPU's clock is the trace's.
         """

@@ -96,7 +96,7 @@ def members(args: Args) -> bytes:
 
 @dataclass(slots=True)
 class _Turns:
-    """How often begins and ends alternated on a track at a nanosecond, and if the last is an end."""
+    """Begins and ends of a track at one nanosecond: how often they alternated, and if the last is an end."""
 
     at_ns: int = -1
     step: int = 0
@@ -184,7 +184,7 @@ class ChromeEvents:
         return when + b"%03d" % (step * _APART_PS) if step else when
 
     def _step(self, track: int, kind: int, ts_ns: int) -> int:
-        """How often begins and ends have alternated on a track at that nanosecond so far."""
+        """Count how often begins and ends have alternated on a track at that nanosecond."""
         turns = self._turns.get(track)
         if turns is None:
             turns = self._turns[track] = _Turns()

@@ -1,4 +1,4 @@
-"""What a batch draws, in the structures of the native core's writers."""
+"""Drawings in the structures of the native core's writers."""
 
 from __future__ import annotations
 

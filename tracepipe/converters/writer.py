@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # listing the formats must not import numpy
 
 @dataclass(frozen=True, slots=True)
 class TraceInfo:
-    """What a converter gets before the first operation.
+    """Facts that a converter gets before the first operation.
 
     `start` is one instant on the trace clock (`trace_ns`) and on the host clocks that are known. `trace_ns`
     is at or near the first operation. `header` is that of the recording.

@@ -84,7 +84,6 @@ class NativeNesting:
             column[number] = value
 
     def set_shapes(self, row: Int32s, name: Int32s, phase: Bytes, has_dur: Bools) -> None:
-        """As `Nesting` has it."""
         values: tuple[Any, ...] = (row, name, np.where(has_dur, 0, -1), phase, 0, 0)
         self._shapes = {
             key: np.ascontiguousarray(np.broadcast_to(value, len(row)), kind)

@@ -1,4 +1,4 @@
-"""What the layout returns and a converter writes: tracks, and operations on them.
+"""The result of the layout, which converters write: tracks, and operations on them.
 
 Operations of one track are in an order in which a stable sort by time gives correct nesting. Those of all
 tracks are in the order of time, except for events that were recorded very late.
@@ -220,7 +220,7 @@ FIRST_EXTRA = -2
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """What the numbers in operations refer to: `tracks` by row, `names`, and the tables of the recording."""
+    """The meaning of the numbers in operations: `tracks` by row, `names`, the tables of the recording."""
 
     tables: Tables
     tracks: list[Track] = field(default_factory=list)
@@ -276,7 +276,7 @@ def shown_after(shape: Shape) -> Args:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """What one batch draws. `declared` are tracks that exist from here on, or have a new name: after their
+    """The drawing of one batch. `declared` are tracks that exist from here on, or have a new name: after their
     parents, before their use. `order` has the places of `ops` in their order. `warps` are the changes of
     GPUs, which have separate tracks. `switches` are context switches in the order of time, for a format that
     has its own form for them; None where there are none, or where they are among the operations.

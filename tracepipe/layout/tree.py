@@ -39,7 +39,7 @@ _PEERS_APART = 10
 
 
 class Work(NamedTuple):
-    """What a thread or a process did: launches of work of a GPU, and nanoseconds on processors."""
+    """The work of a thread or a process: launches on GPUs, and nanoseconds on processors."""
 
     launches: int = 0
     ran_ns: int = 0

@@ -250,21 +250,6 @@ class WarpRun:
         self.first: Int64s = np.cumsum(self.sizes) - self.sizes
         self.order = self._order()
         self.stay_ns = self.warps.last_of_exits(self.warps.exit_ns)
-        self.starts_at, self.starts = self._starts(of.places)
-
-    def _order(self) -> Int64s:
-        if len(self.batches) == 1:
-            return entry_order(self.warps.entry_ns)
-        if len(self.batches) == self.warps.warp.size:
-            return np.arange(len(self.batches))
-        batch = np.repeat(np.arange(len(self.batches)), self.sizes)
-        order: Int64s = np.lexsort((self.warps.entry_ns, batch))
-        return order
-
-    def _starts(self, places: list[int]) -> tuple[Int64s, WarpStarts]:
-        """By batch: the place in the order of the warp at which its launch's flow ends, and how the batch
-        starts. That warp is the first one that left, or else the first one.
-        """
         left = np.append(np.flatnonzero(self.stay_ns[self.order] >= 0), len(self.order))
         at = left[np.searchsorted(left, self.first)]
         has_left = at < self.first + self.sizes
@@ -275,14 +260,26 @@ class WarpRun:
         launches = [batch.launched.get("launch") for batch in self.batches]
         if None in launches:
             done[[at for at, launch in enumerate(launches) if launch is None]] = NO_LAUNCH
-        return at, WarpStarts(
-            np.array(places, np.int64),
-            np.array([signed(launch or 0) for launch in launches], np.int64),
-            entered_ns,
-            np.array([batch.bound_ns for batch in self.batches], np.int64),
-            done.astype(np.uint8),
-            np.zeros(len(at), np.int64),
+        self.starts_at, self.starts = (
+            at,
+            WarpStarts(
+                np.array(of.places, np.int64),
+                np.array([signed(launch or 0) for launch in launches], np.int64),
+                entered_ns,
+                np.array([batch.bound_ns for batch in self.batches], np.int64),
+                done.astype(np.uint8),
+                np.zeros(len(at), np.int64),
+            ),
         )
+
+    def _order(self) -> Int64s:
+        if len(self.batches) == 1:
+            return entry_order(self.warps.entry_ns)
+        if len(self.batches) == self.warps.warp.size:
+            return np.arange(len(self.batches))
+        batch = np.repeat(np.arange(len(self.batches)), self.sizes)
+        order: Int64s = np.lexsort((self.warps.entry_ns, batch))
+        return order
 
     def with_exits(self, drawn: Bools, begin_ns: Int64s, columns: list[AnyArray]) -> list[AnyArray]:
         """The columns of changes with the exits of each drawn warp after its end."""

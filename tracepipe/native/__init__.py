@@ -29,7 +29,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def state() -> str:
-    """What runs: "native core, gcc 12.2.0", or "pure Python: " and the reason."""
+    """The core that runs: "native core, gcc 12.2.0", or "pure Python: " and the reason."""
     if _is_refused():
         return f"pure Python: {PURE}={os.environ[PURE]}"
     return _load()[1]

@@ -71,7 +71,7 @@ How = tuple[str, Mapping[str, int | str], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """What is known about several recordings before they are read: `offsets` to add to the times of the files
+    """The known relation of several recordings before they are read: `offsets` to add to the times of the files
     that they name, or the place of each, as one of the `members`.
     """
 
