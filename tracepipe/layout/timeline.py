@@ -276,8 +276,8 @@ def shown_after(shape: Shape) -> Args:
 
 @dataclass(slots=True, eq=False)
 class Drawn:
-    """The drawing of one batch. `declared` are tracks that exist from here on, or have a new name: after their
-    parents, before their use. `order` has the places of `ops` in their order. `warps` are the changes of
+    """The drawing of one batch. `declared` are tracks that exist from here on, or have a new name, each after
+    its parent and before its use. `order` has the places of `ops` in their order. `warps` are the changes of
     GPUs, which have separate tracks. `switches` are context switches in the order of time, for a format that
     has its own form for them; None where there are none, or where they are among the operations.
     """

@@ -71,8 +71,8 @@ How = tuple[str, Mapping[str, int | str], str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Relation:
-    """The known relation of several recordings before they are read: `offsets` to add to the times of the files
-    that they name, or the place of each, as one of the `members`.
+    """The relation of several recordings, as far as it is known before: `offsets` to add to the times of the
+    files that they name, or the place of each, as one of the `members`.
     """
 
     offsets: Mapping[str, int] = field(default_factory=dict)
