@@ -379,7 +379,7 @@ def _on_lines(entries: Readings, exits: Readings, rate: int, step_ns: int) -> tu
 
 
 def _least_lag(lows: Int64s, highs: Int64s, step_ns: int) -> int | None:
-    """The delay by which an exit reads %globaltimer later after its SM's clock than an entry does; 0 where the
+    """The delay by which an exit reads %globaltimer later after its clock than an entry does; 0 where the
     readings allow that, None where the SMs contradict each other.
     """
     low, high = int(lows.max()), int(highs.min())
