@@ -49,8 +49,7 @@ from tracepipe.event.columns import NONE, Bytes, Int32s, Int64s, TraceColumns, d
 from tracepipe.event.counters import COUNTERS
 from tracepipe.event.model import ID_LIMIT, MONOTONIC
 from tracepipe.event.ops import BEGIN, INSTANT, MARKS
-from tracepipe.event.shape import Shape
-from tracepipe.event.tables import Args, Tables
+from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import FIRST_SCREEN, WAKEUP
 from tracepipe.layout.timeline import (
     PYTHON,
@@ -82,12 +81,6 @@ _STATES: Final = {
     "dead": _DESTROYED,
     "zombie": _DESTROYED,
 }
-
-
-def _kind(shape: Shape) -> int:
-    if shape.name == WAKEUP:
-        return WOKEN
-    return RUNS if shape.phase == "B" else LEAVES
 
 
 def _id(value: object) -> int | None:
@@ -127,7 +120,9 @@ class Switches:
         for at in distinct(events.shape[self._kind[events.shape] == UNKNOWN]).tolist():
             shape = tables.shapes[at]
             assert shape is not None
-            self._kind[at], self._cpu[at], self._tid[at] = _kind(shape), shape.cpu, shape.tid
+            runs_or_leaves = RUNS if shape.phase == "B" else LEAVES
+            self._kind[at] = WOKEN if shape.name == WAKEUP else runs_or_leaves
+            self._cpu[at], self._tid[at] = shape.cpu, shape.tid
         self._write(events, tables)
         made: bytes = self._stream.drain()
         return made
@@ -143,18 +138,16 @@ class Switches:
         kind, cpu, tid = (int(column[shape]) for column in (self._kind, self._cpu, self._tid))
         waker = _id(args.get("by_tid")) if kind == WOKEN else None
         if waker is not None:
-            return FTRACE_EVENTS, self._waking(int(events.ts_ns[at]), cpu, tid, waker, args)
+            target = _id(args.get("target_cpu"))
+            waking = number(2, tid) + (number(5, target) if target is not None else b"")
+            when = max(0, int(events.ts_ns[at]) + self._clock.boottime_ahead_ns)
+            event = number(1, when) + number(2, waker) + delimited(20, waking)
+            return FTRACE_EVENTS, number(1, cpu) + delimited(2, event)
         state = _RUNNING if kind == RUNS else _RUNNABLE
         if kind == LEAVES:
             left = args.get("prev_state")
             state = _STATES.get(left, _SLEEPS) if isinstance(left, str) else _SLEEPS
         return TASK_STATE, number(1, cpu) + number(3, tid) + number(4, state)
-
-    def _waking(self, ts_ns: int, cpu: int, tid: int, waker: int, args: Args) -> bytes:
-        target = _id(args.get("target_cpu"))
-        waking = number(2, tid) + (number(5, target) if target is not None else b"")
-        when = max(0, ts_ns + self._clock.boottime_ahead_ns)
-        return number(1, cpu) + delimited(2, number(1, when) + number(2, waker) + delimited(20, waking))
 
 
 class NativeSwitches(Switches):

@@ -206,17 +206,13 @@ def joined(parts: Sequence[TraceColumns]) -> TraceColumns:
     """The events of several parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
-    return TraceColumns(
-        np.concatenate([part.ts_ns for part in parts]),
-        np.concatenate([part.shape for part in parts]),
-        np.concatenate([part.args for part in parts]),
-        np.concatenate([part.dur_ns for part in parts]),
-        np.concatenate([part.launch for part in parts]),
-        joined_optional(((part.source_ns, len(part)) for part in parts), NONE),
-        joined_optional(((part.bound_ns, len(part)) for part in parts), 0),
-        index=joined_optional(((part.index, len(part)) for part in parts), NONE),
-        stack=joined_optional(((part.stack, len(part)) for part in parts), NONE),
-    )
+    columns: dict[str, Any] = {
+        one.name: joined_optional(
+            ((getattr(part, one.name), len(part)) for part in parts), 0 if one.name == "bound_ns" else NONE
+        )
+        for one in fields(TraceColumns)
+    }
+    return TraceColumns(**columns)
 
 
 def distinct(values: np.ndarray[Any, np.dtype[T]]) -> np.ndarray[Any, np.dtype[T]]:

@@ -185,10 +185,10 @@ class Stacks:
 def _frame_of(record: dict[str, Any]) -> Frame:
     """A frame of a good record, as far as it is kept."""
     file = record.get("file")
-    return Frame(_kept(record["function"]), None if file is None else _kept(file), record.get("line"))
+    return Frame(_cut(record["function"]), None if file is None else _cut(file), record.get("line"))
 
 
-def _kept(text: str) -> str:
+def _cut(text: str) -> str:
     """The part of a text that is kept."""
     if len(text) <= _FUNCTION_BYTES_MAX // 4:
         return text

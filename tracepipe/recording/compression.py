@@ -14,6 +14,7 @@ import select
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -118,7 +119,7 @@ class PartWriter:
     def __init__(
         self,
         file: BinaryIO | io.RawIOBase,
-        compress: Callable[[bytearray], bytes | bytearray],
+        compress: Callable[[bytearray], bytes],
         *,
         is_ours: bool,
     ) -> None:
@@ -178,20 +179,12 @@ class PartWriter:
 def compressing(file: BinaryIO | io.RawIOBase, path: str, *, is_ours: bool = True) -> BinaryIO:
     """A writer of parts to an unbuffered file, compressed where `path` ends with .gz or .zst."""
     suffix = Path(path).suffix
-    compress: Callable[[bytearray], bytes | bytearray] = _plain
+    compress: Callable[[bytearray], bytes] = bytes
     if suffix == ".gz":
-        compress = _gzip
+        compress = partial(gzip.compress, compresslevel=_LEVEL, mtime=0)
     elif suffix == ".zst":
         import zstandard  # here, as most outputs do not need it
 
         # The checksum detects sectors that were never written.
         compress = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress
     return cast(BinaryIO, PartWriter(file, compress, is_ours=is_ours))
-
-
-def _plain(lines: bytearray) -> bytearray:
-    return lines
-
-
-def _gzip(lines: bytearray) -> bytes:
-    return gzip.compress(lines, _LEVEL, mtime=0)

@@ -25,7 +25,6 @@ from tracepipe.units import counted
 
 if TYPE_CHECKING:
     from tracepipe.converters.archive import ArchiveWriter
-    from tracepipe.event.model import Record
 
 
 @dataclass(slots=True)
@@ -224,13 +223,14 @@ def _first_ns(batch: TraceBatch) -> int:
     times = [
         int(ts_ns)
         for ts_ns, shape, args in zip(events.ts_ns, events.shape, events.args, strict=True)
-        if ts_ns >= 0 and (shape != SPECIAL or _is_dated(batch.others[args]))
+        if ts_ns >= 0
+        and (
+            shape != SPECIAL
+            or isinstance(other := batch.others[args], PlacedWarps)
+            or other["type"] in ("loss", "window", *STALLS)
+        )
     ]
     return min(times, default=0)
-
-
-def _is_dated(other: Record | PlacedWarps) -> bool:
-    return isinstance(other, PlacedWarps) or other["type"] in ("loss", "window", *STALLS)
 
 
 def _about(header: Header, source: str) -> dict[str, Any]:

@@ -56,16 +56,13 @@ def output_kind(path: str, *, force: bool, option: str = "-o") -> int:
         raise OutputError(f"{path} is a directory", f"Name a file in it with {option}.")
     if kind in (stat.S_IFBLK, stat.S_IFSOCK):
         raise OutputError(f"{path} is not a file", f"Name a file with {option}.")
-    if kind == stat.S_IFREG and _is_stream(Path(path)):
+    link = Path(path)
+    # A link to a file that a process has open, such as /dev/stdout, must stay.
+    if kind == stat.S_IFREG and link.is_symlink() and link.readlink().parent.match("/proc/*/fd"):
         raise OutputError(f"{path} is a file that is open", f"Give {option} - to write to standard output.")
     if kind == stat.S_IFREG and not force:
         raise OutputError(f"{path} exists", f"Overwrite it with --force, or name another with {option}.")
     return kind
-
-
-def _is_stream(path: Path) -> bool:
-    """Whether it is a link to a file that a process has open, such as /dev/stdout. Such a link must stay."""
-    return path.is_symlink() and path.readlink().parent.match("/proc/*/fd")
 
 
 def give_to_caller(fd: int) -> None:
@@ -292,9 +289,7 @@ def replacing(
     try:
         try:
             with writing(path), os.fdopen(fd, "wb", closefd=False) as out:
-                umask = os.umask(0)
-                os.umask(umask)
-                os.fchmod(fd, 0o666 & ~umask)
+                os.fchmod(fd, 0o666 & ~_umask())
                 give_to_caller(fd)
                 yield out
         except BaseException:
@@ -360,14 +355,18 @@ def replacing_folder(path: str, *, force: bool) -> Iterator[Path]:
         ) from e
     made = Path(name)
     try:
-        umask = os.umask(0)
-        os.umask(umask)
-        made.chmod(0o777 & ~umask)
+        made.chmod(0o777 & ~_umask())
         with writing(path):
             yield made
         _give_name(made, target, force=force)
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def _refuse_url(path: str, option: str) -> None:
