@@ -96,7 +96,8 @@ def _judge(path: Path, asked: Asked) -> None:
     for to in asked.some(tuple(CONVERTERS), 1):
         layout = LayoutOptions(rng.choice(WARP_TRACKS), rng.random() < 0.5)
         compress = CONVERTERS[to].can_compress and rng.random() < 0.3
-        _convert(path, to, ConversionOptions(source, False, compress, assumed, layout), account)
+        options = ConversionOptions(source, assumed=assumed, compress=compress, layout=layout)
+        _convert(path, to, options, account)
     with running(rng.choice(cores_here())):
         if asked.rarely(0.6):
             _report(path, source, assumed, asked)

@@ -78,12 +78,12 @@ def convert_members(
     how = ConversionOptions(
         asked.source_format,
         asked.strict,
-        asked.compress,
         dict(asked.assume_offset),
-        LayoutOptions(asked.warp_tracks, asked.thread_exits),
         asked.undated,
         dict(asked.offset),
         members,
+        asked.compress,
+        LayoutOptions(asked.warp_tracks, asked.thread_exits),
     )
     if (len(paths) > 1 or how.offsets or members) and not form.takes_several:
         raise FormatError(f"{format} is made from a single recording", "Convert each recording separately.")
@@ -307,7 +307,9 @@ def cut(
         raise TracepipeError("no stretch of time is given", "Give its start, its end or both.")
     first, last = (moment_of(text) if text else None for text in (start, end))
     how = options or ReadOptions()
-    wanted = CutOptions(first, last, how.source_format, how.strict, dict(how.assume_offset), how.undated)
+    wanted = CutOptions(
+        how.source_format, how.strict, dict(how.assume_offset), how.undated, start=first, end=last
+    )
     name = fspath(out)
     with replacing(name, force=force, sources=[fspath(path)], on_terminal=True) as stream:
         account = Cut(fspath(path), wanted).run(compressing(stream, name, is_ours=False), progress)

@@ -7,9 +7,8 @@ The rows are written as they are in the recording, and readers see them in the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -22,10 +21,10 @@ from tracepipe.event.model import TIME_LIMIT_NS, Header, HostInstant, Record
 from tracepipe.event.warps import PlacedWarps, Warps
 from tracepipe.part.choice import THREADS_MAX, Choice, Chosen, Thread
 from tracepipe.part.stretch import Moment, Stretch
-from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
 from tracepipe.recording.files import opened_again
-from tracepipe.recording.open import OpenRecording, no_collector, open_recording
+from tracepipe.recording.inputs import InputOptions
+from tracepipe.recording.open import OpenRecording, no_collector
 from tracepipe.recording.reading import Progress, Reading
 
 # The keys of the recording's footer that the part's footer has; the others are sums over the whole recording.
@@ -33,15 +32,11 @@ _OF_FOOTER = ("end", "gpus")
 
 
 @dataclass(slots=True)
-class CutOptions:
-    """The window from `start` to before `end`, by default the recording's; else as `ConversionOptions`."""
+class CutOptions(InputOptions):
+    """The window from `start` to before `end`, by default the recording's."""
 
     start: Moment | None = None
     end: Moment | None = None
-    source_format: str = ""
-    strict: bool = False
-    assumed: Mapping[str, int | str] = field(default_factory=dict)
-    undated: str = UNDATED[0]
 
 
 class Cut:
@@ -72,9 +67,7 @@ class Cut:
         return account
 
     def _open(self) -> AbstractContextManager[OpenRecording]:
-        options = self._options
-        how = (options.source_format, options.assumed, options.undated)
-        return open_recording(self._file, *how, called=self._path)
+        return self._options.open(self._file, self._path)
 
     def _choose(self, progress: Progress | None) -> tuple[Chosen, Stretch, TraceInfo, Account, Record]:
         """Choose the rows of the part, and make its header and footer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -15,9 +15,8 @@ from tracepipe.event.origins import FILE
 from tracepipe.event.warps import PlacedWarps
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.draw import Layout
-from tracepipe.readers import UNDATED
 from tracepipe.recording.account import Account
-from tracepipe.recording.inputs import Inputs, Member, Placed, Relation, open_inputs, open_separately
+from tracepipe.recording.inputs import InputOptions, Inputs, Placed, open_inputs, open_separately
 from tracepipe.recording.open import OpenRecording, no_collector, open_recording
 from tracepipe.recording.outputs import trace_names
 from tracepipe.recording.reading import Progress, Reading
@@ -28,20 +27,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class ConversionOptions:
-    """The options of a conversion. `assumed` places clocks that have no pairs: clock → ns to add, or the name
-    of a host clock. `undated` is as in `open_recording`. `offsets` are added to the times of files, by their
-    names. `members` says where each recording is on a common clock, instead of what they have in common.
-    """
+class ConversionOptions(InputOptions):
+    """The options of a conversion."""
 
-    source_format: str = ""
-    strict: bool = False
     compress: bool = False
-    assumed: dict[str, int | str] = field(default_factory=dict)
     layout: LayoutOptions = field(default_factory=LayoutOptions)
-    undated: str = UNDATED[0]
-    offsets: Mapping[str, int] = field(default_factory=dict)
-    members: Sequence[Member] = ()
 
 
 class Conversion:
@@ -54,17 +44,10 @@ class Conversion:
     def run(self, out: BinaryIO, progress: Progress | None = None) -> Account:
         """Convert. Raises InputError on the first bad line where `strict`."""
         options = self._options
-        how = (options.source_format, options.assumed, options.undated)
-        strict, relation = options.strict, Relation(options.offsets, options.members)
         if self._output.of == "archive":
             with no_collector():
-                return self._archive(
-                    out, open_separately(self._paths, how, relation, strict=strict, progress=progress)
-                )
-        with (
-            no_collector(),
-            open_inputs(self._paths, how, relation, strict=strict, progress=progress) as inputs,
-        ):
+                return self._archive(out, open_separately(self._paths, options, progress))
+        with no_collector(), open_inputs(self._paths, options, progress) as inputs:
             if self._output.of == "timeline":
                 return _Drawing(inputs, self._output, options).write(out)
             if self._output.of == "events":

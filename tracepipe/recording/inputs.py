@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -22,6 +22,7 @@ from tracepipe.event.model import Header, Problem, SourceNs, new_header
 from tracepipe.event.origins import Numbers, Origins, Renumbered, id_on
 from tracepipe.event.tables import KEPT_MAX, Tables
 from tracepipe.options import STANDARD
+from tracepipe.readers import UNDATED
 from tracepipe.readers.line_columns import new_tables
 from tracepipe.recording.account import Account
 from tracepipe.recording.open import OpenRecording, open_recording
@@ -65,23 +66,26 @@ def line_map(at_ns: int, offset_ns: int, drift_ppb: int, bound_ns: int) -> Clock
 
 Placed = tuple[TraceBatch, list[Problem]]
 """A batch on the trace's clock, and its problems."""
-How = tuple[str, Mapping[str, int | str], str]
-"""How recordings are read: format, assumed offsets, and what is done with undated lines."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Relation:
-    """The relation of several recordings, as far as it is known before: `offsets` to add to the times of the
-    files that they name, or the place of each, as one of the `members`.
+@dataclass(slots=True)
+class InputOptions:
+    """How recordings are read. `assumed` places clocks that have no pairs: clock → ns to add, or the name of
+    a host clock. `undated` is as in `open_recording`. Several recordings are related by what they have in
+    common, by `offsets` to add to the times of the files that they name, or by the place of each, as one of
+    the `members`.
     """
 
+    source_format: str = ""
+    strict: bool = False
+    assumed: Mapping[str, int | str] = field(default_factory=dict)
+    undated: str = UNDATED[0]
     offsets: Mapping[str, int] = field(default_factory=dict)
     members: Sequence[Member] = ()
 
-    @property
-    def is_known(self) -> bool:
-        """Whether anything is known."""
-        return bool(self.offsets or self.members)
+    def open(self, path: str, called: str = "") -> AbstractContextManager[OpenRecording]:
+        """Open a recording, which may have another name in errors."""
+        return open_recording(path, self.source_format, self.assumed, self.undated, called=called)
 
 
 @dataclass(slots=True, eq=False)
@@ -147,27 +151,24 @@ class _Several:
     """Several recordings after their first reading, with the anchor and the numbers of each."""
 
     paths: Sequence[str]
-    how: How
-    members: Sequence[Member]
+    options: InputOptions
+    progress: Progress | None
     parts: Sequence[Part]
     placed: Sequence[Anchor]
     numbers: Sequence[Numbers]
     origins: Origins
-    strict: bool
-    progress: Progress | None
 
     @classmethod
-    def of(
-        cls, paths: Sequence[str], how: How, relation: Relation, *, strict: bool, progress: Progress | None
-    ) -> _Several:
+    def of(cls, paths: Sequence[str], options: InputOptions, progress: Progress | None) -> _Several:
         """Read the recordings for the first time. Raises InputError, FormatError, ClockError."""
-        if members := relation.members:
-            parts = [_part(path, one.name, how, one.header) for path, one in zip(paths, members, strict=True)]
+        if members := options.members:
+            known = zip(paths, members, strict=True)
+            parts = [_part(path, one.name, options, one.header) for path, one in known]
             placed = [one.anchor(part.survey) for part, one in zip(parts, members, strict=True)]
         else:
             names = _names(paths)
             by_hand = {}
-            for file, offset_ns in relation.offsets.items():
+            for file, offset_ns in options.offsets.items():
                 called = enumerate(zip(map(_text, paths), names, strict=True))
                 at = next((at for at, both in called if _text(file) in both), None)
                 if at is None:
@@ -175,10 +176,16 @@ class _Several:
                         f"--offset names {file}, which is not an input", f"Name one of: {', '.join(names)}."
                     )
                 by_hand[at] = offset_ns
-            parts = [_part(path, name, how) for path, name in zip(paths, names, strict=True)]
+            parts = [_part(path, name, options) for path, name in zip(paths, names, strict=True)]
             placed = anchors([part.source for part in parts], by_hand, [part.survey.common for part in parts])
-        _refuse_before_zero(parts, placed)
-        return cls(paths, how, members, parts, placed, *numbered(parts), strict, progress)
+        for part, anchor in zip(parts, placed, strict=True):
+            # A trace cannot have times below 0.
+            if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
+                raise ClockError(
+                    f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
+                    f"Give each file an --offset FILE=NS that is {-first_ns} larger than now.",
+                )
+        return cls(paths, options, progress, parts, placed, *numbered(parts))
 
     @property
     def sources(self) -> list[Source]:
@@ -194,11 +201,11 @@ class _Several:
     def opened(self, at: int, tables: Tables) -> Iterator[Input]:
         """Open one of them, to be read into these tables."""
         path, name = self.paths[at], self.parts[at].source.name
-        known = self.members[at].header if self.members else {}
-        with _opened(path, name, self.how, known) as opened:
+        members = self.options.members
+        with _opened(path, name, self.options, members[at].header if members else {}) as opened:
             opened.clocks.anchor(self.placed[at].offset_ns, self.placed[at].drift)
-            called = name if self.members else path
-            reading = Reading(opened, called, strict=self.strict, progress=self.progress)
+            called, strict = name if members else path, self.options.strict
+            reading = Reading(opened, called, strict=strict, progress=self.progress)
             stated = "" if self.is_one else name
             renumbered = Renumbered(stated, opened.recording.tables, tables, self.numbers[at])
             # The text that follows the names of processes is "on node1", or "of" a file of the host.
@@ -208,8 +215,8 @@ class _Several:
     def inputs(self, parts: list[Input], tables: Tables, origins: Origins) -> Inputs:
         """Some of them, which are open, as one."""
         header = _header(self.sources)
-        if self.members:
-            clock = self.members[0].clock
+        if self.options.members:
+            clock = self.options.members[0].clock
             begins = [
                 int(anchor.way.place_all(np.array([begin_ns], np.int64))[0])
                 for source, anchor in zip(self.sources, self.placed, strict=True)
@@ -237,28 +244,20 @@ class _Several:
 
 @contextmanager
 def open_inputs(
-    paths: Sequence[str],
-    how: How,
-    relation: Relation | None = None,
-    *,
-    strict: bool = False,
-    progress: Progress | None = None,
+    paths: Sequence[str], options: InputOptions, progress: Progress | None = None
 ) -> Iterator[Inputs]:
-    """Open recordings. Several are read twice, the first time for their numbers. `how` is as in
-    `open_recording`.
-
-    Raises InputError, FormatError, ClockError.
+    """Open recordings. Several are read twice, the first time for their numbers. Raises InputError,
+    FormatError, ClockError.
     """
-    relation = relation or Relation()
-    if len(paths) == 1 and not relation.is_known:
-        with open_recording(paths[0], *how) as opened:
-            reading = Reading(opened, paths[0], strict=strict, progress=progress)
+    if len(paths) == 1 and not (options.offsets or options.members):
+        with options.open(paths[0]) as opened:
+            reading = Reading(opened, paths[0], strict=options.strict, progress=progress)
             header, clock = opened.recording.header, opened.clocks.trace_clock
             start = cast("dict[str, int]", header.get("start", {}))
             tables = opened.recording.tables
             yield Inputs([Input(opened, reading)], header, tables, clock, start, Origins())
         return
-    several = _Several.of(paths, how, relation, strict=strict, progress=progress)
+    several = _Several.of(paths, options, progress)
     with ExitStack() as stack:
         tables = new_tables()
         parts = [stack.enter_context(several.opened(at, tables)) for at in range(len(paths))]
@@ -268,16 +267,16 @@ def open_inputs(
 
 
 def open_separately(
-    paths: Sequence[str], how: How, relation: Relation, *, strict: bool, progress: Progress | None
+    paths: Sequence[str], options: InputOptions, progress: Progress | None
 ) -> Iterator[Inputs]:
     """Open each recording alone, one at a time, with the clock, the numbers and the start that all of them
     share. Several are read twice. Raises InputError, FormatError, ClockError before the first one is yielded.
     """
     if len(paths) == 1:
-        with open_inputs(paths, how, relation, strict=strict, progress=progress) as inputs:
+        with open_inputs(paths, options, progress) as inputs:
             yield inputs
         return
-    several = _Several.of(paths, how, relation, strict=strict, progress=progress)
+    several = _Several.of(paths, options, progress)
     for at, part in enumerate(several.parts):
         tables, origins = new_tables(), several.origins.alone(part.source.name)
         with several.opened(at, tables) as opened:
@@ -291,18 +290,18 @@ def open_separately(
 
 
 @contextmanager
-def _opened(path: str, name: str, how: How, known: Mapping[str, Any]) -> Iterator[OpenRecording]:
+def _opened(path: str, name: str, options: InputOptions, known: Mapping[str, Any]) -> Iterator[OpenRecording]:
     """Open a recording with what is known of it in addition to its header."""
-    with open_recording(path, *how, called=name if known else "") as opened:
+    with options.open(path, name if known else "") as opened:
         opened.recording.header.update(cast("Header", known))
         yield opened
 
 
-def _part(path: str, name: str, how: How, known: Mapping[str, Any] | None = None) -> Part:
+def _part(path: str, name: str, options: InputOptions, known: Mapping[str, Any] | None = None) -> Part:
     """The facts about a recording that must be known before it is read with others."""
     if path == STANDARD or (not paths.is_file(path) and paths.is_there(path)):
         raise InputError("is a pipe, which cannot be read twice", "Write it to a file first.", path=path)
-    with _opened(path, name, how, known or {}) as opened:
+    with _opened(path, name, options, known or {}) as opened:
         survey, clocks = surveyed(opened, path), opened.clocks
         source = Source(
             name, opened.recording.header, clocks.trace_clock, survey.first_ns, clocks, survey.end_ns
@@ -311,16 +310,6 @@ def _part(path: str, name: str, how: How, known: Mapping[str, Any] | None = None
     # A reading leaves reference cycles, which are not collected while recordings are read (`no_collector`).
     gc.collect()
     return part
-
-
-def _refuse_before_zero(parts: Sequence[Part], placed: Sequence[Anchor]) -> None:
-    """Raise ClockError where times would be below 0, which a trace cannot have."""
-    for part, anchor in zip(parts, placed, strict=True):
-        if part.survey.is_begun and (first_ns := part.survey.first_ns + anchor.offset_ns) < 0:
-            raise ClockError(
-                f"{part.source.name} begins {-first_ns} ns before the common clock is 0",
-                f"Give each file an --offset FILE=NS that is {-first_ns} larger than now.",
-            )
 
 
 def _gap_notes(parts: Sequence[Part], placed: Sequence[Anchor]) -> list[str]:
