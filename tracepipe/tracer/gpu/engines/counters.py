@@ -113,9 +113,9 @@ def _a_cycle(name: str, *counted: str) -> Counter:
     return Counter(name, "warp instructions", metrics)
 
 
-# Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics in
-# order of preference, and the sampler takes the first that can be combined with the metrics chosen before it.
-# The most important counters come first.
+# Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics
+# in order of preference, and the sampler takes the first that can be combined with the metrics chosen before
+# it. The most important counters come first.
 COUNTERS: Final = (
     _percent(SM_ACTIVE, "sm__cycles_active.avg"),
     # On an H200, one of 30 samples of `…_realtime`, which fits beside more metrics, was a multiple of 100%.
@@ -227,8 +227,8 @@ class SampledGpu:
 
 
 class Sampler:
-    """The process that samples one GPU's counters, `native/pm_sampler.cpp`. It ends with this process, or when
-    `stop` is called.
+    """The process that samples one GPU's counters, `native/pm_sampler.cpp`. It ends with this process, or
+    when `stop` is called.
 
     The program is tracepipe's, but it loads NVIDIA's libraries, and it runs as the command's user where that
     user may sample. So its output is treated as untrusted: it is bounded and checked.
