@@ -70,11 +70,6 @@ class Metric:
     name: str
     peak: str = ""
 
-    @property
-    def argument(self) -> str:
-        """The metric as an argument of the sampler."""
-        return f"{self.name}={self.peak}" if self.peak else self.name
-
 
 @dataclass(frozen=True, slots=True)
 class Counter:
@@ -91,7 +86,7 @@ class Counter:
     @property
     def argument(self) -> str:
         """The choice of metrics as an argument of the sampler."""
-        return ",".join(metric.argument for metric in self.metrics)
+        return ",".join(f"{one.name}={one.peak}" if one.peak else one.name for one in self.metrics)
 
 
 def _percent(name: str, *counted: str) -> Counter:
@@ -106,11 +101,6 @@ def _rate(name: str, unit: str, counted: str, peak: str = "") -> Counter:
 
 def _clock(name: str, counted: str) -> Counter:
     return Counter(name, "MHz", (Metric(f"{counted}.avg.per_second"),), 1e6)
-
-
-def _a_cycle(name: str, *counted: str) -> Counter:
-    metrics = tuple(Metric(f"{one}.avg.per_cycle_elapsed", f"{one}.avg.peak_sustained") for one in counted)
-    return Counter(name, "warp instructions", metrics)
 
 
 # Architectures differ in their metrics, and in what they can count in one pass. So each counter has metrics
@@ -128,7 +118,14 @@ COUNTERS: Final = (
     _percent(DRAM_WRITE_SHARE, "dram__bytes_write.sum", "dram__write_throughput.avg"),
     _clock(SM_CLOCK, "sm__cycles_elapsed"),
     _percent("SM warps active %", "sm__warps_active_realtime.avg", "sm__warps_active.avg"),
-    _a_cycle("SM instructions per cycle", "sm__inst_executed", "sm__inst_executed_realtime"),
+    Counter(
+        "SM instructions per cycle",
+        "warp instructions",
+        tuple(
+            Metric(f"{one}.avg.per_cycle_elapsed", f"{one}.avg.peak_sustained")
+            for one in ("sm__inst_executed", "sm__inst_executed_realtime")
+        ),
+    ),
     _percent("GR active %", "gr__cycles_active.avg"),
     _rate("L2 sectors G/s", "G/s", "lts__t_sectors"),
     _rate("PCIe read GB/s", "GB/s", "pcie__read_bytes"),
@@ -348,21 +345,14 @@ class Sampler:
             self._pending += piece
             if not piece:
                 self.is_over = True
-                self.why = self.why or self._ending()
-
-    def _ending(self) -> str:
-        """How the process ended, after the end of its output."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1.0)
-        code = self._process.returncode
-        if code is None:
-            return "its sampler closed its output"
-        number = -code if code < 0 else 0
-        return (
-            f"its sampler ended with signal {number} ({_name(number)})"
-            if number
-            else f"its sampler ended with {code}"
-        )
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1.0)
+                code = self._process.returncode
+                how = "closed its output" if code is None else f"ended with {code}"
+                if code is not None and code < 0:
+                    known = {number.value: number.name for number in signal.Signals}
+                    how = f"ended with signal {-code} ({known.get(-code, 'a real-time signal')})"
+                self.why = self.why or f"its sampler {how}"
 
     def _take_setup(self) -> None:
         """Take the records before the first sample."""
@@ -419,13 +409,6 @@ class Sampler:
         self.why = "its sampler wrote something that is not a record"
         self._pending.clear()
         self.is_over = True
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "a real-time signal"
 
 
 _SOON_NS: Final = 10**9  # a sample may end so far in the future, as clocks differ a little
@@ -514,7 +497,7 @@ class OrderedSamples:
         for item in self._sampler.read():
             if isinstance(item, Overflow):
                 self._reason = "the hardware's buffer was full"
-            elif self._can_be(item, now_ns):
+            elif self._is_plausible(item, now_ns):
                 bisect.insort(self._after_gap, item)
                 self._accept()
                 if not self._after_gap:
@@ -522,13 +505,17 @@ class OrderedSamples:
             else:
                 self._refused += 1
         while self._after_gap and (self._sampler.is_over or self._after_gap[0].end_ns < now_ns - _LATE_NS):
-            self._give_up()
+            if self._until_ns is not None:  # the first gap stays
+                reason = self._reason or "the hardware returned no sample"
+                self._waiting.append(_Gap(self._until_ns, self._after_gap[0].start_ns, reason))
+            self._reason, self._until_ns = "", None
+            self._accept()
         if self._sampler.is_over and not self._is_over:
             self._is_over = True
             if not self._sampler.is_whole:
                 self.news = f"GPU {self._sampler.gpu.index} is no longer sampled: {self._sampler.why}"
 
-    def _can_be(self, sample: Sample, now_ns: int) -> bool:
+    def _is_plausible(self, sample: Sample, now_ns: int) -> bool:
         """Whether a sample is plausible: it follows those before it, and is not in the future."""
         before_ns = -1 if self._until_ns is None else self._until_ns - self._interval_ns // 2
         return before_ns <= sample.start_ns < sample.end_ns <= min(now_ns + _SOON_NS, TIME_LIMIT_NS)
@@ -548,14 +535,6 @@ class OrderedSamples:
                 self._until_ns = sample.end_ns
         del self._after_gap[:taken]
 
-    def _give_up(self) -> None:
-        """Make the first gap a loss, and accept the samples up to the next one."""
-        if self._until_ns is not None:
-            reason = self._reason or "the hardware returned no sample"
-            self._waiting.append(_Gap(self._until_ns, self._after_gap[0].start_ns, reason))
-        self._reason, self._until_ns = "", None
-        self._accept()
-
     def end(self, now_ns: int, stretches: Stretches) -> Iterator[Loss]:
         """End the stream: what a sampler that failed did not send is a loss."""
         if not self._sampler.is_whole:
@@ -564,7 +543,9 @@ class OrderedSamples:
 
     def recorded(self, before_ns: int, stretches: Stretches, losses: list[Loss]) -> Iterator[Sample]:
         """The samples that ended before an instant and began in a stretch; gaps are added to `losses`."""
-        while self._waiting and self._waiting[0].end_ns <= before_ns and self._can_be_judged():
+        while self._waiting and self._waiting[0].end_ns <= before_ns:
+            if self._clock is not None and len(self._waiting) == 1 and not self._is_over:
+                break  # it can be judged when the sample that follows it is known
             item = self._waiting.popleft()
             if isinstance(item, _Gap):
                 losses += self._lost(item, stretches)
@@ -575,10 +556,6 @@ class OrderedSamples:
         if self._refused:
             losses.append(Loss(GPU_COUNTERS, self._refused, before_ns, before_ns, MALFORMED))
             self._refused = 0
-
-    def _can_be_judged(self) -> bool:
-        """Whether the sample that follows the first one is known, or none follows."""
-        return self._clock is None or len(self._waiting) > 1 or self._is_over
 
     def _is_complete(self, sample: Sample) -> bool:
         """Whether its SMs were counted for the whole time."""
@@ -668,7 +645,11 @@ class CounterStream(RecordStream):
             samples.read(now_ns)
             until_ns = _EVER_NS if is_final else before_ns
             recorded = samples.recorded(until_ns, self._stretches, self._losses)
-            made += [_packed(self._key, sampler.gpu.index, sample) for sample in recorded]
+            for sample in recorded:
+                payload = _SAMPLE.pack(self._key, sampler.gpu.index, sample.start_ns, sample.end_ns)
+                payload += struct.pack(f"<{len(sample.values)}d", *sample.values)
+                head = RECORD.pack(0, len(payload), Kind.SAMPLE, 0, 0, sample.end_ns)
+                made.append((head + payload).ljust(whole_bytes(len(payload)), b"\0"))
             if is_final:
                 self._losses += samples.end(now_ns, self._stretches)
             if samples.news:
@@ -696,13 +677,6 @@ class CounterStream(RecordStream):
         for sampler in self._samplers:
             sampler.close()
         self._lock.close()
-
-
-def _packed(key: int, gpu: int, sample: Sample) -> bytes:
-    values = struct.pack(f"<{len(sample.values)}d", *sample.values)
-    payload = _SAMPLE.pack(key, gpu, sample.start_ns, sample.end_ns) + values
-    head = RECORD.pack(0, len(payload), Kind.SAMPLE, 0, 0, sample.end_ns)
-    return (head + payload).ljust(whole_bytes(len(payload)), b"\0")
 
 
 class SampleDecoder(Decoder):
