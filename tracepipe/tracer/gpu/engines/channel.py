@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Final
 
@@ -32,21 +32,16 @@ from tracepipe.tracer.gpu.engines.transport import (
 )
 from tracepipe.tracer.records.record import Loss
 
-_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}
+_FUTEX: Final = {"x86_64": 202, "aarch64": 98}
 _WAKE: Final = 1
 _ALL: Final = (1 << 31) - 1
 _libc = ctypes.CDLL(None)
 
 
 def wake_waiters(memory: mmap.mmap, at: int) -> None:
-    """Wake all threads, of any process, that wait for the word at `at` to change."""
-    word = ctypes.c_uint32.from_buffer(memory, at)
-    _libc.syscall(
-        ctypes.c_long(_NUMBERS[platform.machine()]),
-        ctypes.byref(word),
-        ctypes.c_int(_WAKE),
-        ctypes.c_int(_ALL),
-    )
+    """Wake all threads, of any process, that wait for the word at `at` to change, with futex(2)."""
+    word = ctypes.byref(ctypes.c_uint32.from_buffer(memory, at))
+    _libc.syscall(ctypes.c_long(_FUTEX[platform.machine()]), word, ctypes.c_int(_WAKE), ctypes.c_int(_ALL))
 
 
 CONNECTIONS_MAX: Final = 512
@@ -108,7 +103,16 @@ class Connections:
 
     def are_over(self) -> bool:
         """Whether every process has disconnected or ended."""
-        self._open = [process for process in self._open if not _is_over(process)]
+        for process in list(self._open):
+            try:
+                is_over = not process.recv(1)  # anything that it sends is ignored
+            except BlockingIOError:
+                continue
+            except OSError:
+                is_over = True
+            if is_over:
+                process.close()
+                self._open.remove(process)
         return not self._open
 
     def close(self) -> None:
@@ -134,19 +138,6 @@ class Connections:
             return False
         self._open.append(process)
         return True
-
-
-def _is_over(process: socket.socket) -> bool:
-    """Whether a process has closed its end. Anything that it sends is ignored."""
-    try:
-        over = not process.recv(1)
-    except BlockingIOError:
-        return False
-    except OSError:
-        over = True
-    if over:
-        process.close()
-    return over
 
 
 CHANNEL_VARIABLE: Final = "TRACEPIPE_GPU_CHANNEL"
@@ -200,24 +191,23 @@ class Channel:
         self._is_overwritten = False
         self._turns = 1
         self._losses_until_ns = time.monotonic_ns()
-        try:
-            self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            raise _cannot_be_made(error) from None
-        try:
-            os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes)
-            fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
-            self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
+        with ExitStack() as undo:
+            try:
+                self._memory = os.memfd_create("tracepipe-gpu", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                undo.callback(os.close, self._memory)
+                os.truncate(self._memory, _HEADER_BYTES + self._ring_bytes)
+                fcntl.fcntl(self._memory, fcntl.F_ADD_SEALS, _SEALS)
+                self._map = mmap.mmap(self._memory, _HEADER_BYTES + self._ring_bytes)
+            except (OSError, ValueError) as error:
+                raise CaptureUnavailable(
+                    f"The GPU channel cannot be created: {error}.",
+                    "Check that there is memory for it, and a free file descriptor (ulimit -n).",
+                ) from None
             _HEADER.pack_into(self._map, 0, _MAGIC, self._key, self._ring_bytes, wait_us)
             _WINDOWS.pack_into(self._map, _TURNS_AT, 1, 0, 0, 0, 0, *[0] * _TURNS_MAX)
             users = {os.geteuid()} | ({owner[0]} if owner else set())
             self._connections = Connections(self._memory, users)
-        except (OSError, ValueError) as error:
-            os.close(self._memory)
-            raise _cannot_be_made(error) from None
-        except CaptureUnavailable:
-            os.close(self._memory)
-            raise
+            undo.pop_all()
 
     def environment(self) -> dict[str, str]:
         """The variable by which the traced command finds the channel."""
@@ -383,10 +373,3 @@ class Channel:
             self._is_overwritten = True
             self._faults[OVERWRITTEN] = 1
             self.stop()
-
-
-def _cannot_be_made(error: OSError | ValueError) -> CaptureUnavailable:
-    return CaptureUnavailable(
-        f"The GPU channel cannot be created: {error}.",
-        "Check that there is memory for it, and a free file descriptor (ulimit -n).",
-    )
