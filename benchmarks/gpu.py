@@ -36,7 +36,7 @@ from tracepipe.clocks.maps import ClockMap  # noqa: E402
 from tracepipe.errors import TracepipeError  # noqa: E402
 from tracepipe.event.model import SourceNs  # noqa: E402
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, this_toolchain  # noqa: E402
-from tracepipe.tracer.gpu.engines import kernels, warp_records, warps  # noqa: E402
+from tracepipe.tracer.gpu.engines import kernels, warps  # noqa: E402
 from tracepipe.tracer.gpu.engines.streams import GpuEngine, RecordStream  # noqa: E402
 from tracepipe.tracer.gpu.engines.transport import Kind, records  # noqa: E402
 from tracepipe.tracer.request import CaptureRequest  # noqa: E402
@@ -70,18 +70,18 @@ class Seen:
         """Count the records of a chunk."""
         for record in records(chunk):
             payload = record.payload
-            if record.kind == warp_records.WarpKind.WARPS:
-                self.warps += warp_records.read_warp_count(payload)
-            elif record.kind == warp_records.WarpKind.KERNEL:
+            if record.kind == warps.WarpKind.WARPS:
+                self.warps += warps.read_warp_count(payload)
+            elif record.kind == warps.WarpKind.KERNEL:
                 self.kernels += 1
             elif record.kind == kernels.KernelKind.KERNEL:
                 self.kernels += len(payload) // kernels.KERNEL.size
-            elif record.kind == warp_records.WarpKind.LOST_WARPS:
-                self.lost += warp_records.LOST_WARPS.unpack_from(payload)[3]
+            elif record.kind == warps.WarpKind.LOST_WARPS:
+                self.lost += warps.LOST_WARPS.unpack_from(payload)[3]
             elif record.kind == Kind.NOTE:
                 self.notes.append(bytes(payload).decode(errors="replace"))
             elif record.kind == Kind.CLOCK:
-                gpu, source_ns, low_ns, high_ns = warp_records.CLOCK.unpack_from(payload)
+                gpu, source_ns, low_ns, high_ns = warps.CLOCK.unpack_from(payload)
                 pair = {"source_ns": source_ns, "host_lo_ns": low_ns, "host_hi_ns": high_ns}
                 self.pairs.setdefault(gpu, []).append(pair)
 

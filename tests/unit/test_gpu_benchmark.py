@@ -14,7 +14,7 @@ import pytest
 from benchmarks import gpu, gpu_after, gpu_layers
 from tests.support.gpu_records import pack_record
 from tracepipe.errors import TracepipeError
-from tracepipe.tracer.gpu.engines import warp_records
+from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.kernels import KERNEL, KernelKind
 from tracepipe.tracer.gpu.engines.transport import Kind
 
@@ -46,12 +46,12 @@ def test_a_missing_gpu_is_stated() -> None:
 def test_records_of_both_engines_are_counted() -> None:
     seen = gpu.Seen()
     seen.take(
-        packed(warp_records.WarpKind.WARPS, warp_records.WARPS.pack(1, 2, 8000, 8000, 0) + bytes(8000))
-        + packed(warp_records.WarpKind.KERNEL, b"")
-        + packed(warp_records.WarpKind.LOST_WARPS, warp_records.LOST_WARPS.pack(1, 0, 1, 77))
+        packed(layout.WarpKind.WARPS, layout.WARPS.pack(1, 2, 8000, 8000, 0) + bytes(8000))
+        + packed(layout.WarpKind.KERNEL, b"")
+        + packed(layout.WarpKind.LOST_WARPS, layout.LOST_WARPS.pack(1, 0, 1, 77))
         + packed(KernelKind.KERNEL, bytes(3 * KERNEL.size))
         + packed(Kind.NOTE, b"a note")
-        + packed(Kind.CLOCK, warp_records.CLOCK.pack(1, 500, 10, 20))
+        + packed(Kind.CLOCK, layout.CLOCK.pack(1, 500, 10, 20))
     )
     assert (seen.warps, seen.kernels, seen.lost, seen.notes) == (8000, 4, 77, ["a note"])
     assert seen.pairs == {1: [{"source_ns": 500, "host_lo_ns": 10, "host_hi_ns": 20}]}
@@ -103,9 +103,7 @@ def test_the_clocks_drift_and_bound_are_stated(
     for second in range(6):
         ns = second * 10**9
         seen.take(
-            packed(
-                Kind.CLOCK, warp_records.CLOCK.pack(0, ns, ns + second * 10_000, ns + second * 10_000 + 1400)
-            )
+            packed(Kind.CLOCK, layout.CLOCK.pack(0, ns, ns + second * 10_000, ns + second * 10_000 + 1400))
         )
     monkeypatch.setattr(gpu.Bench, "run", lambda *_, **__: seen)
     gpu.clock_table(bench)

@@ -20,7 +20,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.find.elf import Elf
 from tracepipe.tracer.gpu.build.driver import Driver, owner
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain, find_parts
-from tracepipe.tracer.gpu.engines import warp_records
+from tracepipe.tracer.gpu.engines import warps
 from tracepipe.tracer.gpu.engines.kernels import KernelStream, StallStream
 
 pytestmark = pytest.mark.slow
@@ -202,10 +202,10 @@ def test_both_sides_have_the_same_kinds_losses_and_columns() -> None:
     kinds = re.findall(r"\b(KIND_\w+) = (\d+)", header)
     assert len(kinds) >= 5
     for name, number in kinds:
-        assert warp_records.WarpKind[name.removeprefix("KIND_")] == int(number)
-    assert {int(number) for number in re.findall(r"\bLOST_\w+ = (\d+)", header)} == set(warp_records.LOST_WHY)
+        assert warps.WarpKind[name.removeprefix("KIND_")] == int(number)
+    assert {int(number) for number in re.findall(r"\bLOST_\w+ = (\d+)", header)} == set(warps.LOST_WHY)
     columns = {int(number): name.lower() for name, number in re.findall(r"COLUMN_(\w+) = (\d+)", header)}
-    assert columns == warp_records.COLUMN_NAMES
+    assert columns == warps.COLUMN_NAMES
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import load_set
 from tracepipe.hooks.slots import slots
 from tracepipe.tracer.gpu.build.toolchain import find_parts
-from tracepipe.tracer.gpu.engines import warp_records as layout
+from tracepipe.tracer.gpu.engines import api_calls
+from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, parameters, write_table
 from tracepipe.tracer.gpu.engines.channel import Channel
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
@@ -205,9 +206,9 @@ def test_without_the_table_calls_have_no_arguments(caller: str, tmp_path: Path) 
     name = 1 << 63 | 5
     bare = pack_record(Kind.NAME, PID, TID, 1, NAME.pack(name) + b"cuMemAlloc_v2")
     bare += pack_record(
-        layout.WarpKind.CALL_ENTER, PID, TID, 2, layout.CALL_ENTER.pack(name, 0, 0, 0, 1, 0, 0)
+        layout.WarpKind.CALL_ENTER, PID, TID, 2, api_calls.CALL_ENTER.pack(name, 0, 0, 0, 1, 0, 0)
     )
-    bare += pack_record(layout.WarpKind.CALL_EXIT, PID, TID, 3, layout.CALL_EXIT.pack(name, 0, 1, 0))
+    bare += pack_record(layout.WarpKind.CALL_EXIT, PID, TID, 3, api_calls.CALL_EXIT.pack(name, 0, 1, 0))
     enter, leave = _lines(bare)
     assert "args" not in enter
     assert leave["args"] == {"result": 0, "result_name": "CUDA_SUCCESS"}

@@ -9,7 +9,7 @@ from tests.support.gpu_records import annotation_renderer, kernel_renderer, pack
 from tests.unit.test_annotations import DATA, begun, ended
 from tests.unit.test_gpu_kernels import LAUNCH, call, function, gpu, hello, kernel, name, record
 from tracepipe.tracer.engines.engine import DeviceRenderer
-from tracepipe.tracer.gpu.engines import warp_records as warps
+from tracepipe.tracer.gpu.engines import api_calls, warps
 from tracepipe.tracer.gpu.engines.annotations import (
     LABEL,
     AnnotationKind,
@@ -18,8 +18,7 @@ from tracepipe.tracer.gpu.engines.annotations import (
 from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelKeeper, KernelKind
 from tracepipe.tracer.gpu.engines.renderer import ProcessKeeper
 from tracepipe.tracer.gpu.engines.transport import Kind
-from tracepipe.tracer.gpu.engines.warp_records import WarpKind
-from tracepipe.tracer.gpu.engines.warps import WarpKeeper
+from tracepipe.tracer.gpu.engines.warps import WarpKeeper, WarpKind
 
 Line = dict[str, Any]
 START_NS = 5000
@@ -133,12 +132,12 @@ def clock(source_ns: int, of_gpu: int = 0) -> bytes:
 
 def entry(function_name: int, time_ns: int) -> bytes:
     return pack_record(
-        WarpKind.CALL_ENTER, 42, 43, time_ns, warps.CALL_ENTER.pack(function_name, 0, 0, 0, 3, 0, 0)
+        WarpKind.CALL_ENTER, 42, 43, time_ns, api_calls.CALL_ENTER.pack(function_name, 0, 0, 0, 3, 0, 0)
     )
 
 
 def leave(function_name: int, time_ns: int) -> bytes:
-    return pack_record(WarpKind.CALL_EXIT, 42, 43, time_ns, warps.CALL_EXIT.pack(function_name, 0, 3, 0))
+    return pack_record(WarpKind.CALL_EXIT, 42, 43, time_ns, api_calls.CALL_EXIT.pack(function_name, 0, 3, 0))
 
 
 def test_the_last_clock_pairs_and_calls_under_way_are_lines_of_a_recording_of_warps() -> None:

@@ -468,7 +468,7 @@ def test_options_that_auto_cannot_use_are_refused_before_it_searches(machine: Ma
 def test_stall_reasons_go_with_kernels_or_alone(options: dict[str, Any], says: str) -> None:
     request = CaptureRequest(command=["./app"], gpu="auto", gpu_stalls=True)
     choice.check(request)
-    assert choice.named(request) == "kernels"
-    assert choice.named(replace(request, gpu="off")) == "off"
+    assert choice.named_engine(request) == "kernels"
+    assert choice.named_engine(replace(request, gpu="off")) == "off"
     with pytest.raises(TracepipeError, match=says):
         choice.check(replace(request, **options))

@@ -16,7 +16,8 @@ import pytest
 from tests.support.gpu_records import annotation_renderer, kernel_renderer, pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
 from tracepipe.event.model import COUNT_LIMIT
-from tracepipe.tracer.gpu.engines import annotations, kernels, stalls, warp_records
+from tracepipe.tracer.gpu.engines import annotations, api_calls, kernels, stalls
+from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.renderer import FRAME, STACK, Renderer
 from tracepipe.tracer.gpu.engines.transport import (
     CROWDED,
@@ -43,14 +44,12 @@ def _columns() -> bytes:
         (6, 4, [3, 3, 3]), (7, 4, [1, 2, 1]), (8, 4, [9] * 4), (9, 4, [8] * 4), (10, 4, [1, 1, 2, 3]),
         (12, 4, [2, 0, 1]), (13, 8, [1, 5, 1]), (14, 4, [0, 2, 1]), (15, 4, [8, 3, 7]), (16, 4, [0, 0, 1]),
     ]  # fmt: skip
-    heads = b"".join(
-        warp_records.COLUMN.pack(number, width, len(values)) for number, width, values in columns
-    )
+    heads = b"".join(layout.COLUMN.pack(number, width, len(values)) for number, width, values in columns)
     body = b""
     for _, width, values in columns:
         column = struct.pack(f"<{len(values)}{ {2: 'H', 4: 'I', 8: 'Q'}[width] }", *values)
         body += column + bytes(-len(column) % 8)
-    return warp_records.WARPS.pack(3, 1000, 3, 4, len(columns)) + heads + body
+    return layout.WARPS.pack(3, 1000, 3, 4, len(columns)) + heads + body
 
 
 COMMON = [
@@ -63,13 +62,13 @@ COMMON = [
 ]
 OF_WARPS = [
     *COMMON,
-    (Kind.CLOCK, warp_records.CLOCK.pack(0, 500, 10, 20)),
-    (warp_records.WarpKind.KERNEL, warp_records.KERNEL.pack(
+    (Kind.CLOCK, layout.CLOCK.pack(0, 500, 10, 20)),
+    (layout.WarpKind.KERNEL, layout.KERNEL.pack(
         3, 1, 5, 0, 4, 1, 1, 64, 1, 1, 0, 0, 0, 900, 43, 0, 1000, 2000, 8, 8, 8, 40, 512)),
-    (warp_records.WarpKind.WARPS, _columns()),
-    (warp_records.WarpKind.CALL_ENTER, warp_records.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
-    (warp_records.WarpKind.CALL_EXIT, warp_records.CALL_EXIT.pack(API, 1, 6, 0)),
-    (warp_records.WarpKind.LOST_WARPS, warp_records.LOST_WARPS.pack(3, 0, 1, 500)),
+    (layout.WarpKind.WARPS, _columns()),
+    (layout.WarpKind.CALL_ENTER, api_calls.CALL_ENTER.pack(API, 9, 1, 77, 5, 6, 0) + bytes(48)),
+    (layout.WarpKind.CALL_EXIT, api_calls.CALL_EXIT.pack(API, 1, 6, 0)),
+    (layout.WarpKind.LOST_WARPS, layout.LOST_WARPS.pack(3, 0, 1, 500)),
 ]  # fmt: skip
 OF_KERNELS = [
     *COMMON,
@@ -177,13 +176,9 @@ def test_a_payload_that_is_cut_anywhere_is_a_record_or_a_loss(
 
 
 def test_a_batch_that_claims_more_warps_than_it_has_is_refused() -> None:
-    first = (
-        warp_records.COLUMN.pack(11, 8, 1)
-        + warp_records.COLUMN.pack(4, 4, 1)
-        + warp_records.COLUMN.pack(8, 4, 1)
-    )
-    payload = warp_records.WARPS.pack(3, 0, 0xFFFFFFFF, 0xFFFFFFFF, 3) + first + bytes(24)
-    lines = _lines(warp_renderer(), pack_record(warp_records.WarpKind.WARPS, 42, 43, 1, payload))
+    first = layout.COLUMN.pack(11, 8, 1) + layout.COLUMN.pack(4, 4, 1) + layout.COLUMN.pack(8, 4, 1)
+    payload = layout.WARPS.pack(3, 0, 0xFFFFFFFF, 0xFFFFFFFF, 3) + first + bytes(24)
+    lines = _lines(warp_renderer(), pack_record(layout.WarpKind.WARPS, 42, 43, 1, payload))
     assert _lost(lines, MALFORMED) == len(lines) == 1
 
 
@@ -203,9 +198,7 @@ def test_functions_and_threads_take_room_too() -> None:
     renderer.recording.memory.left_bytes = 40_000
     functions = b"".join(
         pack_record(Kind.NAME, 42, 43, 1, NAME.pack(1 << 63 | at) + b"cuF%d" % at)
-        + pack_record(
-            warp_records.WarpKind.CALL_EXIT, 42, at, 2, warp_records.CALL_EXIT.pack(1 << 63 | at, 0, 0, 0)
-        )
+        + pack_record(layout.WarpKind.CALL_EXIT, 42, at, 2, api_calls.CALL_EXIT.pack(1 << 63 | at, 0, 0, 0))
         for at in range(100)
     )
     assert _lost(_lines(renderer, functions), CROWDED) > 90

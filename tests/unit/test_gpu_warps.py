@@ -14,7 +14,8 @@ from tests.support.compiled import compiled
 from tests.support.gpu_channel import collected
 from tests.support.gpu_records import pack_record, warp_renderer
 from tracepipe.event.checks import first_fault
-from tracepipe.tracer.gpu.engines import warp_records as layout
+from tracepipe.tracer.gpu.engines import api_calls
+from tracepipe.tracer.gpu.engines import warps as layout
 from tracepipe.tracer.gpu.engines.channel import Channel
 from tracepipe.tracer.gpu.engines.renderer import Renderer
 from tracepipe.tracer.gpu.engines.streams import GpuEngine
@@ -156,8 +157,8 @@ def test_a_call_has_the_launch_and_the_kernel_that_it_is_about() -> None:
     chunk = (
         _name(api, "cuLaunchKernel")
         + _name(kernel, "vectorAdd(float const*, int)")
-        + _pack(layout.WarpKind.CALL_ENTER, layout.CALL_ENTER.pack(api, 9, kernel, 0, 5, 0, 0), 1000)
-        + _pack(layout.WarpKind.CALL_EXIT, layout.CALL_EXIT.pack(api, 1, 6, 0), 3000)
+        + _pack(layout.WarpKind.CALL_ENTER, api_calls.CALL_ENTER.pack(api, 9, kernel, 0, 5, 0, 0), 1000)
+        + _pack(layout.WarpKind.CALL_EXIT, api_calls.CALL_EXIT.pack(api, 1, 6, 0), 3000)
     )
     renderer = warp_renderer()
     begin, end = _lines(renderer, chunk)

@@ -65,7 +65,7 @@ def start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, GpuE
             f"There is no GPU engine {request.gpu}.", f"Choose from: auto, off, {', '.join(GPU_ENGINES)}."
         )
     choice.check(request)
-    request, device = _start(replace(request, gpu=choice.named(request)), notify)
+    request, device = _start(replace(request, gpu=choice.named_engine(request)), notify)
     if request.gpu == "kernels" and choice.has_marks(request.command):
         notify("the program has marks in its kernels: --gpu warps records them")
     if request.gpu_counters_ns is not None:
@@ -101,7 +101,7 @@ def _start(request: CaptureRequest, notify: Notify) -> tuple[CaptureRequest, Gpu
     toolchain.architectures()  # raises without a GPU, as nothing would be recorded
     if request.gpu == "off":
         return request, _kernels(request, toolchain)
-    request = choice.fair(request)
+    request = choice.with_fair_budget(request)
     return request, GPU_ENGINES[request.gpu](request, toolchain)
 
 
@@ -138,7 +138,7 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
     from tracepipe.tracer.gpu import choice
     from tracepipe.tracer.gpu.build.toolchain import this_toolchain
 
-    off = choice.taken(request, "off")
+    off = choice.with_engine(request, "off")
     chosen = choice.choose(request, os.environ, has_device=paths.is_there(choice.CONTROL_DEVICE))
     if chosen.engine == "off":
         if chosen.why:
@@ -146,18 +146,18 @@ def _start_chosen(request: CaptureRequest, notify: Notify) -> tuple[CaptureReque
         return off, None
     toolchain = this_toolchain()
     if not toolchain.driver.gpus:
-        if toolchain.driver.is_broken or choice.of_warps(request):
+        if toolchain.driver.is_broken or choice.given_for_warps(request):
             error = toolchain.driver.error or "the driver reports none"
             notify(f"gpu off: CUDA sees no GPU: {error}; nvidia-smi shows more")
         return off, None
     why, instead = chosen.why, chosen.instead
     for engine in (chosen.engine, *(other for other in GPU_ENGINES if other != chosen.engine)):
-        configured = choice.taken(request, engine)
+        configured = choice.with_engine(request, engine)
         try:
             device = GPU_ENGINES[engine](configured, toolchain)
         except CaptureUnavailable as refusal:
             notify(f"gpu {engine}: not available: {refusal.message} {refusal.hint}")
-            selected = choice.of_warps(request)
+            selected = choice.given_for_warps(request)
             why = f"as {engine} is not available" + (f", and without {selected}" if selected else "")
             instead = ""
             continue

@@ -226,7 +226,7 @@ class Choice:
     instead: str = ""
 
 
-def named(request: CaptureRequest) -> str:
+def named_engine(request: CaptureRequest) -> str:
     """The engine that the request names, directly or by its layers; `auto` if it names none."""
     if request.gpu != "auto":
         return request.gpu
@@ -235,12 +235,12 @@ def named(request: CaptureRequest) -> str:
     engines = {GPU_LAYERS[layer] for layer in request.layers if layer in GPU_LAYERS}
     if not engines:
         return "auto"
-    return "warps" if "warps" in engines or of_warps(request) else "kernels"
+    return "warps" if "warps" in engines or given_for_warps(request) else "kernels"
 
 
 def check(request: CaptureRequest) -> None:
     """Raise TracepipeError if the options for GPUs cannot be combined or used."""
-    given = of_warps(request)
+    given = given_for_warps(request)
     for layer in GPU_LAYERS:
         beyond_kernels = request.gpu == "kernels" and GPU_LAYERS[layer] == "warps"
         if layer in request.layers and (request.gpu == "off" or beyond_kernels):
@@ -268,12 +268,12 @@ def check(request: CaptureRequest) -> None:
             "Annotations can be recorded only from a program's start.",
             "Give a command after --, or other layers.",
         )
-    if not request.command and (given or named(request) == "warps"):
+    if not request.command and (given or named_engine(request) == "warps"):
         raise TracepipeError(
             "Warps can be recorded only from a program's start, when its code is loaded.",
             "Give a command after --; --gpu kernels records the kernels of --pid.",
         )
-    if not (request.command or request.pids) and named(request) == "kernels":
+    if not (request.command or request.pids) and named_engine(request) == "kernels":
         raise TracepipeError(
             "GPU work can be recorded only for a command, or for processes given by number.",
             "Give a command after --, or --pid; or --gpu off without GPU layers.",
@@ -303,7 +303,7 @@ def _check_stalls(request: CaptureRequest, of_warps_given: str) -> None:
 
 def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_device: bool) -> Choice:
     """The engine for a request with `auto`. Raises TracepipeError if its command is not a program."""
-    given = of_warps(request)
+    given = given_for_warps(request)
     if not request.command:
         return Choice("off")
     if not has_device:
@@ -331,19 +331,19 @@ def choose(request: CaptureRequest, environment: Mapping[str, str], *, has_devic
     return Choice("warps", f"every warp of {Path(request.command[0]).name}", _CHEAPER)
 
 
-def taken(request: CaptureRequest, engine: str) -> CaptureRequest:
+def with_engine(request: CaptureRequest, engine: str) -> CaptureRequest:
     """The request with an engine or `off` instead of `auto`: warps get a budget, other engines no
     selection.
     """
     if engine == "warps":
         # A line for each thread makes 32 times as many lines.
         budget = AUTO_WARPS // 32 if request.gpu_thread_exits else AUTO_WARPS
-        return fair(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
+        return with_fair_budget(replace(request, gpu=engine, gpu_warps=request.gpu_warps or budget))
     usual = CaptureRequest()
     return replace(request, gpu=engine, **{name: getattr(usual, name) for name in _OF_WARPS})
 
 
-def fair(request: CaptureRequest) -> CaptureRequest:
+def with_fair_budget(request: CaptureRequest) -> CaptureRequest:
     """The request with its warp budget restricted to the first launches of each kernel, unless it
     selects launches itself.
     """
@@ -362,7 +362,7 @@ def has_marks(command: list[str]) -> bool:
         return False
 
 
-def of_warps(request: CaptureRequest) -> str:
+def given_for_warps(request: CaptureRequest) -> str:
     """The options in the request that only the warps engine takes, as text."""
     usual = CaptureRequest()
     given = [name for name in _OF_WARPS if getattr(request, name) != getattr(usual, name)]

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ from tracepipe.hooks.names import HookIndex
 from tracepipe.hooks.sets import HookSet, load_set
 from tracepipe.hooks.slots import MAX_SLOTS, slots
 from tracepipe.tracer.gpu.engines.transport import GpuRecord, Malformed, MemoryLimit, put_bounded
-from tracepipe.tracer.gpu.engines.warp_records import CALL_ENTER, CALL_EXIT, HAS_ARGUMENTS, read_words
 from tracepipe.tracer.records.calls import Calls
 from tracepipe.tracer.records.line import BEGAN_AT, LAUNCH, STACK, Lines, joined
 
@@ -240,6 +240,11 @@ def _probe(name: str, hook: Hook) -> Probe:
     return Probe(name, hook.name or name, FilePlace(hook.library, 0), hook)
 
 
+HAS_ARGUMENTS: Final = 1 << 62
+"""A flag in the number of a function's name: its records have its arguments."""
+# native/call_arguments.h describes these two.
+CALL_ENTER: Final = struct.Struct("<QQQQIHH")  # name, launch, kernel's name, stack, cpu, words, bytes of text
+CALL_EXIT: Final = struct.Struct("<QIIQ")  # name, result, cpu, what the out argument points to
 _FIRST_WORDS: Final = 4  # the words in a probe's record of an entry
 _CHUNK_BYTES: Final = 31  # the bytes of a text in a probe's record
 _FUNCTION_BYTES: Final = 16384  # roughly, for each function, as the code that writes its lines is compiled
@@ -294,7 +299,7 @@ class CallLines:
         if not wanted:  # its name was lost, and with it what the words are
             count, text = 0, b""
         self._keep_thread(tid, len(text))
-        words = read_words(payload, count) + (0,) * (MAX_SLOTS - count)
+        words = struct.unpack_from(f"<{count}Q", payload, CALL_ENTER.size) + (0,) * (MAX_SLOTS - count)
         if count > _FIRST_WORDS:
             self._calls.more[tid] = probe, words[_FIRST_WORDS:]
         if text:

@@ -8,18 +8,36 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tracepipe.errors import CaptureUnavailable
-from tracepipe.event.model import COUNT_LIMIT, INDEX_LIMIT, TIME_LIMIT_NS
+from tracepipe.event.model import (
+    COLUMN_LIMIT,
+    COUNT_LIMIT,
+    INDEX_LIMIT,
+    MASK_LIMIT,
+    OFFSET_LIMIT_NS,
+    SLOT_LIMIT,
+    SM_LIMIT,
+    TIME_LIMIT_NS,
+)
 from tracepipe.hooks.names import near_names
 from tracepipe.tracer.gpu import choice
 from tracepipe.tracer.gpu.build.toolchain import NATIVE, Toolchain
-from tracepipe.tracer.gpu.engines import warp_records as layout
-from tracepipe.tracer.gpu.engines.api_calls import ARGUMENTS_VARIABLE, ApiCalls, CallLines, write_table
+from tracepipe.tracer.gpu.engines.api_calls import (
+    ARGUMENTS_VARIABLE,
+    CALL_ENTER,
+    ApiCalls,
+    CallLines,
+    write_table,
+)
 from tracepipe.tracer.gpu.engines.renderer import (
     Decoder,
     EvictedRecord,
@@ -46,11 +64,169 @@ from tracepipe.tracer.gpu.engines.transport import (
     printable,
     read_name,
 )
-from tracepipe.tracer.gpu.engines.warp_records import WarpKind
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
 from tracepipe.tracer.records.line import Lines
-from tracepipe.tracer.records.unrendered import KERNEL, Carried, Span, Wanted
+from tracepipe.tracer.records.unrendered import KERNEL as KERNEL_SPAN
+from tracepipe.tracer.records.unrendered import Carried, Span, Wanted
 from tracepipe.tracer.request import CaptureRequest
+
+
+class WarpKind(IntEnum):
+    """Kinds of the records."""
+
+    WARPS = 16
+    KERNEL = 17
+    CALL_ENTER = 18
+    CALL_EXIT = 19
+    LOST_WARPS = 20
+    MET = 21
+    MET_CALLED = 22
+
+
+CLOCK: Final = struct.Struct("<IxxxxQQQ")
+LOST_WARPS: Final = struct.Struct("<QIIQ")  # launch, gpu, why, warps
+KERNEL: Final = struct.Struct("<QQQI3I3I3IQIIQQQQQII")
+WARPS: Final = struct.Struct("<QQIIIxxxx")  # launch, base_ns, warps, exits, columns
+COLUMN: Final = struct.Struct("<BBxxI")  # id, bytes a value, values
+
+LOST_WHY: Final = {
+    1: "no memory on the GPU for its records",
+    2: "the context failed before the records were read",
+    3: "the process ended first",
+    4: "the launch is over and these warps wrote nothing",
+    5: "no room was left for the exits of warps that diverge",
+    7: "the budget of --gpu-warps was used up",
+    8: "the kernel launches kernels, and Compute Sanitizer does not see their entries",
+    9: "the node runs on another GPU than the first node of its graph",
+    10: "its module was loaded while a stream was captured",
+    11: "marks were overwritten before they were read, or end a range that did not begin",
+}
+# Column → its name, and the greatest value in it.
+_COLUMNS: Final = {
+    1: ("warp", COLUMN_LIMIT),
+    2: ("sm", SM_LIMIT),
+    3: ("slot", SLOT_LIMIT),
+    4: ("entry_ns", OFFSET_LIMIT_NS),
+    5: ("entry_clk", COLUMN_LIMIT),
+    6: ("entry_mask", MASK_LIMIT),
+    7: ("exit_count", MASK_LIMIT),
+    8: ("exit_ns", OFFSET_LIMIT_NS),
+    9: ("exit_clk", COLUMN_LIMIT),
+    10: ("exit_mask", MASK_LIMIT),
+    11: ("first_warp", COLUMN_LIMIT - MASK_LIMIT),  # MASK_LIMIT warps may follow it
+    12: ("range_count", MASK_LIMIT),
+    13: ("range_name", (1 << 64) - 1),  # the number of a name in the process
+    14: ("range_clk", COLUMN_LIMIT),
+    15: ("range_dur_clk", COLUMN_LIMIT),
+    16: ("range_open", 1),
+}
+COLUMN_NAMES: Final = {number: name for number, (name, _) in _COLUMNS.items()}
+LAUNCHED_BY: Final = ("", "graph", "kernel")
+_TYPES: Final = {2: "H", 4: "I", 8: "Q"}  # width in bytes → array's type of a column
+_NEEDED: Final = {"warp", "entry_ns", "exit_ns"}
+_OF_EXITS: Final = ("exit_ns", "exit_clk", "exit_mask")
+_OF_RANGES: Final = ("range_name", "range_clk", "range_dur_clk", "range_open")
+MARKS_LOST: Final = 11
+
+
+class Kernel(NamedTuple):
+    """A launch that has ended. Of its `warps`, `begun` were recorded, `whole` with the exit of every lane.
+
+    `call_ns` is CLOCK_MONOTONIC, `start_ns` and `end_ns` the GPU's clock; `launched_by` indexes LAUNCHED_BY.
+    `registers` are those of a thread, 0 where neither they nor the static shared memory are known.
+    """
+
+    launch: int
+    name: int
+    stream: int
+    gpu: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    cluster: tuple[int, ...]
+    call_ns: int
+    call_tid: int
+    launched_by: int
+    start_ns: int
+    end_ns: int
+    warps: int
+    begun: int
+    whole: int
+    registers: int
+    static_shared_bytes: int
+
+
+def read_kernel(payload: memoryview) -> Kernel:
+    """The payload of a launch's record. Raises Malformed."""
+    v = KERNEL.unpack_from(payload)
+    kernel = Kernel._make((*v[:4], v[4:7], v[7:10], v[10:13], *v[13:]))
+    if not kernel.start_ns <= kernel.end_ns <= TIME_LIMIT_NS or kernel.launched_by >= len(LAUNCHED_BY):
+        raise Malformed
+    if max(kernel.block) > INDEX_LIMIT:
+        raise Malformed
+    return kernel
+
+
+def read_warp_count(payload: memoryview) -> int:
+    """The number of warps in a batch, at most its number of bytes, whatever it states."""
+    return min(int(WARPS.unpack_from(payload)[2]), len(payload)) if len(payload) >= WARPS.size else 0
+
+
+def read_warps(payload: memoryview) -> tuple[int, int, int, dict[str, list[int]]]:
+    """Launch, base in ns, number of warps, and each column's values. Raises Malformed if inconsistent."""
+    launch, base_ns, warps, exits, count = WARPS.unpack_from(payload)
+    columns = dict(_columns(payload, count))
+    if len(columns.get("first_warp", ())) == 1 and warps == len(columns.get("entry_ns", ())):
+        (first,) = columns.pop("first_warp")
+        columns = {"warp": list(range(first, first + warps))} | columns
+    _check(columns, base_ns, warps, exits)
+    return launch, base_ns, warps, columns
+
+
+def _check(columns: dict[str, list[int]], base_ns: int, warps: int, exits: int) -> None:
+    """Raise Malformed unless the columns match the numbers of warps and exits, and their values are valid."""
+    if base_ns > TIME_LIMIT_NS or not warps or any(name not in columns for name in _NEEDED):
+        raise Malformed
+    ranges = sum(columns.get("range_count", ()))
+    for name, values in columns.items():
+        if len(values) != (exits if name in _OF_EXITS else ranges if name in _OF_RANGES else warps):
+            raise Malformed
+    if exits != (sum(columns["exit_count"]) if "exit_count" in columns else warps):
+        raise Malformed
+    if ranges and not _are_within(columns):
+        raise Malformed
+
+
+def _are_within(columns: dict[str, list[int]]) -> bool:
+    """Whether the ranges are within the lifetimes of their warps, and in order of their begins."""
+    if not columns.keys() >= {"range_name", "range_clk", "range_dur_clk", "exit_clk"}:
+        return False
+    left, begins, lengths = map(iter, (columns["exit_clk"], columns["range_clk"], columns["range_dur_clk"]))
+    exit_counts = columns.get("exit_count") or [1] * len(columns["warp"])
+    for ranges, exits in zip(columns["range_count"], exit_counts, strict=True):
+        last_clk, before_clk = max(islice(left, exits), default=-1), 0
+        for clk in islice(begins, ranges):
+            if clk < before_clk or clk + next(lengths) > last_clk:
+                return False
+            before_clk = clk
+    return True
+
+
+def _columns(payload: memoryview, count: int) -> Iterator[tuple[str, list[int]]]:
+    at = WARPS.size + count * COLUMN.size
+    if at > len(payload):
+        raise Malformed
+    for number, width, values in COLUMN.iter_unpack(payload[WARPS.size : at]):
+        size_bytes = width * values
+        if number not in _COLUMNS or width not in _TYPES or at + size_bytes > len(payload):
+            raise Malformed
+        column = array(_TYPES[width])
+        column.frombytes(payload[at : at + size_bytes])
+        name, greatest = _COLUMNS[number]
+        if column and greatest >> 8 * width == 0 and max(column) > greatest:
+            raise Malformed
+        yield name, column.tolist()
+        at += (size_bytes + 7) // 8 * 8
+
 
 _LAYERS: Final[Mapping[int, str]] = {
     WarpKind.WARPS: "gpu_warp",
@@ -174,12 +350,12 @@ class WarpKeeper(Keeper):
             elif calls:
                 calls.pop()
         elif record.kind == WarpKind.KERNEL:
-            stream = layout.read_kernel(record.payload).stream.to_bytes(8, "little")
+            stream = read_kernel(record.payload).stream.to_bytes(8, "little")
             if (record.kind, record.pid, stream) not in self._known:
                 self._keep(record, content, stream)
             self._launches[record.pid] = content
         elif record.kind == Kind.CLOCK:
-            (gpu, *_) = layout.CLOCK.unpack_from(record.payload)
+            (gpu, *_) = CLOCK.unpack_from(record.payload)
             pairs = self._clocks.setdefault((record.pid, gpu), [])
             pairs.append(evicted)
             del pairs[:-_CLOCK_PAIRS]
@@ -208,10 +384,10 @@ class WarpFinder(Finder):
         """What ended with a record. May raise one of REFUSALS."""
         key, payload = (record.pid, record.tid), record.payload
         if record.kind == WarpKind.KERNEL:
-            kernel = layout.read_kernel(payload)
+            kernel = read_kernel(payload)
             name, _, limit_ns = self._names.get((record.pid, kernel.name), WantedName(""))
             if limit_ns is not None and kernel.end_ns - kernel.start_ns > limit_ns:
-                yield Span(name, kernel.end_ns - kernel.start_ns, KERNEL)
+                yield Span(name, kernel.end_ns - kernel.start_ns, KERNEL_SPAN)
         elif record.kind in (WarpKind.CALL_ENTER, WarpKind.CALL_EXIT):
             (number,) = NAME.unpack_from(payload)
             name, limit_ns, _ = self._names.get((record.pid, number), WantedName(""))
@@ -267,7 +443,7 @@ class WarpDecoder(Decoder):
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and their number."""
         if record.kind == WarpKind.WARPS:
-            return _LAYERS[record.kind], layout.read_warp_count(record.payload)
+            return _LAYERS[record.kind], read_warp_count(record.payload)
         return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
 
     def rest(self) -> Iterator[Lines]:
@@ -289,7 +465,7 @@ class WarpDecoder(Decoder):
             work = self._work[record.pid] = _Work(process)
         if kind == WarpKind.CALL_ENTER:
             (number,) = NAME.unpack_from(payload)
-            _, _, kernel, stack, *_ = layout.CALL_ENTER.unpack_from(payload)
+            _, _, kernel, stack, *_ = CALL_ENTER.unpack_from(payload)
             launched = self._recording.short_name(work.name(kernel)) if kernel else ""
             made_at = self._recording.stacks.id_of(record.pid, stack)
             self._recording.stacks.write_new(lines)
@@ -308,7 +484,7 @@ class WarpDecoder(Decoder):
         elif kind == WarpKind.LOST_WARPS:
             lines.record(self._lost(record))
         elif kind == Kind.CLOCK:
-            gpu, source_ns, low_ns, high_ns = layout.CLOCK.unpack_from(payload)
+            gpu, source_ns, low_ns, high_ns = CLOCK.unpack_from(payload)
             if not low_ns <= high_ns <= TIME_LIMIT_NS or source_ns > TIME_LIMIT_NS:
                 raise Malformed
             clock = f"globaltimer:{work.process.gpus.get(gpu, gpu)}"
@@ -325,7 +501,7 @@ class WarpDecoder(Decoder):
 
     def _kernel(self, work: _Work, record: GpuRecord) -> dict[str, Any] | None:
         """The event of a launch, whose warps follow; None if none of them was recorded."""
-        kernel = layout.read_kernel(record.payload)
+        kernel = read_kernel(record.payload)
         gpu = work.process.gpus.get(kernel.gpu, kernel.gpu)
         full_name = work.name(kernel.name)
         work.launch = kernel.launch
@@ -350,7 +526,7 @@ class WarpDecoder(Decoder):
         if kernel.cluster not in ((0, 0, 0), (1, 1, 1)):
             args["cluster"] = list(kernel.cluster)
         if kernel.launched_by:
-            args["launched_by"] = layout.LAUNCHED_BY[kernel.launched_by]
+            args["launched_by"] = LAUNCHED_BY[kernel.launched_by]
         if kernel.whole < kernel.warps:
             args["warps_not_whole"] = kernel.warps - kernel.whole
         span = {"type": "gpu_kernel", "phase": "X", "dur_ns": kernel.end_ns - kernel.start_ns}
@@ -358,7 +534,7 @@ class WarpDecoder(Decoder):
 
     def _warps(self, work: _Work, payload: memoryview) -> tuple[int, dict[str, Any]]:
         """The number of warps, and their record."""
-        launch, base_ns, warps, columns = layout.read_warps(payload)
+        launch, base_ns, warps, columns = read_warps(payload)
         of_launch = work.of_launch
         if work.launch != launch:  # its record was lost
             of_launch = {"name": "unknown", "launch": launch}
@@ -374,12 +550,12 @@ class WarpDecoder(Decoder):
         return warps, {"ts_ns": base_ns, "type": "gpu_warp", **of_launch, **columns}
 
     def _lost(self, record: GpuRecord) -> dict[str, Any]:
-        launch, _, why, count = layout.LOST_WARPS.unpack_from(record.payload)
+        launch, _, why, count = LOST_WARPS.unpack_from(record.payload)
         if count > COUNT_LIMIT:
             raise Malformed
-        layer = _RANGES if why == layout.MARKS_LOST else "gpu_warp"
+        layer = _RANGES if why == MARKS_LOST else "gpu_warp"
         add_loss(self._recording.losses, layer, count)
-        reason = layout.LOST_WHY.get(why, f"reason {why}")
+        reason = LOST_WHY.get(why, f"reason {why}")
         if launch:  # else the loss is of many launches
             reason = f"launch {launch}: {reason}"
         return {
