@@ -187,7 +187,7 @@ def test_what_cupti_opens_beside_itself_is_found(tools: Toolchain, tmp_path: Pat
         "  return cuptiProfilerHostInitialize(&chip);\n"
         "}\n"
     )
-    program = tools.build_program("plans", [source], ["cupti"])
+    program = tools.build_host("plans", [source], ["cupti"], is_program=True)
     with Elf(str(program)) as built:
         dynamic = built.dynamic()
     assert (dynamic.rpath, dynamic.runpath) == ([str(tools.part("cupti").library.parent)], [])

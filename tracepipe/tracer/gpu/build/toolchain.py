@@ -28,6 +28,7 @@ from tracepipe.errors import CaptureUnavailable
 from tracepipe.tracer.gpu.build.cache import Cache, check_safe
 from tracepipe.tracer.gpu.build.driver import Driver, Owner, Version, ask_driver, owner
 
+_ASK_TIMEOUT_S: Final = 20
 _LINES_SHOWN: Final = 3
 _LINE_MAX: Final = 200
 _ROOM_BYTES: Final = 1 << 20  # a compiler needs more than that
@@ -35,7 +36,12 @@ _NO_ROOM: Final = re.compile("No space left on device|Disk quota exceeded")
 
 
 def run(
-    command: Sequence[str], user: Owner, *, failure: str, timeout_s: float, output: Path | None = None
+    command: Sequence[str],
+    user: Owner,
+    *,
+    failure: str,
+    timeout_s: float = _ASK_TIMEOUT_S,
+    output: Path | None = None,
 ) -> str:
     """Run a compiler, and return what it prints. Only the user can write the file that it makes, `output`.
 
@@ -79,9 +85,7 @@ def _refusal(
             f"{failure}: {first}.",
             f"Set TMPDIR to a writable folder, which {temporary} is not.{shown}",
         )
-    full = [
-        folder for folder in (temporary, output.parent if output else None) if folder and _is_full(folder)
-    ]
+    full = [folder for folder in [temporary, *([output.parent] if output else [])] if _is_full(folder)]
     if full or _NO_ROOM.search(done.stderr):
         where = " and ".join(map(str, full or [temporary]))
         hint = f"Free some space in {where}" + (
@@ -102,7 +106,6 @@ def _is_full(folder: Path) -> bool:
 _TARGETS = {"x86_64": ("x86_64-linux",), "aarch64": ("sbsa-linux", "aarch64-linux")}
 _HEADERS = ("include", "extras/CUPTI/include", "compute-sanitizer/include")
 _LIBRARIES = ("lib", "lib64", "extras/CUPTI/lib64", "compute-sanitizer")
-_ASK_TIMEOUT_S = 20
 INSTALL_AS_ROOT = "Use sudo as the user who owns it, or install it as root."
 
 
@@ -278,28 +281,22 @@ def _version(include: Path) -> Version | None:
     return (int(found[1]) // 1000, int(found[1]) % 1000 // 10) if found else None
 
 
-def ask(program: Path, option: str, user: Owner, *, failure: str) -> str:
-    """Run a compiler with an option as `user`, and return its output. Raises CaptureUnavailable."""
-    return run([str(program), option], user, failure=failure, timeout_s=_ASK_TIMEOUT_S)
-
-
 def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
     """The compilers that exist and report a version, usable ones first."""
     found: dict[Path, Compiler] = {}
     for path in paths:
         if not path or not os.access(path, os.X_OK) or Path(path).resolve() in found:
             continue
-        if user.uid == 0:
-            try:
-                check_safe(Path(path), {0})
-            except CaptureUnavailable as refusal:
-                unsafe = f"{path} is not run as root: {refusal.message}"
-                found[Path(path).resolve()] = _refused(path, CaptureUnavailable(unsafe, INSTALL_AS_ROOT))
-                continue
         try:
-            output = ask(Path(path), "--version", user, failure=f"{path} does not show its version")
+            if user.uid == 0:
+                try:
+                    check_safe(Path(path), {0})
+                except CaptureUnavailable as unsafe:
+                    why = f"{path} is not run as root: {unsafe.message}"
+                    raise CaptureUnavailable(why, INSTALL_AS_ROOT) from None
+            output = run([path, "--version"], user, failure=f"{path} does not show its version")
         except CaptureUnavailable as refusal:
-            found[Path(path).resolve()] = _refused(path, refusal)
+            found[Path(path).resolve()] = Compiler(Path(path), (0, 0), "", refusal=refusal)
             continue
         # `Cuda compilation tools, release 13.0, V13.0.88`; `g++ (Debian 12.2.0-14) 12.2.0`
         version = re.search(r"release (\d+)\.(\d+)", output) or re.search(
@@ -309,10 +306,6 @@ def _compilers(paths: Iterable[str | None], user: Owner) -> list[Compiler]:
             number = int(version[1]), int(version[2])
             found[Path(path).resolve()] = Compiler(Path(path), number, output.strip())
     return sorted(found.values(), key=lambda compiler: bool(compiler.refusal))
-
-
-def _refused(path: str, refusal: CaptureUnavailable) -> Compiler:
-    return Compiler(Path(path), (0, 0), "", refusal=refusal)
 
 
 NATIVE = Path(__file__).parents[1] / "native"
@@ -397,23 +390,13 @@ class Toolchain:
             )
         return self.driver.architectures
 
-    def build_host(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
-        """Build a library for the command's process from C++ `sources`, linked to the parts `against`.
-
-        Raises CaptureUnavailable.
-        """
-        return self._build_host(name, ".so", _LIBRARY_OPTIONS, sources, against)
-
-    def build_program(self, name: str, sources: Sequence[Path], against: Sequence[str] = ()) -> Path:
-        """Build a program that runs as the owner from C++ `sources`, linked to the parts `against`.
-
-        Raises CaptureUnavailable.
-        """
-        return self._build_host(name, "", _PROGRAM_OPTIONS, sources, against)
-
-    def _build_host(
-        self, name: str, ending: str, options: Sequence[str], sources: Sequence[Path], against: Sequence[str]
+    def build_host(
+        self, name: str, sources: Sequence[Path], against: Sequence[str] = (), *, is_program: bool = False
     ) -> Path:
+        """Build a library for the command's process, or a program that runs as the owner, from C++ `sources`,
+        linked to the parts `against`. Raises CaptureUnavailable.
+        """
+        options = _PROGRAM_OPTIONS if is_program else _LIBRARY_OPTIONS
         gxx, parts = self.gxx(), [self.part(part) for part in against]
         include = [f"-I{folder}" for folder in dict.fromkeys(source.parent for source in sources)]
         for part in parts:
@@ -425,7 +408,7 @@ class Toolchain:
         libraries += [f"-Wl,-rpath,{part.library.parent}" for part in parts]
         command = [str(gxx.path), *options, *include, *map(str, sources), *libraries, "-ldl"]
         versions = [gxx.words, *(_text(part.version) for part in parts)]
-        return self._build(name, ending, sources, command, versions)
+        return self._build(name, "" if is_program else ".so", sources, command, versions)
 
     def build_patches(
         self,
@@ -442,7 +425,9 @@ class Toolchain:
         wanted = architectures or self.architectures()
         self.gxx()  # nvcc needs it
         nvcc, sanitizer = self.nvcc(), self.part("sanitizer")
-        known = self._codes(nvcc)
+        failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
+        listed = run([str(nvcc.path), "--list-gpu-code"], self.owner, failure=failure)
+        known = [word for word in listed.split() if word[3:].isdigit()]  # `sm_75`, …
         codes = list(dict.fromkeys(_code_for(wish, known, nvcc) for wish in wanted))
         targets = [f"-gencode=arch=compute_{code[3:]},code={code}" for code in codes]
         include = [f"-I{source.parent}"] + [f"-I{folder}" for folder in sanitizer.include]
@@ -453,18 +438,20 @@ class Toolchain:
     def _build(
         self, name: str, ending: str, sources: Sequence[Path], command: list[str], versions: list[str]
     ) -> Path:
-        file, cache = f"{name}-{_digest(sources, command, versions)}{ending}", Cache(self.owner)
+        """The build, from the cache if one is there of the same sources, headers, compilers and options."""
+        digest = hashlib.sha256()
+        headers = {header for source in sources for header in source.parent.glob("*.h")}
+        for source in (*sources, *sorted(headers), _EXPORTS):
+            content = source.read_bytes()
+            digest.update(f"{source.name} {len(content)}\n".encode())
+            digest.update(content)
+        digest.update("\n".join([platform.machine(), *command, *versions]).encode())
+        file, cache = f"{name}-{digest.hexdigest()[:16]}{ending}", Cache(self.owner)
         failure = f"{name} could not be built"
         return cache.find(file) or cache.make(
             file,
             lambda path: run(command, self.owner, failure=failure, timeout_s=_BUILD_TIMEOUT_S, output=path),
         )
-
-    def _codes(self, nvcc: Compiler) -> list[str]:
-        """The architectures for which a compiler generates machine code: `sm_75`, …"""
-        failure = f"nvcc {_text(nvcc.version)} does not list the GPUs that it generates code for"
-        output = ask(nvcc.path, "--list-gpu-code", self.owner, failure=failure)
-        return [word for word in output.split() if word[3:].isdigit()]
 
 
 def this_toolchain() -> Toolchain:
@@ -481,18 +468,6 @@ def host_toolchain() -> Toolchain:
     """A toolchain with only the C++ compiler, for libraries that need neither the driver nor nvcc."""
     user = owner()
     return Toolchain(Driver(), Parts(find_gxx(os.environ.get("PATH", os.defpath), user)), user)
-
-
-def _digest(sources: Sequence[Path], command: list[str], versions: list[str]) -> str:
-    """A digest of what the build depends on: sources, headers next to them, exports, compilers, options."""
-    digest = hashlib.sha256()
-    headers = {header for source in sources for header in source.parent.glob("*.h")}
-    for file in (*sources, *sorted(headers), _EXPORTS):
-        content = file.read_bytes()
-        digest.update(f"{file.name} {len(content)}\n".encode())
-        digest.update(content)
-    digest.update("\n".join([platform.machine(), *command, *versions]).encode())
-    return digest.hexdigest()[:16]
 
 
 def _code_for(wish: str, known: list[str], nvcc: Compiler) -> str:
