@@ -15,10 +15,10 @@ from tracepipe.tracer.gpu.engines.annotations import (
     AnnotationKind,
     Label,
 )
-from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelKeeper, KernelKind
-from tracepipe.tracer.gpu.engines.renderer import ProcessKeeper
+from tracepipe.tracer.gpu.engines.kernels import LAYERS, TAKEN, KernelDecoder, KernelKind
+from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder
 from tracepipe.tracer.gpu.engines.transport import Kind
-from tracepipe.tracer.gpu.engines.warps import WarpKeeper, WarpKind
+from tracepipe.tracer.gpu.engines.warps import WarpDecoder, WarpKind
 
 Line = dict[str, Any]
 START_NS = 5000
@@ -173,8 +173,8 @@ def test_work_that_ran_is_written_however_early_its_record_came() -> None:
 def test_each_kind_of_record_is_carried_or_an_event_that_needs_no_other() -> None:
     """A new kind matters to later records, or it does not: decide it where the keepers are."""
     events = {*LAYERS, KernelKind.ANY}
-    assert set(KernelKind) - events - {KernelKind.TAKEN} <= KernelKeeper.kinds
+    assert set(KernelKind) - events - {KernelKind.TAKEN} <= KernelDecoder.keeper.kinds
     # One is counted alone, and a sample is an event.
-    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE} <= ProcessKeeper.kinds
+    assert set(Kind) - {Kind.CLOCK, Kind.STACK_BEYOND, Kind.SAMPLE} <= ProcessDecoder.keeper.kinds
     seen = {WarpKind.WARPS, WarpKind.KERNEL, WarpKind.CALL_ENTER, WarpKind.CALL_EXIT}
-    assert set(WarpKind) - seen - {WarpKind.LOST_WARPS} <= WarpKeeper.kinds
+    assert set(WarpKind) - seen - {WarpKind.LOST_WARPS} <= WarpDecoder.keeper.kinds

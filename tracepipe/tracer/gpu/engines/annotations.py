@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -30,7 +30,6 @@ from tracepipe.tracer.gpu.engines.renderer import (
     EvictedRecord,
     Finder,
     Keeper,
-    MakeDecoder,
     Recording,
     WantedNames,
 )
@@ -97,35 +96,8 @@ PAYLOADS: Final = {
 Event = dict[str, Any]
 
 
-class AnnotationStream(RecordStream):
-    """The annotations of a command."""
-
-    name = "nvtx"
-    layers = frozenset({_LAYER})
-    lost_layers: Mapping[int, str] = dict.fromkeys(set(AnnotationKind) - {AnnotationKind.LABEL}, _LAYER)
-
-    def __init__(self, library: Path) -> None:
-        """`library` is the built native code."""
-        self._library = library
-        self.sees = {"nvtx": library}
-
-    @classmethod
-    def build(cls, toolchain: Toolchain) -> Path:
-        """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
-        return toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
-
-    @property
-    def decoders(self) -> Sequence[MakeDecoder]:
-        """That of annotations."""
-        return (AnnotationDecoder,)
-
-    def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
-        return {NVTX_VARIABLE: str(self._library.absolute())}
-
-
 @dataclass(slots=True)
-class OpenRange:
+class _OpenRange:
     """A range that has begun, of a thread or, with a number, of a process."""
 
     name: str
@@ -149,18 +121,18 @@ class _Process:
 
     texts: dict[tuple[int, int, int], str] = field(default_factory=dict)
     """Kind of a label, its domain if it is a category, and its number → the text."""
-    pushed: dict[tuple[int, int], list[OpenRange | None]] = field(default_factory=dict)
+    pushed: dict[tuple[int, int], list[_OpenRange | None]] = field(default_factory=dict)
     """Thread and domain → its open ranges; None for one whose record was lost."""
-    started: dict[int, OpenRange] = field(default_factory=dict)
+    started: dict[int, _OpenRange] = field(default_factory=dict)
     """Id of an open range of the process → the range."""
     free: dict[int, list[int]] = field(default_factory=dict)
     """Domain → a heap of the numbers that no range has; its greatest was never used."""
 
 
-Made = Iterator[tuple[Event, OpenRange | None]]
+Made = Iterator[tuple[Event, _OpenRange | None]]
 
 
-class AnnotationEvents:
+class _AnnotationEvents:
     """Makes events of records, each with the range that it begins or ends, if any. Raises REFUSALS."""
 
     def __init__(self, memory: MemoryLimit) -> None:
@@ -183,7 +155,7 @@ class AnnotationEvents:
             process = self._processes[record.pid] = _Process()
         return self._make[record.kind](process, record)
 
-    def open_ranges(self) -> Iterator[OpenRange]:
+    def open_ranges(self) -> Iterator[_OpenRange]:
         """The ranges that are open."""
         for process in self._processes.values():
             yield from process.started.values()
@@ -217,7 +189,7 @@ class AnnotationEvents:
             yield from self._close(process, record, ranges, depth)
 
     def _close(
-        self, process: _Process, record: GpuRecord, ranges: list[OpenRange | None], depth: int
+        self, process: _Process, record: GpuRecord, ranges: list[_OpenRange | None], depth: int
     ) -> Made:
         """End the open ranges of a thread beyond a depth."""
         while len(ranges) > depth:
@@ -256,7 +228,7 @@ class AnnotationEvents:
         if what == Label.THREAD:
             if number > ID_LIMIT:
                 raise Malformed
-            event = _event(process, record, "I", OpenRange("thread name", 0, 0))
+            event = _event(process, record, "I", _OpenRange("thread name", 0, 0))
             yield event | {"tid": number, "comm": name, "args": {"thread": name}}, None
         elif what == Label.FORK:  # a child has its parent's handles, and its own threads and ranges
             for key, text in list(self._processes.get(number, process).texts.items()):
@@ -274,14 +246,14 @@ class AnnotationEvents:
             raise Malformed
 
 
-class AnnotationKeeper(Keeper):
+class _AnnotationKeeper(Keeper):
     """Keeps texts and domains, and the records of ranges that are open."""
 
     kinds = frozenset({AnnotationKind.LABEL})
 
     def __init__(self, memory: MemoryLimit) -> None:
         super().__init__(memory)
-        self._events = AnnotationEvents(memory)
+        self._events = _AnnotationEvents(memory)
         self._threads: dict[tuple[int, int], EvictedRecord] = {}
 
     def carried(self) -> Carried:
@@ -291,7 +263,6 @@ class AnnotationKeeper(Keeper):
         return Carried(super().carried().known, b"".join(evicted.content for evicted in ordered))
 
     def add(self, record: GpuRecord, content: bytes) -> None:
-        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
         for event, opened in self._events.made(record):
             if opened is None:
                 continue
@@ -309,12 +280,12 @@ class AnnotationKeeper(Keeper):
             super().add(record, content)
 
 
-class AnnotationFinder(Finder):
+class _AnnotationFinder(Finder):
     """Finds long ranges."""
 
     def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
         super().__init__(wanted, names, memory)
-        self._events = AnnotationEvents(memory)
+        self._events = _AnnotationEvents(memory)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
         """Open ranges that have already taken longer than their limit, each once."""
@@ -324,7 +295,6 @@ class AnnotationFinder(Finder):
                 yield Span(opened.name, now_ns - opened.began_ns, NVTX, is_over=False)
 
     def found(self, record: GpuRecord) -> Iterator[Span]:
-        """What ended with a record. May raise one of REFUSALS."""
         if NVTX not in self._wanted.kinds:
             return
         for event, opened in self._events.made(record):
@@ -338,11 +308,11 @@ class AnnotationDecoder(Decoder):
     """Makes lines of annotations."""
 
     kinds = frozenset(AnnotationKind)
-    keeper, finder = AnnotationKeeper, AnnotationFinder
+    keeper, finder = _AnnotationKeeper, _AnnotationFinder
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
-        self._events = AnnotationEvents(recording.memory)
+        self._events = _AnnotationEvents(recording.memory)
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
         """The layer of a record's events, and their number."""
@@ -359,7 +329,7 @@ class AnnotationDecoder(Decoder):
             lines.record(event)
 
 
-def _begun(process: _Process, record: GpuRecord) -> tuple[OpenRange, int, Event]:
+def _begun(process: _Process, record: GpuRecord) -> tuple[_OpenRange, int, Event]:
     """What begins, its number or depth, and its arguments."""
     domain, registered, number, payload, kind, flags, color, category, stack = BEGUN.unpack_from(
         record.payload
@@ -381,10 +351,10 @@ def _begun(process: _Process, record: GpuRecord) -> tuple[OpenRange, int, Event]
         args["color"] = f"#{color & 0xFFFFFF:06x}"
     if (python := process.texts.get((Label.STACK, 0, stack))) is not None:
         args["python"] = python
-    return OpenRange(name or "unnamed", domain, record.time_ns), number, {"args": args} if args else {}
+    return _OpenRange(name or "unnamed", domain, record.time_ns), number, {"args": args} if args else {}
 
 
-def _event(process: _Process, record: GpuRecord, phase: str, of: OpenRange) -> Event:
+def _event(process: _Process, record: GpuRecord, phase: str, of: _OpenRange) -> Event:
     event: Event = {"ts_ns": record.time_ns, "type": "annotation", "name": of.name, "phase": phase}
     event |= {"pid": record.pid, "tid": record.tid}
     if of.domain:
@@ -400,3 +370,26 @@ def _text(payload: memoryview, start: int) -> str:
 
 def _size(name: str) -> int:
     return ENTRY_BYTES + 2 * len(name)
+
+
+class AnnotationStream(RecordStream):
+    """The annotations of a command."""
+
+    name = "nvtx"
+    layers = frozenset({_LAYER})
+    decoders = (AnnotationDecoder,)
+    lost_layers: Mapping[int, str] = dict.fromkeys(set(AnnotationKind) - {AnnotationKind.LABEL}, _LAYER)
+
+    def __init__(self, library: Path) -> None:
+        """`library` is the built native code."""
+        self._library = library
+        self.sees = {"nvtx": library}
+
+    @classmethod
+    def build(cls, toolchain: Toolchain) -> Path:
+        """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
+        return toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the command's environment."""
+        return {NVTX_VARIABLE: str(self._library.absolute())}

@@ -20,9 +20,10 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -75,11 +76,6 @@ class ApiCall:
     probe: Probe
     line: str
 
-    @property
-    def words(self) -> int:
-        """The words of arguments in a record of its entry."""
-        return len(slots(self.probe.signature))
-
 
 class ApiCalls:
     """The functions of the driver API and the runtime. `values` names results and directions."""
@@ -116,19 +112,77 @@ class ApiCalls:
         return replace(hook, returns=True, condition=None)  # the library records returns, and all calls
 
     def _made(self, name: str) -> ApiCall:
-        hook, found = self._hook(name), parameters().get(name)
-        places = _Places(found or [])
+        hook, found = self._hook(name), parameters().get(name, [])
+        parts, words = _parts(_at_positions(found, 0), ""), [name]
         arguments = hook.signature.arguments
         config = _CONFIGURED.get(name.removesuffix("_ptsz"))
         if config is not None and found:
-            arguments += places.through(parameters()[config[0]], config[1])
-        kept = tuple(argument for argument in arguments if places.holds(argument))
-        if not kept:
+            struct_name, named = config
+            size_bytes = found[0].pointed_bytes
+            known = [p for p in parameters()[struct_name] if p.offset + p.size_bytes <= size_bytes]
+            pointed = _at_positions(known[: len(named)], _POINTED_FROM)
+            arguments += tuple(
+                Argument(argument, position, kind)
+                for (argument, kind), (position, _) in zip(named, pointed, strict=False)
+            )
+            parts |= _parts(pointed, "@")
+            words.append(f"through{found[0].offset}")
+        readable = tuple(argument for argument in arguments if _is_readable(argument, parts))
+        if not readable:
             return ApiCall(self.without_arguments(name), "")
-        signature = Signature(kept, hook.signature.result)
-        effect = hook.effect if kept == arguments else ""
-        line = " ".join([name, *places.words(signature)])
-        return ApiCall(_probe(name, replace(hook, signature=signature, effect=effect)), line)
+        signature = Signature(readable, hook.signature.result)
+        for slot in slots(signature):
+            halves = [slot.low] if slot.high is None else [slot.low, slot.high]
+            loads = (parts[position] for position in halves)
+            words.append(",".join(f"{prefix}{part.offset}+{part.size_bytes}" for prefix, part in loads))
+        for argument in readable:
+            offset = parts[argument.position][1].offset
+            if argument.out:
+                words.append(f"out{offset}+{argument.bits // 8}")
+            elif argument.kind == "str":
+                words.append(f"text{offset}")
+        effect = hook.effect if readable == arguments else ""
+        return ApiCall(_probe(name, replace(hook, signature=signature, effect=effect)), " ".join(words))
+
+
+_Parts = dict[int, tuple[str, Parameter]]
+"""Position → the part of a parameter that is there, with the prefix of its word."""
+
+
+def _at_positions(found: list[Parameter], position: int) -> list[tuple[int, Parameter]]:
+    """Parameters, each with the position where it begins; the first one begins at `position`."""
+    starts = accumulate((parameter.words for parameter in found), initial=position)
+    return list(zip(starts, found, strict=False))
+
+
+def _parts(placed: list[tuple[int, Parameter]], prefix: str) -> _Parts:
+    """The parameters word by word."""
+    return {
+        position + word: (
+            prefix,
+            Parameter(
+                parameter.offset + word * _WORD_BYTES,
+                min(parameter.size_bytes - word * _WORD_BYTES, _WORD_BYTES),
+                parameter.pointed_bytes,
+            ),
+        )
+        for position, parameter in placed
+        for word in range(parameter.words)
+    }
+
+
+def _is_readable(argument: Argument, parts: _Parts) -> bool:
+    """Whether the whole argument can be read."""
+    if argument.position not in parts:
+        return False
+    _, part = parts[argument.position]
+    if argument.out:
+        return part.pointed_bytes * 8 >= argument.bits
+    if argument.kind == "str":
+        return part.pointed_bytes == 1
+    if argument.kind == "dim3":
+        return argument.position + 1 in parts
+    return part.size_bytes * 8 >= argument.bits
 
 
 def write_table(table: str, folder: Path | None = None) -> Path:
@@ -149,69 +203,6 @@ def write_table(table: str, folder: Path | None = None) -> Path:
     return Path(name)
 
 
-class _Places:
-    """Maps the positions of a function's arguments to parameters."""
-
-    def __init__(self, found: list[Parameter]) -> None:
-        self._at: dict[int, tuple[str, Parameter]] = {}
-        position = 0
-        for parameter in found:
-            position = self._put(position, "", parameter)
-        self._through = ""
-
-    def through(self, found: list[Parameter], named: tuple[tuple[str, str], ...]) -> tuple[Argument, ...]:
-        """Add the arguments in the struct that the first parameter points to."""
-        pointer = self._at[0][1]
-        known = [p for p in found if p.offset + p.size_bytes <= pointer.pointed_bytes]
-        self._through = f"through{pointer.offset}"
-        arguments, position = [], _POINTED_FROM
-        for (name, kind), parameter in zip(named, known, strict=False):
-            arguments.append(Argument(name, position, kind))
-            position = self._put(position, "@", parameter)
-        return tuple(arguments)
-
-    def holds(self, argument: Argument) -> bool:
-        """Whether the whole argument can be read."""
-        place = self._at.get(argument.position)
-        if place is None:
-            return False
-        _, parameter = place
-        if argument.out:
-            return parameter.pointed_bytes * 8 >= argument.bits
-        if argument.kind == "str":
-            return parameter.pointed_bytes == 1
-        if argument.kind == "dim3":
-            return argument.position + 1 in self._at
-        return parameter.size_bytes * 8 >= argument.bits
-
-    def words(self, signature: Signature) -> Iterator[str]:
-        """The words of the function's line."""
-        if self._through:
-            yield self._through
-        for slot in slots(signature):
-            halves = [slot.low] if slot.high is None else [slot.low, slot.high]
-            yield ",".join(self._load(position) for position in halves)
-        for argument in signature.arguments:
-            offset = self._at[argument.position][1].offset
-            if argument.out:
-                yield f"out{offset}+{argument.bits // 8}"
-            elif argument.kind == "str":
-                yield f"text{offset}"
-
-    def _put(self, position: int, prefix: str, parameter: Parameter) -> int:
-        """Add a parameter word by word; returns the position after it."""
-        for word in range(parameter.words):
-            skipped = word * _WORD_BYTES
-            size_bytes = min(parameter.size_bytes - skipped, _WORD_BYTES)
-            part = Parameter(parameter.offset + skipped, size_bytes, parameter.pointed_bytes)
-            self._at[position + word] = prefix, part
-        return position + parameter.words
-
-    def _load(self, position: int) -> str:
-        prefix, parameter = self._at[position]
-        return f"{prefix}{parameter.offset}+{parameter.size_bytes}"
-
-
 @cache
 def _indexed_sets() -> tuple[tuple[HookSet, HookIndex], ...]:
     """The sets of the driver API and of the runtime."""
@@ -226,14 +217,9 @@ def parameters() -> dict[str, list[Parameter]]:
     for line in _PARAMETERS.read_text(encoding="ascii").splitlines():
         if not line.startswith("#"):
             name, *words = line.split(" ")
-            found[name] = [_parameter(word) for word in words]
+            numbers = (re.fullmatch(r"(\d+)\+(\d+)(?:>(\d+))?", word) for word in words)
+            found[name] = [Parameter(*(int(n or 0) for n in match.groups())) for match in numbers if match]
     return found
-
-
-def _parameter(word: str) -> Parameter:
-    place, _, pointed_bytes = word.partition(">")
-    offset, size_bytes = place.split("+")
-    return Parameter(int(offset), int(size_bytes), int(pointed_bytes or 0))
 
 
 def _probe(name: str, hook: Hook) -> Probe:

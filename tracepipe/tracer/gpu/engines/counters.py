@@ -50,7 +50,7 @@ from tracepipe.printable import printable
 from tracepipe.tracer.engines.engine import Turn
 from tracepipe.tracer.gpu.build.driver import Owner, driver_environment
 from tracepipe.tracer.gpu.build.toolchain import INSTALL, NATIVE, Toolchain, find_parts
-from tracepipe.tracer.gpu.engines.renderer import Decoder, MakeDecoder, Recording
+from tracepipe.tracer.gpu.engines.renderer import Decoder, Recording
 from tracepipe.tracer.gpu.engines.streams import RecordStream
 from tracepipe.tracer.gpu.engines.transport import MALFORMED, RECORD, GpuRecord, Kind, Malformed, whole_bytes
 from tracepipe.tracer.gpu.sampling_lock import SamplingLock
@@ -619,14 +619,10 @@ class CounterStream(RecordStream):
         self._stretches = Stretches()
         self._hold_ns = 0
         self._losses: list[Loss] = []
+        self.decoders = (partial(SampleDecoder, key=self._key, samplers=samplers),)
         self.counters = [
             one for sampler in samplers for one in listed(sampler.gpu.index, interval_ns, sampler.sampled)
         ]
-
-    @property
-    def decoders(self) -> Sequence[MakeDecoder]:
-        """That of samples."""
-        return (partial(SampleDecoder, key=self._key, samplers=self._samplers),)
 
     def expect_windows(self) -> None:
         """Events are recorded only in windows: samples wait until those are known."""

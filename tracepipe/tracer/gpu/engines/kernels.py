@@ -131,82 +131,7 @@ _NOT_ATTACHED: Final = {
 }
 
 
-class KernelStream(RecordStream):
-    """The GPU work of a command whose processes load the library; nothing has to be attached to it."""
-
-    name = "cupti"
-    layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel"})
-    source = "kernels"
-    clocks: Sequence[str] = ("realtime",)  # an older CUPTI uses its own clock
-    lost_layers: Mapping[int, str] = {
-        **LAYERS, StallKind.STALLS: STALL_LAYER, StallKind.STALL_LOSS: STALL_LAYER
-    }  # fmt: skip
-    lost_reasons: Mapping[int, str] = {KernelKind.ANY: "CUPTI had no buffer"}
-
-    def __init__(self, library: Path, *, calls: str = "all", sampled: Iterable[str] | None = None) -> None:
-        """`calls`: which API calls are recorded, as `calls_text` takes it. `sampled`: the UUIDs of the
-        machine's GPUs if stall reasons are sampled, which no other process may do then. Raises
-        CaptureUnavailable.
-        """
-        self._library, self._calls = library, calls_text(calls)
-        self._lock = None if sampled is None else SamplingLock(sampled)
-        if self._lock is None:  # else CUPTI would have two clients, and it gives its callbacks to only one
-            self.sees = {"kernel": library, "profiler": library}
-        else:
-            self.layers |= {STALL_LAYER}
-
-    @classmethod
-    def build(cls, toolchain: Toolchain) -> Path:
-        """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
-        return toolchain.build_host(cls.source, [NATIVE / f"{cls.source}.cpp"], ["cupti"])
-
-    @property
-    def decoders(self) -> Sequence[MakeDecoder]:
-        """Those of processes, of GPU work and of stall reasons."""
-        return ProcessDecoder, KernelDecoder, StallDecoder
-
-    def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
-        sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}
-        return {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls} | sampled
-
-    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
-        """Load the library into running processes. Raises CaptureUnavailable, TracepipeError."""
-        from tracepipe.tracer.gpu.attach.loader import enter
-
-        settings = {CALLS_VARIABLE: self._calls, **settings}
-        argument = "\n".join(f"{name}={value}" for name, value in settings.items())
-        for pid in pids:
-            result = enter(pid, self._library, ENTRY, argument, meanwhile)
-            if result:
-                why, hint = _NOT_ATTACHED.get(
-                    result,
-                    (f"answers {result}", "Check whether it has another version of tracepipe's library."),
-                )
-                raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
-
-    def close(self) -> None:
-        """Release the right to sample."""
-        if self._lock is not None:
-            self._lock.close()
-
-
-class StallStream(KernelStream):
-    """Only the stall reasons of a GPU's warps. `native/stalls.cpp` is loaded into the command; the library of
-    KernelStream has the same sampler.
-    """
-
-    name = "cupti pc sampling"
-    source = "stalls"
-    layers = frozenset({STALL_LAYER})
-    clocks: Sequence[str] = ()
-
-    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
-        """Raises CaptureUnavailable, as sampling begins when a program's context is created."""
-        raise CaptureUnavailable(f"Process {pids[0]} is already running.", "Give a command after --.")
-
-
-class Function(NamedTuple):
+class _Function(NamedTuple):
     """A CUDA function; whether it launches kernels, copies or sets memory, allocates or frees it."""
 
     name: str = ""
@@ -215,17 +140,17 @@ class Function(NamedTuple):
     allocates: bool = False
 
 
-def function_of(text: str) -> Function:
+def function_of(text: str) -> _Function:
     """The function of a name in CUPTI, with what it does."""
     name = _VERSION.sub("", text)
-    return Function(name, "Launch" in name, bool(_COPIES.match(name)), bool(_ALLOCATES.search(name)))
+    return _Function(name, "Launch" in name, bool(_COPIES.match(name)), bool(_ALLOCATES.search(name)))
 
 
-class Launches:
+class _Launches:
     """Matches a process's launch calls with the kernels that they started, by the number that they share.
 
     A call takes its arguments from its kernel, as CUPTI reports none for calls: its event waits until the
-    kernel has run, for a while. Launches without a kernel are counted, which are lost when another profiler
+    kernel has run, for a while. _Launches without a kernel are counted, which are lost when another profiler
     takes over CUPTI. Calls and kernels come in any order, and the calls of both APIs have the launch's
     number. A launch into a stream that is being captured has no kernel, and neither has a call that failed.
     """
@@ -291,10 +216,10 @@ class _Work:
     """The GPU work of a traced process."""
 
     process: Process
-    functions: dict[tuple[int, int], Function] = field(default_factory=dict)
+    functions: dict[tuple[int, int], _Function] = field(default_factory=dict)
     allocating: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Correlation of a call that allocates or frees memory → its function and thread; the last calls only."""
-    launches: Launches = field(default_factory=Launches)
+    launches: _Launches = field(default_factory=_Launches)
     now_ns: int = 0
     """The latest time of its records."""
     is_realtime: bool = False
@@ -310,7 +235,7 @@ class _Work:
         return events
 
 
-class KernelKeeper(Keeper):
+class _KernelKeeper(Keeper):
     """Keeps names of functions, and whether another profiler took over CUPTI; ended work needs only names."""
 
     kinds = frozenset({KernelKind.CALL_NAME, KernelKind.HELLO})
@@ -321,7 +246,6 @@ class KernelKeeper(Keeper):
         self._taken: dict[int, bytes] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
-        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
         if record.kind == KernelKind.TAKEN:
             self._taken[record.pid] = content
         super().add(record, content)
@@ -331,7 +255,7 @@ class KernelKeeper(Keeper):
         return Carried(super().carried().known, b"".join(self._taken.values()))
 
 
-class KernelFinder(Finder):
+class _KernelFinder(Finder):
     """Finds long kernels and calls."""
 
     def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
@@ -339,7 +263,6 @@ class KernelFinder(Finder):
         self._functions: dict[tuple[int, int, int], tuple[str, int]] = {}
 
     def found(self, record: GpuRecord) -> Iterator[Span]:
-        """What ended with a record. May raise one of REFUSALS."""
         kind, pid, payload = record.kind, record.pid, record.payload
         if kind == KernelKind.CALL_NAME:
             domain, function = CALL_NAME.unpack_from(payload)
@@ -363,7 +286,7 @@ class KernelDecoder(Decoder):
     """Makes lines of GPU work and of API calls."""
 
     kinds = frozenset(KernelKind) - {KernelKind.ANY}
-    keeper, finder = KernelKeeper, KernelFinder
+    keeper, finder = _KernelKeeper, _KernelFinder
     _layouts: ClassVar[Mapping[int, struct.Struct]] = {
         KernelKind.KERNEL: KERNEL,
         KernelKind.COPY: COPY,
@@ -514,7 +437,7 @@ class KernelDecoder(Decoder):
         check_span(start_ns, end_ns)
         if tid > ID_LIMIT:
             raise Malformed
-        name, is_launch, copies, allocates = work.functions.get((domain, function), Function())
+        name, is_launch, copies, allocates = work.functions.get((domain, function), _Function())
         # If calls of both APIs have the number, the driver's is the inner one.
         if allocates and (domain == _DRIVER or correlation not in work.allocating):
             put_bounded(work.allocating, correlation, (name, tid), _ALLOCATING_MAX)
@@ -587,3 +510,74 @@ def _where(context: int, graph: int, node: int) -> dict[str, int]:
 
 def _name_at(names: tuple[str, ...], number: int) -> str:
     return names[number] if number < len(names) else str(number)
+
+
+class KernelStream(RecordStream):
+    """The GPU work of a command whose processes load the library; nothing has to be attached to it."""
+
+    name = "cupti"
+    layers = frozenset({"userspace", "memory", "transfer", "gpu_kernel"})
+    source = "kernels"
+    decoders: Sequence[MakeDecoder] = (ProcessDecoder, KernelDecoder, StallDecoder)
+    clocks: Sequence[str] = ("realtime",)  # an older CUPTI uses its own clock
+    lost_layers: Mapping[int, str] = {
+        **LAYERS, StallKind.STALLS: STALL_LAYER, StallKind.STALL_LOSS: STALL_LAYER
+    }  # fmt: skip
+    lost_reasons: Mapping[int, str] = {KernelKind.ANY: "CUPTI had no buffer"}
+
+    def __init__(self, library: Path, *, calls: str = "all", sampled: Iterable[str] | None = None) -> None:
+        """`calls`: which API calls are recorded, as `calls_text` takes it. `sampled`: the UUIDs of the
+        machine's GPUs if stall reasons are sampled, which no other process may do then. Raises
+        CaptureUnavailable.
+        """
+        self._library, self._calls = library, calls_text(calls)
+        self._lock = None if sampled is None else SamplingLock(sampled)
+        if self._lock is None:  # else CUPTI would have two clients, and it gives its callbacks to only one
+            self.sees = {"kernel": library, "profiler": library}
+        else:
+            self.layers |= {STALL_LAYER}
+
+    @classmethod
+    def build(cls, toolchain: Toolchain) -> Path:
+        """The library that the command loads, built if it is not in the cache. Raises CaptureUnavailable."""
+        return toolchain.build_host(cls.source, [NATIVE / f"{cls.source}.cpp"], ["cupti"])
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the command's environment."""
+        sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}
+        return {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls} | sampled
+
+    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
+        """Load the library into running processes. Raises CaptureUnavailable, TracepipeError."""
+        from tracepipe.tracer.gpu.attach.loader import enter
+
+        settings = {CALLS_VARIABLE: self._calls, **settings}
+        argument = "\n".join(f"{name}={value}" for name, value in settings.items())
+        for pid in pids:
+            result = enter(pid, self._library, ENTRY, argument, meanwhile)
+            if result:
+                why, hint = _NOT_ATTACHED.get(
+                    result,
+                    (f"answers {result}", "Check whether it has another version of tracepipe's library."),
+                )
+                raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
+
+    def close(self) -> None:
+        """Release the right to sample."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+class StallStream(KernelStream):
+    """Only the stall reasons of a GPU's warps. `native/stalls.cpp` is loaded into the command; the library of
+    KernelStream has the same sampler.
+    """
+
+    name = "cupti pc sampling"
+    source = "stalls"
+    layers = frozenset({STALL_LAYER})
+    clocks: Sequence[str] = ()
+
+    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
+        """Raises CaptureUnavailable, as sampling begins when a program's context is created."""
+        raise CaptureUnavailable(f"Process {pids[0]} is already running.", "Give a command after --.")

@@ -204,7 +204,6 @@ class Keeper:
         self._known: dict[tuple[int, int, bytes], bytes] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
-        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
         if record.kind in self.kinds:
             self._keep(record, content, bytes(record.payload))
 
@@ -359,7 +358,7 @@ class Decoder(ABC):
 MakeDecoder = Callable[[Recording], Decoder]
 
 
-class ProcessKeeper(Keeper):
+class _ProcessKeeper(Keeper):
     """Keeps what a process has told of itself."""
 
     kinds = frozenset({Kind.NAME, Kind.GPU, Kind.NOTE, Kind.STACK, Kind.FRAME})
@@ -368,8 +367,8 @@ class ProcessKeeper(Keeper):
 class ProcessDecoder(Decoder):
     """Takes what each library for GPUs tells of its process: names, GPUs, messages, Python stacks."""
 
-    kinds = ProcessKeeper.kinds
-    keeper = ProcessKeeper
+    kinds = _ProcessKeeper.kinds
+    keeper = _ProcessKeeper
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
         """Take a record, which is no line."""

@@ -55,7 +55,7 @@ _REASON_BYTES: Final = 256
 _PERIOD_LOG2_MAX: Final = 31
 
 
-class StallKeeper(Keeper):
+class _StallKeeper(Keeper):
     """Keeps the names of reasons; other records are complete with them."""
 
     kinds = frozenset({StallKind.STALL_REASON})
@@ -66,7 +66,7 @@ class StallDecoder(Decoder):
     """Makes lines of records of stall reasons."""
 
     kinds = frozenset(StallKind)
-    keeper = StallKeeper
+    keeper = _StallKeeper
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)

@@ -8,7 +8,6 @@ GpuEngine ─┬─ Channel ◀── a library in each process          an INJE
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -24,11 +23,13 @@ STACKS_VARIABLE: Final = "TRACEPIPE_GPU_STACKS"
 _NONE: Final[Mapping[int, str]] = MappingProxyType({})
 
 
-class RecordStream(ABC):
+class RecordStream:
     """Records of one origin: a library in the command's processes, or processes of tracepipe."""
 
     name: str
     layers: frozenset[str]
+    decoders: Sequence[MakeDecoder]
+    """The functions that make the decoders of its records."""
     clocks: Sequence[str] = ()
     """Clocks other than CLOCK_MONOTONIC that its times can be on."""
     counters: Sequence[Mapping[str, Any]] = ()
@@ -40,24 +41,19 @@ class RecordStream(ABC):
     lost_reasons: Mapping[int, str] = _NONE
     """Kind of record → reason, for kinds that are lost for other reasons than a full channel."""
 
-    @property
-    @abstractmethod
-    def decoders(self) -> Sequence[MakeDecoder]:
-        """The functions that make the decoders of its records."""
-
     def environment(self) -> dict[str, str]:
         """Variables for the command's environment."""
         return {}
 
-    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:  # noqa: B027
+    def enter(self, pids: Sequence[int], settings: Mapping[str, str], meanwhile: Callable[[], None]) -> None:
         """Record running processes, as far as it can; `settings` are those of the engine, and `meanwhile` is
         to be called while it waits for a process. Raises CaptureUnavailable, TracepipeError.
         """
 
-    def expect_windows(self) -> None:  # noqa: B027
+    def expect_windows(self) -> None:
         """Called before a process starts: events are recorded only in windows."""
 
-    def turned(self, turn: Turn) -> None:  # noqa: B027
+    def turned(self, turn: Turn) -> None:
         """Called when a window of the recording begins or ends, or the recording itself if it has none."""
 
     def collect(self, news: list[str], *, is_final: bool) -> bytes:
@@ -70,14 +66,14 @@ class RecordStream(ABC):
         """Losses of such records since the last call."""
         return []
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """Record no more; what is still sent is collected until `is_over`."""
 
     def is_over(self) -> bool:
         """Whether nothing more comes, besides what is in the channel."""
         return True
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Free what it uses."""
 
 

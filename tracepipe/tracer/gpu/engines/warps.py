@@ -43,7 +43,6 @@ from tracepipe.tracer.gpu.engines.renderer import (
     EvictedRecord,
     Finder,
     Keeper,
-    MakeDecoder,
     Process,
     ProcessDecoder,
     Recording,
@@ -263,11 +262,12 @@ class WarpStream(RecordStream):
         """
         choice.check_warps(request)
         self._request = request
-        self._library, self._patches, self._api = library, patches, ApiCalls()
+        self._library, self._patches, api = library, patches, ApiCalls()
+        self.decoders = ProcessDecoder, partial(WarpDecoder, api=api, request=request)
         self.clocks = [f"globaltimer:{gpu['index']}" for gpu in gpus] or ["globaltimer:0"]
         if choice.has_thread_exits(request):
             self.layers |= {"gpu_thread"}
-        self._table = write_table(self._api.table())
+        self._table = write_table(api.table())
 
     @staticmethod
     def build(toolchain: Toolchain, request: CaptureRequest) -> tuple[Path, Path]:
@@ -276,11 +276,6 @@ class WarpStream(RecordStream):
             toolchain.build_host("warps", [NATIVE / "warps.cpp"], ["sanitizer"]),
             toolchain.build_patches("patches", NATIVE / "patches.cu", defines=choice.warp_defines(request)),
         )
-
-    @property
-    def decoders(self) -> Sequence[MakeDecoder]:
-        """Those of processes and of warps."""
-        return ProcessDecoder, partial(WarpDecoder, api=self._api, request=self._request)
 
     def environment(self) -> dict[str, str]:
         """Variables for the command's environment."""
@@ -316,7 +311,7 @@ class _Work:
         return self.process.names.get(number, f"unknown {number:#x}")
 
 
-class WarpKeeper(Keeper):
+class _WarpKeeper(Keeper):
     """Keeps each stream's first launch, which numbers it, and the last launch of a process; open calls, and
     the last clock pairs.
     """
@@ -338,7 +333,6 @@ class WarpKeeper(Keeper):
         return Carried(known, b"".join(evicted.content for evicted in ordered))
 
     def add(self, record: GpuRecord, content: bytes) -> None:
-        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
         evicted = EvictedRecord(record.time_ns, content)
         if record.kind in (WarpKind.CALL_ENTER, WarpKind.CALL_EXIT):
             if record.tid not in self._calls:
@@ -363,7 +357,7 @@ class WarpKeeper(Keeper):
             super().add(record, content)
 
 
-class WarpFinder(Finder):
+class _WarpFinder(Finder):
     """Finds long kernels and calls, also calls that have not ended."""
 
     def __init__(self, wanted: Wanted, names: WantedNames, memory: MemoryLimit) -> None:
@@ -381,7 +375,6 @@ class WarpFinder(Finder):
                     yield Span(name, now_ns - began_ns, is_over=False)
 
     def found(self, record: GpuRecord) -> Iterator[Span]:
-        """What ended with a record. May raise one of REFUSALS."""
         key, payload = (record.pid, record.tid), record.payload
         if record.kind == WarpKind.KERNEL:
             kernel = read_kernel(payload)
@@ -410,7 +403,7 @@ class WarpDecoder(Decoder):
     """Makes lines of warps, kernels and calls; lines of threads, if wanted, are in `rest`."""
 
     kinds = frozenset(WarpKind) | {Kind.CLOCK}
-    keeper, finder = WarpKeeper, WarpFinder
+    keeper, finder = _WarpKeeper, _WarpFinder
 
     def __init__(
         self, recording: Recording, api: ApiCalls | None = None, request: CaptureRequest | None = None
@@ -421,13 +414,13 @@ class WarpDecoder(Decoder):
         self._thread_exits = choice.has_thread_exits(request)
         self._batches: list[Mapping[str, Any]] = []
         self._calls = CallLines(api, recording.memory)
-        self._kernels = UnmatchedNames(
+        self._kernels = _UnmatchedNames(
             choice.kernel_pattern(request),
             "kernel fits --kernel",
             "the kernels launched were",
             "no kernel was launched",
         )
-        self._called = UnmatchedNames(
+        self._called = _UnmatchedNames(
             choice.marked(request)[1],
             "function fits --warp-marks",
             "there are",
@@ -642,7 +635,7 @@ def _index(number: int, size: Sequence[int]) -> str:
     return f"[{number % x},{number // x % y},{number // (x * y)}]"
 
 
-class UnmatchedNames:
+class _UnmatchedNames:
     """The names that a pattern did not select, and whether it selected any: the pattern may be mistyped."""
 
     def __init__(self, pattern: str, what: str, others: str, none: str) -> None:
