@@ -288,7 +288,6 @@ class _AnnotationFinder(Finder):
         self._events = _AnnotationEvents(memory)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """Open ranges that have already taken longer than their limit, each once."""
         for opened in self._events.open_ranges():
             if opened.is_longer(now_ns) and not opened.is_reported:
                 opened.is_reported = True
@@ -315,11 +314,9 @@ class AnnotationDecoder(Decoder):
         self._events = _AnnotationEvents(recording.memory)
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and their number."""
         return _LAYER, record.kind != AnnotationKind.LABEL
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
-        """Add the events of a record. Raises one of REFUSALS."""
         start_ns = self._recording.resumed_ns
         for event, _ in self._events.made(record):
             if start_ns is not None:  # it began before the recording: its arguments state when
@@ -391,5 +388,4 @@ class AnnotationStream(RecordStream):
         return toolchain.build_host("annotations", [NATIVE / "annotations.cpp"])
 
     def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
         return {NVTX_VARIABLE: str(self._library.absolute())}

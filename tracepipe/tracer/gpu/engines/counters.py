@@ -625,7 +625,6 @@ class CounterStream(RecordStream):
         ]
 
     def expect_windows(self) -> None:
-        """Events are recorded only in windows: samples wait until those are known."""
         self._hold_ns = _HOLD_NS
 
     def turned(self, turn: Turn) -> None:
@@ -633,7 +632,6 @@ class CounterStream(RecordStream):
         self._stretches.turn(turn)
 
     def collect(self, news: list[str], *, is_final: bool) -> bytes:
-        """The records of samples since the last call; never waits. `is_final`: no more follow."""
         now_ns = time.monotonic_ns()
         before_ns = now_ns - self._hold_ns
         made: list[bytes] = []
@@ -655,21 +653,17 @@ class CounterStream(RecordStream):
         return b"".join(made)
 
     def lost(self) -> list[Loss]:
-        """The gaps since the last call."""
         losses, self._losses = self._losses, []
         return losses
 
     def stop(self) -> None:
-        """Ask the samplers to send their remaining samples, and to end."""
         for sampler in self._samplers:
             sampler.stop()
 
     def is_over(self) -> bool:
-        """Whether all of them have done so."""
         return all(sampler.is_over for sampler in self._samplers)
 
     def close(self) -> None:
-        """End the samplers, and release the GPUs for others."""
         for sampler in self._samplers:
             sampler.close()
         self._lock.close()
@@ -688,16 +682,13 @@ class SampleDecoder(Decoder):
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """The processor time that the samplers took, in the form of a footer."""
         used = [(sampler.gpu.index, sampler.used) for sampler in self._samplers]
         return [{"gpu": gpu, **one._asdict()} for gpu, one in sorted(used) if one is not None]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and how many it has."""
         return _EVENT, 1
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
-        """Add the event of a sample. Raises one of REFUSALS."""
         key, gpu, start_ns, end_ns = _SAMPLE.unpack_from(record.payload)
         if key != self._key or gpu not in self._counters:
             raise Malformed

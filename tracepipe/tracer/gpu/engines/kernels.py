@@ -309,7 +309,6 @@ class KernelDecoder(Decoder):
         }
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and their number."""
         layout = self._layouts.get(record.kind)
         return (LAYERS[record.kind], len(record.payload) // layout.size) if layout else ("", 0)
 
@@ -333,7 +332,6 @@ class KernelDecoder(Decoder):
             self._waiting.append(record)
 
     def end_chunk(self, lines: Lines) -> None:
-        """Add the lines of the chunk, in the order of their times."""
         events: list[Event] = []
         waiting, self._waiting = self._waiting, []
         for record in sorted(waiting, key=lambda record: record.kind == KernelKind.MEMORY):  # after its call
@@ -355,7 +353,6 @@ class KernelDecoder(Decoder):
         _write(lines, events)
 
     def last(self, lines: Lines) -> None:
-        """Add the lines of calls whose kernels have not come."""
         works = self._work.values()
         _write(lines, [event for work in works for event in work.with_clock(work.launches.late())])
 
@@ -543,7 +540,6 @@ class KernelStream(RecordStream):
         return toolchain.build_host(cls.source, [NATIVE / f"{cls.source}.cpp"], ["cupti"])
 
     def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
         sampled = {STALLS_VARIABLE: "1"} if self._lock is not None else {}
         return {INJECTION_VARIABLE: str(self._library), CALLS_VARIABLE: self._calls} | sampled
 
@@ -563,7 +559,6 @@ class KernelStream(RecordStream):
                 raise CaptureUnavailable(f"Process {pid} is not recorded: {why}.", hint)
 
     def close(self) -> None:
-        """Release the right to sample."""
         if self._lock is not None:
             self._lock.close()
 

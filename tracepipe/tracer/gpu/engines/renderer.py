@@ -227,7 +227,9 @@ class EvictedRecord(NamedTuple):
 
 
 class ChannelCarry:
-    """Keeps what later records of a channel need from records that a flight recorder evicts."""
+    """A `Carry`, which documents its methods: keeps what later records of a channel need from records that a
+    flight recorder evicts.
+    """
 
     def __init__(self, decoders: Iterable[Decoder]) -> None:
         self.memory = MemoryLimit()
@@ -236,7 +238,6 @@ class ChannelCarry:
         self._by_kind = {kind: keeper for kinds, keeper in pairs for kind in kinds}
 
     def add(self, chunk: bytes) -> None:
-        """Take complete records that are evicted, in order."""
         for record, at, end in placed_records(chunk):
             keeper = self._by_kind.get(record.kind)
             if keeper is not None and record.is_plausible:
@@ -244,7 +245,6 @@ class ChannelCarry:
                     keeper.add(record, chunk[at:end])
 
     def divide(self, chunk: bytes, start_ns: int) -> tuple[bytes, bytes]:
-        """The records of a chunk that precede an instant and depend on earlier ones, and the rest."""
         parts: tuple[list[bytes], list[bytes]] = ([], [])
         for record, at, end in placed_records(chunk):
             keeper = self._by_kind.get(record.kind)
@@ -253,7 +253,6 @@ class ChannelCarry:
         return b"".join(parts[0]), b"".join(parts[1])
 
     def carried(self) -> Carried:
-        """What later records need now."""
         carried = [keeper.carried() for keeper in self._keepers]
         return Carried(*(b"".join(parts) for parts in zip(*carried, strict=True))) if carried else Carried()
 
@@ -286,7 +285,9 @@ class Finder:
 
 
 class ChannelSpans:
-    """Finds long calls, kernels and ranges in the records of a channel as they come."""
+    """A `SpanReader`, which documents its methods: finds long calls, kernels and ranges in a channel's
+    records.
+    """
 
     def __init__(self, wanted: Wanted, decoders: Iterable[Decoder]) -> None:
         self._wanted, self._memory = wanted, MemoryLimit()
@@ -296,7 +297,6 @@ class ChannelSpans:
         self._by_kind = {kind: finder for kinds, finder in pairs for kind in kinds}
 
     def ended(self, chunk: bytes) -> Iterator[Span]:
-        """What ended in a chunk and took longer than its limit."""
         for record in records(chunk):
             with suppress(*REFUSALS):  # they are counted when the records are rendered
                 if record.kind == Kind.NAME:
@@ -309,7 +309,6 @@ class ChannelSpans:
                     yield from finder.found(record)
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """What is still open and has already taken longer than its limit, each once."""
         for finder in self._finders:
             yield from finder.under_way(now_ns)
 
@@ -371,7 +370,6 @@ class ProcessDecoder(Decoder):
     keeper = _ProcessKeeper
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
-        """Take a record, which is no line."""
         recording, kind, payload = self._recording, record.kind, record.payload
         process = recording.process(record.pid)
         if kind == Kind.NAME:
@@ -391,49 +389,35 @@ class ProcessDecoder(Decoder):
 
 
 class Renderer:
-    """Turns chunks of records into lines; records that no decoder knows are refused."""
+    """A `DeviceRenderer`, which documents its methods: turns chunks of records into lines. Records that no
+    decoder knows are refused.
+    """
 
     def __init__(self, makers: Sequence[MakeDecoder], gpus: Mapping[str, int] | None = None) -> None:
         """`makers` make the decoders. `gpus`: UUID → number, as in the header."""
         self._makers, self._gpus = makers, dict(gpus or {})
         self.recording = Recording(self._gpus)
+        self.news, self.losses = self.recording.notes, self.recording.losses
         self._decoders = [make(self.recording) for make in makers]
         self._by_kind = {kind: decoder for decoder in self._decoders for kind in decoder.kinds}
 
     @property
-    def news(self) -> list[str]:
-        """The notes that are known before the recording ends, in the order in which they came."""
-        return self.recording.notes
-
-    @property
     def notes(self) -> list[str]:
-        """Messages for the user."""
         return self.recording.notes + [note for decoder in self._decoders for note in decoder.last_notes]
 
     @property
-    def losses(self) -> dict[str, int]:
-        """Layer → losses that were found in what was collected."""
-        return self.recording.losses
-
-    @property
     def gpus(self) -> list[dict[str, Any]]:
-        """The GPUs that processes reported, in the form of a header: index, name, uuid, sm_count, limits."""
         return self.recording.gpus.reported
 
     @property
     def sampling(self) -> list[dict[str, Any]]:
-        """The processor time of GPU samplers, in the form of a footer: gpu, cpu_ns, elapsed_ns."""
         return [one for decoder in self._decoders for one in decoder.sampling]
 
     @property
     def stall_samples(self) -> int:
-        """Samples of what warps wait for, which are not counted as events."""
         return sum(decoder.stall_samples for decoder in self._decoders)
 
     def render(self, chunk: bytes) -> Lines:
-        """Lines of one chunk, without those of `rest`; chunks are rendered in the order of their
-        collection.
-        """
         lines, refused = Lines(), self.recording.refused
         for record in records(chunk):
             decoder = self._by_kind.get(record.kind)
@@ -450,19 +434,16 @@ class Renderer:
         return lines
 
     def rest(self) -> Iterator[Lines]:
-        """More lines of the last chunk, a few thousand at a time."""
         for decoder in self._decoders:
             yield from decoder.rest()
 
     def last(self) -> Lines:
-        """At the end, lines of what waited for something that did not come."""
         lines = Lines()
         for decoder in self._decoders:
             decoder.last(lines)
         return lines
 
     def resume(self, carried: Carried, start_ns: int) -> Lines:
-        """Begin after evicted records: the lines of open calls and ranges, which begin at `start_ns`."""
         self.render(carried.known)
         self.recording.resumed_ns = start_ns
         lines = self.render(carried.under_way)
@@ -470,7 +451,6 @@ class Renderer:
         return lines
 
     def counts(self, chunk: bytes) -> dict[str, int]:
-        """Layer → number of events in a chunk that is not rendered."""
         counts: Counter[str] = Counter()
         for record in records(chunk):
             if (decoder := self._by_kind.get(record.kind)) is not None:
@@ -479,13 +459,10 @@ class Renderer:
         return {layer: events for layer, events in counts.items() if events}
 
     def anew(self) -> Renderer:
-        """A renderer like this one that has taken nothing."""
         return Renderer(self._makers, self._gpus)
 
     def carry(self) -> ChannelCarry:
-        """A keeper of what such a renderer needs from evicted records."""
         return ChannelCarry(self._decoders)
 
     def spans(self, wanted: Wanted) -> ChannelSpans:
-        """A finder of long calls, kernels and ranges among such records."""
         return ChannelSpans(wanted, self._decoders)

@@ -86,7 +86,6 @@ class StallDecoder(Decoder):
         self._reasons[process.number, number] = name
 
     def end_chunk(self, lines: Lines) -> None:
-        """Add the lines of the chunk."""
         waiting, self._waiting = self._waiting, []
         for record in waiting:
             try:

@@ -78,7 +78,9 @@ class RecordStream:
 
 
 class GpuEngine:
-    """A channel that a command finds by its environment, and the streams of records in it and beside it."""
+    """A `DeviceEngine`, which documents its methods: a channel that a command finds by its environment, and
+    the streams of records in it and beside it.
+    """
 
     def __init__(
         self,
@@ -122,76 +124,60 @@ class GpuEngine:
         self._lost_reasons |= stream.lost_reasons
 
     def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
         own = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
         return own | {name: text for stream in self.streams for name, text in stream.environment().items()}
 
     def enter(self, pids: Sequence[int]) -> None:
-        """Record running processes from now on. Raises CaptureUnavailable, TracepipeError."""
         settings = {STACKS_VARIABLE: self._stacks} | self.channel.environment() | self._waited_for
         for stream in self.streams:
             stream.enter(pids, settings, self.channel.accept)
 
     def collect(self, *, is_final: bool = False) -> bytes:
-        """Complete records since the last call; never waits. `is_final`: the command has ended."""
         chunks = [self.channel.collect(is_final=is_final)]
         chunks += (stream.collect(self.renderer().news, is_final=is_final) for stream in self.streams)
         return b"".join(chunks)
 
     def lost(self) -> list[Loss]:
-        """Losses since the last call."""
         losses = self.channel.losses(self._lost_layers, self._lost_reasons)
         return losses + [loss for stream in self.streams for loss in stream.lost()]
 
     def renderer(self) -> Renderer:
-        """The decoder of what `collect` returns; used on another thread."""
         if self._renderer is None:
             numbers = {gpu["uuid"]: gpu["index"] for gpu in self.gpus if "uuid" in gpu}
             self._renderer = Renderer([make for stream in self.streams for make in stream.decoders], numbers)
         return self._renderer
 
     def expect_windows(self, waited_for: Mapping[str, str]) -> None:
-        """Record events only in windows, which begin and end by the triggers `waited_for`, as the environment
-        states them. Call it before a process starts.
-        """
         self._waited_for = dict(waited_for)
         self.channel.expect_windows()
         for stream in self.streams:
             stream.expect_windows()
 
     def arm(self, windows: int) -> None:
-        """From now on let processes begin and end this number of windows, by the triggers."""
         self.channel.arm(windows)
 
     def set_window(self, *, is_open: bool) -> None:
-        """Begin a window, or end the open one, unless a process has already done so."""
         self.channel.set_window(is_open=is_open)
 
     def hits(self) -> int:
-        """How often the trigger that begins a window was seen since `arm`, or since the last one began."""
         return self.channel.hits()
 
     def turns(self) -> list[Turn]:
-        """The begins and ends of windows by processes since the last call."""
         return self.channel.turns()
 
     def turned(self, turn: Turn) -> None:
-        """Called when a window of the recording begins or ends, or the recording itself if it has none."""
         for stream in self.streams:
             stream.turned(turn)
 
     def stop(self) -> None:
-        """Ask the processes to record no more; what they still send is collected until `is_over`."""
         for stream in self.streams:
             stream.stop()
         self.channel.stop()
 
     def is_over(self) -> bool:
-        """Whether all processes have stopped recording, or have ended."""
         return self.channel.is_over() and all(stream.is_over() for stream in self.streams)
 
     def close(self) -> None:
-        """End the streams, and close the channel."""
         for stream in self.streams:
             stream.close()
         self.channel.close()

@@ -278,7 +278,6 @@ class WarpStream(RecordStream):
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables for the command's environment."""
         built = {
             INJECTION_VARIABLE: str(self._library.absolute()),
             "TRACEPIPE_GPU_PATCHES": str(self._patches.absolute()),
@@ -294,7 +293,6 @@ class WarpStream(RecordStream):
         )
 
     def close(self) -> None:
-        """Remove the table of API calls."""
         self._table.unlink(missing_ok=True)
 
 
@@ -366,7 +364,6 @@ class _WarpFinder(Finder):
         self._reported: set[tuple[int, int, int]] = set()
 
     def under_way(self, now_ns: int) -> Iterator[Span]:
-        """Open calls that have already taken longer than their limit, each once."""
         for (pid, tid), calls in self._open.items():
             for name, began_ns, limit_ns in calls:
                 key = pid, tid, began_ns
@@ -430,17 +427,14 @@ class WarpDecoder(Decoder):
 
     @property
     def last_notes(self) -> list[str]:
-        """Whether no kernel or no function was selected."""
         return [*self._kernels.note, *self._called.note]
 
     def counted(self, record: GpuRecord) -> tuple[str, int]:
-        """The layer of a record's events, and their number."""
         if record.kind == WarpKind.WARPS:
             return _LAYERS[record.kind], read_warp_count(record.payload)
         return _LAYERS.get(record.kind, ""), int(record.kind in _LAYERS)
 
     def rest(self) -> Iterator[Lines]:
-        """Lines of the threads of the last rendered warps, a few thousand at a time."""
         batches, self._batches = self._batches, []
         for batch in batches:
             for some in thread_lines(batch):
@@ -449,7 +443,6 @@ class WarpDecoder(Decoder):
                 yield lines
 
     def add(self, lines: Lines, record: GpuRecord) -> None:
-        """Add the lines of a record. Raises one of REFUSALS."""
         kind, payload = record.kind, record.payload
         work = self._work.get(record.pid)
         if work is None:
