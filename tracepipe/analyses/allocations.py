@@ -292,7 +292,7 @@ class _Following:
             self._count(self._place(event.pid, event.gpu, kind), event.at_ns, 0, event.total_bytes)
 
     def found(self, from_calls: bool) -> Allocations:
-        """What was found. Nothing may follow afterwards."""
+        """The allocations that were followed. Nothing may follow afterwards."""
         at_ns, size, tid, place, site, key, fault, before, is_made = (
             np.array(self._rows, np.int64).reshape(-1, 9).T
         )

@@ -27,7 +27,7 @@ _UNLIMITED: Final = 1 << 62
 
 
 class Resources(NamedTuple):
-    """What a launch needs. `shared_bytes` is the static and dynamic shared memory of a block, and
+    """The needs of a launch. `shared_bytes` is the static and dynamic shared memory of a block, and
     `shared_config_bytes` what the program has configured of an SM for it, 0 where the driver chooses.
     `cluster_blocks` is the size of a cluster, and `clusters` the most of them that the GPU holds at a time, 0
     where that is not known.
@@ -198,13 +198,13 @@ def kernel_occupancies(
 
 
 def _usual(run: Run, numbers: list[int], threads: int) -> Resources | None:
-    """What most of these launches need, by their arguments; None where these do not say it."""
+    """The needs of most of these launches, by their arguments; None where these do not say it."""
     counted = Counter(needs for number in numbers if (needs := resources(run.args.args(number), threads)))
     return counted.most_common(1)[0][0] if counted else None
 
 
 def resources(args: Mapping[str, Any], threads: int) -> Resources | None:
-    """What a launch needs, by the arguments of its kernel; None where they do not say it."""
+    """The needs of a launch, by the arguments of its kernel; None where they do not say it."""
     registers, shared_bytes = _number(args.get("registers")), _number(args.get("shared_bytes"))
     if registers is None or shared_bytes is None:
         return None

@@ -1,4 +1,4 @@
-"""What the warps of each kernel waited for, from hardware samples: reasons, instructions, lines."""
+"""The reasons for which warps of each kernel waited, from hardware samples, with instructions and lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stall samples and the warps of the same kernels show together, from two recordings.
+"""The stall samples and the warps of the same kernels side by side, from two recordings.
 
 A process can record only one of the two, so the kernels are matched by name, and by grid and block where both
 recordings have these. Warps wait at a barrier for others of their block, for memory where too few other warps
@@ -218,19 +218,19 @@ def _at_barriers(one: _Kernel) -> _Sentence | None:
         return None
     begin = f"{share:.0f}% of the samples are barrier, and"
     late = one.found("stride", "warps") or one.found("wave", "warps")
-    apart, block = one.found("divergence"), one.found("straggler") or one.found("imbalance")
+    diverging, block = one.found("divergence"), one.found("straggler") or one.found("imbalance")
     if late:
         text = (
             f"some warps of a block are late. {late.evidence}. The others wait for them at __syncthreads(), "
             "so both have one cause. Divide the work of a block evenly among its warps."
         )
         return ("barrier",), late.kind, f"{begin} {text}"
-    if apart:
+    if diverging:
         text = (
-            f"the lanes of a warp exit apart. {apart.evidence}. A warp reaches a barrier when its slowest "
-            "lane does, and the other warps of the block wait for it."
+            f"the lanes of a warp exit apart. {diverging.evidence}. A warp reaches a barrier when its "
+            "slowest lane does, and the other warps of the block wait for it."
         )
-        return ("barrier",), apart.kind, f"{begin} {text}"
+        return ("barrier",), diverging.kind, f"{begin} {text}"
     if one.skew_ns and one.skew_percent and one.skew_percent >= _MUCH_SKEW:
         text = (
             f"the warps of a block exit {duration_text(one.skew_ns)} apart (median), "
@@ -249,10 +249,10 @@ def _at_barriers(one: _Kernel) -> _Sentence | None:
 
 def _of_branches(one: _Kernel) -> _Sentence | None:
     """The effect of divergence on the instructions that are issued."""
-    apart = one.found("divergence") or one.found("stride", "threads")
-    if apart is None:
+    diverging = one.found("divergence") or one.found("stride", "threads")
+    if diverging is None:
         return None
-    evidence = apart.evidence
+    evidence = diverging.evidence
     branches = one.percent("branch_resolving")
     if branches >= _BRANCHES:
         text = (
@@ -260,7 +260,7 @@ def _of_branches(one: _Kernel) -> _Sentence | None:
             f"{evidence}. A branch that differs between lanes causes both: warps wait for its target, and "
             "its two sides run one after the other."
         )
-        return ("branch_resolving",), apart.kind, text
+        return ("branch_resolving",), diverging.kind, text
     share = one.group_percent("issue")
     if share < _ISSUE:
         return None
@@ -270,7 +270,7 @@ def _of_branches(one: _Kernel) -> _Sentence | None:
         f"apart. {evidence}. Then an instruction runs for some of the lanes only: less work is done than "
         "that share suggests."
     )
-    return reasons, apart.kind, text
+    return reasons, diverging.kind, text
 
 
 def _of_few_warps(one: _Kernel) -> _Sentence | None:

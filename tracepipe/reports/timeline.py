@@ -87,7 +87,7 @@ def _window(run: Run, options: Options) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The events of a layer that are drawn: those in the window, of shapes that have a place. `places` has
+    """The events of a layer that are drawn: those in the window, of shapes that have a track. `tracks` has
     the number of the thread or stream of each shape, NONE where it is not drawn; its shape is `(shapes,)`.
     """
 
@@ -95,31 +95,31 @@ class _Drawn:
     name: str
     start_ns: int
     end_ns: int
-    places: Ints
+    tracks: Ints
 
     def rows(self) -> tuple[Layer, Int64s, Ints]:
-        """The layer, the rows of it that are drawn, and their places."""
+        """The layer, the rows of it that are drawn, and their tracks."""
         layer = self.run.layer(self.name)
-        places = self.places[layer.shape]
+        tracks = self.tracks[layer.shape]
         inside = (layer.start_ns <= self.end_ns) & (layer.end_ns >= self.start_ns)
-        rows = np.flatnonzero(inside & (places != NONE))
-        return layer, rows, places[rows]
+        rows = np.flatnonzero(inside & (tracks != NONE))
+        return layer, rows, tracks[rows]
 
     def counts(self, count: int) -> Int64s:
-        """How many events each of `count` places has. Shape `(count,)`."""
+        """How many events each of `count` tracks has. Shape `(count,)`."""
         return np.bincount(self.rows()[2], minlength=count)
 
     def strips(self, level: Callable[[Layer, Int64s], Any], levels: int) -> dict[int, dict[int, _Strip]]:
-        """By place, then by level below `levels`: the slices and the instants of that level, in order."""
-        layer, rows, places = self.rows()
+        """By track, then by level below `levels`: the slices and the instants of that level, in order."""
+        layer, rows, tracks = self.rows()
         at, kind = level(layer, rows), layer.kind[rows]
-        code = (places.astype(np.int64) * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
+        code = (tracks.astype(np.int64) * levels + at) * 2 + ((kind == INSTANT) | (kind == NO_BEGIN))
         shown, shapes = at < levels, self.run.shapes
         found: dict[int, dict[int, _Strip]] = {}
         for number, own in RowsByNumber(code[shown], rows[shown]):
-            place, at = divmod(number // 2, levels)
+            track, at = divmod(number // 2, levels)
             spans = Spans(layer.start_ns, layer.end_ns, lambda of: shapes.texts("name", layer.shape[of]), own)
-            found.setdefault(place, {}).setdefault(at, ([], []))[number % 2].append(spans)
+            found.setdefault(track, {}).setdefault(at, ([], []))[number % 2].append(spans)
         return found
 
 
@@ -135,9 +135,9 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     every = _every(run)
     of_shape, first = number_rows(run.shapes.column("pid", every), run.shapes.column("tid", every))
     by_host = np.where(run.shapes.column("gpu", every) == NONE, of_shape, NONE)
-    places = [(name, by_host if name == "transfer" else of_shape) for _, name in _LAYERS]
+    tracks = [(name, by_host if name == "transfer" else of_shape) for _, name in _LAYERS]
     counts: Int64s = np.zeros(len(first), np.int64)
-    for name, of in places:
+    for name, of in tracks:
         counts += _Drawn(run, name, start_ns, end_ns, of).counts(len(first))
     # Threads are in the order of their ids.
     there = np.flatnonzero(counts)
@@ -154,7 +154,7 @@ def _threads(run: Run, start_ns: int, end_ns: int, options: Options, notes: list
     is_shown[shown] = True
     depth, deeper, layers = max(options.depth, 0), 0, []
     hooked = np.zeros(0, np.int64)
-    for name, of in places:
+    for name, of in tracks:
         drawn = _Drawn(run, name, start_ns, end_ns, np.where(is_shown[of] & (of != NONE), of, NONE))
         layer, rows, _ = drawn.rows()
         deeper += int(np.count_nonzero(layer.depth[rows] >= depth))
@@ -225,9 +225,9 @@ def _own_layers(hooks: _Drawn) -> tuple[Any, Any, int]:
     counts = np.bincount(own[layer.shape[rows]], minlength=len(first))
     there = np.flatnonzero(counts)
     shown = np.sort(there[np.argsort(-counts[there], kind="stable")[:_HOOKS_MAX]])
-    place = np.full(len(first), len(shown), np.int64)
-    place[shown] = np.arange(len(shown))
-    return numbers[first[shown]], place[own], len(there) - len(shown)
+    drawn_at = np.full(len(first), len(shown), np.int64)
+    drawn_at[shown] = np.arange(len(shown))
+    return numbers[first[shown]], drawn_at[own], len(there) - len(shown)
 
 
 def _label(title: str, level: int) -> str:
@@ -269,12 +269,12 @@ def _streams(run: Run, start_ns: int, end_ns: int, most: int) -> tuple[dict[int,
     if 0 < most < len(shown):
         by_count = shown[np.argsort(-counts[shown], kind="stable")]
         shown, left_out = by_count[:most], by_count[most:]
-    # The others share one place after those of the streams.
-    place = np.arange(len(first) + 1, dtype=np.int32)
-    place[left_out], place[NONE] = len(first), NONE
+    # The others share one track after those of the streams.
+    track = np.arange(len(first) + 1, dtype=np.int32)
+    track[left_out], track[NONE] = len(first), NONE
     found: dict[int, _Strip] = {}
     for name, of in layers:
-        strips = _Drawn(run, name, start_ns, end_ns, place[of]).strips(
+        strips = _Drawn(run, name, start_ns, end_ns, track[of]).strips(
             lambda _, rows: np.zeros(len(rows), np.int64), 1
         )
         for at, ((spans, instants),) in ((at, levels.values()) for at, levels in strips.items()):
@@ -302,13 +302,13 @@ def _warps(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
     rows = np.flatnonzero((entry_ns <= end_ns) & ((last_ns >= start_ns) | ~has_exit))
     gpu, has_gpu = table.column("gpu", rows)
 
-    def names(places: Ints) -> list[str | None]:
-        numbers, is_named = table.column("name", places)
+    def names(tracks: Ints) -> list[str | None]:
+        numbers, is_named = table.column("name", tracks)
         known = zip(numbers.tolist(), is_named.tolist(), strict=True)
         return [table.launches.name(number) if named else None for number, named in known]
 
     own = RowsByNumber(np.where(has_gpu, gpu, 0), rows)
-    return {gpu: Spans(entry_ns, last_ns, names, places) for gpu, places in own}
+    return {gpu: Spans(entry_ns, last_ns, names, tracks) for gpu, tracks in own}
 
 
 def _timed_threads(run: Run, start_ns: int, end_ns: int) -> dict[int, Spans]:
@@ -332,12 +332,12 @@ def _losses(run: Run, start_ns: int, end_ns: int) -> list[Strip]:
     def names(rows: Ints) -> list[str | None]:
         return [f"lost {count}" for count in counts[rows].tolist()]
 
-    def strip(place: int, label: str) -> Strip:
-        spans = Spans(starts_ns, ends_ns, names, np.flatnonzero(is_inside & (layers == place)))
+    def strip(track: int, label: str) -> Strip:
+        spans = Spans(starts_ns, ends_ns, names, np.flatnonzero(is_inside & (layers == track)))
         return Strip(label, [spans], [spans])
 
-    places = [*sorted(range(len(texts)), key=texts.__getitem__), NONE]
-    strips = (strip(place, "unknown" if place == NONE else texts[place]) for place in places)
+    tracks = [*sorted(range(len(texts)), key=texts.__getitem__), NONE]
+    strips = (strip(track, "unknown" if track == NONE else texts[track]) for track in tracks)
     return [one for one in strips if len(one.spans[0].rows)]
 
 

@@ -35,7 +35,7 @@ MIN_CLOCK_STEPS = 2
 
 @dataclass(frozen=True)
 class Saving:
-    """What a fix could save at most: in the median of the launches concerned, and in all of them, in ns."""
+    """The most that a fix could save: in the median of the launches concerned, and in all of them, in ns."""
 
     launch_ns: float
     run_ns: float

@@ -71,9 +71,13 @@ def periods(kernel: KernelWarps, late: BlockLateness, alpha: float) -> list[Find
     found = []
     for side in sides:
         most = min(MOST_MODULUS, side.size // 2, blocks.size // MIN_GROUP)
-        seen = late_class_in_rows(profile, group, side.place, range(2, most + 1))
-        if seen is not None and seen.p_value * len(sides) <= alpha and seen.delay >= least_ns:
-            found.append(_Period(seen.p_value * len(sides), -seen.delay, side.name, seen))
+        found_late = late_class_in_rows(profile, group, side.place, range(2, most + 1))
+        if (
+            found_late is not None
+            and found_late.p_value * len(sides) <= alpha
+            and found_late.delay >= least_ns
+        ):
+            found.append(_Period(found_late.p_value * len(sides), -found_late.delay, side.name, found_late))
     if not found:
         return []
     period = min(found, key=lambda period: period[:3])

@@ -1,4 +1,4 @@
-"""Whether some positions are later than the others, by ranks within each row.
+"""Tests by ranks within each row of whether some positions are later than the others.
 
 Under the null hypothesis, the times of one row (lanes of a warp, warps of a block, blocks of a launch) are
 exchangeable: with any distribution, however heavy its tail, their ranks are a random order. Sums of ranks
@@ -87,11 +87,11 @@ def chance_of(ranks: Floats, members: Bools) -> float:
 
 def chance_in_rows(ranks: Floats, row: Ints, members: Bools) -> float:
     """Like `chance_of`, for ranks from `ranks_in_rows`. Shapes `(n,)`."""
-    present, taken = np.bincount(row), np.bincount(row, members)
-    usable = (taken > 0) & (taken < present)
+    present, chosen = np.bincount(row), np.bincount(row, members)
+    usable = (chosen > 0) & (chosen < present)
     if not usable.any():
         return 1.0
-    n, k = present[usable].astype(np.float64), taken[usable].astype(np.float64)
+    n, k = present[usable].astype(np.float64), chosen[usable].astype(np.float64)
     squares, cubes = (np.bincount(row, ranks**power)[usable] for power in (2, 3))
     total = float(ranks[members & usable[row]].sum())
     variance = float((k * (n - k) / (n - 1) * squares / n).sum())

@@ -162,8 +162,8 @@ def find(kernel: KernelWarps, alpha: float) -> list[Finding]:
     found = beyond_the_tail(late.profile_ns, float(kernel.clock_step_ns), least_excess_ns(kernel))
     findings = [] if found is None else _blocks(kernel, late, found, alpha)
     if kernel.launches.size > 1:
-        taken = np.isin(late.profile_row, found.indices) if findings and found else None
-        findings += _single_launches(kernel, late, taken, alpha)
+        is_reported = np.isin(late.profile_row, found.indices) if findings and found else None
+        findings += _single_launches(kernel, late, is_reported, alpha)
     return findings + _border(kernel, late, border, alpha) if with_border else findings
 
 
@@ -191,7 +191,7 @@ def _blocks(kernel: KernelWarps, late: BlockLateness, found: Outlying, alpha: fl
 
 
 def _single_launches(
-    kernel: KernelWarps, late: BlockLateness, taken: Bools | None, alpha: float
+    kernel: KernelWarps, late: BlockLateness, is_reported: Bools | None, alpha: float
 ) -> list[Finding]:
     """Findings about launches in which blocks are late that are not late in general."""
     own = late.rows_ns
@@ -205,7 +205,11 @@ def _single_launches(
     ):
         if last - first < MIN_VALUES:
             continue
-        rows = np.arange(first, last) if taken is None else first + np.flatnonzero(~taken[first:last])
+        rows = (
+            np.arange(first, last)
+            if is_reported is None
+            else first + np.flatnonzero(~is_reported[first:last])
+        )
         found = beyond_the_tail(own[rows], float(kernel.clock_step_ns), least_excess_ns(kernel))
         if found is not None and found.p_value * kernel.launches.size <= alpha:
             p_value = found.p_value * kernel.launches.size

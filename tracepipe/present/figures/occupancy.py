@@ -59,7 +59,7 @@ class DrawnWarps:
     def __len__(self) -> int:
         return len(self.sm)
 
-    def take(self, some: Bools) -> DrawnWarps:
+    def select(self, some: Bools) -> DrawnWarps:
         """The warps with some flags."""
         names = [field.name for field in fields(self) if field.name != "names"]
         columns: dict[str, Any] = {name: getattr(self, name)[some] for name in names}
@@ -120,7 +120,7 @@ def panels(scope: Scope) -> list[Panel]:
     gpus, counts = np.unique(warps.gpu, return_counts=True)
     drawn, left_out = gpus_of(dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
     for gpu in drawn:
-        of_gpu = warps.take(warps.gpu == gpu)
+        of_gpu = warps.select(warps.gpu == gpu)
         stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(_busy(of_gpu, scope))
         shown = _most_work(of_gpu, stretches)
         found += [_panel(scope, gpu, of_gpu, start_ns, end_ns) for start_ns, end_ns in shown]
@@ -208,13 +208,13 @@ def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None
 
 def fullest_sm(warps: DrawnWarps) -> tuple[int, int]:
     """The most warps that one SM held at a time, and that SM."""
-    stay = warps.take(warps.end_ns > warps.entry_ns)
+    stay = warps.select(warps.end_ns > warps.entry_ns)
     held = ((most_at_once(stay.entry_ns[own], stay.end_ns[own]), sm) for sm, own in RowsByNumber(stay.sm))
     return max(held, key=lambda one: one[0], default=(0, int(warps.sm[0])))
 
 
 def _panel(scope: Scope, gpu: int, warps: DrawnWarps, start_ns: int, end_ns: int) -> Panel:
-    part = warps.take((warps.entry_ns < end_ns) & (warps.end_ns > start_ns))
+    part = warps.select((warps.entry_ns < end_ns) & (warps.end_ns > start_ns))
     grid = grid_of(part, start_ns, end_ns, sm_count(scope.run, gpu)) if len(part) else None
     where = gpu_name(scope.run, gpu)
     if grid is None:

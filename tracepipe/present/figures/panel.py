@@ -139,7 +139,8 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is drawn: a run, a window of it on the trace clock, and the kernels whose names match `kernel`.
+    """The part of a recording that is drawn: a window on the trace clock, and the kernels whose names match
+    `kernel`.
 
     `is_cut`: the window was given by options, and is not the whole run.
     """

@@ -147,17 +147,17 @@ def _blank(height_in: float) -> Figure:
 
 def _as_many_as_fit(panels: Sequence[Panel]) -> list[Panel]:
     """The panels that fit on the largest picture, and a panel that states how many do not."""
-    kept: list[Panel] = []
+    fitting: list[Panel] = []
     height_in = 0.0
     for panel in panels:
         height_in += panel.height_in + 1
         if height_in > _PICTURE_MAX_IN:
             return [
-                *kept,
-                Panel(f"{len(panels) - len(kept)} more do not fit a picture: a page (HTML) shows all"),
+                *fitting,
+                Panel(f"{len(panels) - len(fitting)} more do not fit a picture: a page (HTML) shows all"),
             ]
-        kept.append(panel)
-    return kept
+        fitting.append(panel)
+    return fitting
 
 
 def inline_svg(panel: Panel) -> str:

@@ -53,7 +53,7 @@ class FigureGroup:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the head of a page says: facts as pairs of name and text, and what is not as it should be.
+    """The head of a page: facts as pairs of name and text, and what is not as it should be.
 
     Each of `limits` has a text, and a kind: `lost`, `clock`, `note` or `none`.
     """

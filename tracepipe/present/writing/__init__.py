@@ -1,1 +1,1 @@
-"""What reports become: text for a terminal, files of tables."""
+"""Writers of reports: text for a terminal, files of tables."""

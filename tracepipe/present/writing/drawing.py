@@ -47,7 +47,7 @@ class Window:
     end_ns: int
     cells: int
 
-    def places(self, ts_ns: Int64s) -> Floats:
+    def cells_at(self, ts_ns: Int64s) -> Floats:
         """The positions of times in cells, with fractions, clipped to the window. Shapes `(n,)`."""
         at = (ts_ns - self.start_ns) * (self.cells / max(1, self.end_ns - self.start_ns))
         found: Floats = np.clip(at, 0, self.cells)
@@ -94,7 +94,7 @@ def spans_line(window: Window, spans: Iterable[Part], glyphs: Glyphs) -> str:
     touched = np.zeros(cells + 1, np.bool_)
     bars: dict[int, str] = {}
     for start_ns, end_ns, names in spans:
-        begin, end = window.places(start_ns), window.places(end_ns)
+        begin, end = window.cells_at(start_ns), window.cells_at(end_ns)
         first, last = begin.astype(np.int64), end.astype(np.int64)
         touched[first] = True
         # A slice covers parts of its first and its last cell, and all cells between them.
@@ -121,16 +121,16 @@ def _shade(share: float, shades: str) -> str:
 
 
 def _bar(name: str, cells: int, glyphs: Glyphs) -> list[str]:
-    room = cells - 2
-    shown = name if len(name) <= room else name[: max(0, room - 1)] + ("…" if room > 0 else "")
-    return [glyphs.begin, *shown, *(glyphs.fill * (room - len(shown))), glyphs.end]
+    letters = cells - 2
+    shown = name if len(name) <= letters else name[: max(0, letters - 1)] + ("…" if letters > 0 else "")
+    return [glyphs.begin, *shown, *(glyphs.fill * (letters - len(shown))), glyphs.end]
 
 
 def instants_line(window: Window, instants: Iterable[Part], mark: str) -> str:
     """A row with a mark in each cell that has an instant."""
     line = [" "] * window.cells
     for ts_ns, _, _ in instants:
-        for at in distinct(np.minimum(window.places(ts_ns).astype(np.int64), window.cells - 1)):
+        for at in distinct(np.minimum(window.cells_at(ts_ns).astype(np.int64), window.cells - 1)):
             line[at] = mark
     return "".join(line)
 
@@ -166,7 +166,7 @@ def steps_chart(
     level = np.zeros(window.cells)
     level[held > 0] = values[held[held > 0] - 1]
     inside = (ts_ns >= window.start_ns) & (ts_ns <= window.end_ns)
-    cells = np.minimum(window.places(ts_ns[inside]).astype(np.int64), window.cells - 1)
+    cells = np.minimum(window.cells_at(ts_ns[inside]).astype(np.int64), window.cells - 1)
     np.maximum.at(level, cells, values[inside])
     steps = len(glyphs.bars)
     height = np.ceil(level / (most or 1) * rows * steps).astype(np.int64)
@@ -190,7 +190,7 @@ class Spans:
 
     def part(self) -> Part:
         """Starts, ends, and the function for names."""
-        return self.start_ns[self.rows], self.end_ns[self.rows], lambda places: self.names(self.rows[places])
+        return self.start_ns[self.rows], self.end_ns[self.rows], lambda at: self.names(self.rows[at])
 
     def __iter__(self) -> Iterator[tuple[int, int, str | None]]:
         columns = (column[self.rows].tolist() for column in (self.start_ns, self.end_ns))

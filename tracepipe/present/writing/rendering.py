@@ -165,7 +165,7 @@ def report_lines(
         yield from styled(of + line, "yellow" if is_loss else "")
 
 
-def _kept(table: Table, width: int) -> list[int]:
+def _shown_columns(table: Table, width: int) -> list[int]:
     """The indices of the columns that are shown; spare ones, in their order, as long as there is room."""
     spares = [at for at, column in enumerate(table.columns) if column.spare]
     if not spares or width < _WIDE:
@@ -175,16 +175,16 @@ def _kept(table: Table, width: int) -> list[int]:
         sizes = (len(cell(value, column.unit)) for value, column in zip(row, table.columns, strict=True))
         longest = [*map(max, longest, sizes)]
 
-    def taken(at: int) -> int:
+    def cells_of(at: int) -> int:
         column, size = table.columns[at], longest[at]
         return max(len(column.title), size if column.unit else min(size, _NAME_COLUMNS)) + 2
 
     # The first cell of a group is on a separate line.
-    free = width - sum(taken(at) for at in range(table.grouped, len(table.columns)) if at not in spares)
+    free = width - sum(cells_of(at) for at in range(table.grouped, len(table.columns)) if at not in spares)
     dropped = set()
     for at in spares:
-        if taken(at) <= free:
-            free -= taken(at)
+        if cells_of(at) <= free:
+            free -= cells_of(at)
         else:
             dropped.add(at)
     return [at for at in range(len(table.columns)) if at not in dropped]
@@ -199,10 +199,10 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     """Yield the lines of a table, each with its style. Texts without room are elided in the middle; with
     `full_names` they are written in full, and lines may be longer than the terminal is wide.
     """
-    kept = _kept(table, width)
-    columns = [table.columns[at] for at in kept]
+    shown_at = _shown_columns(table, width)
+    columns = [table.columns[at] for at in shown_at]
     rows = [
-        [_text(row[at], column, ascii_only, full_names) for at, column in zip(kept, columns, strict=True)]
+        [_text(row[at], column, ascii_only, full_names) for at, column in zip(shown_at, columns, strict=True)]
         for row in table.rows
     ]
     if _is_prose(table):
@@ -215,15 +215,15 @@ def _lines_of(table: Table, width: int, ascii_only: bool, full_names: bool) -> I
     for row in rows:
         cells = [*map(max, cells, map(_cells, _below(row) if table.grouped else row))]
     between = 2 if width >= _WIDE else 1
-    room = width - between * (len(titles) - 1)
+    free = width - between * (len(titles) - 1)
     sizes = [max(_cells(title), size) for title, size in zip(titles, cells, strict=True)]
     words = [[title] for title in titles]
-    if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > room:
+    if sum(min(size, _NAME_LEAST) if of else size for size, of in zip(sizes, is_text, strict=True)) > free:
         # Titles of number columns then take several lines, one for each word.
         words = [[title] if of else title.split(" ") for title, of in zip(titles, is_text, strict=True)]
         sizes = [max(size, *map(_cells, of)) for of, size in zip(words, cells, strict=True)]
     if not full_names:
-        _narrow(sizes, is_text, room)
+        _narrow(sizes, is_text, free)
 
     def line(cells: list[str]) -> str:
         text = (" " * between).join(map(_placed, cells, sizes, is_text)).rstrip()
@@ -259,14 +259,14 @@ def titled(text: str) -> str:
     return kernel_title(text) if "::" in text and not _CPP.isdisjoint(text) else text
 
 
-def _narrow(sizes: list[int], is_text: Sequence[bool], room: int) -> None:
+def _narrow(sizes: list[int], is_text: Sequence[bool], free: int) -> None:
     """Narrow columns of text, the widest first, until all columns have room."""
     texts = [at for at, flag in enumerate(is_text) if flag]
     for least in (_NAME_LEAST, _LEAST) if texts else ():
-        while (over := sum(sizes) - room) > 0 and (widest := max(sizes[at] for at in texts)) > least:
+        while (excess := sum(sizes) - free) > 0 and (widest := max(sizes[at] for at in texts)) > least:
             as_wide = [at for at in texts if sizes[at] == widest]
             next_wide = max((sizes[at] for at in texts if sizes[at] < widest), default=least)
-            step = min(widest - max(next_wide, least), max(1, over // len(as_wide)))
+            step = min(widest - max(next_wide, least), max(1, excess // len(as_wide)))
             for at in as_wide:
                 sizes[at] -= step
 
