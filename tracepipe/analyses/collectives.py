@@ -6,13 +6,11 @@ GPU 1                     ├─ transfers ──┤
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tracepipe.analyses.gpu_shares import COMMUNICATION, rows_of
 from tracepipe.analyses.gpu_work import KERNEL, WARPS, Work
-from tracepipe.event.columns import Int32s, Int64s
+from tracepipe.event.columns import Int64s
 from tracepipe.event.groups import RowsByNumber
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.libraries import np
@@ -59,60 +57,34 @@ def collectives_of(run: Run, work: Work, kinds: Ints) -> Collectives:
     """
     if len(work.gpus) < 2:
         return Collectives([], 0)
-    names, by_name = _Names(run, work), dict[str, dict[int, Any]]()
+    table, kernels = run.warp_table, run.layer("gpu_kernel")
+    by_name: dict[str, dict[int, list[Int64s]]] = {}
     for gpu, own in work.of_gpus():
-        rows = rows_of(kinds, own, COMMUNICATION)[:KERNELS_MAX].astype(np.int64) + own.start
-        for name, of_name in names.of(rows):
-            by_name.setdefault(name, {})[gpu] = of_name
-    found, unmatched = [], 0
-    for name, of_gpu in by_name.items():
-        together = _together(work, list(of_gpu.values()))
-        unmatched += sum(map(len, of_gpu.values())) - together.size
-        if together.size:
-            found.append(_collective(name, list(of_gpu), work, together))
-    return Collectives(sorted(found, key=_weight), unmatched)
-
-
-def _weight(collective: Collective) -> tuple[int, str]:
-    return -sum(member.waiting_ns + member.transfer_ns for member in collective.members), collective.name
-
-
-class _Names:
-    """Groups kernels by name."""
-
-    def __init__(self, run: Run, work: Work) -> None:
-        self._run, self._work = run, work
-
-    def of(self, rows: Int64s) -> Iterator[tuple[str, Int64s]]:
-        """Yield each name with its rows, sorted. Shapes `(n,)`."""
-        found: dict[str, list[Int64s]] = {}
+        rows = rows_of(kinds, own, COMMUNICATION)[:KERNELS_MAX] + own.start
         for what in (KERNEL, WARPS):
-            own = rows[self._work.what[rows] == what]
-            if not len(own):
+            some = rows[work.what[rows] == what]
+            if not len(some):
                 continue
-            for _, some in RowsByNumber(self._numbers(what, self._work.row[own]), own):
-                name = self._work.name(self._run, int(some[0])) or ""
-                found.setdefault(name, []).append(some)
-        for name, pieces in found.items():
-            yield name, np.sort(np.concatenate(pieces))
-
-    def _numbers(self, what: int, rows: Int64s) -> Int32s:
-        if what == KERNEL:
-            found: Int32s = self._run.shapes.column("name", self._run.layer("gpu_kernel").shape[rows])
-            return found
-        table = self._run.warp_table
-        called: Int32s = table.launches.column("name", table.launch_of(rows))[0]
-        return called
-
-
-def _together(work: Work, of_gpus: list[Int64s]) -> Int64s:
-    """The rows of the collectives of one name, shape `(gpus, collectives)`, without those whose kernels do
-    not all overlap in time.
-    """
-    if len(of_gpus) < 2 or len({len(rows) for rows in of_gpus}) > 1:
-        return np.zeros((len(of_gpus), 0), np.int64)
-    rows: Int64s = np.stack(of_gpus)
-    return rows[:, work.start_ns[rows].max(axis=0) < work.end_ns[rows].min(axis=0)]
+            if what == KERNEL:
+                numbers = run.shapes.column("name", kernels.shape[work.row[some]])
+            else:
+                numbers, _ = table.launches.column("name", table.launch_of(work.row[some]))
+            for _, named in RowsByNumber(numbers, some):
+                name = work.name(run, int(named[0])) or ""
+                by_name.setdefault(name, {}).setdefault(gpu, []).append(named)
+    found, unmatched = [], 0
+    for name, of_gpus in by_name.items():
+        of_gpu = [np.sort(np.concatenate(pieces)) for pieces in of_gpus.values()]
+        unmatched += sum(map(len, of_gpu))
+        if len(of_gpu) < 2 or len(set(map(len, of_gpu))) > 1:
+            continue
+        together: Int64s = np.stack(of_gpu)
+        overlap = work.start_ns[together].max(axis=0) < work.end_ns[together].min(axis=0)
+        unmatched -= len(of_gpu) * int(np.count_nonzero(overlap))
+        if overlap.any():
+            found.append(_collective(name, [*of_gpus], work, together[:, overlap]))
+    found.sort(key=lambda one: (-sum(of.waiting_ns + of.transfer_ns for of in one.members), one.name))
+    return Collectives(found, unmatched)
 
 
 def _collective(name: str, gpus: list[int], work: Work, rows: Int64s) -> Collective:

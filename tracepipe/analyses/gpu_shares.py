@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tracepipe.analyses.cuda_calls import values_by_names
-from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Idle, Work, idle_of, outermost_rows
+from tracepipe.analyses.gpu_work import COPY, KERNEL, WARPS, Work, idle_of, outermost_rows
 from tracepipe.event.columns import NONE, Bools, Int32s, distinct
 from tracepipe.reports.frames.arrays import Ints
 from tracepipe.reports.frames.intervals import Stretches
@@ -79,36 +79,38 @@ def kinds_of(run: Run, work: Work) -> Ints:
 
 def shares_of(run: Run, work: Work, kinds: Ints) -> list[Shares]:
     """How each GPU spent its time."""
-    return [_shares(run, work, kinds, idle_of(work, gpu, rows)) for gpu, rows in work.of_gpus()]
-
-
-def _shares(run: Run, work: Work, kinds: Ints, idle: Idle) -> Shares:
-    compute, communication, copies = (
-        stretches_of(work, kinds, idle.rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
-    )
-    return Shares(
-        idle.gpu,
-        _process_of(run, work, idle.rows),
-        idle.first_ns,
-        idle.last_ns,
-        compute.total_ns,
-        communication.total_ns,
-        copies.total_ns,
-        idle.idle_ns,
-        communication.overlap_ns(compute),
-        copies.overlap_ns(compute.joined(communication)),
-        *_unasked_ns(run, work, idle),
-    )
-
-
-def _process_of(run: Run, work: Work, rows: slice) -> int | None:
-    """The pid of the only process that launched some rows of work; None for several, or where it is
-    not known.
-    """
-    call = work.call[rows]
-    of_calls = run.shapes.column("pid", run.layer("userspace").shape[call[call != NONE]])
-    pids = {*distinct(of_calls).tolist(), *distinct(work.pid[rows]).tolist()} - {NONE}
-    return run.shapes.value("pid", pids.pop()) if len(pids) == 1 else None
+    calls, found = run.layer("userspace"), []
+    for gpu, rows in work.of_gpus():
+        idle = idle_of(work, gpu, rows)
+        compute, communication, copies = (
+            stretches_of(work, kinds, rows, kind) for kind in (COMPUTE, COMMUNICATION, COPIES)
+        )
+        call = work.call[rows]
+        of_calls = run.shapes.column("pid", calls.shape[call[call != NONE]])
+        pids = {*distinct(of_calls).tolist(), *distinct(work.pid[rows]).tolist()} - {NONE}
+        # The gaps for which the call that launched the next work is known.
+        following = idle.gaps.following + rows.start
+        tops = outermost_rows(run, work.call[following])
+        known = np.flatnonzero((tops != NONE) & ~work.by_order[following])
+        start_ns, end_ns = idle.gaps.start_ns[known], idle.gaps.end_ns[known]
+        asked_ns = np.clip(calls.start_ns[tops[known]], start_ns, end_ns)
+        found.append(
+            Shares(
+                gpu,
+                run.shapes.value("pid", pids.pop()) if len(pids) == 1 else None,
+                idle.first_ns,
+                idle.last_ns,
+                compute.total_ns,
+                communication.total_ns,
+                copies.total_ns,
+                idle.idle_ns,
+                communication.overlap_ns(compute),
+                copies.overlap_ns(compute.joined(communication)),
+                int((asked_ns - start_ns).sum()),
+                int((end_ns - start_ns).sum()),
+            )
+        )
+    return found
 
 
 def rows_of(kinds: Ints, rows: slice, kind: int) -> Int32s:
@@ -120,15 +122,3 @@ def stretches_of(work: Work, kinds: Ints, rows: slice, kind: int) -> Stretches:
     """The stretches in which any work with a purpose ran."""
     some = rows_of(kinds, rows, kind)
     return Stretches(work.start_ns[rows][some], work.end_ns[rows][some])
-
-
-def _unasked_ns(run: Run, work: Work, idle: Idle) -> tuple[int, int]:
-    """The idle time before the begin of the call that launched the next work, and the idle time for which
-    that call is known.
-    """
-    following = idle.gaps.following + idle.rows.start
-    tops = outermost_rows(run, work.call[following])
-    known = np.flatnonzero((tops != NONE) & ~work.by_order[following])
-    start_ns, end_ns = idle.gaps.start_ns[known], idle.gaps.end_ns[known]
-    asked_ns = np.clip(run.layer("userspace").start_ns[tops[known]], start_ns, end_ns)
-    return int((asked_ns - start_ns).sum()), int((end_ns - start_ns).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -35,6 +35,8 @@ from tracepipe.reports.report import Column, Drawing, Report, Result, Table
 from tracepipe.store.run import Run
 from tracepipe.units import agree, counted, duration_text, size_text
 
+# The percentiles among the cells of `LENGTH_COLUMNS`.
+_PERCENTILES = slice(2, 2 + len(PERCENTS))
 _CHART_ROWS = 4
 _LABEL_COLUMNS = 10
 _CELLS_MIN = 20
@@ -62,7 +64,13 @@ def run(run: Run, options: Options) -> Result:
     if not len(places) and not len(faults):
         result.notes.append("no allocations were recorded, neither as events nor as calls")
         return result
-    until = _Until(run)
+    ended = {*ends_of(run).tolist()}
+    is_cut_off = run.facts.source == "tracepipe" and run.facts.footer is None
+    end = "cut off" if is_cut_off else "recording end"
+
+    def until(pid: int | None) -> str:
+        return "process end" if (NONE if pid is None else pid) in ended else end
+
     if left_out:
         result.notes.append(
             counted(
@@ -94,25 +102,12 @@ def _first_of(numbers: Ints, top: int) -> tuple[list[int], int]:
     return shown.tolist(), len(numbers) - len(shown)
 
 
-class _Until:
-    """By process, until when an allocation that was not freed was observed."""
-
-    def __init__(self, run: Run) -> None:
-        self._ended, self._other = ends_of(run), _end_of_recording(run)
-
-    def __getitem__(self, pid: int | None) -> str:
-        known = NONE if pid is None else pid
-        at = int(np.searchsorted(self._ended, known))
-        return "process end" if at < len(self._ended) and self._ended[at] == known else self._other
+_Until = Callable[[int | None], str]
+"""By process, until when an allocation that was not freed was observed."""
 
 
 def _process(run: Run, pid: int | None) -> str:
     return run.process_name(pid) + ("" if pid is None else f" {pid}")
-
-
-def _end_of_recording(run: Run) -> str:
-    is_cut_off = run.facts.source == "tracepipe" and run.facts.footer is None
-    return "cut off" if is_cut_off else "recording end"
 
 
 def _places(run: Run, found: Allocations, places: Ints, until: _Until) -> Table:
@@ -129,7 +124,7 @@ def _places(run: Run, found: Allocations, places: Ints, until: _Until) -> Table:
             place.most_ns - run.facts.start_ns if place.is_known else None,
             place.total_bytes if place.is_known else None,
             *sums.never_freed(number),
-            until[place.pid],
+            until(place.pid),
             place.reused,
             place.unmatched,
             certainty,
@@ -210,11 +205,6 @@ def _known(value: int) -> int | None:
     return None if value == NONE else int(value)
 
 
-def _percentiles(values: Ints) -> tuple[int | None, ...]:
-    """p50, p95 and p99."""
-    return of_values(values)[2 : 2 + len(PERCENTS)]
-
-
 def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table, int]:
     """Allocations by call and thread."""
     sites = Sites(found)
@@ -230,8 +220,8 @@ def _sites(run: Run, found: Allocations, top: int, until: _Until) -> tuple[Table
             place.kind,
             int(sites.sums.count[number]),
             sites.sums.bytes_of(number),
-            *_percentiles(sites.sizes(number)),
-            *_percentiles(sites.lived_ns(number)),
+            *of_values(sites.sizes(number))[_PERCENTILES],
+            *of_values(sites.lived_ns(number))[_PERCENTILES],
             *sites.sums.never_freed(number),
         )
 
@@ -268,7 +258,7 @@ def _never_freed(run: Run, found: Allocations, top: int, until: _Until) -> tuple
             place.kind,
             _known(found.tid[number]),
             found.sites[found.site[number]],
-            until[place.pid],
+            until(place.pid),
         )
 
     columns = (
