@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Final
 
 from tracepipe.event.columns import SourceBatch, no_events
-from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Header, Problem, Record, new_header
+from tracepipe.event.model import COUNT_LIMIT, TIME_LIMIT_NS, Problem, Record, new_header
 from tracepipe.event.tables import packed
 from tracepipe.readers.perfetto_events import Ordered, TrackEvents
 from tracepipe.readers.perfetto_gpu import GpuStages
@@ -36,14 +36,12 @@ from tracepipe.readers.perfetto_sequences import (
     defaults_of,
 )
 from tracepipe.readers.perfetto_tracks import Descriptor, Tracks
-from tracepipe.readers.recording import FirstProblems, Recording
+from tracepipe.readers.recording import FirstProblems, Recording, counted_problems
 from tracepipe.readers.sorted_events import SortedEvents, with_others
-from tracepipe.readers.sorted_rows import SortedRow, SortedRows, row_sorter
+from tracepipe.readers.sorted_rows import SortedRow, SortedRows
 from tracepipe.readers.wire_fields import BYTES, WireError, signed, tagged
-from tracepipe.units import counted
 
-_INNER: Final = 2 << 3 | BYTES
-_BUFFER: Final = 1 << 3 | BYTES
+_BUFFER, _OF_CPU = 1 << 3 | BYTES, 2 << 3 | BYTES
 _OF_BUFFERS: Final = {
     3 << 3: "chunks of a full buffer were overwritten before they were read",
     18 << 3: "chunks were discarded, as a buffer was full",
@@ -54,57 +52,52 @@ _AT_START: Final = 1
 _LISTED_MAX: Final = 1 << 12
 
 
-class Losses:
-    """Takes losses: those with a time become rows, and those of the whole trace records without a time."""
+class _Losses:
+    """Adds losses with a time to `rows`, and keeps those of the whole trace."""
 
     def __init__(self, rows: SortedRows) -> None:
         self._rows = rows
         self._buffers: list[dict[int, int]] = []
-        self._ftrace: dict[int, dict[int, tuple[int, int]]] = {}
-        """By phase and processor: the counts of FtraceStats."""
+        self._ftrace: dict[bool, dict[int, int]] = {}
+        """Whether at the start of the trace, and by processor: how many events were lost so far."""
 
     def add(self, from_ns: int, to_ns: int, reason: str, cpu: int | None = None) -> None:
         """Add a loss between two times."""
-        if not 0 <= from_ns <= to_ns <= TIME_LIMIT_NS:
-            return
-        record: Record = {"type": "loss", "count": 1, "dur_ns": to_ns - from_ns, "reason": reason}
-        if cpu is not None:
-            record |= {"layer": "scheduler", "cpu": cpu}
-        self._rows.add(SortedRow(from_ns, 0, 0, 0, packed(record), b""))
+        if 0 <= from_ns <= to_ns <= TIME_LIMIT_NS:
+            record: Record = {"type": "loss", "count": 1, "dur_ns": to_ns - from_ns, "reason": reason}
+            if cpu is not None:
+                record |= {"layer": "scheduler", "cpu": cpu}
+            self._rows.add(SortedRow(from_ns, 0, 0, 0, packed(record), b""))
 
-    def take_stats(self, data: bytes) -> None:
-        """Take a TraceStats. Raises WireError."""
+    def note_stats(self, data: bytes) -> None:
+        """Note a TraceStats. Raises WireError."""
         buffers = [dict(tagged(value)) for tag, value in tagged(data) if tag == _BUFFER]
         self._buffers = [
             {tag: count for tag in _OF_BUFFERS if (count := of.get(tag, 0))} for of in buffers[:_LISTED_MAX]
         ]
 
-    def take_ftrace(self, data: bytes) -> None:
-        """Take an FtraceStats. Raises WireError."""
+    def note_ftrace_stats(self, data: bytes) -> None:
+        """Note an FtraceStats. Raises WireError."""
         fields = tagged(data)
         phase = next((value for tag, value in fields if tag == _PHASE), 0)
-        cpus: dict[int, tuple[int, int]] = {}
+        lost: dict[int, int] = {}
         for tag, value in fields:
-            if tag == _INNER and len(cpus) < _LISTED_MAX:
+            if tag == _OF_CPU and len(lost) < _LISTED_MAX:
                 of: dict[int, Any] = dict(tagged(value))
-                cpus[of.get(_CPU, 0)] = of.get(_OVERRUN, 0), of.get(_DROPPED_EVENTS, 0)
-        self._ftrace[phase == _AT_START] = cpus
+                lost[of.get(_CPU, 0)] = of.get(_OVERRUN, 0) + of.get(_DROPPED_EVENTS, 0)
+        self._ftrace[phase == _AT_START] = lost
 
-    def of_the_whole(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Record]:
         """The losses that have no time."""
         for at, of in enumerate(self._buffers):
             for tag, count in of.items():
                 reason = f"{_OF_BUFFERS[tag]} (buffer {at})"
                 yield {"type": "loss", "count": min(count, COUNT_LIMIT), "reason": reason}
-        before = self._ftrace.get(True, {})
-        for cpu, counts in self._ftrace.get(False, {}).items():
-            lost = sum(counts) - sum(before.get(cpu, (0, 0)))
+        for cpu, count in self._ftrace.get(False, {}).items():
+            lost = count - self._ftrace.get(True, {}).get(cpu, 0)
             if lost > 0 and cpu <= _LISTED_MAX:
-                reason = "ftrace's buffer was full"
-                yield {
-                    "type": "loss", "layer": "scheduler", "count": min(lost, COUNT_LIMIT), "cpu": cpu,
-                    "reason": reason,
-                }  # fmt: skip
+                loss = {"type": "loss", "layer": "scheduler", "count": min(lost, COUNT_LIMIT)}
+                yield loss | {"cpu": cpu, "reason": "ftrace's buffer was full"}
 
 
 # The first clock snapshot, if there is one, is within this many packets.
@@ -141,42 +134,41 @@ class _Trace:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = PacketStream(stream, self._say)
-        self._in_columns = SortedEvents()
-        self.tables = self._in_columns.tables
+        self._sorted = SortedEvents()
         self._problems = FirstProblems()
         self._clocks, self._sequences, self._tracks = PerfettoClocks(), Sequences(), Tracks()
-        self._rows = row_sorter()
-        self._events = TrackEvents(self._tracks, self._clocks, self._rows)
+        rows = self._sorted.rows
+        self._events = TrackEvents(self._tracks, self._clocks, rows)
         self._counted: Counts[str] = Counts()
         self._not_read: Counts[int] = Counts()
-        self._losses = Losses(self._rows)
-        self._scheduling = Scheduling(self._rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
-        self._stages = GpuStages(self._rows)
+        self._losses = _Losses(rows)
+        self._scheduling = Scheduling(rows, lambda ns: self._clocks.trace_ns(ns, BOOTTIME))
+        self._stages = GpuStages(rows)
         self._last_ns = 0
-        self._of: dict[int, Callable[[bytes, int, Sequence], None]] = {
-            _EVENT: self._events.take,
-            _TRACK: lambda data, ts_ns, sequence: self._tracks.take(data),
-            _PROCESS: lambda data, ts_ns, sequence: self._tracks.take_process(data, Descriptor()),
+        self._of_field: dict[int, Callable[[bytes, int, Sequence], None]] = {
+            _EVENT: self._events.add,
+            _TRACK: lambda data, ts_ns, sequence: self._tracks.describe(data),
+            _PROCESS: lambda data, ts_ns, sequence: self._tracks.describe_process(data, Descriptor()),
             _THREAD: self._thread,
             _TREE: lambda data, ts_ns, sequence: self._tree(data),
             _FTRACE: lambda data, ts_ns, sequence: self._ftrace(data),
-            _STATE: lambda data, ts_ns, sequence: self._scheduling.take_state(data, ts_ns),
-            _STAGE: self._stages.take,
-            _STATS: lambda data, ts_ns, sequence: self._losses.take_stats(data),
-            _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.take_ftrace(data),
+            _STATE: lambda data, ts_ns, sequence: self._scheduling.add_state(data, ts_ns),
+            _STAGE: self._stages.add,
+            _STATS: lambda data, ts_ns, sequence: self._losses.note_stats(data),
+            _FTRACE_STATS: lambda data, ts_ns, sequence: self._losses.note_ftrace_stats(data),
         }
         self._packets = self._read()
         for count, _ in enumerate(self._packets, 1):
             if self._clocks.start or count >= _PACKETS_AHEAD:
                 break
 
-    def header(self) -> Header:
-        """The header with the clocks of the trace."""
+    def recording(self) -> Recording:
+        """The recording. Its header has the clocks of the trace."""
         clock = self._clocks.name
         header = new_header(clock=clock, clocks=[clock], engine="Perfetto")
         if self._clocks.start and clock != "trace":
             header["start"] = self._clocks.start  # type: ignore[typeddict-item]
-        return header
+        return Recording(header, self._batches(), self._sorted.tables)
 
     def _say(self, message: str) -> None:
         self._problems.add(Problem(0, "", message))
@@ -196,7 +188,7 @@ class _Trace:
             yield
 
     def _packet(self, fields: list[tuple[int, Any]]) -> None:
-        """Take a packet. Raises WireError."""
+        """Read a packet. Raises WireError."""
         of = dict(fields)
         sequence = self._sequences.of(of.get(_SEQUENCE, 0))
         if not _OF_STATE.isdisjoint(of):
@@ -206,85 +198,72 @@ class _Trace:
             self._counted["packet|packets needs|need names or times from packets that are missing"] += 1
             return
         for part in parts_of(of.get(_SNAPSHOT, ())):
-            self._clocks.take(part, sequence.id)
-        ts_ns = self._time(of, sequence)
-        if ts_ns is None:
-            self._counted["packet|packets is|are on a clock that is not related to the trace's"] += 1
-            return
+            self._clocks.add_snapshot(part, sequence.id)
+        ts_ns = self._last_ns  # of the packet before, where it has none
+        if _TIME in of:
+            stated_ns = signed(of[_TIME])
+            clock = of.get(_CLOCK, sequence.defaults.clock)
+            placed_ns = self._clocks.trace_ns(stated_ns, clock_of(clock, sequence.id)) if clock else stated_ns
+            if placed_ns is None:
+                self._counted["packet|packets is|are on a clock that is not related to the trace's"] += 1
+                return
+            ts_ns = sequence.last_ns = placed_ns
+            self._last_ns = max(self._last_ns, ts_ns)
         for tag, value in of.items():
-            take = self._of.get(tag)
-            if take is not None:
+            add = self._of_field.get(tag)
+            if add is not None:
                 for part in parts_of(value):
-                    take(part, ts_ns, sequence)
+                    add(part, ts_ns, sequence)
             elif tag not in _PASSED_OVER:
                 has_room = len(self._not_read) < _KINDS_MAX or tag >> 3 in self._not_read
                 self._not_read[tag >> 3 if has_room else _OTHERS] += 1
 
     def _change(self, of: dict[int, Any], sequence: Sequence) -> None:
-        """Take the fields of a packet about its sequence. Raises WireError."""
+        """Read the fields of a packet about its sequence. Raises WireError."""
         if of.get(_FLAGS, 0) & _IS_CLEARED or of.get(_CLEARED, 0):
             self._sequences.clear(sequence)
         elif of.get(_DROPPED, 0) and sequence.is_begun:
             sequence.is_valid = False
-            self._lost(of, sequence)
+            reason = f"packets of sequence {sequence.id} were dropped: how many is not known"
+            self._losses.add(sequence.last_ns, max(sequence.last_ns, self._last_ns), reason)
         for part in parts_of(of.get(_DEFAULTS, ())):
             sequence.defaults = defaults_of(part)
         for part in parts_of(of.get(_INTERNED, ())):
             self._sequences.intern(sequence, part)
 
-    def _time(self, of: dict[int, Any], sequence: Sequence) -> int | None:
-        """The time of a packet, or of the packet before where it has none; None where it cannot be placed."""
-        if _TIME not in of:
-            return self._last_ns
-        ts_ns: int = signed(of[_TIME])
-        if clock := of.get(_CLOCK, sequence.defaults.clock):
-            placed = self._clocks.trace_ns(ts_ns, clock_of(clock, sequence.id))
-            if placed is None:
-                return None
-            ts_ns = placed
-        sequence.last_ns = ts_ns
-        if ts_ns > self._last_ns:
-            self._last_ns = ts_ns
-        return ts_ns
-
-    def _lost(self, of: dict[int, Any], sequence: Sequence) -> None:
-        """Note that packets of a sequence were dropped before this one."""
-        reason = f"packets of sequence {sequence.id} were dropped: how many is not known"
-        self._losses.add(sequence.last_ns, max(sequence.last_ns, self._last_ns), reason)
-
     def _ftrace(self, data: bytes) -> None:
-        lost = self._scheduling.take(data)
+        lost = self._scheduling.add_bundle(data)
         if lost is not None:
             self._losses.add(lost[0], lost[1], "ftrace's buffer was full: how many is not known", lost[2])
 
     def _thread(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
-        """Take the thread that writes a sequence, as older traces state it."""
-        made = Descriptor()
-        self._tracks.take_thread(data, made)
-        sequence.thread = self._tracks.thread(made.pid or 0, made.tid or 0)
+        """Read the thread that writes a sequence, as older traces state it."""
+        thread = Descriptor()
+        self._tracks.describe_thread(data, thread)
+        sequence.thread = self._tracks.thread(thread.pid or 0, thread.tid or 0)
         reference = next((value for tag, value in tagged(data) if tag == 6 << 3), None)
         sequence.time_ns = None if reference is None else signed(reference) * 1000
 
     def _tree(self, data: bytes) -> None:
-        """Take the names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
+        """Read the names of processes and threads of the machine: {1 processes {1 pid  3 words…}  2 threads
         {1 tid  2 name  3 pid}}.
         """
         for tag, value in tagged(data):
             if tag not in (1 << 3 | BYTES, 2 << 3 | BYTES):
                 continue
-            of = tagged(value)
-            id = signed(next((one for inner, one in of if inner == 1 << 3), 0))
+            inner = tagged(value)
+            fields, first = dict(inner), dict(inner[::-1])
+            id = signed(first.get(1 << 3, 0))
             if tag == 1 << 3 | BYTES:
-                word = next((one for inner, one in of if inner == 3 << 3 | BYTES), b"")
+                word = first.get(3 << 3 | BYTES, b"")
                 self._tracks.name_process(id, word.decode("utf-8", "replace").rpartition("/")[2])
             else:
-                fields = dict(of)
                 name = fields.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
                 self._tracks.name_thread(signed(fields.get(3 << 3, 0)), id, name)
 
     # Batches --------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[SourceBatch]:
+    def _batches(self) -> Iterator[SourceBatch]:
         """Batches with problems while packets are read, and then the events in the order of time."""
         for count, _ in enumerate(self._packets):
             if count % _STEP_PACKETS == 0:
@@ -294,43 +273,37 @@ class _Trace:
         self._tracks.settle()
         ordered = Ordered(self._tracks)
         problems = self._problems.take()
-        others: list[Any] = [*self._tracks.name_records(), *self._losses.of_the_whole()]
-        for rows in self._rows.in_order():
+        others: list[Any] = [*self._tracks.name_records(), *self._losses.records()]
+        for rows in self._sorted.rows.in_order():
             events = ordered.events(rows)
             others += ordered.losses
             ordered.losses.clear()
-            columns = self._in_columns.columns(events, events.ts_ns)
+            columns = self._sorted.columns(events, events.ts_ns)
             yield SourceBatch(with_others(columns, others), others, problems)
             others, problems = [], []
-        yield SourceBatch(with_others(no_events(), others), others, [*problems, *self._stated(ordered)])
+        yield SourceBatch(
+            with_others(no_events(), others), others, [*problems, *self._last_problems(ordered)]
+        )
 
-    def _stated(self, ordered: Ordered) -> Iterator[Problem]:
+    def _last_problems(self, ordered: Ordered) -> Iterator[Problem]:
         """The problems of the whole trace."""
         yield from self._problems.rest("packet|packets cannot be read")
-        yield from self._tracks.stated()
-        arguments = self._events.arguments
-        stated = {
-            **self._counted,
-            **{
-                f"{words}: it|they is|are left out": count
-                for of in (self._scheduling, self._stages, ordered.threads)
-                for words, count in of.counted.items()
-            },
-            **{f"{words}: it|they is|are left out": count for words, count in self._events.counted.items()},
-            **{f"{words}: it|they is|are left out": count for words, count in ordered.counted.items()},
-            "argument|arguments is|are left out: an event has more than can be kept": arguments.left_out,
-            "name|names by number is|are not in the trace": arguments.unnamed,
-            "name|names or sequence|sequences is|are left out: there are more than can be kept": (
-                self._sequences.left_out
-            ),
-            "track|tracks, process|processes or thread|threads is|are left out: "
-            "there are more than can be kept": (self._tracks.left_out),
-            "track|tracks with events is|are not described": self._tracks.unknown,
-            "clock reading|readings is|are left out: there are more than can be kept": self._clocks.left_out,
-        }
-        for words, count in stated.items():
-            if count:
-                yield Problem(0, "", counted(count, words), skipped=False)
+        yield from self._tracks.problems()
+        yield from counted_problems(self._counted)
+        for of in (self._scheduling, self._stages, ordered.threads, self._events, ordered):
+            left_out = {f"{words}: it|they is|are left out": count for words, count in of.counted.items()}
+            yield from counted_problems(left_out)
+        arguments, too_many = self._events.arguments, "is|are left out: there are more than can be kept"
+        yield from counted_problems(
+            {
+                "argument|arguments is|are left out: an event has more than can be kept": arguments.left_out,
+                "name|names by number is|are not in the trace": arguments.unnamed,
+                f"name|names or sequence|sequences {too_many}": self._sequences.left_out,
+                f"track|tracks, process|processes or thread|threads {too_many}": self._tracks.left_out,
+                "track|tracks with events is|are not described": self._tracks.unknown,
+                f"clock reading|readings {too_many}": self._clocks.left_out,
+            }
+        )
         if self._not_read:
             kinds = ", ".join(
                 f"{count} {_TITLES.get(field, f'of field {field}')}"
@@ -345,6 +318,5 @@ def sniff(head: bytes) -> bool:
 
 
 def read(stream: BinaryIO) -> Recording:
-    """Header and batches of such a stream."""
-    trace = _Trace(stream)
-    return Recording(trace.header(), trace.batches(), trace.tables)
+    """The recording in such a stream."""
+    return _Trace(stream).recording()

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import orjson
 
-from tracepipe.event.model import FLOW_LIMIT, NAME_BYTES_MAX, TIME_LIMIT_NS, Record
+from tracepipe.event.model import FLOW_LIMIT, TIME_LIMIT_NS, Record
 from tracepipe.event.tables import packed
 from tracepipe.readers.ids import flow_number
 from tracepipe.readers.perfetto_args import ANNOTATIONS, CALLSTACK, Arguments
@@ -33,7 +33,7 @@ from tracepipe.readers.perfetto_sequences import (
     Sequence,
     numbers,
 )
-from tracepipe.readers.perfetto_tracks import GLOBAL, Counter, Tracks, begun, kernel_name, kind_of
+from tracepipe.readers.perfetto_tracks import GLOBAL, Tracks, begun, kernel_name, kind_of
 from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_events import Cache
 from tracepipe.readers.sorted_rows import Rows, SortedRow, SortedRows, rows_of
@@ -78,8 +78,8 @@ class TrackEvents:
         self.counted: Counts[str] = Counts()
         self._firsts = Cache[tuple[Any, ...], bytes]()
 
-    def take(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
-        """Take a TrackEvent, of a packet with this time. Raises WireError."""
+    def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Add a TrackEvent, of a packet with this time. Raises WireError."""
         one: dict[int, Any] = {}
         many: _Many = {}
         for tag, value in tagged(data):
@@ -87,14 +87,26 @@ class TrackEvents:
                 many.setdefault(tag >> 3, []).append((tag, value))
             else:
                 one[tag] = value
-        if _TIME_DELTA in one or _TIME_ABSOLUTE in one:
-            ts_ns = self._own_time(one, ts_ns, sequence)
+        if _TIME_DELTA in one or _TIME_ABSOLUTE in one:  # on CLOCK_MONOTONIC
+            own_ns = None
+            if one.get(_TIME_ABSOLUTE, 0):
+                own_ns = signed(one[_TIME_ABSOLUTE]) * 1000
+            elif sequence.time_ns is not None:
+                own_ns = sequence.time_ns = sequence.time_ns + signed(one.get(_TIME_DELTA, 0)) * 1000
+            if own_ns is not None:
+                placed_ns = self._clocks.trace_ns(own_ns, MONOTONIC)
+                ts_ns = own_ns if placed_ns is None else placed_ns
         track = one.get(_TRACK, sequence.defaults.track)
         if track is None:
             track = GLOBAL if sequence.thread is None else sequence.thread
         phase = _PHASES.get(one.get(_TYPE, 0), "")
         if phase == COUNTER:
-            self._value(track, ts_ns, self._counter_value(one), sequence)
+            value = one.get(_VALUE)
+            if value is not None:
+                value = signed(value)
+            elif _DOUBLE_VALUE in one:
+                value = double(one[_DOUBLE_VALUE])
+            self._add_value(track, ts_ns, value, sequence)
         elif phase:
             self._event(phase, track, ts_ns, one, many, sequence)
         elif _LEGACY in one:
@@ -112,7 +124,14 @@ class TrackEvents:
     ) -> None:  # fmt: skip
         if not self._may_stand(track, ts_ns):
             return
-        name = self._name(one, sequence)
+        name = ""
+        if _NAME in one:
+            whole = one[_NAME].decode("utf-8", "replace")
+            name = cut_text(whole)
+            if name != whole:
+                self.counted["name|names that is|are cut"] += 1
+        elif _NAME_IID in one:
+            name = self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
         args = self.arguments.of(sequence, many.get(ANNOTATIONS >> 3, ()), one)
         if phase == END and CALLSTACK in args:
             # A slice has the arguments of both of its ends.
@@ -146,18 +165,6 @@ class TrackEvents:
             first = packed(key)
             self._firsts.keep(key, first, len(first))
         self._rows.add(SortedRow(ts_ns, 0, dur_ns, number, first, second))
-
-    def _name(self, one: dict[int, Any], sequence: Sequence) -> str:
-        if _NAME in one:
-            name: str = one[_NAME].decode("utf-8", "replace")
-        elif _NAME_IID in one:
-            return self._interned(EVENT_NAMES, one[_NAME_IID], sequence)
-        else:
-            return ""
-        if len(name) > NAME_BYTES_MAX // 4 and (shorter := cut_text(name)) != name:
-            self.counted["name|names that is|are cut"] += 1
-            return shorter
-        return name
 
     def _interned(self, table: int, iid: int, sequence: Sequence) -> str:
         name = sequence.text_of(table, iid)
@@ -193,12 +200,7 @@ class TrackEvents:
 
     # Counters -------------------------------------------------------------------------------------------
 
-    def _counter_value(self, one: dict[int, Any]) -> int | float | None:
-        if _VALUE in one:
-            return signed(one[_VALUE])
-        return double(one[_DOUBLE_VALUE]) if _DOUBLE_VALUE in one else None
-
-    def _value(self, track: int, ts_ns: int, value: int | float | None, sequence: Sequence) -> None:
+    def _add_value(self, track: int, ts_ns: int, value: int | float | None, sequence: Sequence) -> None:
         """Take a value of a counter."""
         counter = self._tracks.counter(track)
         if value is None or counter is None:
@@ -209,7 +211,11 @@ class TrackEvents:
             return
         if not self._may_stand(track, ts_ns):
             return
-        value = _absolute(value, track, counter, sequence)
+        value *= counter.multiplier
+        if counter.is_incremental:
+            value += sequence.totals.get(track, 0)
+            sequence.totals[track] = value
+        value = float(value) if abs(value) > _WHOLE_MAX else value
         if isinstance(value, float) and not math.isfinite(value):
             self.counted["value|values that is|are not numeric"] += 1
             return
@@ -234,9 +240,9 @@ class TrackEvents:
                 0, len(values) - min(len(tracks), _COUNTERS_MAX)
             )
             for uuid, number in list(zip(tracks, values, strict=False))[:_COUNTERS_MAX]:
-                self._value(uuid, ts_ns, number, sequence)
+                self._add_value(uuid, ts_ns, number, sequence)
 
-    # Of old ---------------------------------------------------------------------------------------------
+    # Old events ---------------------------------------------------------------------------------------------
 
     def _legacy(self, track: int, ts_ns: int, one: dict[int, Any], many: _Many, sequence: Sequence) -> None:
         """Take an event that is described by a LegacyEvent."""
@@ -254,38 +260,15 @@ class TrackEvents:
             dur_ns = max(0, min(signed(of.get(_DURATION, 0)) * 1000, TIME_LIMIT_NS - ts_ns))
         if of.get(_DIRECTION, 0):
             self.counted["flow|flows of LegacyEvent"] += 1
-        if letter in _ASYNCHRONOUS:
-            track = self._asynchronous(track, of, many, sequence)
+        if letter in _ASYNCHRONOUS:  # events that share an id have a track
+            ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
+            category = self._category(many, sequence)
+            scope = of.get(_SCOPE, b"").decode("utf-8", "replace")
+            # Without a process, the id is global.
+            local = track if any(tag == _OLD_IDS[1] for tag, _ in ids) else GLOBAL
+            number = flow_number("asynchronous", category, scope, local, *ids)
+            track = self._tracks.asynchronous(number, track, category or scope or "asynchronous")
         self._event(phase, track, ts_ns, one, many, sequence, dur_ns)
-
-    def _asynchronous(self, track: int, of: dict[int, Any], many: _Many, sequence: Sequence) -> int:
-        """The track of the events that share an id."""
-        ids = [(tag, of[tag]) for tag in _OLD_IDS if tag in of]
-        category = self._category(many, sequence)
-        scope = of.get(_SCOPE, b"").decode("utf-8", "replace")
-        # Without a process, the id is global.
-        local = track if any(tag == _OLD_IDS[1] for tag, _ in ids) else GLOBAL
-        number = flow_number("asynchronous", category, scope, local, *ids)
-        return self._tracks.asynchronous(number, track, category or scope or "asynchronous")
-
-    def _own_time(self, one: dict[int, Any], ts_ns: int, sequence: Sequence) -> int:
-        """The time of an event, which it may state itself, on CLOCK_MONOTONIC."""
-        if one.get(_TIME_ABSOLUTE, 0):
-            own_ns = signed(one[_TIME_ABSOLUTE]) * 1000
-        elif sequence.time_ns is not None:
-            own_ns = sequence.time_ns = sequence.time_ns + signed(one.get(_TIME_DELTA, 0)) * 1000
-        else:
-            return ts_ns
-        placed = self._clocks.trace_ns(own_ns, MONOTONIC)
-        return own_ns if placed is None else placed
-
-
-def _absolute(value: int | float, track: int, counter: Counter, sequence: Sequence) -> int | float:
-    value *= counter.multiplier
-    if counter.is_incremental:
-        value += sequence.totals.get(track, 0)
-        sequence.totals[track] = value
-    return float(value) if abs(value) > _WHOLE_MAX else value
 
 
 def _fixed(tag: int, value: bytes) -> list[int]:
@@ -329,9 +312,18 @@ class Ordered:
         """The rows of events for these rows."""
         made: list[_Row] = []
         for ts_ns, _, dur_ns, number, first, second in rows:
-            key = self._keys.get(first) or self._parsed_row(first)
-            if isinstance(key, dict):
-                made += self._ready(key, ts_ns, dur_ns, first, second)
+            key = self._keys.get(first)
+            if key is None:
+                stated = orjson.loads(first)
+                key = stated if isinstance(stated, dict) else tuple(stated)
+                self._keys.keep(first, key, len(first))
+            if isinstance(key, dict):  # a record, which has its thread or stream
+                if key["type"] == "loss":
+                    self.losses.append({**key, "ts_ns": ts_ns})
+                elif key["type"] != "scheduler":
+                    made.append((ts_ns, dur_ns, 0, first, second))
+                elif event := self.threads.event(key, second):
+                    made.append((ts_ns, 0, 0, *event))
                 continue
             phase, track, name, category = key
             stream = self._tracks.place(track).stream
@@ -340,8 +332,12 @@ class Ordered:
                     continue
                 name = kernel_name(name, second)
             if phase == BEGIN:
-                if not self._begin(track, name, category):
+                if self._opened >= _OPEN_MAX:
+                    self._deeper[track] += 1
+                    self.counted["more begins than can be open at a time"] += 1
                     continue
+                self._opened += 1
+                self._open.setdefault(track, []).append((name, category))
                 self._begun_ns[track] = ts_ns
             elif phase == END:
                 called = self._end(track, name, category)
@@ -360,31 +356,6 @@ class Ordered:
                 record, second = begun(orjson.loads(record), second)
             made.append((ts_ns, dur_ns, 0, record, second))
         return rows_of([SortedRow(of[0], 0, *of[1:]) for of in made])
-
-    def _parsed_row(self, first: bytes) -> _Key | Record:
-        """Parse the text of a row: the key of a track's row, or a record."""
-        stated = orjson.loads(first)
-        return self._keys.keep(first, stated if isinstance(stated, dict) else tuple(stated), len(first))
-
-    def _ready(self, of: Record, ts_ns: int, dur_ns: int, first: bytes, second: bytes) -> list[_Row]:
-        """The rows of a record, which has its thread or stream."""
-        if of["type"] == "loss":
-            self.losses.append({**of, "ts_ns": ts_ns})
-            return []
-        if of["type"] != "scheduler":
-            return [(ts_ns, dur_ns, 0, first, second)]
-        event = self.threads.event(of, second)
-        return [] if event is None else [(ts_ns, 0, 0, *event)]
-
-    def _begin(self, track: int, name: str, category: str) -> bool:
-        """Open a slice. Return whether there is room for it."""
-        if self._opened >= _OPEN_MAX:
-            self._deeper[track] += 1
-            self.counted["more begins than can be open at a time"] += 1
-            return False
-        self._opened += 1
-        self._open.setdefault(track, []).append((name, category))
-        return True
 
     def _end(self, track: int, name: str, category: str) -> str | None:
         """Close a slice and return its name, or that of the end where nothing is open. None for an end that

@@ -48,8 +48,8 @@ class GpuStages:
         """Names by number, as older programs give them."""
         self._streams: dict[tuple[int, str], int] = {}
 
-    def take(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
-        """Take a GpuRenderStageEvent, of a packet with this time. Raises WireError."""
+    def add(self, data: bytes, ts_ns: int, sequence: Sequence) -> None:
+        """Add a GpuRenderStageEvent, of a packet with this time. Raises WireError."""
         fields = tagged(data)
         of = dict(fields)
         if _SPECIFICATIONS in of:

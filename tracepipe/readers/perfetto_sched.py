@@ -64,8 +64,8 @@ class Scheduling:
 
     # ftrace ---------------------------------------------------------------------------------------------
 
-    def take(self, data: bytes) -> tuple[int, int, int] | None:
-        """Take an FtraceEventBundle. If events before it were lost, return between which times, and on which
+    def add_bundle(self, data: bytes) -> tuple[int, int, int] | None:
+        """Add an FtraceEventBundle. If events before it were lost, return between which times, and on which
         processor. Raises WireError.
         """
         fields = tagged(data)
@@ -163,8 +163,8 @@ class Scheduling:
 
     # States ---------------------------------------------------------------------------------------------
 
-    def take_state(self, data: bytes, ts_ns: int) -> None:
-        """Take a GenericKernelTaskStateEvent. Raises WireError."""
+    def add_state(self, data: bytes, ts_ns: int) -> None:
+        """Add a GenericKernelTaskStateEvent. Raises WireError."""
         of = dict(tagged(data))
         comm = of.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
         cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))

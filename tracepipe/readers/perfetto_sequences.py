@@ -231,8 +231,8 @@ class PerfettoClocks:
         name = HOST_CLOCKS.get(self.trace[1], "")
         return name if f"{name}_ns" in self.start else "trace"
 
-    def take(self, data: bytes, sequence: int) -> None:
-        """Take a ClockSnapshot. Raises WireError."""
+    def add_snapshot(self, data: bytes, sequence: int) -> None:
+        """Add a ClockSnapshot. Raises WireError."""
         found: dict[Clock, int] = {}
         for tag, value in tagged(data):
             if tag == _PRIMARY and not self._is_used:

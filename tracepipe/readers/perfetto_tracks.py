@@ -196,15 +196,15 @@ class Tracks:
 
     # Taking ---------------------------------------------------------------------------------------------
 
-    def take(self, data: bytes) -> None:
-        """Take a TrackDescriptor. Raises WireError."""
+    def describe(self, data: bytes) -> None:
+        """Note a TrackDescriptor. Raises WireError."""
         of = dict(tagged(data))
         name = next((cut_text(_text(of[tag])) for tag in _NAMES if tag in of), "")
         made = Descriptor(name, of.get(_PARENT, 0))
         if _THREAD in of:
-            self.take_thread(of[_THREAD], made)
+            self.describe_thread(of[_THREAD], made)
         elif _PROCESS in of:
-            self.take_process(of[_PROCESS], made)
+            self.describe_process(of[_PROCESS], made)
         if _COUNTER in of:
             made.counter = _counter(of[_COUNTER])
         made.rank = signed(of.get(_RANK, 0))
@@ -221,16 +221,16 @@ class Tracks:
             return
         self._all[uuid] = made
 
-    def take_thread(self, data: bytes, made: Descriptor) -> None:
-        """Take a ThreadDescriptor. Raises WireError."""
+    def describe_thread(self, data: bytes, made: Descriptor) -> None:
+        """Note a ThreadDescriptor. Raises WireError."""
         of = dict(tagged(data))
         made.pid, made.tid = signed(of.get(_PID, 0)), signed(of.get(_TID, 0))
         name = cut_text(_text(of.get(_THREAD_NAME, b""))) or made.name
         made.name = name
         self.name_thread(made.pid, made.tid, name)
 
-    def take_process(self, data: bytes, made: Descriptor) -> None:
-        """Take a ProcessDescriptor. Raises WireError."""
+    def describe_process(self, data: bytes, made: Descriptor) -> None:
+        """Note a ProcessDescriptor. Raises WireError."""
         of = tagged(data)
         made.pid = signed(next((value for tag, value in of if tag == _PID), 0))
         names = [value for tag, value in of if tag == _PROCESS_NAME]
@@ -402,7 +402,7 @@ class Tracks:
         """The process of a thread; None where it is not known."""
         return self._process_of.get(tid)
 
-    def stated(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[Problem]:
         """The problems of groups that are shown as processes and threads."""
         return self._ids.problems()
 
