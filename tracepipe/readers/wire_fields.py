@@ -32,15 +32,6 @@ class WireError(Exception):
         self.at = at
 
 
-class Field(NamedTuple):
-    """A field in memory: `value` is the number of a varint, `data` are the bytes of any other field."""
-
-    number: int
-    wire_type: int
-    value: int
-    data: bytes
-
-
 class Place(NamedTuple):
     """A field in a file. Its bytes are from `start` to `end` if it is not a varint."""
 
@@ -71,28 +62,6 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         shift += 7
     raise WireError("a number does not end", at)
-
-
-def fields_of(data: bytes) -> Iterator[Field]:
-    """The fields of a message in memory. Raises WireError."""
-    at, size = 0, len(data)
-    while at < size:
-        tag, start = varint(data, at)
-        number, wire_type = tag >> 3, tag & 7
-        value, end = 0, start
-        if wire_type == VARINT:
-            value, end = varint(data, start)
-        elif wire_type == BYTES:
-            length, start = varint(data, start)
-            end = start + length
-        elif wire_type in _FIXED:
-            end = start + _FIXED[wire_type]
-        if (end == start and wire_type != BYTES) or number == 0:
-            raise WireError("is not a field", at)
-        if end > size:
-            raise WireError("a field is cut off", at)
-        yield Field(number, wire_type, value, b"" if wire_type == VARINT else data[start:end])
-        at = end
 
 
 def tagged(data: bytes) -> list[tuple[int, Any]]:

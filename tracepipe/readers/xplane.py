@@ -44,8 +44,8 @@ from tracepipe.readers.wire_fields import (
     WireError,
     WireFile,
     double,
-    fields_of,
     signed,
+    tagged,
     varint,
 )
 from tracepipe.units import counted
@@ -80,6 +80,8 @@ _RENAMED: Final = {"regs": "registers", "static_shared": "shared_bytes", "num_by
 _MADE, _USED = ("_pt", "_p"), ("_ct", "_c")
 _FLOWS_MAX: Final = 1 << 15
 _NAMES_MAX: Final = 1 << 14
+_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1 << 3, 2 << 3, 3 << 3, 4 << 3 | BYTES, 5 << 3
+_NAME, _SHOWN_NAME, _STAT_OF_NAME = (field << 3 | BYTES for field in (2, 4, 5))
 CLOCK: Final = "trace"
 _TASK: Final = "Task Environment"
 _START: Final = "profile_start_time"
@@ -115,49 +117,39 @@ class _Plane:
 
     def add_metadata(self, data: bytes, *, is_event: bool) -> None:
         """Add an entry of the meanings of numbers: 1 id  2 value. Raises WireError."""
-        id, value = 0, b""
-        for entry in fields_of(data):
-            if entry.number == 1:
-                id = signed(entry.value)
-            elif entry.number == 2:
-                value = entry.data
+        entry = dict(tagged(data))
+        id, value = signed(entry.get(_ID, 0)), tagged(entry.get(2 << 3 | BYTES, b""))
+        texts = {tag: text.decode("utf-8", "replace") for tag, text in value if tag in (_NAME, _SHOWN_NAME)}
         if not is_event:
-            for one in fields_of(value):
-                if one.number == 2 and self._has_room(len(one.data)):
-                    self.stat_names[id] = cut_text(one.data.decode("utf-8", "replace"))
+            for text in (text for tag, text in value if tag == _NAME):
+                if self._has_room(len(text)):
+                    self.stat_names[id] = cut_text(texts[_NAME])
             return
-        name, shown, stats = "", "", []
-        for one in fields_of(value):
-            if one.number == 2:
-                name = one.data.decode("utf-8", "replace")
-            elif one.number == 4:
-                shown = one.data.decode("utf-8", "replace")
-            elif one.number == 5 and len(one.data) > _STAT_BYTES_MAX:
-                self.left_out += 1
-            elif one.number == 5:
-                stats.append(one.data)
-        name = cut_text(name or shown)
-        stats_bytes = _LIST_BYTES + sum(_ONE_BYTES + len(one) for one in stats) if stats else 0
+        stats = [stat for tag, stat in value if tag == _STAT_OF_NAME]
+        fitting = [stat for stat in stats if len(stat) <= _STAT_BYTES_MAX]
+        self.left_out += len(stats) - len(fitting)
+        name = cut_text(texts.get(_NAME) or texts.get(_SHOWN_NAME, ""))
+        stats_bytes = _LIST_BYTES + sum(_ONE_BYTES + len(one) for one in fitting) if fitting else 0
         if self._has_room(len(name) + stats_bytes):
             self.event_names[id] = name
-            if stats:
-                self.event_stats[id] = stats
+            if fitting:
+                self.event_stats[id] = fitting
 
     def stat(self, data: bytes) -> Stats:
         """An XStat by its name; empty where its value cannot be shown. Raises WireError."""
         name, value = "", cast(Any, None)
-        for one in fields_of(data):
-            if one.number == 1 and one.wire_type == VARINT:
-                id = signed(one.value)
+        for tag, one in tagged(data):
+            if tag == _ID:
+                id = signed(one)
                 name = self.stat_names.get(id, f"stat {id}")
-            elif one.number == 2 and one.wire_type == FIXED64:
-                value = double(one.data)
-            elif one.number in (3, 4) and one.wire_type == VARINT:
-                value = one.value if one.number == 3 else signed(one.value)
-            elif one.number == 5 and one.wire_type == BYTES:
-                value = one.data.decode("utf-8", "replace")
-            elif one.number == 7 and one.wire_type == VARINT:
-                value = self.stat_names.get(signed(one.value), one.value)
+            elif tag == 2 << 3 | FIXED64:
+                value = double(one)
+            elif tag in (3 << 3, 4 << 3):
+                value = one if tag == 3 << 3 else signed(one)
+            elif tag == 5 << 3 | BYTES:
+                value = one.decode("utf-8", "replace")
+            elif tag == 7 << 3:
+                value = self.stat_names.get(signed(one), one)
         return {name: value} if name and value is not None else {}
 
 
@@ -285,25 +277,12 @@ class _Space:
 
     def _read_event(self, plane: _Plane, line: _Line, data: bytes) -> str:
         """Read an XEvent. Return what is wrong with it, or "". Raises WireError."""
-        id = offset_ps = dur_ps = 0
-        is_sum = has_length = False
-        stats: list[bytes] = []
-        for one in fields_of(data):
-            if one.number == 4:
-                stats.append(one.data)
-            elif one.wire_type == VARINT and one.number in (1, 2, 3, 5):
-                value = signed(one.value)
-                if one.number == 1:
-                    id = value
-                elif one.number == 2:
-                    offset_ps = value
-                elif one.number == 3:
-                    dur_ps, has_length = value, True
-                else:
-                    is_sum = True
-        if is_sum:
+        fields = tagged(data)
+        stats, of = [stat for tag, stat in fields if tag == _STAT], dict(fields)
+        if _OCCURRENCES in of:
             self._sums += 1
             return ""
+        id, offset_ps, dur_ps = (signed(of.get(tag, 0)) for tag in (_ID, _OFFSET, _DURATION))
         # Begin and end are each rounded, so that events that nest still nest.
         start_ns = line.timestamp_ns + (offset_ps + 500) // 1000
         dur_ns = line.timestamp_ns + (offset_ps + dur_ps + 500) // 1000 - start_ns
@@ -319,7 +298,7 @@ class _Space:
         if line.stream is not None:
             self._add_work(line, name, start_ns, dur_ns, args)
         else:
-            self._add_event(line, name, start_ns, dur_ns if has_length else None, args)
+            self._add_event(line, name, start_ns, dur_ns if _DURATION in of else None, args)
         return ""
 
     def _add_event(self, line: _Line, name: str, start_ns: int, dur_ns: int | None, args: Stats) -> None:
