@@ -13,7 +13,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import orjson
@@ -59,20 +59,8 @@ _LINES_MAX = 1 << 12
 _LINE_BYTES_MAX = 512
 
 
-class Lines(Protocol):
-    """Reads text that is whole lines."""
-
-    def read(
-        self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
-    ) -> tuple[EventColumns, Int64s | None, int]:
-        """Read the lines of `text`. Lines that are not of its grammar are read by `read_one`. Return the rows
-        in order, with ids of stacks; the numbers of their lines, from 0, None for all lines; and how many
-        lines there are. Records that are not events are added to `others`, also by `read_one`.
-        """
-
-
 class LineColumns:
-    """Reads lines that start with their time and repeat others."""
+    """Reads text that is whole lines: those that start with their time and repeat others."""
 
     def __init__(self, tables: Tables, check: RecordCheck) -> None:
         self._tables, self._check = tables, check
@@ -84,7 +72,10 @@ class LineColumns:
     def read(
         self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
     ) -> tuple[EventColumns, Int64s | None, int]:
-        """As `Lines` has it; here a batch of warps is read as any other line."""
+        """Read the lines of `text`. Lines that are not of its grammar are read by `read_one`. Return the rows
+        in order, with ids of stacks; the numbers of their lines, from 0, None for all lines; and how many
+        lines there are. Records that are not events are added to `others`, also by `read_one`.
+        """
         if self._rounds != self._tables.rounds or len(self._rests) > _LINES_MAX:
             self._known.clear()
             self._rests.clear()
@@ -104,7 +95,8 @@ class LineColumns:
             place = None if times[line] == NONE else self._place(rests[line])
             if place is None:
                 times[line], *rest = read_one(line, whole)
-                place = self._add(cast("Rest", tuple(rest)))
+                place = len(self._rests)
+                self._rests.append(cast("Rest", tuple(rest)))
             places[line] = place
         used, at = np.unique(np.array(places, np.int64), return_inverse=True)
         events = event_columns([(0, *self._rests[place]) for place in used.tolist()]).take(at)
@@ -113,10 +105,6 @@ class LineColumns:
         if len(kept) == len(places):
             return events, None, len(places)
         return events.take(kept), kept, len(places)
-
-    def _add(self, rest: Rest) -> int:
-        self._rests.append(rest)
-        return len(self._rests) - 1
 
     def _place(self, rest: bytes) -> int | None:
         """The place of the text that follows the time on a line, None where it is not of this grammar."""
@@ -136,7 +124,8 @@ class LineColumns:
         shape, args = self._tables.shape_number(record), self._tables.args_number(record.get("args"))
         launch = signed(record.get("launch", record.get("flow", 0)))
         stack = record.get("stack", NONE)
-        place = self._add((shape, args, record.get("dur_ns", 0), launch, index_of(record), stack))
+        place = len(self._rests)
+        self._rests.append((shape, args, record.get("dur_ns", 0), launch, index_of(record), stack))
         if len(rest) <= _LINE_BYTES_MAX:
             self._known[rest] = place
         return place
@@ -216,11 +205,9 @@ class NativeTables(Tables):
         self.shapes.append(shape)
 
     def text_number(self, text: bytes) -> int:
-        """As `Tables` has it."""
         return self._number(_ARGS, text)
 
     def text_numbers(self, texts: Texts) -> Int32s:
-        """As `Tables` has it."""
         numbers = np.empty(len(texts), np.int32)
         if self._core.tp_reader_numbers(
             self.reader, _ARGS, texts.data, texts.ends.ctypes.data, len(texts), numbers.ctypes.data
@@ -229,16 +216,13 @@ class NativeTables(Tables):
         return numbers
 
     def text(self, number: int) -> bytes:
-        """As `Tables` has it."""
         return self._text(_ARGS, number)
 
     @property
     def args_count(self) -> int:
-        """As `Tables` has it."""
         return int(self._core.tp_reader_count(self.reader, _ARGS))
 
     def text_bytes(self) -> int:
-        """As `Tables` has it."""
         return sum(int(self._core.tp_reader_bytes(self.reader, table)) for table in (_SHAPES, _ARGS))
 
     def _keep_texts(self, shapes: Iterable[int], args: Iterable[int]) -> None:
@@ -282,7 +266,7 @@ class NativeLines:
     def read(
         self, text: bytes, read_one: ReadOne, others: list[Record | Warps]
     ) -> tuple[EventColumns, Int64s | None, int]:
-        """As `Lines` has it."""
+        """Read the lines of `text`, as `LineColumns` does."""
         before, done, indices = len(self._tables.shapes), ctypes.c_int64(0), ctypes.c_int64(0)
         parts, index = [], []
         while done.value <= len(text):
@@ -396,17 +380,22 @@ class NativeWarpLines:
         native grammar.
         """
         lines = len(at)
-        done, counts = np.empty(lines, np.bool_), np.empty((lines, len(WARP_COLUMNS)), np.int64)
+        is_read, counts = np.empty(lines, np.bool_), np.empty((lines, len(WARP_COLUMNS)), np.int64)
         ts_ns, launch, end = (np.empty(lines, np.int64) for _ in range(3))
-        out = WarpLines(*(column.ctypes.data for column in (done, ts_ns, launch, end, counts)))
+        out = WarpLines(*(column.ctypes.data for column in (is_read, ts_ns, launch, end, counts)))
         columns = at.ctypes.data, size.ctypes.data, ctypes.byref(out)
         self._core.tp_batch_read(self._batch, text, lines, *columns)
         texts = ctypes.c_void_p()
         there = ctypes.string_at(texts, self._core.tp_batch_rest(self._batch, ctypes.byref(texts)))
-        values = [self._column(place) for place in range(len(WARP_COLUMNS))]
-        counts[~done] = -1
+        values = []
+        for place in range(len(WARP_COLUMNS)):
+            column = ctypes.c_void_p()
+            count = self._core.tp_batch_column(self._batch, place, ctypes.byref(column))
+            memory = (ctypes.c_int64 * count).from_address(column.value or 0) if count else ()
+            values.append(np.array(memory, np.int64))
+        counts[~is_read] = -1
         last = np.cumsum(np.maximum(counts, 0), axis=0)
-        good = done & _are_within(values, last) & _agree(values, counts, last)
+        good = is_read & _are_good(values, counts, last)
         found: list[Warps | None] = []
         start = 0
         some = np.flatnonzero((counts >= 0).any(axis=0))
@@ -445,37 +434,23 @@ class NativeWarpLines:
             self._known[text] = known
         return known
 
-    def _column(self, at: int) -> Int64s:
-        """A column of all lines."""
-        values = ctypes.c_void_p()
-        count = self._core.tp_batch_column(self._batch, at, ctypes.byref(values))
-        if count == 0:
-            return np.empty(0, np.int64)
-        assert values.value is not None
-        there = (ctypes.c_int64 * count).from_address(values.value)
-        return np.frombuffer(there, np.int64).copy()
 
-
-def _are_within(values: list[Int64s], last: Int64s) -> Bools:
-    """Whether all numbers of each line are within their limits; `last` is where those of each line end."""
-    within = np.ones(len(last), np.bool_)
+def _are_good(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
+    """Whether all numbers of each line are within their limits, and all its columns, except those of ranges,
+    have the same number of values; `last` is where the values of each line end.
+    """
+    good = np.ones(len(last), np.bool_)
     for name, at in _PLACES.items():
         if len(values[at]) and int(values[at].max()) > _LIMITS[name]:
             beyond = np.flatnonzero(values[at] > _LIMITS[name])
-            within[np.searchsorted(last[:, at], beyond, "right")] = False
-    return within
-
-
-def _agree(values: list[Int64s], counts: Int64s, last: Int64s) -> Bools:
-    """Whether all columns of each line have the same number of values, except those of ranges."""
+            good[np.searchsorted(last[:, at], beyond, "right")] = False
     size, exits, at = counts[:, _PLACES["warp"]], counts[:, _PLACES["warp"]], _PLACES["exit_count"]
     if len(values[at]):
         total = np.append(0, np.cumsum(values[at]))
         of_warps = total[last[:, at]] - total[last[:, at] - np.maximum(counts[:, at], 0)]
         exits = np.where(counts[:, at] < 0, size, of_warps)
-    agree = np.ones(len(counts), np.bool_)
     for names, want in ((EACH_WARP, size), (EACH_EXIT, exits)):
         for name in names:
             count = counts[:, _PLACES[name]]
-            agree &= (count < 0) | (count == want)
-    return agree
+            good &= (count < 0) | (count == want)
+    return good

@@ -13,7 +13,8 @@ import json
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, BinaryIO, Final, cast
 
@@ -86,33 +87,25 @@ class JsonWalk:
 
     def members(self) -> Iterator[str]:
         """The keys of an object. The value of each must be read or skipped before the next."""
-        self._expect("{")
-        if self.sees("}"):
-            self._at += 1
-            return
-        while True:
+        for _ in self._inside("{", "}"):
             if not self.sees('"'):
                 raise self._wrong("a key is missing")
             key = self.value()
             self._expect(":")
             yield key
-            if self.sees("}"):
-                self._at += 1
-                return
-            self._expect(",")
 
     def elements(self) -> Iterator[None]:
         """The elements of an array. Each must be read or skipped before the next."""
-        self._expect("[")
-        if self.sees("]"):
-            self._at += 1
-            return
-        while True:
+        return self._inside("[", "]")
+
+    def _inside(self, first: str, last: str) -> Iterator[None]:
+        self._expect(first)
+        if not self.sees(last):
             yield None
-            if self.sees("]"):
-                self._at += 1
-                return
-            self._expect(",")
+            while not self.sees(last):
+                self._expect(",")
+                yield None
+        self._at += 1
 
     def value(self) -> Any:
         """The whole value. Raises WalkError where it is longer than VALUE_MAX."""
@@ -135,9 +128,12 @@ class JsonWalk:
 
     def skip(self) -> None:
         """Skip the value, which may have any length."""
-        first = self._next()
-        if first not in ('"', "[", "{"):
-            self._skip_scalar()
+        if self._next() not in ('"', "[", "{"):
+            while (end := _SCALAR_END.search(self._text, self._at)) is None:
+                self._at = len(self._text)
+                if not self._more():
+                    return
+            self._at = end.start()
             return
         depth = 0
         while True:
@@ -164,13 +160,6 @@ class JsonWalk:
             if not self._more():
                 raise self._wrong("the file ends")
         self._at = found.end()
-
-    def _skip_scalar(self) -> None:
-        while (found := _SCALAR_END.search(self._text, self._at)) is None:
-            self._at = len(self._text)
-            if not self._more():
-                return
-        self._at = found.start()
 
 
 TOP: Final = "rocprofiler-sdk-tool"
@@ -216,16 +205,15 @@ def read(stream: BinaryIO) -> Recording:
     with ExitStack() as stack:
         file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="tracepipe-"))
         problems = _to_tables(JsonWalk(stream), file.name)
-        database = Database(cast(BinaryIO, file))
-        recording = recording_in(database, problems)
-        kept = stack.pop_all()
-    recording.batches = _until_closed(recording.batches, kept)
+        recording = recording_in(Database(cast(BinaryIO, file)), problems)
+        held, batches = stack.pop_all(), recording.batches
+
+    def batches_until_closed() -> Iterator[SourceBatch]:
+        with held:
+            yield from batches
+
+    recording.batches = batches_until_closed()
     return recording
-
-
-def _until_closed(batches: Iterable[SourceBatch], stack: ExitStack) -> Iterator[SourceBatch]:
-    with stack:
-        yield from batches
 
 
 def _to_tables(walk: JsonWalk, path: str) -> list[Problem]:
@@ -274,7 +262,7 @@ class _Process:
         self._operations: list[list[str]] = []
         self._messages: dict[int, str] = {}
         self._events = self._rows = 0
-        self._unread: dict[str, int] = {}
+        self._unread: Counter[str] = Counter()
 
     def read(self, walk: JsonWalk) -> None:
         """Read all members of the element."""
@@ -282,9 +270,17 @@ class _Process:
             if key == "metadata":
                 self._metadata(walk.value())
             elif key == "agents":
-                self._each(walk, self._agent)
+                for agent in _objects(walk):
+                    kind = "GPU" if agent.get("type") == _GPU else "CPU"
+                    index = _whole(agent.get("logical_node_type_id"))
+                    names = _text(agent.get("product_name")), _text(agent.get("name"))
+                    self._insert("info_agent", _handle(agent.get("id")), kind, index, *names)
             elif key == "kernel_symbols":
-                self._each(walk, self._symbol)
+                for symbol in _objects(walk):
+                    names = (symbol.get(f"{kind}_kernel_name") for kind in ("demangled", "formatted"))
+                    shown = next((name for name in names if isinstance(name, str) and name), None)
+                    number, name = _whole(symbol.get("kernel_id")), _text(symbol.get("kernel_name"))
+                    self._insert("info_kernel_symbol", number, name, shown)
             elif key == "strings":
                 self._strings(walk)
             elif key in ("buffer_records", "callback_records"):
@@ -293,83 +289,51 @@ class _Process:
             else:
                 walk.skip()
         for kind, count in self._unread.items():
-            self._problems.append(
-                Problem(0, kind, counted(count, "record|records is|are not read"), skipped=False)
-            )
-
-    @staticmethod
-    def _each(walk: JsonWalk, take: Callable[[dict[str, Any]], None]) -> None:
-        if not walk.sees("["):
-            walk.skip()
-            return
-        for _ in walk.elements():
-            one = walk.value()
-            if isinstance(one, dict):
-                take(one)
-
-    # What it is of -------------------------------------------------------------------------------------
+            words = counted(count, "record|records is|are not read")
+            self._problems.append(Problem(0, kind, words, skipped=False))
 
     def _metadata(self, stated: object) -> None:
         stated = stated if isinstance(stated, dict) else {}
         self._pid = _whole(stated.get("pid"))
-        node = stated.get("node")
+        node, command = stated.get("node"), stated.get("command")
         if isinstance(node, dict):
             self._insert("info_node", 1, _text(node.get("hostname")))
-        command = stated.get("command")
         words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
         if self._pid is not None:
             self._insert("info_process", self._pid, self._pid, " ".join(words), None)
 
-    def _agent(self, agent: dict[str, Any]) -> None:
-        kind = "GPU" if agent.get("type") == _GPU else "CPU"
-        index = _whole(agent.get("logical_node_type_id"))
-        names = _text(agent.get("product_name")), _text(agent.get("name"))
-        self._insert("info_agent", _handle(agent.get("id")), kind, index, *names)
-
-    def _symbol(self, symbol: dict[str, Any]) -> None:
-        names = (symbol.get(f"{kind}_kernel_name") for kind in ("demangled", "formatted"))
-        shown = next((name for name in names if isinstance(name, str) and name), None)
-        self._insert(
-            "info_kernel_symbol", _whole(symbol.get("kernel_id")), _text(symbol.get("kernel_name")), shown
-        )
-
     def _strings(self, walk: JsonWalk) -> None:
         for key in walk.members():
             if key == "buffer_records":
-                self._each(walk, self._kind)
+                for kind in _objects(walk):
+                    names = kind.get("operations")
+                    self._kinds.append(str(kind.get("kind")))
+                    self._operations.append([str(name) for name in names] if isinstance(names, list) else [])
             elif key == "marker_api":
-                self._each(walk, self._message)
+                for message in _objects(walk):
+                    number, text = _whole(message.get("key")), message.get("value")
+                    if number is not None and isinstance(text, str) and len(self._messages) < _ROWS_AT_ONCE:
+                        self._messages[number] = text
             else:
                 walk.skip()
-
-    def _kind(self, kind: dict[str, Any]) -> None:
-        operations = kind.get("operations")
-        self._kinds.append(str(kind.get("kind")))
-        self._operations.append([str(one) for one in operations] if isinstance(operations, list) else [])
-
-    def _message(self, stated: dict[str, Any]) -> None:
-        key, value = _whole(stated.get("key")), stated.get("value")
-        if key is not None and isinstance(value, str) and len(self._messages) < _ROWS_AT_ONCE:
-            self._messages[key] = value
 
     # Records -------------------------------------------------------------------------------------------
 
     def _records(self, walk: JsonWalk, kind: str) -> None:
-        takes = {
-            "kernel_dispatch": self._dispatch,
-            "memory_copy": self._copy,
-            "memory_allocation": self._allocation,
-        }
         if not walk.sees("["):
             walk.skip()
             return
-        take = takes.get(kind, self._region)
+        insert = {
+            "kernel_dispatch": self._dispatch,
+            "memory_copy": self._copy,
+            "memory_allocation": self._allocation,
+        }.get(kind, self._region)
         for _ in walk.elements():
             record = walk.value()
-            if not isinstance(record, dict) or "start_timestamp" not in record:
-                self._unread[kind] = self._unread.get(kind, 0) + 1
-                continue
-            take(record)
+            if isinstance(record, dict) and "start_timestamp" in record:
+                insert(record)
+            else:
+                self._unread[kind] += 1
 
     def _of(self, record: dict[str, Any]) -> tuple[int | None, int | None, Any, Any, int]:
         """Process and thread, start and end, and the event of a record."""
@@ -401,8 +365,8 @@ class _Process:
         info = record.get("dispatch_info")
         info = info if isinstance(info, dict) else {}
         on = (_handle(info.get(f"{name}_id")) for name in ("agent", "queue"))
-        named = (_whole(info.get(f"{name}")) for name in (
-            "kernel_id", "dispatch_id", "group_segment_size", "private_segment_size"))  # fmt: skip
+        names = ("kernel_id", "dispatch_id", "group_segment_size", "private_segment_size")
+        named = (_whole(info.get(name)) for name in names)
         sizes = (
             _whole(size.get(axis)) if isinstance(size := info.get(name), dict) else None
             for name in ("workgroup_size", "grid_size")
@@ -414,11 +378,8 @@ class _Process:
     def _copy(self, record: dict[str, Any]) -> None:
         pid, tid, start, end, event = self._of(record)
         agents = (_handle(record.get(f"{way}_agent_id")) for way in ("dst", "src"))
-        stream, size, name = (
-            _handle(record.get("stream_id")),
-            _whole(record.get("bytes")),
-            self._operation(record),
-        )
+        stream, size = _handle(record.get("stream_id")), _whole(record.get("bytes"))
+        name = self._operation(record)
         self._insert("memory_copy", None, pid, tid, stream, start, end, event, name, size, *agents)
 
     def _allocation(self, record: dict[str, Any]) -> None:
@@ -448,6 +409,16 @@ class _Process:
         if self._rows % _ROWS_AT_ONCE == 0:
             self._connection.execute("COMMIT")
             self._connection.execute("BEGIN")
+
+
+def _objects(walk: JsonWalk) -> Iterator[dict[str, Any]]:
+    """The objects in an array; none where the value is not an array."""
+    if not walk.sees("["):
+        walk.skip()
+        return
+    for _ in walk.elements():
+        if isinstance(one := walk.value(), dict):
+            yield one
 
 
 def _whole(value: object) -> int | None:

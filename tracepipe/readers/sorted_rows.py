@@ -6,6 +6,7 @@ temporary file without a name, as sorted runs that are merged later. The native 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import marshal
 import os
 import tempfile
@@ -120,7 +121,7 @@ class RunFile:
 
 
 class SortedRows:
-    """Takes rows in any order, and returns them in order. The sort is stable."""
+    """Keeps rows that come in any order, and returns them in order. The sort is stable."""
 
     fan_in = FAN_IN
 
@@ -132,40 +133,40 @@ class SortedRows:
         """By level: runs, then runs that were made of `fan_in` of those, and so on."""
 
     def add(self, row: SortedRow) -> None:
-        """Take a row. Raises OutputError."""
+        """Add a row. Raises OutputError."""
         self._waiting.append(row)
         self._bytes += len(row.first) + len(row.second)
         if len(self._waiting) >= RUN_ROWS or self._bytes >= RUN_BYTES:
-            self._put_away()
+            self.put_away()
 
     def in_order(self) -> Iterator[Rows]:
         """All rows in order, some at a time. No more may be added then. Raises OutputError."""
         if self._file is None:
-            yield from self._at_hand()
+            yield from self._in_memory()
             return
         if self._count():
-            self._put_away()
+            self.put_away()
         runs = [run for level in reversed(self._levels) for run in level]
         with naming_the_folder():
             yield from self._merged(self._file, runs)
             self._file.file.close()
 
-    def _put_away(self) -> None:
-        """Make a run of the rows in memory."""
+    def put_away(self) -> None:
+        """Write the rows in memory as a run. Merge runs, if there are many. Raises OutputError."""
         with naming_the_folder():
             if self._file is None:
                 self._file = RunFile()
-            self._keep(0, self._run(self._file), self._file)
-
-    def _keep(self, level: int, run: Run, file: RunFile) -> None:
-        """Keep a run. If there are many, merge them into one."""
-        if level == len(self._levels):
-            self._levels.append([])
-        self._levels[level].append(run)
-        if len(self._levels[level]) >= self.fan_in:
-            runs, self._levels[level] = self._levels[level], []
-            # The order of runs must be kept: the new run is written after the others.
-            self._keep(level + 1, self._folded(file, runs), file)
+            run = self._run(self._file)
+            for level in itertools.count():
+                if level == len(self._levels):
+                    self._levels.append([])
+                runs = self._levels[level]
+                runs.append(run)
+                if len(runs) < self.fan_in:
+                    break
+                # The order of runs must be kept: the new run is written after the others.
+                self._levels[level] = []
+                run = self._folded(self._file, runs)
 
     # What the core has too ------------------------------------------------------------------------------
 
@@ -173,26 +174,25 @@ class SortedRows:
         """How many rows are in memory."""
         return len(self._waiting)
 
-    def _at_hand(self) -> Iterator[Rows]:
+    def _in_memory(self) -> Iterator[Rows]:
         """The rows in memory, in order."""
-        yield from _given(iter(self._taken()))
+        yield from _given(self._sorted())
 
-    def _taken(self) -> list[SortedRow]:
+    def _sorted(self) -> Iterator[SortedRow]:
         rows, self._waiting, self._bytes = self._waiting, [], 0
-        rows.sort(key=_order)
-        return rows
+        return iter(sorted(rows, key=_order))
 
     def _run(self, file: RunFile) -> Run:
         """Write the rows in memory as a sorted run. Raises OSError."""
-        return _written(file, iter(self._taken()))
+        return _written(file, self._sorted())
 
     def _folded(self, file: RunFile, runs: list[Run]) -> Run:
         """Merge several runs into one. Raises OSError."""
-        return _written(file, _together(file, runs))
+        return _written(file, merge(*(_rows(file, run) for run in runs), key=_order))
 
     def _merged(self, file: RunFile, runs: list[Run]) -> Iterator[Rows]:
-        """All rows of runs in order. Raises OSError."""
-        return _given(_together(file, runs))
+        """All rows of runs in order; equal rows in the order of the runs. Raises OSError."""
+        return _given(merge(*(_rows(file, run) for run in runs), key=_order))
 
 
 def _order(row: SortedRow) -> tuple[int, int, int]:
@@ -215,35 +215,25 @@ def _given(rows: Iterator[SortedRow]) -> Iterator[Rows]:
         yield rows_of(some)
 
 
-def _together(file: RunFile, runs: list[Run]) -> Iterator[SortedRow]:
-    """The rows of runs in order; equal rows in the order of the runs. Raises OSError."""
-    return merge(*(_rows(file, run) for run in runs), key=_order)
-
-
 def _written(file: RunFile, rows: Iterator[SortedRow]) -> Run:
-    """Append rows to the file as blocks, each after its size. Raises OSError."""
+    """Append rows to the file as blocks, each after its size: BLOCK_ROWS rows, or BLOCK_BYTES. Raises
+    OSError.
+    """
     run = Run(file.end, file.end)
-    for some in _blocks(rows):
+    row = next(rows, None)
+    while row is not None:
+        some: list[tuple[Any, ...]] = []
+        size_bytes = 0
+        while row is not None and len(some) < BLOCK_ROWS and size_bytes < BLOCK_BYTES:
+            some.append(tuple(row))
+            size_bytes += len(row.first) + len(row.second)
+            row = next(rows, None)
         block = marshal.dumps(some)
         # Other runs may have been read meanwhile.
         file.file.seek(run.end)
         run.end += file.file.write(len(block).to_bytes(_SIZE_BYTES, "little") + block)
     file.end = run.end
     return run
-
-
-def _blocks(rows: Iterator[SortedRow]) -> Iterator[list[tuple[Any, ...]]]:
-    """Blocks of BLOCK_ROWS rows, or of BLOCK_BYTES."""
-    some: list[tuple[Any, ...]] = []
-    size_bytes = 0
-    for row in rows:
-        some.append(tuple(row))
-        size_bytes += len(row.first) + len(row.second)
-        if len(some) >= BLOCK_ROWS or size_bytes >= BLOCK_BYTES:
-            yield some
-            some, size_bytes = [], 0
-    if some:
-        yield some
 
 
 def _rows(file: RunFile, run: Run) -> Iterator[SortedRow]:
@@ -274,7 +264,7 @@ def row_sorter() -> SortedRows:
 
 
 class NativeSortedRows(SortedRows):
-    """As `SortedRows`. `at` is the address of the core's rows, for its functions that add rows."""
+    """Sorts rows in the core. `at` is the address of its rows, for its functions that add rows."""
 
     fan_in = NATIVE_FAN_IN
 
@@ -289,19 +279,14 @@ class NativeSortedRows(SortedRows):
         weakref.finalize(self, core.tp_sorted_free, self.at)
 
     def add(self, row: SortedRow) -> None:
-        """As `SortedRows` has it."""
         *numbers, first, second = row
         if self._good(self._core.tp_sorted_add(self.at, *numbers, first, len(first), second, len(second))):
             self.put_away()
 
-    def put_away(self) -> None:
-        """Make a run of the rows in memory, after the core's functions that add rows. Raises OutputError."""
-        self._put_away()
-
     def _count(self) -> int:
         return int(self._core.tp_sorted_count(self.at))
 
-    def _at_hand(self) -> Iterator[Rows]:
+    def _in_memory(self) -> Iterator[Rows]:
         if self._count():
             self._good(self._core.tp_sorted_run(self.at, _NO_FILE, 0))
             return self._given(_NO_FILE, [Run(0, 0)])

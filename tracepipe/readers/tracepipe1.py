@@ -20,7 +20,7 @@ from tracepipe.event.model import SCHEMA_VERSION, Header, Problem, Record
 from tracepipe.event.tables import Tables
 from tracepipe.event.warps import Warps
 from tracepipe.native import library
-from tracepipe.readers.line_columns import FOREIGN, LineColumns, Lines, NativeLines, NativeTables
+from tracepipe.readers.line_columns import FOREIGN, LineColumns, NativeLines, NativeTables
 from tracepipe.readers.recording import (
     BOM,
     THREAD_EXIT,
@@ -55,7 +55,7 @@ class _Parser:
         core = library()
         self._check = RecordCheck()
         self.tables: Tables
-        self._lines: Lines
+        self._lines: LineColumns | NativeLines
         if core is None:
             self.tables = Tables()
             self._lines = LineColumns(self.tables, self._check)
