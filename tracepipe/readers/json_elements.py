@@ -43,34 +43,24 @@ class Objects(NamedTuple):
 def objects(text: bytes, at: int) -> Objects:
     """The objects that follow each other from `at` on, at most ROOM."""
     core = library()
-    if core is None:
-        return _objects(text, at)
-    starts, ends, done = np.empty(ROOM, np.int64), np.empty(ROOM, np.int64), np.array([at, 0], np.int64)
-    count = core.tp_objects(text, len(text), done.ctypes.data, starts.ctypes.data, ends.ctypes.data, ROOM)
-    return Objects(starts[:count], ends[:count], int(done[0]), bool(done[1]))
-
-
-def _objects(text: bytes, at: int) -> Objects:
-    starts: list[int] = []
-    ends: list[int] = []
+    if core is not None:
+        starts, ends, done = np.empty(ROOM, np.int64), np.empty(ROOM, np.int64), np.array([at, 0], np.int64)
+        count = core.tp_objects(text, len(text), done.ctypes.data, starts.ctypes.data, ends.ctypes.data, ROOM)
+        return Objects(starts[:count], ends[:count], int(done[0]), bool(done[1]))
+    found: list[tuple[int, int]] = []
     is_open = False
-    while len(starts) < ROOM:
-        at = _after_blanks(text, at)
+    while len(found) < ROOM and not is_open:
+        between = _BETWEEN.match(text, at)
+        at = between.end() if between else at
         if text[at : at + 1] != b"{":
             break
         end = object_end(text, at)
-        if end < 0:
-            is_open = True
-            break
-        starts.append(at)
-        ends.append(end)
-        at = end
-    return Objects(np.array(starts, np.int64), np.array(ends, np.int64), at, is_open)
-
-
-def _after_blanks(text: bytes, at: int) -> int:
-    found = _BETWEEN.match(text, at)
-    return found.end() if found else at
+        is_open = end < 0
+        if not is_open:
+            found.append((at, end))
+            at = end
+    columns = np.array(found, np.int64).reshape(-1, 2)
+    return Objects(columns[:, 0], columns[:, 1], at, is_open)
 
 
 def object_end(text: bytes, at: int, stop: int = -1) -> int:
@@ -155,20 +145,18 @@ class JsonElements:
 
     def _more(self) -> bool:
         """Read more. Return False at the end."""
-        chunk = self._chunk()
-        self._lines_before += _lines(self._text, self._at)
-        self._before += self._at
-        self._text, self._at = self._text[self._at :] + chunk, 0
-        self.offset_bytes += len(chunk)
-        return bool(chunk)
-
-    def _chunk(self) -> bytes:
-        """The next chunk, of several reads, as a compressed stream returns few bytes at a time."""
-        parts, size = [], 0
+        parts, size = [self._text[self._at :]], 0
+        # Several reads, as a compressed stream returns few bytes at a time.
         while size < CHUNK_BYTES and (part := self._stream.read(CHUNK_BYTES - size)):
             parts.append(part)
             size += len(part)
-        return b"".join(parts)
+        # This is several times as fast as `bytes.count`.
+        lines = np.frombuffer(self._text, np.uint8, self._at) == _NEWLINE if self._at else ()
+        self._lines_before += int(np.count_nonzero(lines))
+        self._before += self._at
+        self._text, self._at = b"".join(parts), 0
+        self.offset_bytes += size
+        return size > 0
 
     def _peek(self) -> bytes:
         """The next byte that is not blank, empty at the end."""
@@ -224,7 +212,12 @@ class JsonElements:
         if not first or first in b",:]}":
             return None
         while True:
-            end = self._value_end(first)
+            if first in b"{[":
+                end = object_end(self._text, self._at)
+            else:
+                found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
+                is_whole = found and (first == b'"' or found.end() < len(self._text))
+                end = found.end() if found and is_whole else -1
             if end >= 0:
                 text, self._at = self._text[self._at : end], end
                 return text
@@ -233,14 +226,6 @@ class JsonElements:
                 return b""
             if not self._more():
                 return None
-
-    def _value_end(self, first: bytes) -> int:
-        if first in b"{[":
-            return object_end(self._text, self._at)
-        found = (_STRING if first == b'"' else _SCALAR).match(self._text, self._at)
-        if not found or (first != b'"' and found.end() == len(self._text)):
-            return -1
-        return found.end()
 
     def _skip(self, first: bytes) -> None:
         """Skip a long value, of which at most a chunk is kept."""
@@ -265,24 +250,20 @@ class JsonElements:
 
     def batches(self) -> Iterator[Elements]:
         """The objects of the array. Afterwards, members and the array of a following object are read."""
-        while self._goes_on():
+        while not self.is_ended or self._in_object:
+            if self.is_ended:
+                if not self._members() and not (self._peek() == b"}" and self._begin_another()):
+                    break
+                self.is_ended = False
             found = objects(self._text, self._at)
             batch = Elements(self._text, found.starts, found.ends, self._before, self._lines_before)
             self._at = found.at
             if not len(found.starts) or found.is_open:
                 self._go_on(batch, is_open=found.is_open)
             yield batch
-
-    def _goes_on(self) -> bool:
-        """Whether there is more of the array, or of that of another object."""
-        if not self.is_ended or not self._in_object:
-            return not self.is_ended
-        if self._members() or (self._peek() == b"}" and self._begin_another()):
-            self.is_ended = False
-            return True
-        while self._more():
-            self._at = len(self._text)
-        return False
+        if self._in_object:
+            while self._more():
+                self._at = len(self._text)
 
     def _begin_another(self) -> bool:
         """Go to the array of another object that follows, as Proton once wrote one for each stream. If the
@@ -307,38 +288,23 @@ class JsonElements:
             self.is_ended = True
         elif is_open:
             if len(self._text) - self._at > LINE_LIMIT_BYTES or not self._more():
-                self._pass_over(batch)
+                # Skip an object without an end, up to the next event in it.
+                whole = self._text[self._at : self._at + LINE_LIMIT_BYTES]
+                at_end = len(self._text) - self._at <= LINE_LIMIT_BYTES
+                inner = next(events_in(whole, 1), None)
+                message = "does not end" if inner is not None or not at_end else CUT_OFF
+                batch.faults.append((self._before + self._at, message))
+                self._at += len(whole) if inner is None else inner[0]
         elif first != b"{":
-            self._skip_text(batch)
-
-    def _pass_over(self, batch: Elements) -> None:
-        """Skip an object without an end, up to the next event in it."""
-        whole = self._text[self._at : self._at + LINE_LIMIT_BYTES]
-        at_end = len(self._text) - self._at <= LINE_LIMIT_BYTES
-        inner = next(events_in(whole, 1), None)
-        message = "does not end" if inner is not None or not at_end else CUT_OFF
-        batch.faults.append((self._before + self._at, message))
-        self._at += len(whole) if inner is None else inner[0]
-
-    def _skip_text(self, batch: Elements) -> None:
-        """Skip text that is not an object."""
-        batch.faults.append((self._before + self._at, "is not an event"))
-        if self._text[self._at : self._at + 1] == b"}" and self._in_object:
-            self._at += 1
-            return
-        while True:
-            found = _NEXT.search(self._text, self._at)
-            if found:
-                self._at = found.start()
+            batch.faults.append((self._before + self._at, "is not an event"))
+            if first == b"}" and self._in_object:
+                self._at += 1
                 return
-            self._at = len(self._text)
-            if not self._more():
-                return
-
-
-def _lines(text: bytes, end: int) -> int:
-    """How many lines end before a place. This is several times as fast as `bytes.count`."""
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE)) if end else 0
+            while (found := _NEXT.search(self._text, self._at)) is None:
+                self._at = len(self._text)
+                if not self._more():
+                    return
+            self._at = found.start()
 
 
 def _parsed(text: bytes) -> object:

@@ -31,7 +31,7 @@ from tracepipe.readers.perfetto_sequences import (
     numbers,
 )
 from tracepipe.readers.recording import is_too_deep
-from tracepipe.readers.wire_fields import double, signed, tagged
+from tracepipe.readers.wire_fields import double, signed, tagged, text
 
 ANNOTATIONS: Final = 4 << 3 | 2
 _NAME_IID, _NAME = 1 << 3, 10 << 3 | 2
@@ -54,10 +54,6 @@ _ONE, _TWO = 1 << 3, 2 << 3
 _FILE, _FUNCTION, _LINE = 2 << 3 | 2, 3 << 3 | 2, 4 << 3
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
 def number_or_text(value: float) -> float | str:
     """A double, as text where JSON has no such number."""
     return value if math.isfinite(value) else str(value)
@@ -76,7 +72,7 @@ class Arguments:
             _LOG: self._log,
             _TASK: self._task,
             _CORRELATION: lambda args, id: _set(args, "correlation_id", id),
-            _CORRELATION_TEXT: lambda args, data: _set(args, "correlation_id", _text(data)),
+            _CORRELATION_TEXT: lambda args, data: _set(args, "correlation_id", text(data)),
             _CORRELATION_IID: lambda args, iid: _set(args, "correlation_id", self._named(CORRELATIONS, iid)),
             _CALLSTACK: lambda args, data: _set(args, CALLSTACK, self._inline(data)),
             _CALLSTACK_IID: lambda args, iid: _set(args, CALLSTACK, self._callstack(iid)),
@@ -110,7 +106,7 @@ class Arguments:
         if entry is None:
             self.unnamed += 1
             return None
-        return _text(entry) if self._fits(len(entry)) else None
+        return text(entry) if self._fits(len(entry)) else None
 
     def _annotation(self, data: bytes, depth: int) -> tuple[str, Any]:
         """The name and the value of a DebugAnnotation; None for a value that cannot be shown."""
@@ -122,7 +118,7 @@ class Arguments:
             if tag == _NAME_IID:
                 name = self._named(ARG_NAMES, one) or f"argument {one}"
             elif tag == _NAME:
-                name = _text(one)
+                name = text(one)
             elif tag in (_ENTRIES, _VALUES, _NESTED):
                 many.append((tag, one))
             elif (made := self._plain(tag, one)) is not None:
@@ -139,7 +135,7 @@ class Arguments:
         if tag == _UINT:
             return value
         if tag == _STRING:
-            return _text(value)
+            return text(value)
         if tag == _STRING_IID:
             return self._named(STRINGS, value)
         if tag == _BOOL:
@@ -152,8 +148,8 @@ class Arguments:
             try:
                 parsed = orjson.loads(value)
             except orjson.JSONDecodeError:
-                return _text(value)
-            return _text(value) if is_too_deep(value, parsed) else parsed
+                return text(value)
+            return text(value) if is_too_deep(value, parsed) else parsed
         return None
 
     def _many(self, many: list[tuple[int, bytes]], depth: int) -> Any:
@@ -173,7 +169,7 @@ class Arguments:
         value: Any = None
         for tag, one in tagged(data):
             if tag == _DICT_KEYS:
-                keys.append(_text(one))
+                keys.append(text(one))
             elif tag in (_DICT_VALUES, _ARRAY_VALUES):
                 values.append(self._nested(one, depth + 1))
             elif tag == _OLD_INT:
@@ -181,7 +177,7 @@ class Arguments:
             elif tag == _OLD_DOUBLE:
                 value = number_or_text(double(one))
             elif tag in (_OLD_BOOL, _OLD_STRING):
-                value = bool(one) if tag == _OLD_BOOL else _text(one)
+                value = bool(one) if tag == _OLD_BOOL else text(one)
         if keys:
             return dict(zip(keys, values, strict=False))
         return values or value
@@ -192,7 +188,7 @@ class Arguments:
         if not self._fits(len(data)):
             return None
         of = dict(tagged(data))
-        return _place(_text(of.get(_FILE, b"")), of.get(_LINE, 0), _text(of.get(_FUNCTION, b"")))
+        return _place(text(of.get(_FILE, b"")), of.get(_LINE, 0), text(of.get(_FUNCTION, b"")))
 
     def _location_numbered(self, iid: int) -> str | None:
         data = self._sequence.name(LOCATIONS, iid)
@@ -217,7 +213,7 @@ class Arguments:
         """The frames of a callstack in the event, innermost first."""
         frames = [dict(tagged(one)) for tag, one in tagged(data) if tag == 1 << 3 | 2]
         return [
-            _place(_text(of.get(2 << 3 | 2, b"")), of.get(3 << 3, 0), _text(of.get(1 << 3 | 2, b"")))
+            _place(text(of.get(2 << 3 | 2, b"")), of.get(3 << 3, 0), text(of.get(1 << 3 | 2, b"")))
             for of in reversed(frames[-_FRAMES_MAX:])
             if self._fits(sum(len(value) for value in of.values() if type(value) is bytes))
         ]

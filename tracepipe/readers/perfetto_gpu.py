@@ -21,7 +21,7 @@ from tracepipe.event.tables import packed
 from tracepipe.readers.perfetto_sequences import EVENT_NAMES, GPU_CONTEXTS, GPU_KERNELS, GPU_STAGES, Sequence
 from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
-from tracepipe.readers.wire_fields import BYTES, signed, tagged
+from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
 _DURATION, _QUEUE_IID, _STAGE_IID, _GPU, _CONTEXT = 2 << 3, 13 << 3, 14 << 3, 11 << 3, 5 << 3
 _QUEUE, _STAGE, _SUBMISSION = 3 << 3, 4 << 3, 10 << 3
@@ -34,7 +34,7 @@ _EXTRAS_MAX: Final = 256
 
 
 def _text(data: bytes) -> str:
-    return cut_text(data.decode("utf-8", "replace"))
+    return cut_text(text(data))
 
 
 class GpuStages:
@@ -52,18 +52,19 @@ class GpuStages:
         """Add a GpuRenderStageEvent, of a packet with this time. Raises WireError."""
         fields = tagged(data)
         of = dict(fields)
-        if _SPECIFICATIONS in of:
-            self._specify(of[_SPECIFICATIONS])
+        for tag, value in tagged(of.get(_SPECIFICATIONS, b"")):  # the names of queues and stages
+            if tag in (_TWO, _THREE):
+                names = self._queues if tag == _TWO else self._stages
+                if len(names) < _QUEUES_MAX:
+                    names.append(_text(dict(tagged(value)).get(_ONE, b"")))
         if _STAGE not in of and _STAGE_IID not in of:
             return
         gpu, dur_ns = signed(of.get(_GPU, 0)), of.get(_DURATION, 0)
         if not 0 <= gpu < _GPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS - min(dur_ns, TIME_LIMIT_NS):
             self.counted["stage|stages has|have an impossible GPU or time"] += 1
             return
-        queue, stage = (
-            self._named(of, sequence, _QUEUE_IID, _QUEUE),
-            self._named(of, sequence, _STAGE_IID, _STAGE),
-        )
+        queue = self._named(of, sequence, _QUEUE_IID, _QUEUE)
+        stage = self._named(of, sequence, _STAGE_IID, _STAGE)
         name = self._name(of, sequence) or stage
         args = {"queue": queue, "stage": stage} if name != stage else {"queue": queue}
         for tag, value in fields:
@@ -74,18 +75,19 @@ class GpuStages:
             args["submission_id"] = of[_SUBMISSION]
         record: dict[str, Any] = {
             "type": "gpu_kernel", "name": name, "phase": "X", "dur_ns": 0, "gpu": gpu,
-            "stream": self._stream(gpu, queue, of), **self._of_context(of, sequence), **_sizes(of),
+            "stream": self._stream(gpu, queue, of),
         }  # fmt: skip
-        texts = map(packed, (record, args))
-        self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, *texts))
-
-    def _specify(self, data: bytes) -> None:
-        """Take the names of queues and stages."""
-        for tag, value in tagged(data):
-            if tag in (_TWO, _THREE):
-                names = self._queues if tag == _TWO else self._stages
-                if len(names) < _QUEUES_MAX:
-                    names.append(_text(dict(tagged(value)).get(_ONE, b"")))
+        context = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
+        pid = 0 if context is None else signed(dict(tagged(context)).get(2 << 3, 0))
+        record |= {"pid": pid} if 0 < pid <= ID_LIMIT else {}
+        launch = dict(tagged(of.get(_LAUNCH, b"")))
+        for key, tag in (("grid", _ONE), ("block", _TWO)):
+            if tag in launch:
+                three = dict(tagged(launch[tag]))
+                size = [three.get(axis << 3, 1) for axis in (1, 2, 3)]
+                if all(one <= INDEX_LIMIT for one in size):
+                    record[key] = size
+        self._rows.add(SortedRow(ts_ns, 0, dur_ns, 0, packed(record), packed(args)))
 
     def _named(self, of: dict[int, Any], sequence: Sequence, iid: int, number: int) -> str:
         """The name of a queue or a stage."""
@@ -114,22 +116,3 @@ class GpuStages:
         if key not in self._streams and len(self._streams) < _QUEUES_MAX:
             self._streams[key] = sum(other == gpu for other, _ in self._streams)
         return self._streams.get(key, 0)
-
-    def _of_context(self, of: dict[int, Any], sequence: Sequence) -> dict[str, int]:
-        """The process of a stage, where its context states it."""
-        entry = sequence.name(GPU_CONTEXTS, of.get(_CONTEXT, 0))
-        pid = 0 if entry is None else signed(dict(tagged(entry)).get(2 << 3, 0))
-        return {"pid": pid} if 0 < pid <= ID_LIMIT else {}
-
-
-def _sizes(of: dict[int, Any]) -> dict[str, list[int]]:
-    """Grid and block of a launch."""
-    sizes = {}
-    launch = dict(tagged(of.get(_LAUNCH, b"")))
-    for name, tag in (("grid", _ONE), ("block", _TWO)):
-        if tag in launch:
-            three = dict(tagged(launch[tag]))
-            size = [three.get(axis << 3, 1) for axis in (1, 2, 3)]
-            if all(one <= INDEX_LIMIT for one in size):
-                sizes[name] = size
-    return sizes

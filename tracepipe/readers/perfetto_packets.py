@@ -57,7 +57,8 @@ class LargePacket:
         """The content of each field of compressed packets, some bytes at a time. Raises WireError."""
         for field in self._wire.fields(0, self.size_bytes):
             if (field.number, field.wire_type) == (_COMPRESSED_FIELD, BYTES):
-                yield self._chunks(field)
+                steps = range(field.start, field.end, _CHUNK_BYTES)
+                yield (self._wire.read(at, min(at + _CHUNK_BYTES, field.end)) for at in steps)
 
     def fields(self) -> list[tuple[int, Any]]:
         """The fields of the packet by their tags, as `tagged` has them: large ones as `Parts`. Raises
@@ -117,10 +118,6 @@ class LargePacket:
         for field in self._wire.fields(of.start, of.end):
             yield field, at
             at = field.end
-
-    def _chunks(self, of: Place) -> Iterator[bytes]:
-        for at in range(of.start, of.end, _CHUNK_BYTES):
-            yield self._wire.read(at, min(at + _CHUNK_BYTES, of.end))
 
 
 class Parts:
@@ -205,23 +202,19 @@ class _Forward:
         self.has(_HEAD_BYTES)
         return self._data[self._at : self._at + _HEAD_BYTES]
 
-    def take(self, size: int) -> bytes:
+    def consume(self, size: int) -> bytes:
         """Consume `size` bytes, which are in the buffer."""
         self._at += size
         return self._data[self._at - size : self._at]
 
-    def skip(self, size: int) -> bool:
-        """Skip `size` bytes. Return whether there were as many."""
-        return self.copy(size, None)
-
-    def copy(self, size: int, to: BinaryIO | None) -> bool:
-        """Write `size` bytes to a file, if there is one. Return whether there were as many."""
+    def skip(self, size: int, to: BinaryIO | None = None) -> bool:
+        """Skip `size` bytes, and write them to a file, if there is one. Return whether there were as many."""
         while size > 0:
             part = min(size, _CHUNK_BYTES)
             if not self.has(part):
                 self._at = len(self._data)
                 return False
-            data = self.take(part)
+            data = self.consume(part)
             if to is not None:
                 to.write(data)
             size -= part
@@ -287,10 +280,10 @@ class PacketStream:
                     self._say(f"the packet at byte {at} has {size} bytes, over 64 MiB, and is not read")
             elif size > AT_HAND_BYTES:
                 with naming_the_folder(), unnamed_file() as file:
-                    if is_whole := source.copy(size, file):
+                    if is_whole := source.skip(size, file):
                         yield at, LargePacket(file, size)
             elif is_whole := source.has(size):
-                yield at, source.take(size)
+                yield at, source.consume(size)
             if not is_whole:
                 raise WireError("the trace ends inside of a packet", start)
 

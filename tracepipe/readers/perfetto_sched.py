@@ -31,7 +31,7 @@ from tracepipe.readers.perfetto_tracks import Tracks
 from tracepipe.readers.recording import cut_text
 from tracepipe.readers.sorted_events import Cache
 from tracepipe.readers.sorted_rows import SortedRow, SortedRows
-from tracepipe.readers.wire_fields import BYTES, signed, tagged, varints
+from tracepipe.readers.wire_fields import BYTES, signed, tagged, text, varints
 
 LEAVES, WOKEN, BEGINS = range(3)
 """The order of events at the same time."""
@@ -113,7 +113,7 @@ class Scheduling:
         if _SWITCH in of:
             switch = dict(tagged(of[_SWITCH]))
             self._running[cpu] = signed(switch.get(_TID, 0))
-            comm = switch.get(_NEXT_COMM, b"").decode("utf-8", "replace")
+            comm = text(switch.get(_NEXT_COMM, b""))
             prev_state, prio = signed(switch.get(_PREV_STATE, 0)), signed(switch.get(_NEXT_PRIO, 0))
             self._switch(ts_ns, cpu, prev_state, signed(switch.get(_NEXT, 0)), prio, comm)
             return True
@@ -135,7 +135,7 @@ class Scheduling:
         names: list[str] = []
         for tag, value in tagged(data):
             if tag == 5 << 3 | BYTES:
-                names.append(value.decode("utf-8", "replace"))
+                names.append(text(value))
             elif tag & 7 == BYTES:
                 columns.setdefault(tag >> 3, []).extend(map(signed, varints(value)))
         nothing: list[int] = []
@@ -166,7 +166,7 @@ class Scheduling:
     def add_state(self, data: bytes, ts_ns: int) -> None:
         """Add a GenericKernelTaskStateEvent. Raises WireError."""
         of = dict(tagged(data))
-        comm = of.get(2 << 3 | BYTES, b"").decode("utf-8", "replace")
+        comm = text(of.get(2 << 3 | BYTES, b""))
         cpu, tid = signed(of.get(1 << 3, 0)), signed(of.get(3 << 3, 0))
         if not 0 <= cpu < _CPUS_MAX or not 0 <= ts_ns <= TIME_LIMIT_NS:
             self.counted["state|states of threads has|have an impossible processor or time"] += 1
@@ -231,7 +231,9 @@ class ThreadsInOrder:
                 return None
             phase = "I"
         if phase == "B":
-            self._begin(tid, cpu)
+            if len(self._runs) >= _THREADS_MAX:
+                self._runs.clear()
+            self._on[cpu], self._runs[tid] = tid, cpu
         elif phase == "E":
             self._on.pop(self._runs.pop(tid, cpu), None)
         elif of["phase"] != AGAIN:
@@ -239,12 +241,14 @@ class ThreadsInOrder:
         if args is not None:
             # The bytes that orjson returns hold at least 4 KB of memory. A copy holds no more than its size.
             second = bytes(memoryview(orjson.dumps(args))) if args else b""
-        return self._record({**of, "phase": phase}), second
-
-    def _begin(self, tid: int, cpu: int) -> None:
-        if len(self._runs) >= _THREADS_MAX:
-            self._runs.clear()
-        self._on[cpu], self._runs[tid] = tid, cpu
+        key = orjson.dumps({**of, "phase": phase})
+        record = self._records.get(key)
+        if record is None:
+            pid = self._tracks.process_of(tid)
+            thread = {} if pid is None else self._tracks.thread_fields(pid, tid)
+            record = packed({**of, "phase": phase, **thread})
+            self._records.keep(key, record, len(record))
+        return record, second
 
     def _state(self, tid: int, state: int) -> tuple[str, str, dict[str, Any]] | None:
         """The phase, the name and the arguments for a state."""
@@ -256,14 +260,3 @@ class ThreadsInOrder:
             return "E", RUNNING, {"prev_state": _LEFT[state]}
         self.counted["state|states of threads changes|change nothing in a timeline"] += 1
         return None
-
-    def _record(self, of: dict[str, Any]) -> bytes:
-        """The record with the thread's process, where that is known."""
-        text = orjson.dumps(of)
-        record = self._records.get(text)
-        if record is None:
-            pid = self._tracks.process_of(of["tid"])
-            whole = of if pid is None else {**of, **self._tracks.thread_fields(pid, of["tid"])}
-            record = packed(whole)
-            self._records.keep(text, record, len(record))
-        return record

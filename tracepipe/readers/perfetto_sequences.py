@@ -204,13 +204,6 @@ class _Domain:
     last_ns: int = 0
     times: dict[tuple[Clock, ...], list[int]] = field(default_factory=dict)
 
-    def ns(self, value: int) -> int:
-        """The time that a packet states, ns of this clock."""
-        if not self.is_incremental:
-            return value * self.unit_ns
-        self.last_ns += value * self.unit_ns
-        return self.last_ns
-
 
 class PerfettoClocks:
     """Takes snapshots, and puts times on the clock of the trace."""
@@ -238,19 +231,26 @@ class PerfettoClocks:
             if tag == _PRIMARY and not self._is_used:
                 self.trace = (0, value)
             elif tag == _CLOCKS:
-                self._reading(dict(tagged(value)), sequence, found)
+                fields = dict(tagged(value))
+                clock = clock_of(fields.get(_ID, 0), sequence)
+                is_full = len(found) >= _AT_ONCE_MAX or len(self._domains) >= _CLOCKS_MAX
+                if clock not in self._domains and is_full:
+                    self.left_out += 1
+                    continue
+                domain = self._domains.setdefault(clock, _Domain())
+                domain.unit_ns = fields.get(_UNIT, 0) or 1
+                domain.is_incremental = bool(fields.get(_IS_INCREMENTAL, 0)) and clock[0] != 0
+                domain.last_ns = found[clock] = signed(fields.get(_TIME, 0)) * domain.unit_ns
         if not self.start:
-            host = {name: found.get((0, id)) for id, name in HOST_CLOCKS.items()}
-            shown = {
-                f"{name}_ns": ns for name, ns in host.items() if ns is not None and 0 <= ns <= TIME_LIMIT_NS
-            }
+            host = {f"{name}_ns": found.get((0, id), -1) for id, name in HOST_CLOCKS.items()}
+            shown = {name: ns for name, ns in host.items() if 0 <= ns <= TIME_LIMIT_NS}
             # A single clock may be any: programs without a clock of the host write CLOCK_BOOTTIME.
             self.start = shown if len(shown) > 1 else {}
-        if len(found) > 1 and not self._is_back(found):
-            self._keep(found)
-
-    def _keep(self, found: dict[Clock, int]) -> None:
         key = tuple(sorted(found))
+        times = self._domains[self.trace].times.get(key) if self.trace in found else None
+        # The trace's clock may not be before its reading in the last snapshot of the same clocks.
+        if len(found) < 2 or (times and found[self.trace] < times[-1]):
+            return
         known = self._domains[key[0]].times.get(key, [])
         if not known:
             self._paths.clear()
@@ -266,23 +266,6 @@ class PerfettoClocks:
             self._domains[clock].times.setdefault(key, []).append(ns)
         self._readings += len(found)
 
-    def _reading(self, fields: dict[int, int], sequence: int, found: dict[Clock, int]) -> None:
-        """Take the reading of one clock of a snapshot."""
-        clock = clock_of(fields.get(_ID, 0), sequence)
-        is_full = len(found) >= _AT_ONCE_MAX or len(self._domains) >= _CLOCKS_MAX
-        if clock not in self._domains and is_full:
-            self.left_out += 1
-            return
-        domain = self._domains.setdefault(clock, _Domain())
-        domain.unit_ns = fields.get(_UNIT, 0) or 1
-        domain.is_incremental = bool(fields.get(_IS_INCREMENTAL, 0)) and clock[0] != 0
-        domain.last_ns = found[clock] = signed(fields.get(_TIME, 0)) * domain.unit_ns
-
-    def _is_back(self, found: dict[Clock, int]) -> bool:
-        """Whether the trace's clock is before its reading in the last snapshot of the same clocks."""
-        times = self._domains[self.trace].times.get(tuple(sorted(found))) if self.trace in found else None
-        return bool(times) and found[self.trace] < (times or [0])[-1]
-
     def trace_ns(self, value: int, clock: Clock) -> int | None:
         """A packet's time on the trace's clock; None where no snapshots relate it."""
         self._is_used = True
@@ -291,7 +274,9 @@ class PerfettoClocks:
         domain = self._domains.get(clock)
         if domain is None:
             return None
-        ns = domain.ns(value)
+        ns = value * domain.unit_ns
+        if domain.is_incremental:
+            ns = domain.last_ns = domain.last_ns + ns
         if clock not in self._paths:
             self._paths[clock] = self._path(clock)
         path = self._paths[clock]

@@ -37,7 +37,7 @@ from tracepipe.event.counters import COUNTERS, SUMMARY
 from tracepipe.event.model import ID_LIMIT, INDEX_LIMIT, Problem, Record
 from tracepipe.readers.ids import Ids
 from tracepipe.readers.recording import cut_text
-from tracepipe.readers.wire_fields import BYTES, signed, tagged
+from tracepipe.readers.wire_fields import BYTES, signed, tagged, text
 
 OWN: Final = ("tracepipe", "capture")
 """The names of the group, and of its track."""
@@ -96,7 +96,11 @@ def begun(fields: Record, second: bytes) -> tuple[bytes, bytes]:
     args.pop("kernel", None)
     for key in ("grid", "block"):
         size = args.get(key)
-        if type(size) is list and len(size) == 3 and all(map(_is_size, size)):
+        if (
+            type(size) is list
+            and len(size) == 3
+            and all(type(one) is int and 0 <= one <= INDEX_LIMIT for one in size)
+        ):
             record[key] = args.pop(key)
     first, rest = (bytes(memoryview(orjson.dumps(one))) if one else b"" for one in (record, args))
     return first, rest
@@ -105,10 +109,6 @@ def begun(fields: Record, second: bytes) -> tuple[bytes, bytes]:
 def kind_of(name: str) -> str:
     """Whether a slice of a stream of that name is a copy or a kernel."""
     return "transfer" if _COPY.fullmatch(name) else "gpu_kernel"
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value <= INDEX_LIMIT
 
 
 EVENTS: Final = "events"
@@ -199,20 +199,25 @@ class Tracks:
     def describe(self, data: bytes) -> None:
         """Note a TrackDescriptor. Raises WireError."""
         of = dict(tagged(data))
-        name = next((cut_text(_text(of[tag])) for tag in _NAMES if tag in of), "")
+        name = next((cut_text(text(of[tag])) for tag in _NAMES if tag in of), "")
         made = Descriptor(name, of.get(_PARENT, 0))
         if _THREAD in of:
             self.describe_thread(of[_THREAD], made)
         elif _PROCESS in of:
             self.describe_process(of[_PROCESS], made)
         if _COUNTER in of:
-            made.counter = _counter(of[_COUNTER])
+            counter = dict(tagged(of[_COUNTER]))
+            made.counter = Counter(
+                unit=text(counter.get(_UNIT_NAME, b"")) or _UNITS.get(counter.get(_UNIT, 0), ""),
+                multiplier=max(0, signed(counter.get(_MULTIPLIER, 0))) or 1,
+                is_incremental=bool(counter.get(_IS_INCREMENTAL, 0)),
+                of_thread=counter.get(_KIND, 0) in _THREAD_COUNTERS,
+            )
         made.rank = signed(of.get(_RANK, 0))
         made.is_ordered = of.get(_ORDERING) == _EXPLICIT
         uuid = of.get(_UUID, GLOBAL)
-        known = self._all.get(uuid)
-        if known is not None and not made.name:
-            made.name = known.name
+        if uuid in self._all and not made.name:
+            made.name = self._all[uuid].name
         self._keep(uuid, made)
 
     def _keep(self, uuid: int, made: Descriptor) -> None:
@@ -225,9 +230,8 @@ class Tracks:
         """Note a ThreadDescriptor. Raises WireError."""
         of = dict(tagged(data))
         made.pid, made.tid = signed(of.get(_PID, 0)), signed(of.get(_TID, 0))
-        name = cut_text(_text(of.get(_THREAD_NAME, b""))) or made.name
-        made.name = name
-        self.name_thread(made.pid, made.tid, name)
+        made.name = cut_text(text(of.get(_THREAD_NAME, b""))) or made.name
+        self.name_thread(made.pid, made.tid, made.name)
 
     def describe_process(self, data: bytes, made: Descriptor) -> None:
         """Note a ProcessDescriptor. Raises WireError."""
@@ -235,9 +239,8 @@ class Tracks:
         made.pid = signed(next((value for tag, value in of if tag == _PID), 0))
         names = [value for tag, value in of if tag == _PROCESS_NAME]
         names += [value for tag, value in of if tag == _CMDLINE]
-        name = cut_text(_text(names[0])) if names else made.name
-        made.name = name
-        self.name_process(made.pid, name)
+        made.name = cut_text(text(names[0])) if names else made.name
+        self.name_process(made.pid, made.name)
 
     def name_process(self, pid: int, name: str) -> None:
         """Take the name of a process."""
@@ -283,10 +286,17 @@ class Tracks:
 
     def settle(self) -> None:
         """Decide the places of the used tracks. No descriptors are taken any more."""
+
+        def order(uuid: int) -> tuple[str, int, str]:
+            """Rank and name of the topmost ancestor of a track, and of the next one."""
+            chain = self._chain(uuid)
+            top, second = self._of(chain[-1]), self._of(chain[max(0, len(chain) - 2)])
+            return top.name, second.rank if top.is_ordered else 0, second.name
+
         self._is_own = any(self._path(self._chain(uuid)) == OWN for uuid in self.used)
         self.unknown = sum(uuid not in self._all and uuid != GLOBAL for uuid in self.used)
         # A number that is given later is lower, and comes before the others.
-        for uuid in sorted(self.used, key=self._order, reverse=True):
+        for uuid in sorted(self.used, key=order, reverse=True):
             stream = self._stream_of(uuid)
             if stream is None:
                 self._thread_of(uuid, self._chain(uuid))
@@ -294,7 +304,7 @@ class Tracks:
                 self._places[uuid] = Place(0, None, "gpu", stream=stream)
         for uuid in self.used:
             if uuid not in self._places:
-                self._places[uuid] = self._placed(uuid, self._chain(uuid))
+                self._places[uuid] = self._place_of(uuid, self._chain(uuid))
         self._taken.clear()
 
     def _path(self, chain: list[int]) -> tuple[str, ...]:
@@ -309,9 +319,7 @@ class Tracks:
         if counter is not None and is_summary_counter(self._of(uuid).name, counter.unit):
             return Stream(0, -1)
         stream = stream_of(self._path(self._chain(uuid)))
-        if stream is not None and counter is not None and not stream.is_summary:
-            return None
-        return stream
+        return None if stream and counter is not None and not stream.is_summary else stream
 
     def _chain(self, uuid: int) -> list[int]:
         """A track and its ancestors, up to a thread or a process."""
@@ -332,12 +340,6 @@ class Tracks:
 
     def _name(self, uuid: int) -> str:
         return self._of(uuid).name or "track"
-
-    def _order(self, uuid: int) -> tuple[int, str, int, str]:
-        """The key for the order of tracks: rank and name of the topmost ancestor, and of the next one."""
-        chain = self._chain(uuid)
-        top, second = self._of(chain[-1]), self._of(chain[max(0, len(chain) - 2)])
-        return 0, top.name, second.rank if top.is_ordered else 0, second.name
 
     def _thread_of(self, uuid: int, chain: list[int]) -> tuple[int, int | None, list[str]]:
         """The process and the thread of a track, and the names of the tracks below."""
@@ -372,7 +374,7 @@ class Tracks:
             self._names[of] = record if pid is None else record | {"tid": number}
         return number
 
-    def _placed(self, uuid: int, chain: list[int]) -> Place:
+    def _place_of(self, uuid: int, chain: list[int]) -> Place:
         pid, tid, names = self._thread_of(uuid, chain)
         name = cut_text(" / ".join(names)) or EVENTS
         counter = self._of(uuid).counter
@@ -417,20 +419,3 @@ class Tracks:
             if name:
                 records.append({"type": "name", **both, "name": name})
         return records
-
-
-def _counter(data: bytes) -> Counter:
-    of = dict(tagged(data))
-    kind = of.get(_KIND, 0)
-    unit = _text(of.get(_UNIT_NAME, b"")) or _UNITS.get(of.get(_UNIT, 0), "")
-    multiplier = signed(of.get(_MULTIPLIER, 0))
-    return Counter(
-        unit,
-        multiplier if multiplier > 0 else 1,
-        bool(of.get(_IS_INCREMENTAL, 0)),
-        kind in _THREAD_COUNTERS,
-    )
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")

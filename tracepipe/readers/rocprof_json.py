@@ -277,8 +277,8 @@ class _Process:
                     self._insert("info_agent", _handle(agent.get("id")), kind, index, *names)
             elif key == "kernel_symbols":
                 for symbol in _objects(walk):
-                    names = (symbol.get(f"{kind}_kernel_name") for kind in ("demangled", "formatted"))
-                    shown = next((name for name in names if isinstance(name, str) and name), None)
+                    whole = (symbol.get(f"{kind}_kernel_name") for kind in ("demangled", "formatted"))
+                    shown = next((name for name in whole if isinstance(name, str) and name), None)
                     number, name = _whole(symbol.get("kernel_id")), _text(symbol.get("kernel_name"))
                     self._insert("info_kernel_symbol", number, name, shown)
             elif key == "strings":

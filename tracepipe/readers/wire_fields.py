@@ -53,6 +53,11 @@ def double(data: bytes) -> float:
     return float(value)
 
 
+def text(data: bytes) -> str:
+    """The text of a field."""
+    return data.decode("utf-8", "replace")
+
+
 def varint(data: bytes, at: int) -> tuple[int, int]:
     """The varint at a place, and the place after it. Raises WireError."""
     value = shift = 0
