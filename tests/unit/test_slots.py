@@ -144,6 +144,6 @@ def test_a_signature_without_slots_is_empty_text():
 
 
 def test_what_an_out_argument_points_to_is_a_member():
-    assert out_text(Argument("address", 0, "ptr", out=True), 140000, {}) == '"address":140000'
-    assert out_text(Argument("device", 0, "i32", out=True), 0xFFFFFFFF, {}) == '"device":-1'
-    assert out_text(Argument("kind", 3, "Kind", out=True), 2, {"Kind": {2: "array"}}) == '"kind":"array"'
+    assert out_text(Argument("address", 0, "ptr", out=True), {})(140000) == '"address":140000'
+    assert out_text(Argument("device", 0, "i32", out=True), {})(0xFFFFFFFF) == '"device":-1'
+    assert out_text(Argument("kind", 3, "Kind", out=True), {"Kind": {2: "array"}})(2) == '"kind":"array"'

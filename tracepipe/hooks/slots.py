@@ -168,9 +168,10 @@ def argument_text(
     return form.function()
 
 
-def out_text(argument: Argument, value: int, value_names: ValueNames) -> str:
-    """The member that an `out` argument becomes: `"address":140000`."""
-    return argument_text(Signature((Argument(argument.name, 0, argument.kind),)), value_names)((value,))
+def out_text(argument: Argument, value_names: ValueNames) -> Callable[[int], str]:
+    """A formatter of the member that an `out` argument becomes: `"address":140000`."""
+    text = argument_text(Signature((Argument(argument.name, 0, argument.kind),)), value_names)
+    return lambda value: text((value,))
 
 
 def _quoted(name: str) -> str:

@@ -74,7 +74,9 @@ def spec_of(probe: Probe, filters: Filters) -> bytes:
     condition = probe.hook.condition
     at = bits = value = operator = signed = 0
     if condition is not None:
-        at = _place(condition.argument, arguments, is_tracepoint)
+        # A tracepoint's program reads fields in the order of the arguments.
+        index = arguments.index(condition.argument) if is_tracepoint else condition.argument.position
+        at = index + 1
         bits, signed = INTEGER_KINDS.get(condition.argument.kind, (32, True))
         value = condition.value & (1 << bits) - 1
         operator = _CONDITIONS[condition.operator]
@@ -107,23 +109,14 @@ def hashed_slot(probe: Probe) -> tuple[int, int]:
     return values(probe.signature)[hashed.name].slot + 1, on_stack
 
 
-def _place(argument: Argument, arguments: tuple[Argument, ...], is_tracepoint: bool) -> int:
-    # A tracepoint's program reads fields in the order of the arguments.
-    return arguments.index(argument) + 1 if is_tracepoint else argument.position + 1
-
-
 def _flags(probe: Probe, filters: Filters) -> int:
-    flags = _PAIRED if is_paired(probe, filters) else 0
-    if isinstance(probe.place, KernelPlace):
-        flags |= _IN_KERNEL
-        if probe.symbol == QUEUES_ITEMS:
-            flags |= _QUEUES
-    if not probe.hook.returns:
-        flags |= _INSTANT
-    if probe.hook.everywhere:
-        flags |= _EVERYWHERE
-    if probe.hook.effect in WHOLE_EFFECTS:
-        flags |= _UNFILTERED
-    if probe.hook.effect in NAMING_EFFECTS:
-        flags |= _NAMES
-    return flags
+    hook, in_kernel = probe.hook, isinstance(probe.place, KernelPlace)
+    return (
+        _PAIRED * is_paired(probe, filters)
+        | _IN_KERNEL * in_kernel
+        | _QUEUES * (in_kernel and probe.symbol == QUEUES_ITEMS)
+        | _INSTANT * (not hook.returns)
+        | _EVERYWHERE * hook.everywhere
+        | _UNFILTERED * (hook.effect in WHOLE_EFFECTS)
+        | _NAMES * (hook.effect in NAMING_EFFECTS)
+    )

@@ -37,14 +37,6 @@ _DT_NEEDED, _DT_STRTAB, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 5, 14, 15, 29
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A function, and the file offset of its first instruction in bytes."""
-
-    name: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Dynamic:
     """Entries for the dynamic linker: needed libraries, folders to search as they are written, the soname."""
 

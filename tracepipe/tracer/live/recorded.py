@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracepipe.event.columns import SPECIAL, SourceBatch
 from tracepipe.event.model import MONOTONIC, Header
@@ -16,28 +16,15 @@ from tracepipe.event.tables import Tables
 from tracepipe.event.vocabulary import RUNNING
 from tracepipe.event.warps import Warps
 from tracepipe.tracer.live.totals import WHOLE, Function, Row, Snapshot, Totals
-from tracepipe.tracer.records.record import (
-    CALL_ENTER,
-    CALL_RETURN,
-    EVENT,
-    MIGRATE,
-    RECORD_BYTES,
-    SWITCH_IN,
-    SWITCH_OUT,
-    SYSCALL_ENTER,
-    SYSCALL_EXIT,
-    WAKEUP,
-    Loss,
-)
+from tracepipe.tracer.records import record
+from tracepipe.tracer.records.record import RECORD_BYTES, Loss
 from tracepipe.tracer.records.syscalls import state_of_text
 
-if TYPE_CHECKING:
-    pass
-
-_OF_PHASE = {"B": CALL_ENTER, "E": CALL_RETURN, "I": EVENT, "X": WHOLE}
-_OF_SYSCALLS = {"B": SYSCALL_ENTER, "E": SYSCALL_EXIT}
+_OF_PHASE = {"B": record.CALL_ENTER, "E": record.CALL_RETURN, "I": record.EVENT, "X": WHOLE}
+_OF_SYSCALLS = {"B": record.SYSCALL_ENTER, "E": record.SYSCALL_EXIT}
 _OF_SCHEDULER = {
-    (RUNNING, "B"): SWITCH_IN, (RUNNING, "E"): SWITCH_OUT, ("wakeup", "I"): WAKEUP, ("migrate", "I"): MIGRATE,
+    (RUNNING, "B"): record.SWITCH_IN, (RUNNING, "E"): record.SWITCH_OUT,
+    ("wakeup", "I"): record.WAKEUP, ("migrate", "I"): record.MIGRATE,
 }  # fmt: skip
 # Events in these layers are effects of calls, which are counted themselves.
 _OF_MEMORY = frozenset({"memory", "transfer"})
@@ -120,7 +107,7 @@ class RecordedTotals:
                 if rule.kind is None:
                     continue
                 a0 = dur_ns
-                if rule.kind == SWITCH_OUT:
+                if rule.kind == record.SWITCH_OUT:
                     a0 = state_of_text(tables.args(args).get("prev_state"))
                 rows.append((ts_ns, rule.tid, rule.pid, rule.number, rule.kind, a0, 0, 0, 0))
             totals.add_rows(rows, len(rows) * RECORD_BYTES)

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, Signature, TracepointPlace
-from tracepipe.hooks.slots import Slot, Value, argument_text, slots, values
+from tracepipe.hooks.hook import NAMING_EFFECTS, TEXT_BYTES, Argument, Probe, TracepointPlace
+from tracepipe.hooks.slots import Slot, Value, argument_text, out_text, slots, values
 from tracepipe.tracer.records.effects import Effects
 from tracepipe.tracer.records.line import Head, Lines, Where, joined
 
@@ -196,9 +196,7 @@ class _ProbeTexts:
         self.texts = [argument for argument in arguments if argument.kind == "str"]
         self.text = self.texts[0].name if self.texts else ""
         self.out = next((argument for argument in arguments if argument.out), None)
-        # Made once, as the formatter is generated code.
-        alone = self.out and Signature((Argument(self.out.name, 0, self.out.kind),))
-        self._out = argument_text(alone, values) if alone else None
+        self.out_text = out_text(self.out, values) if self.out else lambda _: ""
         self.function = _slot_named(_FUNCTION, arguments, self._slots)
         self._handle = _slot_named(_HANDLE, arguments, self._slots)
         self.names = probe.hook.effect == "name"
@@ -217,25 +215,18 @@ class _ProbeTexts:
                 self._results[register] = text
         return text
 
-    def out_text(self, value: int) -> str:
-        """The member for the `out` argument."""
-        return self._out((value,)) if self._out else ""
-
     def handle(self, words: Sequence[int]) -> int:
         """The handle that gets a name; 0 where it is known only at the return."""
         return words[self._handle] if self._handle >= 0 else 0
 
     def packed(self, values: Sequence[int]) -> list[int]:
         """A tracepoint's arguments, each in its own word, packed into the slots of its signature."""
-        at = {argument.position: value for argument, value in zip(self._recorded, values, strict=False)}
+        arguments = self.probe.signature.arguments
+        at = {argument.position: value for argument, value in zip(arguments, values, strict=False)}
         return [
             at[slot.low] if slot.high is None else at[slot.low] & 0xFFFFFFFF | at[slot.high] << 32
             for slot in self._slots
         ]
-
-    @property
-    def _recorded(self) -> tuple[Argument, ...]:
-        return self.probe.signature.arguments
 
 
 def _slot_named(name: str, arguments: Sequence[Argument], places: Sequence[Slot]) -> int:

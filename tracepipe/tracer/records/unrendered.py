@@ -22,27 +22,10 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from tracepipe.hooks.hook import NAMING_EFFECTS, Probe, TracepointPlace
 from tracepipe.native import library
+from tracepipe.tracer.records import record
 from tracepipe.tracer.records.calls import MADE, teller
 from tracepipe.tracer.records.effects import OPEN_CALLS_MAX
-from tracepipe.tracer.records.record import (
-    CALL_ENTER,
-    CALL_RETURN,
-    EVENT,
-    FUNCTION_KINDS,
-    MORE,
-    RECORD,
-    RECORD_BYTES,
-    SERVED,
-    SWITCH_IN,
-    SWITCH_OUT,
-    SYSCALL_ENTER,
-    SYSCALL_EXIT,
-    TEXT,
-    THREAD_END,
-    THREAD_IDS,
-    THREAD_NAME,
-    THREAD_NEW,
-)
+from tracepipe.tracer.records.record import RECORD, RECORD_BYTES
 from tracepipe.tracer.records.syscalls import ENDED
 
 NEVER: Final = (1 << 63) - 1
@@ -62,9 +45,13 @@ THREADS_MAX = 1 << 16
 """
 _WORDS = RECORD_BYTES // 4  # of a record, as u32; record.py draws its layout
 _TID_AT, _NUMBER_AT, _KIND_AT, _CPU_AT, _A0_AT = 4, 6, 28, 30, 32
-_OF_THREADS = (THREAD_IDS, THREAD_NEW, THREAD_NAME)  # in the order in which a decoder needs them
-_PARTS = frozenset({MORE, TEXT, SERVED})  # precede the record that they belong to
-_UNDER_WAY = {CALL_ENTER, CALL_RETURN, SYSCALL_ENTER, SYSCALL_EXIT, SWITCH_IN, SWITCH_OUT, EVENT, THREAD_END}
+# In the order in which a decoder needs them.
+_OF_THREADS = (record.THREAD_IDS, record.THREAD_NEW, record.THREAD_NAME)
+_PARTS = frozenset({record.MORE, record.TEXT, record.SERVED})  # precede the record that they belong to
+_UNDER_WAY = {
+    record.CALL_ENTER, record.CALL_RETURN, record.SYSCALL_ENTER, record.SYSCALL_EXIT,
+    record.SWITCH_IN, record.SWITCH_OUT, record.EVENT, record.THREAD_END,
+}  # fmt: skip
 
 
 class Sieve:
@@ -132,7 +119,7 @@ def kinds_and_functions(chunk: bytes, functions: int) -> tuple[Sequence[int], Se
     numbers = memoryview(chunk).cast("I")[6 :: RECORD_BYTES // 4]
     for number, kind in zip(numbers, kinds, strict=True):
         by_kind[kind] += 1
-        if kind in FUNCTION_KINDS:
+        if kind in record.FUNCTION_KINDS:
             by_function[number] += 1
     return by_kind, by_function
 
@@ -198,9 +185,9 @@ class RecordSpans:
             if (limit_ns := wanted.limit_ns(name, SYSCALL)) is not None
         }
         self._limits_ns = limits_ns | {~number: limit_ns for number, limit_ns in of_syscalls_ns.items()}
-        self._kinds = {CALL_ENTER, CALL_RETURN} if limits_ns else set()
-        self._kinds |= {SYSCALL_ENTER, SYSCALL_EXIT} if of_syscalls_ns else set()
-        self._sieve = Sieve(probes, {*self._kinds, THREAD_END}, limits_ns, of_syscalls_ns)
+        self._kinds = {record.CALL_ENTER, record.CALL_RETURN} if limits_ns else set()
+        self._kinds |= {record.SYSCALL_ENTER, record.SYSCALL_EXIT} if of_syscalls_ns else set()
+        self._sieve = Sieve(probes, {*self._kinds, record.THREAD_END}, limits_ns, of_syscalls_ns)
         self._open: dict[int, list[tuple[int, int]]] = {}
         self._reported: set[tuple[int, int, int]] = set()
 
@@ -217,17 +204,17 @@ class RecordSpans:
             times,
             strict=True,
         ):
-            is_syscall = kind in (SYSCALL_ENTER, SYSCALL_EXIT)
+            is_syscall = kind in (record.SYSCALL_ENTER, record.SYSCALL_EXIT)
             key, who = (~number, ~tid) if is_syscall else (number, tid)
-            if kind == THREAD_END:
+            if kind == record.THREAD_END:
                 self._forget(tid, 0)
                 self._forget(~tid, 0)
             if kind not in self._kinds or not (is_syscall or key in self._limits_ns):
                 continue
-            if is_syscall and kind == SYSCALL_ENTER:
+            if is_syscall and kind == record.SYSCALL_ENTER:
                 self._forget(who, 0)  # the exit of another one was lost
             calls = self._open.setdefault(who, [])
-            if kind in (CALL_ENTER, SYSCALL_ENTER):
+            if kind in (record.CALL_ENTER, record.SYSCALL_ENTER):
                 calls.append((key, ts_ns))
                 if len(calls) > OPEN_CALLS_MAX:
                     deep.add(who)
@@ -325,27 +312,27 @@ class RecordCarry:
         for at, tid, number, kind in zip(
             places, words[_TID_AT::_WORDS], words[_NUMBER_AT::_WORDS], kinds, strict=True
         ):
-            if kind == SYSCALL_EXIT:
+            if kind == record.SYSCALL_EXIT:
                 syscalls.pop(tid, None)
-            elif kind == SYSCALL_ENTER:
+            elif kind == record.SYSCALL_ENTER:
                 syscalls[tid] = chunk[at : at + RECORD_BYTES]
-            elif kind == CALL_ENTER:
+            elif kind == record.CALL_ENTER:
                 self._enter(tid, number, chunk[at : at + RECORD_BYTES])
-            elif kind == CALL_RETURN:
+            elif kind == record.CALL_RETURN:
                 self._leave(tid, number, chunk[at : at + RECORD_BYTES])
-            elif kind == SWITCH_IN:
+            elif kind == record.SWITCH_IN:
                 running[tid] = chunk[at : at + RECORD_BYTES]
-            elif kind == SWITCH_OUT:
+            elif kind == record.SWITCH_OUT:
                 running.pop(tid, None)
                 if chunk[at + _A0_AT] & ENDED:
                     self._forget(tid)
-            elif kind in _PARTS or kind == EVENT:
+            elif kind in _PARTS or kind == record.EVENT:
                 by = teller(tid, int.from_bytes(chunk[at + _CPU_AT : at + _CPU_AT + 2], "little"))
-                if kind == EVENT:
+                if kind == record.EVENT:
                     self._parts.pop(by, None)
                 else:
                     self._parts.setdefault(by, []).append(chunk[at : at + RECORD_BYTES])
-            elif kind == THREAD_END:
+            elif kind == record.THREAD_END:
                 self._forget(tid)
             elif kind in _OF_THREADS:
                 known = self._threads.get(tid)
@@ -353,8 +340,8 @@ class RecordCarry:
                     if len(self._threads) >= THREADS_MAX:
                         self._forget(next(iter(self._threads)))
                     known = self._threads[tid] = {}
-                elif kind == THREAD_NEW:
-                    known.pop(THREAD_NAME, None)
+                elif kind == record.THREAD_NEW:
+                    known.pop(record.THREAD_NAME, None)
                 known[kind] = chunk[at : at + RECORD_BYTES]
         for tid in self._deep:
             del self._calls.get(tid, [])[:-OPEN_CALLS_MAX]  # the returns of some were lost
@@ -383,18 +370,18 @@ class RecordCarry:
         parts = (part for by in sorted(self._parts) for part in self._parts[by])
         return Carried(b"".join([*self._named.values(), *threads]), b"".join([*begun, *parts]))
 
-    def _enter(self, tid: int, number: int, record: bytes) -> None:
+    def _enter(self, tid: int, number: int, content: bytes) -> None:
         if self._parts:
-            record = b"".join(self._parts.pop(tid, ())) + record
+            content = b"".join(self._parts.pop(tid, ())) + content
         if number not in self._momentary:
             entries = self._calls.setdefault(tid, [])
-            entries.append((number, record))
+            entries.append((number, content))
             if len(entries) > OPEN_CALLS_MAX:
                 self._deep.add(tid)
         elif number in self._naming:
-            self._name(record, b"")
+            self._name(content, b"")
 
-    def _leave(self, tid: int, number: int, record: bytes) -> None:
+    def _leave(self, tid: int, number: int, content: bytes) -> None:
         self._parts.pop(tid, None)
         entries = self._calls.get(tid, [])
         place = len(entries) - 1
@@ -406,9 +393,9 @@ class RecordCarry:
         del entries[place:]  # calls inside it have lost their returns
         if not entries:
             del self._calls[tid]
-        result = RECORD.unpack(record)[7] & 0xFFFFFFFF
+        result = RECORD.unpack(content)[7] & 0xFFFFFFFF
         if number in self._naming and (not result or (number in self._making and result in MADE)):
-            self._name(entry, record)
+            self._name(entry, content)
 
     def _name(self, entry: bytes, leave: bytes) -> None:
         """Keep the call that named a handle, instead of an older call that named it."""
