@@ -18,6 +18,7 @@ from tracepipe.native import library
 from tracepipe.native.signatures import Spent as NativeSpent
 from tracepipe.reports.frames.intervals import Stretches
 from tracepipe.store.run import Run
+from tracepipe.store.spans import INSTANT, NO_BEGIN
 
 IN_CALL, USER, ABSENT, UNKNOWN = "CUDA call", "user code", "not running", "unknown"
 """The states in addition to `PARTS[1:]`. IN_CALL: in a CUDA call, and in no layer below it. USER: in no
@@ -51,23 +52,26 @@ class _ByThread:
     """The spans of one kind by thread."""
 
     def __init__(self, run: Run, table: str, of_thread: Ints, shapes: Bools) -> None:
-        found = run.store.columns(
-            f"""select x.id, x.start_ns, x.end_ns, s.name_text as name, t.thread,
-                ((x.parent = -1 and x.kind <> 2)::utinyint * {_IS_OUTERMOST} + t.is_ioctl)::utinyint as flags
-            from store."{table}" x join threads t using (shape) join store.shapes s using (shape)
-            where x.kind <> 1""",
-            threads={
-                "shape": np.flatnonzero(shapes).astype(np.int32),
-                "thread": of_thread[shapes].astype(np.int32),
-                "is_ioctl": (run.shapes.column("name", np.flatnonzero(shapes)) == _ioctl(run)).astype(
-                    np.uint8
-                ),
-            },
-        )
-        # By thread, and in the order of ids, which is that of starts.
-        order = np.lexsort((found.pop("id"), found["thread"]))
-        thread = found.pop("thread")[order]
-        self._columns = {name: found.pop(name)[order] for name in tuple(found)}
+        of_shape = of_thread[np.where(shapes, np.arange(len(shapes)), 0)].astype(np.int32)
+        of_shape[~shapes] = NONE
+        layer = run.store.by_id(table, ("shape", "kind", "parent"))
+        threads, kind = of_shape[layer["shape"]], layer["kind"]
+        rows = np.flatnonzero((threads != NONE) & (kind != INSTANT)).astype(np.int32)
+        flags = ((layer["parent"] == NONE) & (kind != NO_BEGIN)).astype(np.uint8) * np.uint8(_IS_OUTERMOST)
+        names = run.shapes.column("name", np.arange(len(run.shapes), dtype=np.int32))
+        flags |= (names == _ioctl(run))[layer["shape"]].astype(np.uint8) * np.uint8(_IS_IOCTL)
+        # By thread; ids are in the order of starts, which a stable sort keeps.
+        thread = threads[rows]
+        narrow = thread.astype(np.uint16) if thread.max(initial=0) < 1 << 16 else thread
+        rows = rows[np.argsort(narrow, kind="stable")]
+        thread = threads[rows]
+        self._columns = {
+            "name": names[layer.pop("shape")[rows]].astype(np.int32),
+            "flags": flags[rows],
+        }
+        del layer, threads, kind, flags
+        for key in ("start_ns", "end_ns"):
+            self._columns[key] = run.store.by_id(table, (key,))[key][rows]
         self._threads, self._first = np.unique(thread, return_index=True)
         self._first = np.append(self._first, len(thread))
         self.has_ioctl = bool((self._columns["flags"] & _IS_IOCTL).any())
@@ -94,6 +98,7 @@ class HostStates:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        run.forget_columns()  # those below take much memory
         every = np.arange(len(run.shapes), dtype=np.int32)
         pids, tids, names = (run.shapes.column(key, every) for key in ("pid", "tid", "name"))
         of_thread, first = number_rows(pids, tids)

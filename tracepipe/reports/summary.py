@@ -62,6 +62,7 @@ def run(run: Run, options: Options) -> Result:
     """The summary of one recording."""
     result = Result("TRACE SUMMARY")
     seen = glance_of(run)
+    run.forget_columns()  # the rest is asked of the tables
     tables = [
         *((table, 0) for table in (sentences(run, seen), gpu_time(seen))),
         _kernels(run, options),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import weakref
 from collections.abc import Hashable, Mapping
@@ -40,6 +41,8 @@ __all__ = ["Facts", "Layer", "Run", "load_run"]
 _OPTIONAL: Final = {
     "launch": "launch", "stack": "stack", "source_ns": "moved", "end_source_ns": "moved", "bound_ns": "moved",
 }  # fmt: skip
+# <malloc.h>: the option for the size from which an allocation has a separate mapping, and that size.
+_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 _OF_THREADS: Final[dict[str, int]] = {
     "kind": INSTANT,
     "depth": 0,
@@ -213,6 +216,10 @@ class Run:
             self._layers[name] = Layer(self.store, name)
         return self._layers[name]
 
+    def forget_columns(self) -> None:
+        """Free the columns of layers, which are read again when they are used again."""
+        self._layers.clear()
+
     def has(self, column: str, value: Hashable, layer: Layer) -> Bools:
         """Flags the rows of a layer whose shapes have a value in a column. Shape `(rows,)`."""
         number = self.shapes.number_of(column, value)
@@ -375,6 +382,17 @@ def _with_source(text: str | None, source_ns: int) -> str | None:
     return f'{text[:-1]},"source_ns":{source_ns}}}'
 
 
+def _give_back_at_once() -> None:
+    """Make the C library return the memory of arrays to the system as soon as they are freed.
+
+    By default it keeps up to 32 MB of each for the next one, which is seldom as large.
+    """
+    # musl has no such function, and keeps no memory.
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
 def load_run(
     path: str,
     source_format: str = "",
@@ -398,6 +416,7 @@ def load_run(
     def write(folder: Path) -> None:
         build(folder, path, source_format, strict, assumed, progress, undated)
 
+    _give_back_at_once()
     folder, is_kept = kept_or_built(path, how, write)
     try:
         run = Run(Store(folder))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ from tracepipe.event.stacks import Frame, Stacks
 from tracepipe.recording.account import Account
 from tracepipe.store.tables import connect_to_ask
 
-# What DuckDB may use for questions. It takes some 70 MB more, which it does not count.
-_MEMORY_MB = 256
+# The rows that are fetched at a time.
+_ROWS_AT_ONCE = 1 << 20
+# What DuckDB may use for questions at first, of which it keeps the tables that it read; a question that
+# needs more
+# gets more. It takes some 70 MB that it does not count.
+_MEMORY_MB, _MEMORY_MB_MAX = 96, 64_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +53,7 @@ class Store:
         self.folder = folder
         # Its own catalog is empty: `store` is that of the file, which is only read.
         self.connection = self._con = connect_to_ask(folder, memory_mb=_MEMORY_MB)
+        self._memory_mb = _MEMORY_MB
         self._facts = dict(self.rows("select name, value from store.facts"))
 
     def close(self) -> None:
@@ -71,8 +76,21 @@ class Store:
 
     def rows(self, sql: str, given: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of an answer."""
-        found: list[tuple[Any, ...]] = self._con.execute(sql, given).fetchall()
+        found: list[tuple[Any, ...]] = self._ask(lambda: self._con.execute(sql, given).fetchall())
         return found
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """The answer to a question, for which DuckDB gets more memory if it has too little."""
+        import duckdb
+
+        while True:
+            try:
+                return question()
+            except duckdb.OutOfMemoryException:
+                if self._memory_mb > _MEMORY_MB_MAX:
+                    raise
+                self._memory_mb *= 4
+                self._con.execute(f"set memory_limit = '{self._memory_mb}MB'")
 
     def columns(self, sql: str, **tables: dict[str, Any]) -> dict[str, Any]:
         """The columns of an answer as numpy arrays. `tables` are tables of numpy columns, which the question
@@ -81,7 +99,7 @@ class Store:
         for name, table in tables.items():
             self._con.register(name, {key: np.ascontiguousarray(column) for key, column in table.items()})
         try:
-            found: dict[str, Any] = self._con.execute(sql).fetchnumpy()
+            found: dict[str, Any] = self._ask(lambda: self._con.execute(sql).fetchnumpy())
             return found
         finally:
             for name in tables:
@@ -106,14 +124,17 @@ class Store:
     def by_id(self, table: str, columns: Sequence[str]) -> dict[str, Any]:
         """Columns of a table of spans in the order of their ids, which count from 0."""
         names = ", ".join(dict.fromkeys(("id", *columns)))
-        found = self.columns(f'select {names} from store."{table}"')
-        place = found["id"]
-        if len(place) and bool((place[1:] < place[:-1]).any()):
+        count, whole = self.count(table), dict[str, Any]()
+        # An answer is made as a whole before it becomes an array: parts take less memory.
+        for first in range(0, count, _ROWS_AT_ONCE):
+            found = self.columns(
+                f'select {names} from store."{table}" where id >= {first} and id < {first + _ROWS_AT_ONCE}'
+            )
             for name in columns:
-                values = np.empty_like(found[name])
-                values[place] = found[name]
-                found[name] = values
-        return found
+                whole.setdefault(name, np.empty(count, found[name].dtype))[found["id"]] = found[name]
+        if not count:
+            return self.columns(f'select {names} from store."{table}"')
+        return whole
 
 
 def stacks_of(store: Store) -> Stacks:
