@@ -1,4 +1,4 @@
-"""What tracepipe raises, and what the command line makes of it.
+"""The errors of tracepipe, and what the command line makes of them.
 
     TracepipeError            exit 1   message: what happened; hint: what to do
     ├── InputError                     path, line and field of input that cannot be used

@@ -23,7 +23,7 @@ TIME, SIZE, REGEX, OTHER_RUN = "TIME", "SIZE", "REGEX", "OTHER"
 INT_MAX: Final = (1 << 31) - 1
 """The greatest value of an option, as it is compared with columns of small integers."""
 SECONDS: Final = "A number without a unit is in seconds."
-"""What the help of an option for a time says."""
+"""A sentence for the help of options that are durations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Trials(Protocol):
         ...
 
     def driver_functions(self) -> tuple[int, str]:
-        """How many functions of the NVIDIA driver would be probed, or why none."""
+        """The number of functions of the NVIDIA driver that would be probed, or why there are none."""
         ...
 
     def toolchain(self) -> Toolchain:
@@ -98,8 +98,8 @@ class Trials(Protocol):
         ...
 
     def core(self) -> tuple[str, str]:
-        """What runs the inner loops of a conversion, and the command that builds the native
-        core, "" if it is built.
+        """The core or Python, which runs the inner loops of a conversion, and the command that builds the
+        native core, "" if it is built.
         """
         ...
 

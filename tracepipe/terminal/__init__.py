@@ -1,1 +1,1 @@
-"""What the terminal shows besides a command's output: messages, progress, the live view."""
+"""The terminal beside a command's output: messages, progress, the live view."""
