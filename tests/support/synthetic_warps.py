@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns, sort_warps
+from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
 
 LANES = 32
 
@@ -94,7 +94,7 @@ class SyntheticKernel:
             warp_of, times, masks = self._masked(exits)
         if not self.entries:
             entry = np.full(warps, NOT_RECORDED)
-        unsorted = WarpColumns(
+        unsorted = KernelWarps(
             "synthetic",
             self.grid or (self.blocks, 1, 1),
             launch=columns["launch"],

@@ -15,7 +15,7 @@ from tests.support.synthetic_warps import NOISES, SyntheticKernel
 from tracepipe.analyses.findings import FINDERS, find_all
 from tracepipe.analyses.findings.divergence import split_p_values, stride_of
 from tracepipe.analyses.findings.finding import Finding, listed, percent
-from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, WarpColumns, sort_warps
+from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
 from tracepipe.analyses.findings.ranks import centred_ranks, chance_of, late_class, score_classes
 from tracepipe.analyses.findings.stragglers import beyond_the_tail
 from tracepipe.analyses.findings.stride import without_order
@@ -35,7 +35,7 @@ def warps(
     exits = [(at, ns, mask) for at, row in enumerate(rows) for ns, mask in row[4]]
     block, warp, sm, entry = (np.array([row[key] for row in rows], np.int64) for key in range(4))
     exit_warp, exit_ns, exit_mask = (np.array([e[key] for e in exits], np.int64) for key in range(3))
-    unsorted = WarpColumns(
+    unsorted = KernelWarps(
         "k", grid, launch=np.zeros(len(rows), np.int64) + launches, block=block, warp=warp, sm=sm,
         entry_ns=entry, exit_warp=exit_warp, exit_ns=exit_ns, exit_mask=exit_mask, **options,
     )  # fmt: skip

@@ -205,5 +205,4 @@ def delays(run: Run, patterns: Patterns) -> dict[Kind, Measured]:
             delays_ns = between(times, np.isin(positions % pattern.modulus, pattern.residues))
             known_ns = np.round(delays_ns[~np.isnan(delays_ns)]).astype(np.int64)
             found.add((LATE, pattern.name), known_ns)
-        kernel.forget()
     return found.measured()

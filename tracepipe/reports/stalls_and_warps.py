@@ -136,7 +136,6 @@ def _kernels(stalls: Run, warps: Run, wanted: set[str]) -> tuple[list[_Kernel], 
         if (active := mean_active_warps(kernel)) is not None:
             title = str(len(made))
             held.append(Held(kernel.kernel, title, kernel.gpu, kernel.block_size, None, active))
-        kernel.forget()
     for row in achieved_table(warps, held, stalls).lazily():
         made[int(row["kernel"]) - 1].occupancy = row
     for active_of in held:

@@ -190,7 +190,7 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
     known_ns = kernel.spread_ns[kernel.spread_ns != NOT_RECORDED] if kernel.has_exits else kernel.exit_ns
     if known_ns.size:
         spread = [_whole(np.median(known_ns)), int(known_ns.max())]
-    rows = _KernelRows(
+    return _KernelRows(
         name,
         (name, grid, *counts, duration, sms, blocks_per_sm, waves, active),
         (name, *life, *skew, *spread),
@@ -201,8 +201,6 @@ def _kernel_rows(kernel: KernelWarps, has_order: bool, has_namesakes: bool) -> _
         kernel.still_running,
         kernel.rows_mixed,
     )
-    kernel.forget()
-    return rows
 
 
 def _whole(value: float | np.floating[Any]) -> int:

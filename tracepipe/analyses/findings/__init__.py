@@ -52,7 +52,6 @@ def find_all(
     for kernel in kernels:
         measure(kernel)
         lacking.append((kernel.kernel, {kind: finder.lacks(kernel) for kind, finder in FINDERS.items()}))
-        kernel.forget()
     shares = {kind: max(sum(reasons[kind] is None for _, reasons in lacking), 1) for kind in FINDERS}
     found: list[Finding] = []
     for kernel, (_, reasons) in zip(kernels, lacking, strict=True):
@@ -62,7 +61,6 @@ def find_all(
                 findings += finder.find(kernel, FALSE_ALARM_RATE / shares[kind])
         costed = (_costed(kernel, finding) for finding in _without_repeated(findings))
         found += [one for one in costed if one.saves is None or one.saves.share >= MIN_SAVED]
-        kernel.forget()
     skipped: dict[str, list[tuple[str, str]]] = {}
     for kind in FINDERS:
         for name, reasons in lacking:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -65,8 +65,9 @@ class LaunchIds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WarpColumns:
-    """The warps of the launches of one kernel with one grid and block, as columns in any order.
+class KernelWarps:
+    """The warps of the launches of one kernel with one grid and block, sorted by launch, block and warp, and
+    their exits by warp and time; `sort_warps` sorts them.
 
     Columns of shape `(warps,)`: `launch`, linear `block`, `warp` in its block, `sm`, `entry_ns`; the last two
     may be NOT_RECORDED. Columns of shape `(exits,)`: `exit_warp` (index of the warp), `exit_ns`, and
@@ -96,14 +97,6 @@ class WarpColumns:
     """How many SMs the GPU has."""
     cluster_of: Callable[[int], int] = lambda _: 1
     """How many blocks a cluster has, of the launch with an id in the recording."""
-
-
-@dataclass(frozen=True)
-class KernelWarps(WarpColumns):
-    """The warps of the launches of one kernel, sorted by launch, block and warp, and exits by warp and time.
-    `warp_order.sort_warps` makes one.
-    """
-
     still_running: int = 0
     """Warps that had not exited when the recording ended; the columns do not contain them."""
 
@@ -112,12 +105,6 @@ class KernelWarps(WarpColumns):
         if self.launch_ids is None:
             return launch
         return -1 if self.launch_ids.is_nameless[launch] else int(self.launch_ids.id[launch])
-
-    def forget(self) -> None:
-        """Drop the computed columns; they are computed again when they are needed."""
-        given = {field.name for field in fields(self)}
-        for name in set(self.__dict__) - given:
-            del self.__dict__[name]
 
     @cached_property
     def has_entries(self) -> bool:
@@ -311,9 +298,9 @@ class KernelWarps(WarpColumns):
         return times
 
 
-def sort_warps(warps: WarpColumns) -> KernelWarps:
-    """Return the warps of a kernel, sorted. Where exits were recorded at all, warps without one are left out
-    and counted in `still_running`.
+def sort_warps(warps: KernelWarps) -> KernelWarps:
+    """Sort warps and exits that are in any order. Where exits were recorded at all, warps without one are
+    left out and counted in `still_running`.
     """
     launch, exit_warp = warps.launch, warps.exit_warp
     has_exit = np.full(launch.size, not exit_warp.size)
@@ -323,24 +310,15 @@ def sort_warps(warps: WarpColumns) -> KernelWarps:
     place = np.full(launch.size, -1)
     place[order] = np.arange(order.size)
     exits = np.lexsort((warps.exit_ns, place[exit_warp]))
-    return KernelWarps(
-        warps.kernel,
-        warps.grid,
-        launch[order],
-        warps.block[order],
-        warps.warp[order],
-        warps.sm[order],
-        warps.entry_ns[order],
-        place[exit_warp[exits]],
-        warps.exit_ns[exits],
-        warps.exit_mask[exits],
-        warps.lanes_timed,
-        warps.blocks_known,
-        warps.rows_mixed,
-        warps.launch_ids,
-        warps.gpu,
-        warps.block_size,
-        warps.sm_count,
-        warps.cluster_of,
-        int(launch.size - order.size),
+    return replace(
+        warps,
+        launch=launch[order],
+        block=warps.block[order],
+        warp=warps.warp[order],
+        sm=warps.sm[order],
+        entry_ns=warps.entry_ns[order],
+        exit_warp=place[exit_warp[exits]],
+        exit_ns=warps.exit_ns[exits],
+        exit_mask=warps.exit_mask[exits],
+        still_running=int(launch.size - order.size),
     )

@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from tracepipe.analyses.findings.kernel_warps import (
     NOT_RECORDED,
     KernelWarps,
     LaunchIds,
-    WarpColumns,
     sort_warps,
 )
 from tracepipe.event.columns import distinct
@@ -23,7 +21,6 @@ from tracepipe.event.groups import RowsByNumber, count_earlier, number_rows
 from tracepipe.reports.frames.arrays import Bools, Int32s, Int64s, Ints
 from tracepipe.reports.frames.libraries import np
 from tracepipe.store.run import Run
-from tracepipe.store.warps import WarpTable
 
 FULL_MASK = (1 << LANES) - 1
 MOST_REPEATED = 0.25
@@ -96,22 +93,12 @@ def _from_warps(run: Run, wanted: re.Pattern[str], launch: int | None) -> Iterat
         launches, has_launch = table.column("launch")
         is_wanted &= has_launch & (launches == launch)
     rows_of = RowsByNumber(of_warp[is_wanted], np.flatnonzero(is_wanted))
-    exits_of, gpus = RowsByNumber(of_warp[table.exit_columns()[0]]), run.facts.gpus()
-    exited = table.column("exits")[0]
-
-    def warps_of(number: int, rows: Ints) -> KernelWarps:
-        kernel = kernels[number]
-        sm_count = gpus.get(kernel["gpu"] or 0, {}).get("sm_count")
-        return replace(
-            _of_records(table, kernel, rows, exits_of.of(number)),
-            sm_count=sm_count if type(sm_count) is int else None,
-            cluster_of=partial(_blocks_of_cluster, run, kernel),
-        )
-
+    exits_of, exited = RowsByNumber(of_warp[table.exit_columns()[0]]), table.column("exits")[0]
     for number, rows in sorted(rows_of, key=lambda one: int(one[1][0])):
         # Warps without an exit do not count, unless no warp has one.
         count = int(np.count_nonzero(exited[rows])) or len(rows)
-        yield _Source(count, kernels[number]["name"], partial(warps_of, number, rows))
+        make = partial(_of_records, run, kernels[number], rows, exits_of.of(number))
+        yield _Source(count, kernels[number]["name"], make)
 
 
 def _blocks_of_cluster(run: Run, kernel: dict[str, Any], launch: int) -> int:
@@ -130,10 +117,12 @@ def _blocks_of_cluster(run: Run, kernel: dict[str, Any], launch: int) -> int:
     return 1
 
 
-def _of_records(table: WarpTable, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -> KernelWarps:
+def _of_records(run: Run, kernel: dict[str, Any], rows: Ints, exit_rows: Ints) -> KernelWarps:
     """The warps of one kernel: those at `rows`, and the exits, at `exit_rows`, of those whose lanes did not
     exit together.
     """
+    table = run.warp_table
+    sm_count = run.facts.gpus().get(kernel["gpu"] or 0, {}).get("sm_count")
 
     def column(name: str) -> Ints:
         values, known = table.column(name, rows)
@@ -152,7 +141,7 @@ def _of_records(table: WarpTable, kernel: dict[str, Any], rows: Ints, exit_rows:
     # A launch id may be reused: the second occurrence of a warp belongs to another launch.
     number, first = number_rows(launch, count_earlier(launch, has_launch, column("warp")))
     blocks_known = bool(table.column("block_index", rows)[1].all())
-    unsorted = WarpColumns(
+    unsorted = KernelWarps(
         kernel["name"],
         _three(kernel["grid"]),
         launch=number,
@@ -168,6 +157,8 @@ def _of_records(table: WarpTable, kernel: dict[str, Any], rows: Ints, exit_rows:
         launch_ids=LaunchIds(launch[first], ~has_launch[first]),
         gpu=kernel["gpu"] or 0,
         block_size=_three(kernel["block"]),
+        sm_count=sm_count if type(sm_count) is int else None,
+        cluster_of=partial(_blocks_of_cluster, run, kernel),
     )
     return sort_warps(unsorted)
 
@@ -243,7 +234,7 @@ def _of_threads(name: str, threads: _Threads) -> KernelWarps:
     entry_ns = np.full(len(first), _LATEST_NS)
     np.minimum.at(entry_ns, of[entered], ts_ns[entered])
     entry_ns[entry_ns == _LATEST_NS] = NOT_RECORDED
-    unsorted = WarpColumns(
+    unsorted = KernelWarps(
         name,
         grid,
         launch=launch[first].astype(np.int64),

@@ -70,7 +70,6 @@ def _with_exits(kernels: Kernels, scope: Scope) -> Iterator[tuple[KernelWarps, I
             rows = np.flatnonzero((last_ns >= scope.start_ns) & (last_ns <= scope.end_ns))
             if len(rows):
                 yield kernel, rows
-            kernel.forget()
 
 
 def _panel(name: str, kernel: KernelWarps, rows: Ints, scope: Scope) -> Panel:
