@@ -7,7 +7,6 @@ they do not make slices: each group of reasons has its share of the samples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,8 +34,6 @@ from tracepipe.layout.rows import Rows, flagged
 ALLOCATIONS_MAX = 1 << 20
 _WHOLE_MAX = (1 << 63) - 1
 _STALLS: Final = (*(CounterTrack(group, "%") for group in STALL_GROUPS), STALL_SAMPLES)
-Extra = Callable[[dict[str, Any]], int]
-"""Keeps the arguments of an operation and returns its `event`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +63,7 @@ class Counters:
         self._of_memory = grown(self._of_memory, number + 1, 0)
         self._of_memory[number] = shape.type == "memory" and shape.phase not in ("E", COUNTS)
 
-    def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any], extra: Extra) -> None:
+    def count_values(self, ts_ns: int, shape: Shape, args: dict[str, Any]) -> None:
         """Draw the values of a counter of a GPU or of the process, each series on its own track."""
         ops = []
         for series, value in args.items():
@@ -87,7 +84,7 @@ class Counters:
                     owner, kind = rows.gpu(shape.gpu), OF_GPU_EVENTS
                 row = self._series[key] = rows.new_row(rows.tree.counter(owner, kind, name=name, unit=unit))
             if isinstance(value, float) or abs(value) > _WHOLE_MAX:
-                ops.append(op_of(COUNTER, row, ts_ns, 0, extra({"value": float(value)})))
+                ops.append(op_of(COUNTER, row, ts_ns, 0, self._rows.keep_args({"value": float(value)})))
             else:
                 ops.append(op_of(COUNTER, row, ts_ns, 0, NONE, value))
         if ops:

@@ -27,8 +27,8 @@ from tracepipe.layout.merging import EventQueue
 from tracepipe.layout.ranges_on_gpu import RangesOnGpu
 from tracepipe.layout.rows import Rows, flagged
 from tracepipe.layout.summaries import BusyGpus, CpuUse, Summaries, ThreadWork
-from tracepipe.layout.threads import KernelGroups, ThreadLayout
-from tracepipe.layout.timeline import FIRST_EXTRA, Drawn, WarpChanges
+from tracepipe.layout.threads import ThreadLayout
+from tracepipe.layout.timeline import Drawn, WarpChanges
 from tracepipe.layout.tree import Tree
 from tracepipe.layout.warps import WarpLayout
 from tracepipe.units import counted
@@ -77,21 +77,18 @@ class Layout:
         self._queue = EventQueue(tables, origins, self._heavy)
         self._others: dict[int, Record | PlacedWarps] = {}
         self._others_met = self._beyond = 0
-        self._extras: list[Args] = []
         self._window_rows: dict[int, None] = {}
         self._lost: set[str] = set()
         self._later = OpColumns()
         """Ends of slices that last longer than the events so far."""
         self._tree = Tree(header, origins)
         self._rows = Rows(header, tables, self._tree, origins, separate_switches=separate_switches)
-        groups = KernelGroups(self._rows)
         self._counters = Counters(self._rows)
-        self._threads = ThreadLayout(self._rows, groups, options)
+        self._threads = ThreadLayout(self._rows, options)
         self._busy_gpus = BusyGpus(self._rows) if loads else None
         self._cpu_use = CpuUse(self._rows) if loads else None
         self._summaries = Summaries(self._rows) if summaries else None
-        on_sms = None if self._summaries is None else self._summaries.on_sms
-        self._warps = WarpLayout(self._rows, groups, options, on_sms)
+        self._warps = WarpLayout(self._rows, options, self._summaries)
         self._ranges = RangesOnGpu(self._rows)
         self._thread_work = ThreadWork(self._rows, self._cpu_use)
         self._met = np.empty(0, np.bool_)
@@ -250,19 +247,14 @@ class Layout:
             return
         args = self._tables.args(int(events.args[at]))
         if shape.phase == COUNTS:
-            self._counters.count_values(ts_ns, shape, args, self._extra)
+            self._counters.count_values(ts_ns, shape, args)
         if shape.phase in NO_SLICES:
             return
         if events.source_ns is not None and events.source_ns[at] != NONE:
             args["source_ns"] = int(events.source_ns[at])
         of, dur_ns = events.thread_of(at), int(events.dur_ns[at])
-        end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch, self._extra)
+        end_ns = self._threads.place(ts_ns, shape, of, args, dur_ns, launch)
         self.end_ns = max(self.end_ns, end_ns)
-
-    def _extra(self, args: Args) -> int:
-        """Keep the arguments of an operation and return its `event`."""
-        self._extras.append(args)
-        return FIRST_EXTRA - (len(self._extras) - 1)
 
     def _loss(self, ts_ns: int, record: Record) -> None:
         layer = record.get("layer", "unknown layer")
@@ -275,7 +267,7 @@ class Layout:
         args = {k: v for k, v in record.items() if k not in ("type", "dur_ns", "ts_ns", "args")}
         name = self._rows.name(f"lost {counted(record['count'], 'event|events')}")
         row = self._rows.row_of(track)
-        self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._extra(args))
+        self._rows.nesting.one(row, "X", ts_ns, record.get("dur_ns", 0), name, self._rows.keep_args(args))
 
     def _window_turn(self, ts_ns: int, record: Record) -> None:
         file = record.get(FILE)
@@ -288,7 +280,7 @@ class Layout:
         name = self._rows.name(record.get("name", numbered))
         row = self._rows.row_of(track)
         self._window_rows[row] = None
-        self._rows.nesting.one(row, record["phase"], ts_ns, None, name, self._extra(args))
+        self._rows.nesting.one(row, record["phase"], ts_ns, None, name, self._rows.keep_args(args))
 
     # What is drawn -------------------------------------------------------------------------------------
 
@@ -305,7 +297,7 @@ class Layout:
         ops = self._rows.nesting.take_ops()
         if self._summaries is not None:
             self._summaries.draw(events, ops)
-        extras, self._extras = self._extras, []
+        extras, self._rows.extras = self._rows.extras, []
         later = OpColumns()
         held_ns = _ALL_NS
         if last or events is not None:
@@ -339,7 +331,7 @@ class Layout:
 
     def _instant(self, name: str, ts_ns: int, args: Args, track: str) -> None:
         row = self._rows.row_of(self._tree.child(self._tree.recording(), "slices", track, 0, "tracepipe"))
-        self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._extra(args)))
+        self._rows.nesting.add(op_of(INSTANT, row, ts_ns, self._rows.name(name), self._rows.keep_args(args)))
 
     def say(self, name: str, ts_ns: int, args: Args, track: str = "capture") -> Drawn:
         """Draw a fact about the recording itself as an instant."""

@@ -16,8 +16,9 @@ from tracepipe.event.ops import OpColumns
 from tracepipe.event.origins import Origins
 from tracepipe.event.shape import Shape
 from tracepipe.event.sm_limits import sm_limits
-from tracepipe.event.tables import Tables
-from tracepipe.layout.timeline import Book, Track, slice_name
+from tracepipe.event.tables import Args, Tables
+from tracepipe.kernel_names import kernel_title
+from tracepipe.layout.timeline import FIRST_EXTRA, Book, Track, slice_name
 from tracepipe.layout.tree import LAYER_TITLES, RANK_GPU, RANK_PROCESS, Tree
 
 # The order under a GPU: counters, streams, SMs, kernels whose warps' slots are not known.
@@ -63,7 +64,10 @@ class Rows:
         self._names_thread: Bools = np.empty(0, np.bool_)
         """By the number of a shape: whether its events have the name of their thread."""
         self.threads: dict[tuple[int | None, int | None], HostThread] = {}
+        self.extras: list[Args] = []
+        """Arguments of operations that do not come from an event, since the last `Drawn`."""
         self._gpus: dict[int, Track] = {}
+        self._launch_ranks: dict[int, dict[tuple[str, int | None], int]] = {}
         self._streams: dict[tuple[int, int], int] = {}
         self._ranges: dict[tuple[object, ...], int] = {}
         self._about_gpus = {
@@ -75,6 +79,21 @@ class Rows:
         self._origins = origins
         self._of_tracks: dict[int, int] = {}
         self._numbers: dict[int, Any] = {}
+
+    def keep_args(self, args: Args) -> int:
+        """Keep the arguments of an operation for the next `Drawn`, and return its `event`."""
+        self.extras.append(args)
+        return FIRST_EXTRA - (len(self.extras) - 1)
+
+    def launch_group(self, gpu: int, kernel: str, launch: int | None) -> Track:
+        """The group of a launch whose warps' slots are not known. Groups are in the order of their first
+        warps, as a launch id may have 64 bits.
+        """
+        ranks = self._launch_ranks.setdefault(gpu, {})
+        rank = ranks.setdefault((kernel, launch), RANK_LOGICAL + len(ranks))
+        title = kernel_title(kernel)
+        name = title if launch is None else f"{title} launch {launch}"
+        return self.tree.child(self.gpu(gpu), "group", name, rank)
 
     def name(self, name: str) -> int:
         """The number of a name."""

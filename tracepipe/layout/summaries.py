@@ -344,9 +344,11 @@ def _add_slices(ops: OpColumns, row: Int32s, name: Int32s, begin_ns: Int64s, end
     ops.count += count
 
 
-class KernelsOfGpus:
-    """Shows kernels on the row of their GPU. A kernel is shown there if no other is being shown, so that one
-    row is enough; on its stream, each kernel is shown. Memory is used for each GPU, but none for a kernel.
+class Summaries:
+    """Shows on the row of a GPU its kernels, and on that of an SM each stretch in which it has warps.
+
+    A kernel is shown on its GPU if no other is being shown, so that one row is enough. Memory is used for
+    each GPU, but none for a kernel. A stretch is named by the most warps in it.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -357,6 +359,10 @@ class KernelsOfGpus:
         name."""
         self._ended_ns: dict[int, int] = {}
         """By row: when the last kernel that is shown ends."""
+        self._stretches = Stretches()
+        """By the rows of SMs."""
+        self._ops = OpColumns()
+        """Stretches since the last call of `draw`."""
 
     def add_shape(self, number: int, shape: Shape) -> None:
         """Look at a shape that is new; its row is made."""
@@ -366,38 +372,15 @@ class KernelsOfGpus:
             self._gpu[number] = self._rows.row_of(self._rows.gpu(shape.gpu or 0))
             self._name[number] = self._rows.name(slice_name(shape))
 
-    def draw(self, events: TraceColumns, ops: OpColumns) -> None:
-        """Add the slices of kernels to operations. The events are in the order of time."""
-        shapes = np.maximum(events.shape, 0)
-        rows = np.where(events.shape >= 0, self._gpu[shapes], NONE) if len(self._gpu) else shapes[:0]
-        places = np.flatnonzero(rows >= 0)
-        if not len(places):
-            return
-        taken = np.zeros(len(places), np.bool_)
-        ended = self._ended_ns
-        begins_ns = events.ts_ns[places]
-        ends_ns = begins_ns + events.dur_ns[places]
-        times = zip(rows[places].tolist(), begins_ns.tolist(), ends_ns.tolist(), strict=True)
-        for at, (row, begin_ns, end_ns) in enumerate(times):
-            if begin_ns >= ended.get(row, begin_ns):
-                ended[row], taken[at] = end_ns, True
-        names = self._name[shapes[places][taken]]
-        _add_slices(ops, rows[places][taken], names, begins_ns[taken], ends_ns[taken])
-
-
-class WarpsOfSms:
-    """Shows each stretch in which an SM has warps as a slice on its row, named by the most warps."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._ops = OpColumns()
-        self._stretches = Stretches()
-
-    def count(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
-        """Count changes in the order of time. Those with NO_ROW belong to no SM."""
+    def count_warps(self, ts_ns: Int64s, row: Int32s, delta: Int64s) -> None:
+        """Count changes on the rows of SMs in the order of time. Those with NO_ROW belong to no SM."""
         of_sms = np.flatnonzero((row != NO_ROW) & (delta != 0))
         if len(of_sms):
             self._show(*self._stretches.ended_by(ts_ns[of_sms], row[of_sms], delta[of_sms]))
+
+    def finish(self, end_ns: int) -> None:
+        """Show the stretches that have not ended at the end."""
+        self._show(*self._stretches.rest(end_ns))
 
     def _show(self, row: Int32s, most: Int64s, begin_ns: Int64s, end_ns: Int64s) -> None:
         counts, places = np.unique(most, return_inverse=True)
@@ -405,28 +388,20 @@ class WarpsOfSms:
         names = np.array([self._rows.name(text) for text in texts], np.int32)
         _add_slices(self._ops, row, names[places], begin_ns, end_ns)
 
-    def finish(self, end_ns: int) -> None:
-        """Show the stretches that have not ended at the end."""
-        self._show(*self._stretches.rest(end_ns))
-
-    def take_ops(self) -> OpColumns:
-        """The operations since the last call."""
-        ops, self._ops = self._ops, OpColumns()
-        return ops
-
-
-class Summaries:
-    """All summaries. `on_sms` takes the changes of warps."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._kernels, self.on_sms = KernelsOfGpus(rows), WarpsOfSms(rows)
-
-    def add_shape(self, number: int, shape: Shape) -> None:
-        """Look at a shape that is new; its row is made."""
-        self._kernels.add_shape(number, shape)
-
     def draw(self, events: TraceColumns | None, ops: OpColumns) -> None:
-        """Add the summaries of events and warps to operations."""
-        if events is not None:
-            self._kernels.draw(events, ops)
-        ops.extend(self.on_sms.take_ops())
+        """Add the slices of kernels and stretches to operations. The events are in the order of time."""
+        if events is not None and len(self._gpu):
+            shapes = np.maximum(events.shape, 0)
+            places = np.flatnonzero((events.shape >= 0) & (self._gpu[shapes] >= 0))
+            rows = self._gpu[shapes[places]]
+            begins_ns = events.ts_ns[places]
+            ends_ns = begins_ns + events.dur_ns[places]
+            shown = np.zeros(len(places), np.bool_)
+            times = zip(rows.tolist(), begins_ns.tolist(), ends_ns.tolist(), strict=True)
+            for at, (row, begin_ns, end_ns) in enumerate(times):
+                if begin_ns >= self._ended_ns.get(row, begin_ns):
+                    self._ended_ns[row], shown[at] = end_ns, True
+            names = self._name[shapes[places[shown]]]
+            _add_slices(ops, rows[shown], names, begins_ns[shown], ends_ns[shown])
+        ops.extend(self._ops)
+        self._ops = OpColumns()

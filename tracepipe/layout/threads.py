@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tracepipe.event.columns import NONE, Three
 from tracepipe.event.model import Record
 from tracepipe.event.shape import Shape
 from tracepipe.event.tables import Args
-from tracepipe.kernel_names import kernel_title
 from tracepipe.layout import LayoutOptions
-from tracepipe.layout.rows import RANK_LOGICAL, Rows
-from tracepipe.layout.timeline import WARP_LANES, Track
+from tracepipe.layout.rows import Rows
+from tracepipe.layout.timeline import WARP_LANES
 
 Of = tuple[Three | None, Three | None]
 """Block and thread of an event, None each where it is not recorded."""
-Extra = Callable[[Args], int]
-"""Keeps the arguments of an operation and returns its `event`."""
-
-
-class KernelGroups:
-    """The groups of launches under their GPUs, for warps whose slots are not known. They are in the order of
-    their first warps, as a launch id may have 64 bits.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._ranks: dict[int, dict[tuple[str, int | None], int]] = {}
-
-    def group(self, gpu: int, kernel: str, launch: int | None) -> Track:
-        """The group of one launch."""
-        ranks = self._ranks.setdefault(gpu, {})
-        rank = ranks.setdefault((kernel, launch), RANK_LOGICAL + len(ranks))
-        title = kernel_title(kernel)
-        name = title if launch is None else f"{title} launch {launch}"
-        return self._rows.tree.child(self._rows.gpu(gpu), "group", name, rank)
 
 
 class ThreadLayout:
@@ -43,16 +21,14 @@ class ThreadLayout:
     entry to its last thread's exit. A record of a single entry or exit (I) is an instant.
     """
 
-    def __init__(self, rows: Rows, groups: KernelGroups, options: LayoutOptions) -> None:
-        self._rows, self._groups, self._options = rows, groups, options
+    def __init__(self, rows: Rows, options: LayoutOptions) -> None:
+        self._rows, self._options = rows, options
         self._of: dict[int, dict[tuple[Any, ...], int]] = {}
         self._inside: dict[tuple[Any, ...], int] = {}
         self.beyond = 0
         """Events that are not drawn, as there are too many tracks."""
 
-    def place(
-        self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None, extra: Extra
-    ) -> int:
+    def place(self, ts_ns: int, shape: Shape, of: Of, args: Args, dur_ns: int, launch: int | None) -> int:
         """Draw one event `of` a block and a thread. Return its end, trace ns."""
         where = _warp_of(*of, args)
         gpu = shape.gpu or 0
@@ -63,7 +39,7 @@ class ThreadLayout:
             self.beyond += 1
             return ts_ns
         if row is None:
-            group = self._groups.group(gpu, shape.name, launch)
+            group = self._rows.launch_group(gpu, shape.name, launch)
             row = rows[key] = self._rows.new_row(
                 self._rows.tree.child(group, "slices", " ".join(where), len(rows), "warp")
             )
@@ -71,11 +47,11 @@ class ThreadLayout:
             args["thread"] = list(of[1])
         nesting, name = self._rows.nesting, self._rows.name
         if shape.phase == "X":
-            nesting.one(row, "X", ts_ns, dur_ns, name(shape.name), extra(args))
+            nesting.one(row, "X", ts_ns, dur_ns, name(shape.name), self._rows.keep_args(args))
             return ts_ns + dur_ns
         if shape.phase == "I" or self._options.thread_exits:
             event = {"B": "entry", "E": "exit"}.get(shape.phase) or args.pop("event", "event")
-            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), extra(args))
+            nesting.one(row, "I", ts_ns, None, name(f"thread {event}"), self._rows.keep_args(args))
         if shape.phase == "I":
             return ts_ns
         begins, inside = shape.phase == "B", self._inside.get((gpu, *key), 0)

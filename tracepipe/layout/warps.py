@@ -30,8 +30,7 @@ from tracepipe.event.ops import COUNTER, op_of
 from tracepipe.event.warps import AT_ONCE_MAX, CROSSING, SMALL_MAX, PlacedWarps, joined_column, nested
 from tracepipe.layout import LayoutOptions
 from tracepipe.layout.rows import RANK_LOGICAL, Rows
-from tracepipe.layout.summaries import WarpsOfSms
-from tracepipe.layout.threads import KernelGroups
+from tracepipe.layout.summaries import Summaries
 from tracepipe.layout.timeline import (
     FULL_MASK,
     ONLY_NAME,
@@ -467,10 +466,8 @@ def _kernel_of(launched: Record) -> Kernel:
 class WarpLayout:
     """Lays out batches of warps, which come in the order of their bases, and may overlap."""
 
-    def __init__(
-        self, rows: Rows, groups: KernelGroups, options: LayoutOptions, on_sms: WarpsOfSms | None
-    ) -> None:
-        self._rows, self._groups, self._options, self._on_sms = rows, groups, options, on_sms
+    def __init__(self, rows: Rows, options: LayoutOptions, summaries: Summaries | None) -> None:
+        self._rows, self._options, self._summaries = rows, options, summaries
         self._gpus: dict[int, _Gpu] = {}
         self._open: list[tuple[_Gpu, Slices, int]] = []
         self.unclosed = 0
@@ -669,7 +666,7 @@ class WarpLayout:
             if row is None and self._rows.tree.is_full:
                 row = self._shared_row(gpu)
             elif row is None:
-                group = self._groups.group(gpu.index, name, launch)
+                group = self._rows.launch_group(gpu.index, name, launch)
                 track = self._rows.tree.child(group, "slices", kernel.place(number), number, "warp")
                 row = known[launch, name, number] = gpu.new_row(track)
             rows.append(row)
@@ -712,7 +709,7 @@ class WarpLayout:
         if self._rows.tree.is_full:
             return self._shared_row(gpu)
         group = self._rows.tree.child(gpu.track, "group", f"SM {sm}", RANK_OF_SM + sm, SUMMARY)
-        sm_row = NO_ROW if self._on_sms is None else self._rows.row_of(group)
+        sm_row = NO_ROW if self._summaries is None else self._rows.row_of(group)
         return gpu.new_row(self._rows.tree.slot(group, slot), sm_row)
 
     def _shared_row(self, gpu: _Gpu) -> int:
@@ -745,10 +742,10 @@ class WarpLayout:
             gpu.waiting.add_slices(slices.take(kept))
         if not len(now):
             return []
-        if self._on_sms is not None:
+        if self._summaries is not None:
             row = slices.row[of[now]]
             sm_row = np.where(row == NO_ROW, NO_ROW, gpu.sm_rows[row])
-            self._on_sms.count(ts_ns[now], sm_row, delta[now])
+            self._summaries.count_warps(ts_ns[now], sm_row, delta[now])
         changes = (ts_ns[now], kind[now], of[now], value, mask[now])
         return [
             WarpChanges(gpu.index, gpu.tracks, gpu.kernels, gpu.counter_row, gpu.offset_ns, *changes, slices)
@@ -775,6 +772,6 @@ class WarpLayout:
             )
             gpu.waiting.add_slices(slices)
         changes = [changes for gpu in self._gpus.values() for changes in self._ready(gpu, ALL)]
-        if self._on_sms is not None:
-            self._on_sms.finish(end_ns)
+        if self._summaries is not None:
+            self._summaries.finish(end_ns)
         return changes
