@@ -18,10 +18,8 @@ trace_packet_defaults.proto of perfetto v57, whose UI is the first to have an or
 
 from __future__ import annotations
 
-import ctypes
 import zlib
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -88,21 +86,11 @@ def _id(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= ID_LIMIT else None
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchClock:
-    """The clock of a sequence, its base, and how far CLOCK_BOOTTIME is ahead of it."""
-
-    clock: int
-    base_ns: int
-    boottime_ahead_ns: int
-
-
 class Switches:
-    """The packets of one sequence, whose number is `id`."""
+    """The packets of context switches in one `stream`. CLOCK_BOOTTIME is ahead of its clock."""
 
-    def __init__(self, id: int, clock: SwitchClock) -> None:
-        self._stream: Any = PacketStream(id, clock.clock, clock.base_ns)
-        self._clock = clock
+    def __init__(self, stream: PacketStream | NativeStream, boottime_ahead_ns: int) -> None:
+        self._stream, self._ahead_ns = stream, boottime_ahead_ns
         self._kind: Bytes = np.zeros(0, np.uint8)
         self._cpu: Int32s = np.zeros(0, np.int32)
         self._tid: Int32s = np.zeros(0, np.int32)
@@ -123,13 +111,19 @@ class Switches:
             runs_or_leaves = RUNS if shape.phase == "B" else LEAVES
             self._kind[at] = WOKEN if shape.name == WAKEUP else runs_or_leaves
             self._cpu[at], self._tid[at] = shape.cpu, shape.tid
-        self._write(events, tables)
-        made: bytes = self._stream.drain()
-        return made
-
-    def _write(self, events: TraceColumns, tables: Tables) -> None:
-        made = [self.field_and_body(events, tables, at) for at in range(len(events))]
-        self._stream.put_messages(events.ts_ns, [delimited(field, body) for field, body in made])
+        stream = self._stream
+        if isinstance(stream, PacketStream):
+            made = [self.field_and_body(events, tables, at) for at in range(len(events))]
+            stream.put_messages(events.ts_ns, [delimited(field, body) for field, body in made])
+            return stream.drain()
+        columns = (events.ts_ns, events.shape, events.args, self._kind, self._cpu, self._tid)
+        view, at = SwitchColumns(*(column.ctypes.data for column in columns)), 0
+        while at < len(events):
+            at = stream.switches(view, tables.reader, self._ahead_ns, at, len(events))
+            if at < len(events):
+                stream.packet(int(events.ts_ns[at]), *self.field_and_body(events, tables, at))
+                at += 1
+        return stream.drain()
 
     def field_and_body(self, events: TraceColumns, tables: Tables, at: int) -> tuple[int, bytes]:
         """The message of one event, and its field of a packet."""
@@ -140,7 +134,7 @@ class Switches:
         if waker is not None:
             target = _id(args.get("target_cpu"))
             waking = number(2, tid) + (number(5, target) if target is not None else b"")
-            when = max(0, int(events.ts_ns[at]) + self._clock.boottime_ahead_ns)
+            when = max(0, int(events.ts_ns[at]) + self._ahead_ns)
             event = number(1, when) + number(2, waker) + delimited(20, waking)
             return FTRACE_EVENTS, number(1, cpu) + delimited(2, event)
         state = _RUNNING if kind == RUNS else _RUNNABLE
@@ -148,24 +142,6 @@ class Switches:
             left = args.get("prev_state")
             state = _STATES.get(left, _SLEEPS) if isinstance(left, str) else _SLEEPS
         return TASK_STATE, number(1, cpu) + number(3, tid) + number(4, state)
-
-
-class NativeSwitches(Switches):
-    """The packets of context switches by `perfetto.c`, with the same bytes."""
-
-    def __init__(self, core: ctypes.CDLL, id: int, clock: SwitchClock) -> None:
-        super().__init__(id, clock)
-        self._stream = NativeStream(core, id, clock.clock, clock.base_ns)
-
-    def _write(self, events: TraceColumns, tables: Tables) -> None:
-        columns = (events.ts_ns, events.shape, events.args, self._kind, self._cpu, self._tid)
-        view = SwitchColumns(*(column.ctypes.data for column in columns))
-        at = 0
-        while at < len(events):
-            at = self._stream.switches(view, tables.reader, self._clock.boottime_ahead_ns, at, len(events))
-            if at < len(events):
-                self._stream.packet(int(events.ts_ns[at]), *self.field_and_body(events, tables, at))
-                at += 1
 
 
 # This many tracks fit at the top of a screen, above the others.
@@ -416,11 +392,9 @@ class PerfettoWriter:
         """The packet sequence of context switches, which begins with the first of them."""
         if self._switches is None:
             self._begin_sequence(_SWITCHES, None)
-            clock = SwitchClock(self._clock, self._base_ns, self._boottime_ahead_ns)
-            core = library()
-            self._switches = (
-                Switches(_SWITCHES, clock) if core is None else NativeSwitches(core, _SWITCHES, clock)
-            )
+            core, first = library(), (_SWITCHES, self._clock, self._base_ns)
+            stream = PacketStream(*first) if core is None else NativeStream(core, *first)
+            self._switches = Switches(stream, self._boottime_ahead_ns)
         return self._switches
 
     def _gpu(self, warps: WarpChanges) -> Packets:
