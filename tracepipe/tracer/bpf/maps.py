@@ -18,7 +18,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -51,15 +50,6 @@ class Control(IntEnum):
     END_ASKED_NS = 11
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    kind: int
-    key_bytes: int
-    value_bytes: int
-    entries: int
-    flags: int = 0
-
-
 class Maps:
     """All maps of one capture, by name; `descriptors` in the order of their numbers in probes.bpf.c."""
 
@@ -67,27 +57,26 @@ class Maps:
         """Create them. `pairs`: returns need data of their entries. Raises OSError."""
         self.processors = possible_processors()
         counters = len(DROP_LAYERS) * self.processors
-        forms = {
-            "ring": _Form(_RINGBUF, 0, 0, ring_bytes),
-            "tracked": _Form(_HASH, 4, 24, _THREADS_MAX),
-            "control": _Form(_ARRAY, 4, 8, len(Control), _MMAPABLE),
-            "drops": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
-            "wanted": _Form(_ARRAY, 4, 8, 512, _MMAPABLE),
-            "queued": _Form(_LRU_HASH, 16, 8, 4096),
-            "serving": _Form(_HASH, 4, 16, 1024),
-            "specs": _Form(_ARRAY, 4, SPEC_BYTES, max(probe_count, 1), _MMAPABLE),
-            "open": _Form(_HASH, 16, 88, _OPEN_CALLS_MAX if pairs else 1024),
-            "sampled": _Form(_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
-            "filtered": _Form(_ARRAY, 4, 8, counters, _MMAPABLE),
-            "adopted": _Form(_HASH, 4, 8, 4096),
+        # name → kind, bytes of a key and of a value, entries, flags
+        forms: dict[str, tuple[int, ...]] = {
+            "ring": (_RINGBUF, 0, 0, ring_bytes),
+            "tracked": (_HASH, 4, 24, _THREADS_MAX),
+            "control": (_ARRAY, 4, 8, len(Control), _MMAPABLE),
+            "drops": (_ARRAY, 4, 8, counters, _MMAPABLE),
+            "wanted": (_ARRAY, 4, 8, 512, _MMAPABLE),
+            "queued": (_LRU_HASH, 16, 8, 4096),
+            "serving": (_HASH, 4, 16, 1024),
+            "specs": (_ARRAY, 4, SPEC_BYTES, max(probe_count, 1), _MMAPABLE),
+            "open": (_HASH, 16, 88, _OPEN_CALLS_MAX if pairs else 1024),
+            "sampled": (_PERCPU_ARRAY, 4, 8, max(probe_count, 1)),
+            "filtered": (_ARRAY, 4, 8, counters, _MMAPABLE),
+            "adopted": (_HASH, 4, 8, 4096),
         }
         self._descriptors: dict[str, int] = {}
         self._mapped: list[tuple[mmap.mmap, memoryview]] = []
         try:
             for name, form in forms.items():
-                self._descriptors[name] = bpf.create_map(
-                    name, form.kind, form.key_bytes, form.value_bytes, form.entries, form.flags
-                )
+                self._descriptors[name] = bpf.create_map(name, *form)
             self.control = self._words("control", len(Control))
             self.drops = self._words("drops", counters)
             self.filtered = self._words("filtered", counters)

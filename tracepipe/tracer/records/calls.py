@@ -85,10 +85,27 @@ class Calls:
             self._effects.enter(tid, probe.probe, ts_ns, words)
         if probe.maker is not None:
             self._making[tid, number] = words
-        members = probe.arguments(words)
+        arguments = probe.arguments(words)
         if probe.is_plain and not torn and not self.served and not kernel:
-            return probe.enter, members
-        return probe.enter, joined(members, *self._further(probe, tid, tgid, number, words, torn, kernel))
+            return probe.enter, arguments
+        members = [arguments]
+        # A text is empty if its page was not loaded, and could not be read.
+        if probe.text and (text := _joined(self.texts.pop(tid, ()))):
+            members.append(f"{json.dumps(probe.text)}:{json.dumps(text)}")
+            if probe.names:
+                self._naming[tid, number] = text, probe.handle(words)
+                if not probe.probe.hook.returns:
+                    self.kernels.put(tgid, probe.handle(words), text)
+        if not kernel and probe.function >= 0:
+            kernel = self.kernels.get(tgid, words[probe.function])
+        if kernel:
+            members.append(f'"kernel":{json.dumps(kernel)}')
+            if probe.names:  # of a handle that the call returns for another one
+                self._naming[tid, number] = kernel, probe.handle(words)
+        if probe.comm >= 0:
+            members.append(self._communicators.members(tgid, words[probe.comm]))
+        members += [self._for_whom(tid), '"args_lost":true' if torn else ""]
+        return probe.enter, joined(*members)
 
     def leave(self, tid: int, tgid: int, number: int, torn: int, result: int, out: int) -> tuple[Head, str]:
         """The head and the members of `args` of a return."""
@@ -131,40 +148,6 @@ class Calls:
         done = self._effects.leave(tid, self._texts_of[number].probe, ts_ns, result, out)
         if done is not None:
             done.add_to(lines, where)
-
-    def _further(
-        self,
-        probe: _ProbeTexts,
-        tid: int,
-        tgid: int,
-        number: int,
-        words: Sequence[int],
-        torn: int,
-        kernel: str,
-    ) -> list[str]:
-        """The members of an entry that its own record does not hold."""
-        members = []
-        text = self.texts.pop(tid, None) if probe.text else None
-        shown = _joined(text) if text is not None else ""
-        if shown:  # it is empty if its page was not loaded, and could not be read
-            members.append(f"{json.dumps(probe.text)}:{json.dumps(shown)}")
-            if probe.names:
-                self._naming[tid, number] = shown, probe.handle(words)
-                if not probe.probe.hook.returns:
-                    self.kernels.put(tgid, probe.handle(words), shown)
-        name = kernel
-        if not name and probe.function >= 0:
-            name = self.kernels.get(tgid, words[probe.function])
-        if name:
-            members.append(f'"kernel":{json.dumps(name)}')
-            if probe.names:  # of a handle that the call returns for another one
-                self._naming[tid, number] = name, probe.handle(words)
-        if probe.comm >= 0:
-            members.append(self._communicators.members(tgid, words[probe.comm]))
-        members.append(self._for_whom(tid))
-        if torn:
-            members.append('"args_lost":true')
-        return members
 
     def _for_whom(self, tid: int) -> str:
         served = self.served.pop(tid, 0) if self.served else 0

@@ -143,7 +143,9 @@ class RecordRenderer:
             elif kind == SWITCH_IN:
                 head, args = self._switch_in, ""
             elif kind == SWITCH_OUT:
-                head, args = self._switch_out, self._states.get(a0) or self._left(a0)
+                if a0 not in self._states:
+                    self._states[a0] = f'"prev_state":"{state_text(a0)}"'
+                head, args = self._switch_out, self._states[a0]
                 if a1 == UNREPORTED:
                     args = f"{args},{_BEGIN_NOT_REPORTED}"
             elif kind == WAKEUP:
@@ -281,7 +283,3 @@ class RecordRenderer:
             kept.pop(tid, None)
         self._calls.forget(tid)
         self._calls.kernels.forget(tid)
-
-    def _left(self, prev_state: int) -> str:
-        self._states[prev_state] = f'"prev_state":"{state_text(prev_state)}"'
-        return self._states[prev_state]
