@@ -274,6 +274,7 @@ def _anchor(source: Source, base: Source) -> Anchor | None:
     one_host = is_one_host(source, base)
     is_of_gpu = source.clock not in (*HOST_CLOCKS, base.clock)
     if is_of_gpu and base.clocks is not None and one_host is not False:
+        # By the other recording's clock pairs near its begin.
         pairs = base.clocks.get(source.clock)
         if pairs is None or pairs.method != "fit":
             return None

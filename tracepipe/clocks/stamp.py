@@ -171,6 +171,7 @@ class Clocks:
         if places is not None:
             events = events.take(places)
         if self._anchor_ns or self._drift is not None:
+            # The lengths of warps and losses stay, as drift changes them only by some millionths.
             if self._drift is None:
                 events.ts_ns = events.ts_ns + self._anchor_ns
             else:

@@ -283,6 +283,7 @@ class EventQueue:
         if len(events):
             source.window.append(events)
         if source.weight >= 2 * WINDOW_EVENTS:
+            # All but the newest events of the window are ready.
             whole = in_order(joined(source.window), self._tables)
             end = len(whole) - max(1, len(whole) * WINDOW_EVENTS // source.weight)
             # Events of one time stay together, unless that is all of them: an end of a flow belongs to a

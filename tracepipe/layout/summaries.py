@@ -85,6 +85,7 @@ class Share:
             return
         self._begin_ns = min(self._begin_ns, int(begin_ns.min()))
         self._end_ns = max(self._end_ns, int(end_ns.max()))
+        # Bins for all of the time, wider ones if there are too many.
         had, at = self._busy_ns, self._first
         while (self._end_ns - 1 >> self._bits) - (self._begin_ns >> self._bits) >= BINS_MAX:
             pairs = np.zeros(2 * (len(had) // 2 + 1), np.int64)

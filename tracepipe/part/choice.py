@@ -512,6 +512,7 @@ class Choice:
                     self.chosen.undated_ns[row] = ts_ns
             if kept:
                 self._marks.add(np.array([row]))
+        # The events that describe the state at the start of the window.
         of_threads = np.flatnonzero(kinds & OF_THREAD).tolist()
         ended = [row for at in of_threads for row in self._take_thread(events, at, int(rows[at]))]
         self._marks.add(np.array(ended, np.int64))
