@@ -63,7 +63,7 @@ def small_parts(rows: int) -> Iterator[None]:
         patch.setattr(tracepipe.store.build, "_SHAPES_MAX", 3)
         patch.setattr(tracepipe.store.spans, "_AT_ONCE", rows)
         patch.setattr(tracepipe.store.spans, "_IN_MEMORY_BYTES", 64)
-        patch.setattr(tracepipe.store.tables, "_ROWS_A_COMMIT", rows)
+        patch.setattr(tracepipe.store.tables, "_ROWS_A_COMMIT", 20 * rows)
         patch.setattr(tracepipe.store.tables, "_RENUMBERED_AT_ONCE", rows)
         yield
 
@@ -329,6 +329,15 @@ def test_any_events_have_the_rows_of_the_reference(
     path = write(tmp_path_factory.mktemp("made") / "run.jsonl", *events)
     with running(core), small_parts(rows):
         assert_as_expected(path)
+
+
+def test_slices_for_which_there_are_too_many_overlap_tracks_have_rows(tmp_path: Path, core: str) -> None:
+    crossing = [span(at, at + 100, f"f{at}") for at in range(80)]
+    opened = [event("B", 80 + at, f"g{at}") for at in range(9)]
+    path = write(tmp_path / "run.jsonl", *crossing, *opened, event("E", 200, "g8"), span(300, 301, "f"))
+    with small_parts(7):
+        assert_as_expected(path)
+    assert load_run(str(path)).facts.outcomes.undrawn > 9
 
 
 @pytest.mark.parametrize("case", with_sample(cases()), ids=lambda case: case.name)

@@ -129,16 +129,16 @@ class Spool:
         An event comes at most `_late_ns` after one that is later than it, so what is earlier than that is
         complete.
         """
-        waiting: list[TraceColumns] = []
-        for start in range(0, self._count, _AT_ONCE):
-            stop = min(start + _AT_ONCE, self._count)
-            waiting.append(self._read(start, stop))
-            events, waiting = joined(waiting), []
+        waiting, start = self._read(0, 0), 0
+        while start < self._count:
+            # Where much waits, more is read at a time: what waits is copied each time.
+            stop = min(start + max(_AT_ONCE, len(waiting)), self._count)
+            events, start = joined([waiting, self._read(start, stop)]), stop
+            waiting = events.take(slice(0, 0))
             if stop < self._count:
                 is_complete = events.ts_ns < int(events.ts_ns.max()) - self._late_ns
                 if not is_complete.all():
-                    waiting = [events.take(~is_complete)]
-                    events = events.take(is_complete)
+                    waiting, events = events.take(~is_complete), events.take(is_complete)
             if len(events):
                 order = order_of(events.ts_ns, events.dur_ns, is_whole[events.shape])
                 yield events if order is None else events.take(order)
@@ -280,7 +280,8 @@ class SpanRows:
             "lane": self._lanes[ops["row"][made]].astype(np.uint8),
             "end_args": np.full(count, NONE, np.int32),
             "end_source_ns": np.full(count, NONE, np.int64),
-            "open": begins,
+            # A slice for which there are too many overlap tracks has no end.
+            "open": begins & (ops["row"][made] != NO_ROW),
             "slice": np.where(begins, ops["slice_id"][made], NONE),
         }
         for name in _OF_EVENT:
