@@ -16,7 +16,7 @@ from tracepipe.tracer.gpu.build import cache as caches
 from tracepipe.tracer.gpu.build.cache import Cache, cache_folder, check_safe
 from tracepipe.tracer.gpu.build.driver import Owner, owner
 from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, find_parts
-from tracepipe.tracer.target import _caller
+from tracepipe.tracer.target import _command_user
 
 OTHER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
@@ -192,10 +192,10 @@ def test_builds_are_for_the_user_as_which_the_command_runs(monkeypatch: pytest.M
     nobody = pwd.getpwnam("nobody")
     monkeypatch.setenv("SUDO_UID", str(nobody.pw_uid))
     assert owner() == Owner(nobody.pw_uid, nobody.pw_gid, Path(nobody.pw_dir))
-    assert _caller() == nobody
+    assert _command_user() == nobody
     monkeypatch.delenv("SUDO_UID")
     assert owner().uid == 0
-    assert _caller() is None
+    assert _command_user() is None
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tracepipe.errors import CaptureUnavailable, TracepipeError
-from tracepipe.tracer.request import Limits, Trigger, Windows, check_seen, check_windows, trigger_of
+from tracepipe.tracer.request import Limits, Trigger, Windows, check_triggers, check_windows, trigger_of
 
 
 def test_triggers_are_read_as_they_are_written() -> None:
@@ -53,6 +53,6 @@ def test_a_program_waits_for_no_delay() -> None:
 )
 def test_what_nothing_sees_is_refused_with_a_hint(windows: Windows, trigger: str) -> None:
     with pytest.raises(CaptureUnavailable, match=re.escape(f"see {trigger}.")) as raised:
-        check_seen(windows, (), has_probes=False)
+        check_triggers(windows, (), has_probes=False)
     assert raised.value.hint
-    check_seen(windows, {"nvtx", "kernel"}, has_probes=True)
+    check_triggers(windows, {"nvtx", "kernel"}, has_probes=True)

@@ -25,11 +25,10 @@ from typing import Any, Final
 
 from tracepipe.errors import InputError
 from tracepipe.hooks.calls import CALL_SETS
-from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, OWN_LAYER, PROBED_LAYERS, Condition, Hook
+from tracepipe.hooks.hook import EFFECTS, INTEGER_KINDS, OWN_LAYER, PROBED_LAYERS, Hook
 from tracepipe.hooks.names import did_you_mean
 from tracepipe.hooks.signature import (
     Entry,
-    SignatureText,
     ValueNames,
     divided,
     place_and_signature,
@@ -241,6 +240,10 @@ class _SetReader:
         """The hooks of a signature with its fields in `row`, one for each name and library."""
         place = read_place(target, entry)
         read = read_signature(text, place.target, self._find_table, entry)
+        condition, is_tracepoint = read.condition, place.target == "tracepoint"
+        if condition is None and (stated := row.get("condition", "")):
+            arguments = read.signature.arguments
+            condition = read_condition(stated, arguments, self._find_table, entry, is_tracepoint)
         first = Hook(
             place.target,
             "",
@@ -248,8 +251,8 @@ class _SetReader:
             "",
             read.signature,
             name=row.get("name", ""),
-            condition=self._condition(row, read, place.target, entry),
-            returns=row.get("returns", True) and place.target != "tracepoint",
+            condition=condition,
+            returns=row.get("returns", True) and not is_tracepoint,
             effect=row.get("effect", ""),
             direction=row.get("direction", ""),
             modules=place.modules,
@@ -258,10 +261,10 @@ class _SetReader:
             group=f"{entry.origin}: {group}",
         )
         _check_hook(first, entry)
-        stated = _layer(row["layer"], entry) if "layer" in row else None
+        own = _layer(row["layer"], entry) if "layer" in row else None
         hooks = []
         for library in place.libraries:
-            layer, layer_name = stated or (layer_of(place.target, library), "")
+            layer, layer_name = own or (layer_of(place.target, library), "")
             given = replace(first, library=library, layer=layer, layer_name=layer_name)
             hooks += [replace(given, pattern=pattern) for pattern in read.patterns]
         return hooks
@@ -285,14 +288,6 @@ class _SetReader:
             for text in texts
             for hook in self.hooks(target, text, row, Entry(self._origin, f"{own}, {text}"), own)
         ]
-
-    def _condition(
-        self, row: dict[str, Any], read: SignatureText, kind: str, entry: Entry
-    ) -> Condition | None:
-        text = row.get("condition", "")
-        if not text or read.condition is not None:
-            return read.condition
-        return read_condition(text, read.signature.arguments, self._find_table, entry, kind == "tracepoint")
 
     def _find_table(self, kind: str) -> ValueNames | None:
         if kind not in self.values and kind in _shipped_values():

@@ -88,7 +88,7 @@ def _capture(
     from tracepipe.tracer.find.library import find_program
     from tracepipe.tracer.gpu import annotated, start
     from tracepipe.tracer.machine.processes import Processes
-    from tracepipe.tracer.request import check_seen, triggers_of
+    from tracepipe.tracer.request import check_triggers, triggers_of
     from tracepipe.tracer.session import run_session
 
     notify = listeners.notify
@@ -112,7 +112,7 @@ def _capture(
         if why:
             notify(f"method {engine.name}: {why}")
         device = annotated(request, device, notify)
-        check_seen(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
+        check_triggers(request.windows, device.sees if device else (), has_probes=engine.name in ENGINES)
         return run_session(engine, version, request, sink, listeners, device)
     finally:
         if device is not None:

@@ -447,8 +447,8 @@ def check_windows(windows: Windows, limits: Limits) -> None:
         )
 
 
-def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> None:
-    """Raise CaptureUnavailable for a trigger that nothing sees. `seen`: the kinds that a library in the
+def check_triggers(windows: Windows, visible: Container[str], *, has_probes: bool) -> None:
+    """Raise CaptureUnavailable for a trigger that nothing sees. `visible`: the kinds that a library in the
     command sees.
     """
     hints = {
@@ -458,7 +458,7 @@ def check_seen(windows: Windows, seen: Container[str], *, has_probes: bool) -> N
         "kernel": "Use --gpu kernels on a machine with a GPU; for --gpu warps, --launches selects launches.",
     }
     for trigger in triggers_of(windows):
-        if trigger is None or trigger.kind not in hints or trigger.kind in seen:
+        if trigger is None or trigger.kind not in hints or trigger.kind in visible:
             continue
         if not (trigger.is_probed and has_probes):
             raise CaptureUnavailable(

@@ -52,7 +52,7 @@ class Target:
         process's environment, and `stdout` is its standard output. Raises TracepipeError where it cannot run
         as the user who called sudo.
         """
-        start = _Start(program, command, mask, environment or {}, stdout, _caller())
+        start = _Start(program, command, mask, environment or {}, stdout, _command_user())
         self._ending: Ending | None = None
         self._command = command
         self._go = self._failure = -1
@@ -161,7 +161,7 @@ def _become(start: _Start, go: int, failure: int) -> None:
         os._exit(127)
 
 
-def _caller() -> struct_passwd | None:
+def _command_user() -> struct_passwd | None:
     """The user who called sudo, as whom the command runs; None for root. Raises TracepipeError."""
     ids, user = sudo_ids(), sudo_user()
     if ids and user is None:

@@ -242,8 +242,8 @@ class Script:
             return
         values = ", ".join(f"(uint64){word}" for word in words)
         self._add(f"{enter} {tracked}", f"@y[(uint64)tid] = ((uint64)nsecs, {values});")
-        kept = [f"$y.{n}" for n in range(1, 5)]
-        first = self._line(record.SYSCALL_ENTER, _SYSCALL, *kept, number="args->id", at="$y.0")
+        entered = [f"$y.{n}" for n in range(1, 5)]
+        first = self._line(record.SYSCALL_ENTER, _SYSCALL, *entered, number="args->id", at="$y.0")
         self._add(
             f"{leave} {tracked}",
             "$y = @y[(uint64)tid]; $began = $y.0; delete(@y[(uint64)tid]);",

@@ -86,12 +86,12 @@ class KernelSymbols:
         suffix = b"|".join(re.escape(module.encode()) for module in modules) or rb"\w+"
         suffix = rb"\t\[(" + suffix + (rb")\]" if modules else rb")\]|")
         form = re.compile(rb"^([0-9a-f]+) [tTwW] (" + names + rb")(?:" + suffix + rb")$", re.MULTILINE)
-        seen = set()
+        found = set()
         for match in form.finditer(data, start):
             address, name, module = int(match[1], 16), match[2], match[3] or b""
             place = (module if address else b"", name)
-            if place not in seen and module not in _NO_MODULE and b"." not in name:
-                seen.add(place)
+            if place not in found and module not in _NO_MODULE and b"." not in name:
+                found.add(place)
                 yield KernelPlace(name.decode(errors="replace"), module.decode(), address)
 
 

@@ -305,11 +305,11 @@ class Totals:
         if layer is None:
             self._stacks.clear()
         else:
-            kept = {
+            others = {
                 tid: [o for o in stack if self._function(o[0]).layer != layer]
                 for tid, stack in self._stacks.items()
             }
-            self._stacks = {tid: stack for tid, stack in kept.items() if stack}
+            self._stacks = {tid: stack for tid, stack in others.items() if stack}
 
     def counts(self) -> dict[str, int]:
         """Layer → events."""
@@ -582,9 +582,9 @@ class MemoryTotals:
             self.bytes_of[number] += size_bytes
         if not is_copy and name not in _ALLOCATING:
             return
-        moved = (self._copied if is_copy else self._allocated).setdefault(name, MemoryTotal())
-        moved.count += 1
-        moved.size_bytes += size_bytes
+        total = (self._copied if is_copy else self._allocated).setdefault(name, MemoryTotal())
+        total.count += 1
+        total.size_bytes += size_bytes
 
     def forget(self) -> None:
         """Forget the calls in progress."""
@@ -594,11 +594,11 @@ class MemoryTotals:
 
     def allocated(self) -> dict[str, MemoryTotal]:
         """Name of the event → what was allocated."""
-        return {name: replace(moved) for name, moved in self._allocated.items()}
+        return {name: replace(total) for name, total in self._allocated.items()}
 
     def copied(self) -> dict[str, MemoryTotal]:
         """Direction → what was copied."""
-        return {name: replace(moved) for name, moved in self._copied.items()}
+        return {name: replace(total) for name, total in self._copied.items()}
 
 
 class Histogram:
