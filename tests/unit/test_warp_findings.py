@@ -16,7 +16,7 @@ from tracepipe.analyses.findings import FINDERS, find_all
 from tracepipe.analyses.findings.divergence import split_p_values, stride_of
 from tracepipe.analyses.findings.finding import Finding, listed, percent
 from tracepipe.analyses.findings.kernel_warps import NOT_RECORDED, KernelWarps, sort_warps
-from tracepipe.analyses.findings.ranks import centred_ranks, chance_of, late_class, score_classes
+from tracepipe.analyses.findings.statistics import centred_ranks, chance_of, late_class, score_classes
 from tracepipe.analyses.findings.stragglers import beyond_the_tail
 from tracepipe.analyses.findings.stride import without_order
 from tracepipe.analyses.findings.waves import launch_waves, one_by_one, order_of_exits

@@ -16,7 +16,7 @@ from tracepipe.analyses.findings import find_all
 from tracepipe.analyses.findings.finding import listed
 from tracepipe.analyses.findings.kernel_warps import LANES, NOT_RECORDED, KernelWarps, sample
 from tracepipe.analyses.findings.kernels import kernels_of
-from tracepipe.analyses.findings.ranks import between
+from tracepipe.analyses.findings.statistics import between
 from tracepipe.analyses.findings.stride import without_order
 from tracepipe.event.columns import NONE, Int64s
 from tracepipe.event.groups import number_rows

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
+from tracepipe.analyses.findings.statistics import medians_by
 from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np
@@ -182,16 +183,6 @@ def _turns(sm: Ints, entry_ns: Ints, wave: Ints) -> int:
     _, numbers = np.unique(key, return_inverse=True)
     wave[rows] = first + numbers
     return first + int(numbers.max())
-
-
-def medians_by(values: Floats, groups: Ints) -> Floats:
-    """The median of `values` in each group, shape `(groups,)`. `groups` has the numbers 0…groups-1, each at
-    least once."""
-    counts = np.bincount(groups)
-    first = np.cumsum(counts) - counts
-    ordered = values[np.lexsort((values, groups))]
-    medians: Floats = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
-    return medians
 
 
 def without_medians(values: Floats, groups: Ints) -> Floats:

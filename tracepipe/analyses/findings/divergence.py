@@ -22,7 +22,13 @@ from typing import NamedTuple
 from tracepipe.analyses.findings import statistics
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.analyses.findings.kernel_warps import LANES, KernelWarps, sample
-from tracepipe.analyses.findings.ranks import APART_OF_RANGE, between, centred_ranks, chance_of, score_classes
+from tracepipe.analyses.findings.statistics import (
+    APART_OF_RANGE,
+    between,
+    centred_ranks,
+    chance_of,
+    score_classes,
+)
 from tracepipe.analyses.findings.stride import LANES_CAUSE, without_order
 from tracepipe.reports.frames.arrays import Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np

@@ -18,13 +18,18 @@ from tracepipe.analyses.findings.block_times import (
     block_values,
     lacks_blocks,
     lateness,
-    medians_by,
     started_together,
     without_medians,
 )
 from tracepipe.analyses.findings.finding import MIN_SM_SHARE, Finding, confidence, listed, percent
 from tracepipe.analyses.findings.kernel_warps import MAX_BLOCKS, KernelWarps, evenly, sample
-from tracepipe.analyses.findings.ranks import LateClass, late_class_in_rows, ranks_in_rows, score_rows
+from tracepipe.analyses.findings.statistics import (
+    LateClass,
+    late_class_in_rows,
+    medians_by,
+    ranks_in_rows,
+    score_rows,
+)
 from tracepipe.analyses.findings.waves import share_saved, usual_waves
 from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Bools, Floats, Ints

@@ -1,12 +1,18 @@
 """Statistical tests and distributions, made from functions of `scipy.special`: importing `scipy.stats` takes
-75 MB.
+75 MB. tests/unit/test_statistics.py compares those that it has with `scipy.stats`.
 
-tests/unit/test_statistics.py compares each with `scipy.stats`.
+Tests by ranks: under the null hypothesis, the times of one row (lanes of a warp, warps of a block, blocks of
+a launch) are exchangeable. With any distribution, however heavy its tail, their ranks are a random order.
+Sums of ranks over many rows are normal. With few rows, or many ties from a coarse clock, the sums are skewed,
+and no class can be less likely than one order among all possible ones.
 """
 
 from __future__ import annotations
 
-from tracepipe.reports.frames.arrays import AnyArray, Floats
+from typing import NamedTuple
+
+from tracepipe.event.groups import number_rows, sorted_runs
+from tracepipe.reports.frames.arrays import AnyArray, Bools, Floats, Ints
 from tracepipe.reports.frames.libraries import np, special
 
 # With less skewness, a Pearson distribution equals a normal one within the precision of a float.
@@ -53,7 +59,7 @@ def median_interval(values: AnyArray, confidence: float) -> tuple[float, float]:
     )
 
 
-def ranks(values: AnyArray) -> Floats:
+def ranks_of(values: AnyArray) -> Floats:
     """The ranks, from 1, along the last axis; equal values get the mean of their ranks. The shape is that of
     `values`.
     """
@@ -75,7 +81,7 @@ def rank_correlation(a: AnyArray, b: AnyArray) -> tuple[float, float]:
     """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return np.nan, np.nan
-    centred = [one - one.mean() for one in (ranks(a), ranks(b))]
+    centred = [one - one.mean() for one in (ranks_of(a), ranks_of(b))]
     lengths = [float(one @ one) ** 0.5 for one in centred]
     found = float(np.clip(centred[0] @ centred[1] / (lengths[0] * lengths[1]), -1, 1))
     free = len(a) - 2
@@ -89,3 +95,201 @@ def median_slope(y: Floats, x: Floats) -> float:
     """The median of the slopes between all pairs of points (Theil-Sen). Shapes `(n,)`."""
     run, rise = np.subtract.outer(x, x), np.subtract.outer(y, y)
     return float(np.median(rise[run > 0] / run[run > 0]))
+
+
+# The most cells of a table of rows and classes, which may be nearly empty; larger ones are not made.
+_CELLS = 1 << 20
+
+
+def centred_ranks(times: Floats) -> Floats:
+    """Ranks within each row less their mean, with the mean rank for ties; nan where `times` is nan. Shapes
+    `(rows, positions)`.
+    """
+    absent = np.isnan(times)
+    ranks = ranks_of(np.where(absent, np.inf, times))
+    present = (~absent).sum(axis=1, keepdims=True)
+    return np.where(absent, np.nan, ranks - (present + 1) / 2)
+
+
+def ranks_in_rows(values: Floats, row: Ints) -> Floats:
+    """Like `centred_ranks`, for rows of different lengths one after the other in `values`: `row` has the
+    number of the row of each value. Shapes `(n,)`.
+    """
+    present = np.bincount(row)
+    order, starts = sorted_runs(row, values)
+    counts = np.diff(starts, append=len(order))
+    ranks = np.empty(values.size)
+    ranks[order] = np.repeat(starts + (counts - 1) / 2, counts)
+    centred: Floats = ranks - (np.cumsum(present) - present + (present - 1) / 2)[row]
+    return centred
+
+
+def score_classes(ranks: Floats, classes: Ints, count: int) -> Floats:
+    """Like `score_rows`, for `ranks` from `centred_ranks` and `classes` of the same shape."""
+    known = ~np.isnan(ranks)
+    return score_rows(ranks[known], np.nonzero(known)[0], classes[known], count)
+
+
+def score_rows(ranks: Floats, row: Ints, classes: Ints, count: int) -> Floats:
+    """A score for how much later than the rest each class 0…`count`-1 is: standard normal under the null
+    hypothesis, negative for early classes.
+
+    `ranks` are centred within each row; `row` and `classes` are the row and the class of each rank, all of
+    shape `(n,)`. The scores have the shape `(count,)`.
+    """
+    present = np.bincount(row)
+    variance = np.bincount(row, ranks**2) / np.maximum(present, 1)
+    rows, of, members = _members(row, classes, count)
+    others = present[rows] - members
+    spread = np.bincount(of, members * others / np.maximum(present[rows] - 1, 1) * variance[rows], count)
+    sums = np.bincount(classes, ranks, count)
+    scores: Floats = np.divide(sums, np.sqrt(spread), out=np.zeros(count), where=spread > 0)
+    return scores
+
+
+def _members(row: Ints, classes: Ints, count: int) -> tuple[Ints, Ints, Ints]:
+    """Each pair of a row and a class that occurs, as two arrays, and how often it does."""
+    key = row * count + classes
+    if int(row.max(initial=0)) < _CELLS // count:
+        every = np.bincount(key)
+        pairs = np.flatnonzero(every)
+        return pairs // count, pairs % count, every[pairs]
+    pairs, members = np.unique(key, return_counts=True)
+    return pairs // count, pairs % count, members
+
+
+def chance_of(ranks: Floats, members: Bools) -> float:
+    """The chance that positions are as late as `members` are, if all orders within a row are
+    equally likely.
+    """
+    known = ~np.isnan(ranks)
+    return chance_in_rows(ranks[known], np.nonzero(known)[0], members[known])
+
+
+def chance_in_rows(ranks: Floats, row: Ints, members: Bools) -> float:
+    """Like `chance_of`, for ranks from `ranks_in_rows`. Shapes `(n,)`."""
+    present, chosen = np.bincount(row), np.bincount(row, members)
+    usable = (chosen > 0) & (chosen < present)
+    if not usable.any():
+        return 1.0
+    n, k = present[usable].astype(np.float64), chosen[usable].astype(np.float64)
+    squares, cubes = (np.bincount(row, ranks**power)[usable] for power in (2, 3))
+    total = float(ranks[members & usable[row]].sum())
+    variance = float((k * (n - k) / (n - 1) * squares / n).sum())
+    if variance <= 0:
+        return 1.0
+    # In a row of two values the skewness is 0.
+    third = (n - k) * (n - 2 * k) * k / ((n - 1) * np.maximum(n - 2, 1)) * cubes / n
+    score, skewness = total / variance**0.5, max(float(third.sum()) / variance**1.5, 0.0)
+    log_orders = _log_factorial(n) - _log_factorial(k) - _log_factorial(n - k)
+    least = float(np.exp(-log_orders.sum()))
+    return max(float(normal_above(score)), pearson_above(score, skewness), least)
+
+
+def _log_factorial(values: Floats) -> Floats:
+    logs: Floats = np.cumsum(np.log(np.maximum(np.arange(values.max(initial=0) + 1), 1)))
+    return logs[values.astype(np.int64)]
+
+
+def between(times: Floats, members: Bools) -> Floats:
+    """For each row, the median time of its members less that of the others; nan if either side is empty.
+    `times` and `members` have the shape `(rows, positions)`, the result `(rows,)`.
+    """
+    above, below = np.where(members, times, np.nan), np.where(members, np.nan, times)
+    usable = ~(np.isnan(above).all(axis=1) | np.isnan(below).all(axis=1))
+    delays = np.full(times.shape[0], np.nan)
+    delays[usable] = np.nanmedian(above[usable], axis=1) - np.nanmedian(below[usable], axis=1)
+    return delays
+
+
+class LateClass(NamedTuple):
+    """Positions t with t mod `modulus` in `residues` are later than the others."""
+
+    modulus: int
+    residues: list[int]
+    p_value: float
+    members: Bools
+    delay: float
+    """How much later the members are, in the median, than the others of their row."""
+
+
+APART_OF_RANGE = 0.5
+"""The least gap between the late residues and the next one, as a share of the range of all residues. With a
+smaller gap the positions form a ramp, and no class of them is late."""
+
+
+def late_class(times: Floats, positions: Ints, moduli: range) -> LateClass | None:
+    """Return the modulus and residues of `positions` whose times are the latest, or None where no class is
+    apart from the others. `times` and `positions` have the shape `(rows, positions)`."""
+    known = ~np.isnan(times)
+    late = late_class_in_rows(times[known], np.nonzero(known)[0], positions[known], moduli)
+    return late and late._replace(members=np.isin(positions % late.modulus, late.residues))
+
+
+def late_class_in_rows(times: Floats, row: Ints, positions: Ints, moduli: range) -> LateClass | None:
+    """Like `late_class`, for rows of different lengths, as in `ranks_in_rows`. Shapes `(n,)`."""
+    ranks = ranks_in_rows(times, row)
+    tried, score, modulus, residue = 0, 0.0, 0, 0
+    for candidate in moduli:
+        scores = score_rows(ranks, row, positions % candidate, candidate)
+        tried += candidate
+        # With equal evidence the smaller modulus is the simpler pattern, so a larger one must score better.
+        if scores.max() > score:
+            score, modulus, residue = float(scores.max()), candidate, int(scores.argmax())
+    if not modulus:
+        return None
+    classes = positions % modulus
+    # Where a class is half of its row, only the others' median is the same in all rows.
+    residual = _after_others(times, row, classes == residue)
+    level = np.full(modulus, np.nan)
+    known = ~np.isnan(residual)
+    of, first = number_rows(classes[known])
+    level[classes[known][first]] = medians_by(residual[known], of)
+    residues = _standing_apart(level, int(moduli[-1]) if modulus == moduli[-1] else 0)
+    if residue not in residues:
+        return None
+    chance = chance_in_rows(ranks, row, classes == residue)
+    members: Bools = np.isin(classes, residues)
+    delay = float(np.nanmedian(_after_others(times, row, members)[members]))
+    return LateClass(modulus, residues, min(1.0, chance * tried), members, delay)
+
+
+def _after_others(times: Floats, row: Ints, members: Bools) -> Floats:
+    """Times less the median of those of their row that are no members; nan where there are none."""
+    medians = np.full(int(row.max()) + 1, np.nan)
+    of, first = number_rows(row[~members])
+    medians[row[~members][first]] = medians_by(times[~members], of)
+    rest: Floats = times - medians[row]
+    return rest
+
+
+def _standing_apart(level: Floats, widest: int) -> list[int]:
+    """The residues above the largest gap, where they are few enough to be a stride."""
+    order = np.argsort(level)  # nan last
+    known = order[~np.isnan(level[order])]
+    if known.size < 2:
+        return []
+    steps = np.diff(level[known])
+    cut = int(steps.argmax())
+    span = level[known[-1]] - level[known[0]]
+    late = known[cut + 1 :]
+    # Many residues of the widest modulus are a range of lanes, not a stride: divergence reports that.
+    most = 1 if level.size == widest else max(1, level.size // 4)
+    if span <= 0 or steps[cut] < APART_OF_RANGE * span or late.size > most:
+        return []
+    return sorted(int(r) for r in late)
+
+
+def median_with_interval(values: Floats) -> tuple[float, float, float]:
+    """The median and its distribution-free 95% interval, infinite where there are too few values for one."""
+    return float(np.median(values)), *median_interval(values, 0.95)
+
+
+def medians_by(values: Floats, groups: Ints) -> Floats:
+    """The median of `values` in each group, shape `(groups,)`. `groups` has the numbers 0…groups-1, each at
+    least once."""
+    counts = np.bincount(groups)
+    first = np.cumsum(counts) - counts
+    ordered = values[np.lexsort((values, groups))]
+    medians: Floats = (ordered[first + (counts - 1) // 2] + ordered[first + counts // 2]) / 2
+    return medians

@@ -27,11 +27,10 @@ from tracepipe.analyses.findings.block_times import (
     end_delayed_ns,
     lacks_blocks,
     lateness,
-    medians_by,
 )
 from tracepipe.analyses.findings.finding import MIN_SAVED, MIN_SHARE, Finding, confidence, listed, percent
 from tracepipe.analyses.findings.kernel_warps import KernelWarps
-from tracepipe.analyses.findings.ranks import chance_in_rows, ranks_in_rows
+from tracepipe.analyses.findings.statistics import chance_in_rows, medians_by, ranks_in_rows
 from tracepipe.analyses.findings.waves import share_saved
 from tracepipe.event.groups import number_rows
 from tracepipe.reports.frames.arrays import Bools, Floats, Ints

@@ -200,7 +200,7 @@ def _in_order(kernel: KernelWarps, alpha: float) -> list[Finding]:
     if not rows:
         return []
     # Spearman's correlation in each block has variance 1/(warps-1) if the order is random.
-    ranks = statistics.ranks(times) - (warps + 1) / 2
+    ranks = statistics.ranks_of(times) - (warps + 1) / 2
     index = np.arange(warps) - (warps - 1) / 2
     correlation = float((ranks @ index).mean() / (index @ index))
     # With few warps in few blocks, the p value cannot be below the chance of one order among all.
