@@ -114,15 +114,28 @@ class Grid:
 def panels(scope: Scope) -> list[Panel]:
     """A heat map for each GPU and each stretch of work, those with the most warp time."""
     warps = drawn_warps(scope)
+    if not len(warps) and len(scope.run.warp_table):
+        which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
+        return [Panel(f"No warp{which} ran{scope.place()}")]
+    if not len(warps) and len(scope.run.layer("gpu_thread")):
+        what = "Single threads were recorded, but no warps with their SMs: occupancy is not known"
+        return [Panel(what)]
     if not len(warps):
-        return [Panel(_none(scope))]
+        return [Panel("No warps were recorded")]
     found: list[Panel] = []
     gpus, counts = np.unique(warps.gpu, return_counts=True)
     drawn, left_out = gpus_of(dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
     for gpu in drawn:
         of_gpu = warps.select(warps.gpu == gpu)
-        stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(_busy(of_gpu, scope))
-        shown = _most_work(of_gpu, stretches)
+        times = (np.clip(of, scope.start_ns, scope.end_ns) for of in (of_gpu.entry_ns, of_gpu.end_ns))
+        stretches = [(scope.start_ns, scope.end_ns)] if scope.is_cut else bursts(Stretches(*times))
+        shown = stretches
+        if len(stretches) > STRETCHES_MAX:
+            # Those with the most warp time, in the order of time.
+            starts_ns = [start_ns for start_ns, _ in stretches]
+            of_stretch = (np.searchsorted(starts_ns, of_gpu.entry_ns, "right") - 1).clip(0)
+            work = np.bincount(of_stretch, of_gpu.end_ns - of_gpu.entry_ns, len(stretches))
+            shown = [stretches[at] for at in sorted(np.argsort(-work, kind="stable")[:STRETCHES_MAX])]
         found += [_panel(scope, gpu, of_gpu, start_ns, end_ns) for start_ns, end_ns in shown]
         if not stretches:
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: no warp has a length"))
@@ -133,21 +146,6 @@ def panels(scope: Scope) -> list[Panel]:
             )
             found.append(Panel(f"{gpu_name(scope.run, gpu)}: {more}"))
     return found + left_out
-
-
-def _busy(warps: DrawnWarps, scope: Scope) -> Stretches:
-    """The stretches in which any of the warps runs."""
-    times = (np.clip(of, scope.start_ns, scope.end_ns) for of in (warps.entry_ns, warps.end_ns))
-    return Stretches(*times)
-
-
-def _none(scope: Scope) -> str:
-    if len(scope.run.warp_table):
-        which = f" of a kernel matching {scope.kernel!r}" if scope.kernel else ""
-        return f"No warp{which} ran{scope.place()}"
-    if len(scope.run.layer("gpu_thread")):
-        return "Single threads were recorded, but no warps with their SMs: occupancy is not known"
-    return "No warps were recorded"
 
 
 def bursts(busy: Stretches) -> list[tuple[int, int]]:
@@ -161,16 +159,6 @@ def bursts(busy: Stretches) -> list[tuple[int, int]]:
         else:
             found.append((start_ns, end_ns))
     return found
-
-
-def _most_work(warps: DrawnWarps, stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The stretches with the most warp time, in the order of time."""
-    if len(stretches) <= STRETCHES_MAX:
-        return stretches
-    starts_ns = [start_ns for start_ns, _ in stretches]
-    of_stretch = (np.searchsorted(starts_ns, warps.entry_ns, "right") - 1).clip(0)
-    work = np.bincount(of_stretch, warps.end_ns - warps.entry_ns, len(stretches))
-    return [stretches[at] for at in sorted(np.argsort(-work, kind="stable")[:STRETCHES_MAX])]
 
 
 def grid_of(warps: DrawnWarps, start_ns: int, end_ns: int, sms_known: int | None) -> Grid:

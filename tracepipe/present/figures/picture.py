@@ -89,12 +89,20 @@ def write_picture(panels: Sequence[Panel], to: str, out: BinaryIO) -> None:
         round(DOTS_PER_INCH * (_LINE_IN * len(title) + (panel.height_in + 0.25 if panel.draw else 0.15)))
         for panel, title in zip(panels, titles, strict=True)
     ]
+    width, height = (round(size * _SVG_UNITS_PER_INCH) for size in (WIDTH_IN, sum(heights) / DOTS_PER_INCH))
     with _settings(**{"figure.facecolor": "white"}):
         figures = map(_titled, panels, titles, heights)
         if to == "png":
             write_png(out, round(WIDTH_IN * DOTS_PER_INCH), heights, map(_pixels, figures))
-        else:
-            _write_svg(out, heights, figures)
+            return
+        size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+        out.write(f'<svg xmlns="http://www.w3.org/2000/svg" {size} version="1.1">\n'.encode())
+        above = 0
+        for whole, own in zip(figures, heights, strict=True):
+            y = above * _SVG_UNITS_PER_INCH / DOTS_PER_INCH
+            out.write(_svg(whole).replace("<svg", f'<svg y="{y:g}"', 1).encode())
+            above += own
+        out.write(b"</svg>\n")
 
 
 def _titled(panel: Panel, title: list[str], height: int) -> Figure:
@@ -113,19 +121,6 @@ def _pixels(whole: Figure) -> Ints:
     canvas = agg.FigureCanvasAgg(whole)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[:, :, :3]
-
-
-def _write_svg(out: BinaryIO, heights: list[int], figures: Iterator[Any]) -> None:
-    """Write figures below each other as SVG."""
-    width, height = (round(size * _SVG_UNITS_PER_INCH) for size in (WIDTH_IN, sum(heights) / DOTS_PER_INCH))
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    out.write(f'<svg xmlns="http://www.w3.org/2000/svg" {size} version="1.1">\n'.encode())
-    above = 0
-    for whole, own in zip(figures, heights, strict=True):
-        y = above * _SVG_UNITS_PER_INCH / DOTS_PER_INCH
-        out.write(_svg(whole).replace("<svg", f'<svg y="{y:g}"', 1).encode())
-        above += own
-    out.write(b"</svg>\n")
 
 
 def _svg(whole: Figure) -> str:

@@ -65,7 +65,9 @@ class About:
     @classmethod
     def of(cls, run: Run) -> About:
         """The facts about one recording."""
-        return cls(_subject(run.facts), list(_facts(run.facts)), list(_limits(run.facts)))
+        command = run.facts.header.get("command")
+        subject = str(PurePath(command[0] if command else run.facts.path).name)
+        return cls(subject, list(_facts(run.facts)), list(_limits(run.facts)))
 
 
 def write_page(
@@ -106,11 +108,6 @@ def write_page(
         newline="\n",
     )
     page.dump(out, encoding="utf-8", errors="replace")
-
-
-def _subject(facts: Facts) -> str:
-    command = facts.header.get("command")
-    return str(PurePath(command[0]).name) if command else PurePath(facts.path).name
 
 
 def _facts(facts: Facts) -> Iterable[tuple[str, str]]:
