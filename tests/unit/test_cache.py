@@ -131,6 +131,6 @@ def test_the_tables_used_longest_ago_go_first(
 def test_a_failed_reading_leaves_nothing(tmp_path: Path, folder: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(b"\x00nothing of ours\n")
-    with pytest.raises(Exception, match="run.jsonl"):
+    with pytest.raises(Exception, match=r"run\.jsonl"):
         load_run(str(path))
     assert list(folder.iterdir()) == []

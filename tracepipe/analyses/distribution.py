@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracepipe.reports.frames.arrays import Floats, Ints
-from tracepipe.reports.frames.libraries import np, pl
+from tracepipe.reports.frames.libraries import np
 from tracepipe.reports.report import Column
 
 PERCENTS = (50, 95, 99)
@@ -17,29 +17,6 @@ LENGTH_COLUMNS = (
     Column("max_ns", "max", "ns"),
 )
 """The columns that `lengths` and `of_values` fill. p95: 95% are no longer than this (nearest rank)."""
-
-
-def percentile(values: pl.Expr, percent: int) -> pl.Expr:
-    """The least value that `percent` % of the known values do not exceed; null without known values."""
-    known = values.drop_nulls().sort()
-    rank = (known.len().cast(pl.Int64) * percent + 99) // 100
-    return known.slice((rank - 1).clip(0), 1).first()
-
-
-def total(values: pl.Expr) -> pl.Expr:
-    """The sum of the known values; null (not 0) without known values."""
-    return pl.when(values.count() > 0).then(values.sum())
-
-
-def lengths(column: str = "dur_ns") -> list[pl.Expr]:
-    """The aggregations of `LENGTH_COLUMNS` for a group_by; unknown lengths are left out."""
-    values = pl.col(column)
-    return [
-        total(values).alias("total_ns"),
-        values.mean().round().cast(pl.Int64).alias("mean_ns"),
-        *(percentile(values, percent).alias(f"p{percent}_ns") for percent in PERCENTS),
-        values.max().alias("max_ns"),
-    ]
 
 
 def rank(values: Ints | Floats, percent: int) -> float | None:

@@ -136,19 +136,7 @@ class HostStates:
         ids = tuple(self._run.shapes.number_of(*one) for one in zip(("pid", "tid"), thread, strict=True))
         number = self._threads.get((ids[0], ids[1]), NONE)
         spans = [self._spans[kind].of(number, outermost=kind in ("calls", "hooks")) for kind in _KINDS]
-        running = spans[0]
-        lasts = running.end_ns > running.start_ns
-        has_run = len(running.start_ns) > 0
-        runs = np.array(
-            [
-                has_run,
-                running.start_ns.min() if has_run else 0,
-                running.end_ns.max() if has_run else 0,
-                running.start_ns[lasts].min(initial=(1 << 63) - 1),
-                running.end_ns[lasts].max(initial=_NEVER),
-            ],
-            np.int64,
-        )
+        runs = runs_of(spans[0])
         if (core := library()) is None:
             return _columns(_swept(spans, runs.tolist(), start_ns.tolist(), end_ns.tolist()))
         return _swept_by(core, spans, runs, start_ns, end_ns)
@@ -156,6 +144,23 @@ class HostStates:
     def name(self, number: int) -> str | None:
         """The name with a number from the columns `call` and `syscall` of `of`."""
         return None if number == NONE else self._run.shapes.text(number)
+
+
+def runs_of(running: _Spans) -> Int64s:
+    """Whether a thread is known to have run, from when to when, and from its first stretch of time on a
+    processor to the end of its last. Shape `(5,)`.
+    """
+    lasts, has_run = running.end_ns > running.start_ns, len(running.start_ns) > 0
+    return np.array(
+        [
+            has_run,
+            running.start_ns.min() if has_run else 0,
+            running.end_ns.max() if has_run else 0,
+            running.start_ns[lasts].min(initial=(1 << 63) - 1),
+            running.end_ns[lasts].max(initial=_NEVER),
+        ],
+        np.int64,
+    )
 
 
 _OF_SPENT: Final = {
