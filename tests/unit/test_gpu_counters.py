@@ -1,10 +1,13 @@
-"""Samples of GPUs' counters on their way into a recording: which are kept, which are losses or refused."""
+"""GPUs' counters: their metrics, as whom they are sampled, and which samples are kept, losses or refused."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -16,10 +19,14 @@ import pytest
 from tracepipe.errors import CaptureUnavailable
 from tracepipe.event.counters import DRAM_READ, GPU_COUNTERS, SM_ACTIVE, SM_CLOCK
 from tracepipe.tracer.engines.engine import Turn
+from tracepipe.tracer.gpu.build.driver import Driver, Gpu, Owner
+from tracepipe.tracer.gpu.build.toolchain import Compiler, Part, Parts, Toolchain, find_parts
+from tracepipe.tracer.gpu.engines import counters
 from tracepipe.tracer.gpu.engines.annotations import AnnotationStream
 from tracepipe.tracer.gpu.engines.counters import (
     COUNTERS,
     CounterStream,
+    NotPermitted,
     OrderedSamples,
     Overflow,
     Sample,
@@ -29,6 +36,9 @@ from tracepipe.tracer.gpu.engines.counters import (
     Sampler,
     Stretches,
     Used,
+    build_sampler,
+    listed,
+    start_counters,
 )
 from tracepipe.tracer.gpu.engines.kernels import KernelDecoder
 from tracepipe.tracer.gpu.engines.renderer import ProcessDecoder, Renderer
@@ -348,3 +358,88 @@ def test_a_sampler_that_writes_no_samples_is_refused(tmp_path: Path, script: str
 def test_a_sampler_that_cannot_be_started_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureUnavailable, match="cannot be started"):
         Sampler(tmp_path / "none", SampledGpu(0, ""), 1, COUNTERS, run_as={}, environment={})
+
+
+def planned(chip: str) -> list[list[str]]:
+    """Counter, metric and what is amiss, of each counter on a chip."""
+    cupti = find_parts().cupti
+    if not cupti or cupti[0].version != (13, 0):
+        pytest.skip("CUPTI of CUDA 13.0 is not installed")
+    command = [sys.executable, "-m", "tests.support.cupti_metrics", str(cupti[0].library), chip]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("chip", ["GH100", "GA102", "AD102"])
+def test_all_counters_are_counted_in_one_pass(chip: str) -> None:
+    assert [(name, amiss) for name, metric, amiss in planned(chip) if metric != "-"] == [
+        (counter.name, "") for counter in COUNTERS
+    ]
+
+
+def test_a_chip_that_lacks_some_has_the_others() -> None:
+    missing = {name for name, metric, _ in planned("GB100") if metric == "-"}
+    assert missing == {"PCIe read GB/s", "PCIe write GB/s"}
+
+
+def test_a_header_has_what_is_known_of_each_counter() -> None:
+    read, clock = (one for one in COUNTERS if one.name in ("DRAM read GB/s", "SM clock MHz"))
+    some = [Sampled(read, "a", 4812.3456), Sampled(clock, "b", None)]
+    assert listed(2, 1000, some) == [
+        {"gpu": 2, "name": read.name, "unit": "GB/s", "metric": "a", "interval_ns": 1000, "max": 4812.346},
+        {"gpu": 2, "name": clock.name, "unit": "MHz", "metric": "b", "interval_ns": 1000},
+    ]
+
+
+ANN = Owner(1000, 1000, Path("/home/ann"))
+
+
+def machine(cuda: tuple[int, int] = (13, 0), owner: Owner = ANN) -> Toolchain:
+    compiler, part = Compiler(Path("/c"), (13, 0), ""), Part((), Path("/l.so"), cuda)
+    gpus = (Gpu("NVIDIA H200", "sm_90", f"GPU-of-test-{os.getpid()}"),)
+    return Toolchain(Driver((13, 0), gpus), Parts([compiler], [compiler], [part], [part]), owner)
+
+
+class Starts:
+    """What is built and started, and by which user; only root may sample."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, euid: int) -> None:
+        self.built: list[int] = []
+        self.ran: list[int] = []
+        monkeypatch.setattr(os, "geteuid", lambda: euid)
+        monkeypatch.setattr(counters, "find_parts", lambda user: Parts())
+        monkeypatch.setattr(counters, "build_sampler", self._build)
+        monkeypatch.setattr(counters, "_begun", self._begin)
+
+    def _build(self, toolchain: Toolchain) -> Path:
+        self.built.append(toolchain.owner.uid)
+        return Path(f"/cache/{toolchain.owner.uid}/pm_sampler")
+
+    def _begin(self, _: Any, __: int, ___: Any, program: Path, user: Owner) -> list[Any]:
+        assert program == Path(f"/cache/{user.uid}/pm_sampler")
+        self.ran.append(user.uid)
+        if user.uid != 0:
+            raise NotPermitted("The driver refuses.", "")
+        return []
+
+
+def test_root_samples_what_its_caller_may_not_with_a_build_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts, messages = Starts(monkeypatch, euid=0), list[str]()
+    start_counters(10**6, machine(), messages.append).close()
+    assert (starts.built, starts.ran) == ([1000, 0], [1000, 0])
+    assert messages == ["gpu counters: sampled as root, as the driver lets only administrators profile"]
+
+
+def test_a_user_other_than_root_is_refused_and_the_gpus_stay_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        starts = Starts(monkeypatch, euid=1000)
+        with pytest.raises(NotPermitted):
+            start_counters(10**6, machine(), print)
+        assert starts.ran == [1000]
+
+
+def test_a_cupti_that_is_too_old_is_refused() -> None:
+    with pytest.raises(CaptureUnavailable, match=r"CUPTI of CUDA 12.6 is too old .* 12.8 is the first"):
+        build_sampler(machine((12, 6)))

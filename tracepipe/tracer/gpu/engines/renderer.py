@@ -204,6 +204,7 @@ class Keeper:
         self._known: dict[tuple[int, int, bytes], bytes] = {}
 
     def add(self, record: GpuRecord, content: bytes) -> None:
+        """Add an evicted record, with its bytes. May raise one of REFUSALS."""
         if record.kind in self.kinds:
             self._keep(record, content, bytes(record.payload))
 
@@ -220,7 +221,7 @@ class Keeper:
 
 
 class EvictedRecord(NamedTuple):
-    """The bytes of a record, and its time; b"" stands for a record that was lost."""
+    """The bytes of a record, and its time."""
 
     time_ns: int
     content: bytes

@@ -1,9 +1,11 @@
 """A GPU engine is a channel to the processes of a command, and the streams of records that it collects.
 
-GpuEngine ─┬─ Channel ◀── a library in each process          an INJECTION_VARIABLE loads it
-           ├─ KernelStream │ StallStream │ WarpStream        kernels.py, stalls.py, warps.py
-           ├─ CounterStream ◀── samplers of the GPUs         counters.py
-           └─ AnnotationStream                               annotations.py
+libraries in the command ──▶ Channel ──────┬─▶ GpuEngine ──▶ chunks ──▶ Renderer
+samplers of the GPUs ──▶ CounterStream ────┘
+
+KernelStream, StallStream, WarpStream and AnnotationStream are of what comes through the channel. A stream
+states the layers that it adds, what the command's environment needs, and the decoders of its kinds of
+records.
 """
 
 from __future__ import annotations
