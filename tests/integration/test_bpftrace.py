@@ -218,7 +218,7 @@ def start_capture(tmp_path: Path) -> subprocess.Popen[str]:
     assert process.stdout is not None
     # A slow attachment is reported before.
     while (line := process.stdout.readline()) != "started\n":
-        assert "attaches" in line
+        assert "attaching" in line
     return process
 
 
